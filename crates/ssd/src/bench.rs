@@ -1,10 +1,9 @@
-//! How fast a shelf is, beside what its disk gives to a raw writer and reader with the same block size.
+//! Measures a log beside a raw writer and reader on the same disk, with the same block size.
 //!
-//! The raw floor goes through the same engine, with aligned memory and nothing else: no log, no checksums. It
-//! writes a file of the same size that was made in the same way, and reads the very file of the log. Both
-//! sides take turns of a fraction of a second, and who goes first changes with every round: a disk that is
-//! shared, or cached further down, is as fast or slow for one as for the other. What counts is the median of
-//! the rounds' ratios.
+//! The raw floor uses the same engine with aligned memory, without a log and checksums. It writes a file of
+//! the same size that was allocated in the same way, and reads the file of the log. Both sides take turns of
+//! a fraction of a second, and the order changes with every round, so that a shared or cached disk affects
+//! both. The result is the median of the ratios.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,42 +12,42 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use crate::disk_log::{DiskLog, DiskLogConfig, Opened, wait};
 use crate::engine::{Drive, Driven, Engine, Raw, start};
-use crate::layout::{HEAD_BYTES, SUM_BYTES};
+use crate::layout::{CHUNK_BYTES, HEAD_BYTES};
 use crate::log::Limits;
 use crate::memory::{Buffer, Pieces};
 use crate::place::{OpenError, Place, RECORDS, direct};
-use crate::shelf::{Opened, Shelf, ShelfConfig, wait};
 use crate::types::{Generation, Name, Record, RecordId, Span, Stats};
 
 const LONG: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
-/// The segments of the log that is measured.
+/// The segment size of the measured log.
 const SEGMENT_BYTES: u64 = 128 * MIB;
-/// What the log has beside what is written to it.
+/// The size of the log beyond the bytes written to it.
 const SPARE_BYTES: u64 = 8 * SEGMENT_BYTES;
-/// The log in which things leave.
+/// The size of the log that evicts.
 const CHURN_BYTES: u64 = 512 * MIB;
-/// Appends under way where they are small.
+/// Small appends in flight.
 const SMALL_DEPTH: usize = 1024;
 const SMALL_BYTES: u64 = 1024;
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// A directory on the disk, which must not hold anything; it is emptied again.
+    /// An empty or new directory on the disk; it is emptied again.
     pub path: PathBuf,
-    /// How much to write and read.
+    /// The bytes to write and read.
     pub bytes: u64,
     /// The payload of each record, a multiple of 1 MiB.
     pub record_bytes: u64,
     /// Requests in flight.
     pub depth: usize,
-    /// Which engine.
+    /// The engine.
     pub drive: Drive,
-    /// How often both sides take turns.
+    /// The number of rounds.
     pub rounds: u64,
-    /// How many small records to recover; each takes 8 KiB.
+    /// The number of small records to recover; each takes 8 KiB.
     pub small_records: u64,
 }
 
@@ -57,7 +56,7 @@ pub struct Bench {
 pub struct Rate {
     /// Bytes moved.
     pub bytes: u64,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
     /// Processor time of this process, all threads.
     pub cpu: Duration,
@@ -77,7 +76,7 @@ impl Rate {
     }
 }
 
-/// Measures from its start to its end.
+/// A running measurement.
 #[derive(Debug)]
 pub struct Clock {
     began: Instant,
@@ -85,13 +84,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Now.
+    /// Starts a measurement.
     #[must_use]
     pub fn start() -> Self {
         Self { cpu: cpu(), began: Instant::now() }
     }
 
-    /// Until now, so many bytes were moved.
+    /// Ends the measurement of this many bytes.
     #[must_use]
     pub fn stop(&self, bytes: u64) -> Rate {
         Rate { bytes, took: self.began.elapsed(), cpu: cpu().saturating_sub(self.cpu) }
@@ -103,17 +102,17 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Two sides that took turns: the floor, and ours.
+/// The rounds of both sides: the floor, and the log.
 #[derive(Clone, Debug, Default)]
 pub struct Turns {
     rounds: Vec<(Rate, Rate)>,
 }
 
 impl Turns {
-    /// One more round. Who goes first changes with every one of them.
+    /// Measures another round. The order of the sides changes with every round.
     ///
     /// # Errors
-    /// When a side fails: in words.
+    /// When a side fails.
     pub fn round(
         &mut self,
         raw: impl FnOnce() -> Result<Rate, String>,
@@ -141,26 +140,26 @@ impl Turns {
         median(self.rounds.iter().map(|(raw, _)| raw.gb_per_s()))
     }
 
-    /// Our median, in GB/s.
+    /// The median of the log, in GB/s.
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         median(self.rounds.iter().map(|(_, ours)| ours.gb_per_s()))
     }
 
-    /// The median of our share of the floor.
+    /// The median of the ratios to the floor.
     #[must_use]
     pub fn share(&self) -> f64 {
         median(self.rounds.iter().map(|(raw, ours)| ours.gb_per_s() / raw.gb_per_s().max(1e-9)))
     }
 
-    /// Our processor seconds per GB, and the floor's.
+    /// The processor seconds per GB of the log, and of the floor.
     #[must_use]
     pub fn cpu_s_per_gb(&self) -> (f64, f64) {
         let ours = median(self.rounds.iter().map(|(_, ours)| ours.cpu_s_per_gb()));
         (ours, median(self.rounds.iter().map(|(raw, _)| raw.cpu_s_per_gb())))
     }
 
-    /// The floor in the first and the last round, in GB/s: whether the disk stayed the same.
+    /// The floor in the first and the last round, in GB/s, to see whether the disk has changed.
     #[must_use]
     pub fn drift(&self) -> (f64, f64) {
         let at = |it: Option<&(Rate, Rate)>| it.map_or(0.0, |(raw, _)| raw.gb_per_s());
@@ -174,10 +173,10 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// What a log did while things left it.
+/// The work of a log that evicts.
 #[derive(Clone, Copy, Debug)]
 pub struct Churn {
-    /// In words, what happened to it.
+    /// A description of the load.
     pub name: &'static str,
     /// Counters at the end.
     pub stats: Stats,
@@ -191,14 +190,14 @@ impl Churn {
     }
 }
 
-/// How long it took to open a log.
+/// The time to open a log.
 #[derive(Clone, Copy, Debug)]
 pub struct Reopened {
-    /// Records that were there.
+    /// The number of records.
     pub records: u64,
-    /// Segments that had no index, and were scanned.
+    /// Segments without an index, which were scanned.
     pub scanned: u64,
-    /// How long it took, all in all.
+    /// The duration.
     pub took: Duration,
 }
 
@@ -209,53 +208,53 @@ pub struct Measured {
     pub append: Turns,
     /// Reads of 1 MiB of records in a mixed order, checksums verified, beside raw reads of that file.
     pub read: Turns,
-    /// What leaving costs.
+    /// The cost of eviction.
     pub churn: Vec<Churn>,
     /// Opening the log of large records, and one of small ones.
     pub reopened: Vec<Reopened>,
-    /// Which engine, and why.
+    /// The engine, and why it was chosen.
     pub driven: Driven,
 }
 
-/// Measures, and leaves nothing behind.
+/// Runs all measurements, and deletes their files.
 ///
 /// # Errors
-/// When the place cannot be used, or an operation fails: in words.
+/// When the directory cannot be used, or an operation fails.
 pub fn measure(bench: &Bench) -> Result<Measured, String> {
     std::fs::create_dir_all(&bench.path).map_err(|error| error.to_string())?;
     let (log, side) = (bench.path.join("log"), bench.path.join("raw"));
-    let config = ShelfConfig {
+    let config = DiskLogConfig {
         path: log.clone(),
         budget_bytes: bench.bytes / 8 * 9 + SPARE_BYTES,
         segment_bytes: Some(SEGMENT_BYTES),
         limits: Limits::default(),
         drive: bench.drive,
     };
-    // Both files are used once before they count: the first writes into fresh room cost the filesystem more.
+    // Both files are written once before: the first writes into allocated space cost the filesystem more.
     Floor::make(&log, config.budget_bytes, bench.drive, bench.depth)?.wipe()?;
     let mut floor = Floor::make(&side, bench.bytes, bench.drive, bench.depth)?;
-    let opened = Shelf::open(&config, |_| {}).map_err(|error| error.to_string())?;
+    let opened = DiskLog::open(&config, |_| {}).map_err(|error| error.to_string())?;
     let (mut append, mut ids) = (Turns::default(), Vec::new());
     let slice = bench.bytes / bench.rounds / bench.record_bytes * bench.record_bytes;
     for round in 0..bench.rounds {
         let first = round * slice / bench.record_bytes;
         append.round(
-            || floor.write(round * slice / SUM_BYTES, slice / SUM_BYTES),
-            || appends(bench, &opened.shelf, first, slice / bench.record_bytes, &mut ids),
+            || floor.write(round * slice / CHUNK_BYTES, slice / CHUNK_BYTES),
+            || appends(bench, &opened.log, first, slice / bench.record_bytes, &mut ids),
         )?;
     }
-    flush(&opened.shelf)?;
+    flush(&opened.log)?;
     drop((opened, floor));
     drop(std::fs::remove_dir_all(&side));
     let (opened, again) = reopen(&config)?;
     let mut floor = Floor::open(&log.join(RECORDS), bench.drive, bench.depth)?;
     let mut read = Turns::default();
     for round in 0..bench.rounds {
-        let (first, count) = (round * slice / SUM_BYTES, slice / SUM_BYTES);
+        let (first, count) = (round * slice / CHUNK_BYTES, slice / CHUNK_BYTES);
         let all = bench.rounds * count;
         read.round(
-            || floor.read((first..first + count).map(|it| HEAD_BYTES / SUM_BYTES + mix(it, all))),
-            || reads(bench, &opened.shelf, &ids, (first..first + count).map(|it| mix(it, all))),
+            || floor.read((first..first + count).map(|it| HEAD_BYTES / CHUNK_BYTES + mix(it, all))),
+            || reads(bench, &opened.log, &ids, (first..first + count).map(|it| mix(it, all))),
         )?;
     }
     let driven = opened.driven.clone();
@@ -290,82 +289,82 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// A directory with a file of so many bytes, as a log has it; all of it has been written once.
+    /// Creates a directory with a file of this size, allocated like that of a log, and writes all of it once.
     ///
     /// # Errors
-    /// When the place cannot be used: in words.
+    /// When the directory cannot be used.
     pub fn make(folder: &Path, bytes: u64, drive: Drive, depth: usize) -> Result<Self, String> {
         let text = |error: OpenError| error.to_string();
         let place = Place::open(folder, bytes, bytes).map_err(text)?;
         let mut floor = Self::on(place.file, bytes, drive, (depth, depth))?;
-        floor.write(0, bytes / SUM_BYTES)?;
+        floor.write(0, bytes / CHUNK_BYTES)?;
         Ok(floor)
     }
 
-    /// A file that is there.
+    /// Opens an existing file.
     ///
     /// # Errors
-    /// When it cannot be used: in words.
+    /// When it cannot be used.
     pub fn open(path: &Path, drive: Drive, depth: usize) -> Result<Self, String> {
         Self::open_spread(path, drive, depth, depth)
     }
 
-    /// The same, with so many MiB of memory that it reads into, one after the other: what a processor has in
-    /// its caches is written sooner than what it has not, by some disks too.
+    /// The same with this many MiB of buffers, used in turn: some disks are faster with buffers in the
+    /// processor cache.
     ///
     /// # Errors
-    /// When it cannot be used: in words.
+    /// When it cannot be used.
     pub fn open_spread(path: &Path, drive: Drive, depth: usize, buffers: usize) -> Result<Self, String> {
         let file = direct(path, false).map_err(|error| error.to_string())?;
         let bytes = file.metadata().map_err(|error| error.to_string())?.len();
         Self::on(file.into(), bytes, drive, (depth, buffers))
     }
 
-    /// The same, of which only the first so many bytes are written and read.
+    /// The same, limited to the first bytes of the file.
     #[must_use]
     pub fn within(self, bytes: u64) -> Self {
-        Self { count: self.count.min(bytes / SUM_BYTES), ..self }
+        Self { count: self.count.min(bytes / CHUNK_BYTES), ..self }
     }
 
     fn on(file: OwnedFd, bytes: u64, drive: Drive, (depth, buffers): (usize, usize)) -> Result<Self, String> {
         let file = Arc::new(file);
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
         let wake = Arc::new(wake.map_err(|error| error.to_string())?);
-        let buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
-        // Bytes that no disk can shorten, as those of the records.
+        let buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(CHUNK_BYTES as usize)).collect();
+        // Incompressible bytes, like those of the records.
         for (number, buffer) in (1..).zip(&buffers) {
-            // SAFETY: the buffer is ours, and nothing else uses it yet.
-            unsafe { buffer.run().bytes_mut() }.copy_from_slice(&noise(number, SUM_BYTES));
+            // SAFETY: the buffer belongs to this type, and is not in use yet.
+            unsafe { buffer.run().bytes_mut() }.copy_from_slice(&noise(number, CHUNK_BYTES));
         }
         let (engine, _) = start(drive, &file, &wake, &buffers)?;
-        Ok(Self { engine, file, wake, buffers, depth, count: bytes / SUM_BYTES })
+        Ok(Self { engine, file, wake, buffers, depth, count: bytes / CHUNK_BYTES })
     }
 
-    /// Writes so many MiB from this one on, and syncs.
+    /// Writes this many MiB from a position on, and syncs.
     ///
     /// # Errors
-    /// When the disk fails: in words.
+    /// When the disk fails.
     pub fn write(&mut self, first: u64, count: u64) -> Result<Rate, String> {
         let clock = Clock::start();
         self.pass(first..first + count, true)?;
         rustix::fs::fdatasync(&self.file).map_err(|error| error.to_string())?;
-        Ok(clock.stop(count * SUM_BYTES))
+        Ok(clock.stop(count * CHUNK_BYTES))
     }
 
     /// Reads these MiB.
     ///
     /// # Errors
-    /// When the disk fails: in words.
+    /// When the disk fails.
     pub fn read(&mut self, which: impl Iterator<Item = u64>) -> Result<Rate, String> {
         let clock = Clock::start();
         let done = self.pass(which, false)?;
-        Ok(clock.stop(done * SUM_BYTES))
+        Ok(clock.stop(done * CHUNK_BYTES))
     }
 
     /// The same in a mixed order, from the start of the file on.
     ///
     /// # Errors
-    /// When the disk fails: in words.
+    /// When the disk fails.
     pub fn read_mixed(&mut self, first: u64, count: u64) -> Result<Rate, String> {
         let all = self.count;
         self.read((first..first + count).map(|it| mix(it, all)))
@@ -381,7 +380,7 @@ impl Floor {
                 let Some(number) = free.pop_front() else { break };
                 let run = self.buffers.get(number as usize).map(Buffer::run);
                 let (Some(run), Some(at)) = (run, which.next()) else { break };
-                let (at, buffer) = (at * SUM_BYTES, Some(number));
+                let (at, buffer) = (at * CHUNK_BYTES, Some(number));
                 let raw = if write { Raw::Write { at, run, buffer } } else { Raw::Read { at, run, buffer } };
                 self.engine.submit(u64::from(number), raw);
                 flying += 1;
@@ -390,8 +389,8 @@ impl Floor {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             self.engine.collect(&mut done);
             for (token, outcome) in done.drain(..) {
-                if outcome != Ok(SUM_BYTES as usize) {
-                    return Err(format!("the raw floor moved {outcome:?} instead of {SUM_BYTES} bytes"));
+                if outcome != Ok(CHUNK_BYTES as usize) {
+                    return Err(format!("the raw floor moved {outcome:?} instead of {CHUNK_BYTES} bytes"));
                 }
                 free.push_back(token as u16);
                 (flying, moved) = (flying - 1, moved + 1);
@@ -400,27 +399,27 @@ impl Floor {
         Ok(moved)
     }
 
-    /// Takes away what a log would find here, and could not understand.
+    /// Zeroes the superblocks, so that a log can be created here.
     ///
     /// # Errors
-    /// When the disk fails: in words.
+    /// When the disk fails.
     pub fn wipe(self) -> Result<(), String> {
-        let zeros = Buffer::new(SUM_BYTES as usize);
-        // SAFETY: the buffer is ours, and nothing writes it.
+        let zeros = Buffer::new(CHUNK_BYTES as usize);
+        // SAFETY: the buffer belongs to this function, and is not written.
         let zeros = unsafe { zeros.run().bytes() };
         let wiped = rustix::io::pwrite(&self.file, zeros, 0).and_then(|_| rustix::fs::fdatasync(&self.file));
         wiped.map_err(|error| error.to_string())
     }
 }
 
-fn flush(shelf: &Shelf) -> Result<(), String> {
-    let flushed: Result<(), _> = wait(|done| shelf.flush(LONG, done));
+fn flush(log: &DiskLog) -> Result<(), String> {
+    let flushed: Result<(), _> = wait(|done| log.flush(LONG, done));
     flushed.map_err(|error| error.to_string())
 }
 
-fn reopen(config: &ShelfConfig) -> Result<(Opened, Reopened), String> {
+fn reopen(config: &DiskLogConfig) -> Result<(Opened, Reopened), String> {
     let began = Instant::now();
-    let opened = Shelf::open(config, |_| {}).map_err(|error| error.to_string())?;
+    let opened = DiskLog::open(config, |_| {}).map_err(|error| error.to_string())?;
     let took = began.elapsed();
     let (records, scanned) = (opened.recovery.records, opened.recovery.segments_scanned);
     Ok((opened, Reopened { records, scanned, took }))
@@ -430,7 +429,7 @@ fn record(key: u64, payload_bytes: u64, protected: bool) -> Record {
     Record {
         name: Arc::new(Name { namespace: "bench".into(), key: key.to_le_bytes().to_vec() }),
         generation: Generation { epoch: 1, counter: key },
-        marks: Vec::new(),
+        attributes: Vec::new(),
         protected,
         payload_bytes,
     }
@@ -438,22 +437,22 @@ fn record(key: u64, payload_bytes: u64, protected: bool) -> Record {
 
 fn appends(
     bench: &Bench,
-    shelf: &Shelf,
+    log: &DiskLog,
     first: u64,
     count: u64,
     ids: &mut Vec<RecordId>,
 ) -> Result<Rate, String> {
     let payload = Pieces::copy_of(&noise(99, bench.record_bytes));
     let clock = Clock::start();
-    keep(shelf, bench.depth, first..first + count, ids, |key| {
+    keep(log, bench.depth, first..first + count, ids, |key| {
         (record(key, bench.record_bytes, false), payload.clone())
     })?;
     Ok(clock.stop(count * bench.record_bytes))
 }
 
-/// Appends so many at a time; their ids, in the order of their answers.
+/// Appends records, with a number of them in flight. Returns their ids in the order of their answers.
 fn keep(
-    shelf: &Shelf,
+    log: &DiskLog,
     depth: usize,
     keys: std::ops::Range<u64>,
     ids: &mut Vec<RecordId>,
@@ -466,7 +465,7 @@ fn keep(
         while asked < count && asked - answered < depth as u64 {
             let (record, payload) = make(keys.start + asked);
             let send = send.clone();
-            shelf.append(record, payload, LONG, move |result| drop(send.send(result)));
+            log.append(record, payload, LONG, move |result| drop(send.send(result)));
             asked += 1;
         }
         let answer = answers.recv().map_err(|error| error.to_string())?;
@@ -478,12 +477,12 @@ fn keep(
 
 fn reads(
     bench: &Bench,
-    shelf: &Shelf,
+    log: &DiskLog,
     ids: &[RecordId],
     which: impl Iterator<Item = u64>,
 ) -> Result<Rate, String> {
-    let per_record = bench.record_bytes / SUM_BYTES;
-    let mut free: Vec<Pieces> = (0..bench.depth).map(|_| Pieces::zeroed(SUM_BYTES)).collect();
+    let per_record = bench.record_bytes / CHUNK_BYTES;
+    let mut free: Vec<Pieces> = (0..bench.depth).map(|_| Pieces::zeroed(CHUNK_BYTES)).collect();
     let (send, answers) = channel();
     let clock = Clock::start();
     let (mut asked, mut done) = (0, 0);
@@ -492,9 +491,9 @@ fn reads(
         while let (true, Some(into)) = (which.peek().is_some(), free.pop()) {
             let Some(which) = which.next() else { break };
             let Some(id) = ids.get((which / per_record) as usize) else { break };
-            let span = Span { offset: which % per_record * SUM_BYTES, len: SUM_BYTES };
+            let span = Span { offset: which % per_record * CHUNK_BYTES, len: CHUNK_BYTES };
             let (send, back) = (send.clone(), into.clone());
-            shelf.read(*id, span, into, LONG, move |result| drop(send.send((back, result))));
+            log.read(*id, span, into, LONG, move |result| drop(send.send((back, result))));
             asked += 1;
         }
         let (into, result) = answers.recv().map_err(|error| error.to_string())?;
@@ -502,30 +501,30 @@ fn reads(
         free.push(into);
         done += 1;
     }
-    Ok(clock.stop(done * SUM_BYTES))
+    Ok(clock.stop(done * CHUNK_BYTES))
 }
 
-/// Fills a log several times over, so that old records must leave; of what is there, some per cent is
-/// forgotten before that, and some is pinned.
+/// Fills a log several times, so that it evicts. Some percent of the records are deleted before that, and
+/// some are pinned.
 fn churn(bench: &Bench, path: &Path, forget_percent: u64, protect_percent: u64) -> Result<Stats, String> {
     const BATCH: u64 = 64;
-    let config = ShelfConfig {
+    let config = DiskLogConfig {
         path: path.to_owned(),
         budget_bytes: CHURN_BYTES,
         segment_bytes: None,
         limits: Limits::default(),
         drive: bench.drive,
     };
-    let opened = Shelf::open(&config, |_| {}).map_err(|error| error.to_string())?;
-    let shelf = &opened.shelf;
+    let opened = DiskLog::open(&config, |_| {}).map_err(|error| error.to_string())?;
+    let log = &opened.log;
     let sizes: Vec<Pieces> =
         [16, 64, 256, 1024].iter().map(|kib| Pieces::copy_of(&noise(*kib, kib << 10))).collect();
     let (mut key, mut ids) = (0, Vec::new());
-    while shelf.stats().appended_bytes < 4 * CHURN_BYTES {
-        keep(shelf, bench.depth, key..key + BATCH, &mut ids, |key| {
+    while log.stats().appended_bytes < 4 * CHURN_BYTES {
+        keep(log, bench.depth, key..key + BATCH, &mut ids, |key| {
             let payload = sizes.iter().cycle().nth(mix(key, 1 << 16) as usize % 4).cloned();
             let payload = payload.unwrap_or_else(|| Pieces::zeroed(0));
-            // A pin lasts for a while: what is pinned later takes the place of what was pinned before.
+            // Later pins replace earlier ones.
             let protected = mix(key, 1 << 16) % 100 < protect_percent && key % 2048 < 1024;
             (record(key, payload.len(), protected), payload)
         })?;
@@ -537,38 +536,38 @@ fn churn(bench: &Bench, path: &Path, forget_percent: u64, protect_percent: u64) 
             })
             .collect();
         if !doomed.is_empty() {
-            let forgotten: Result<u64, _> = wait(|done| shelf.forget(doomed, LONG, done));
+            let forgotten: Result<u64, _> = wait(|done| log.forget(doomed, LONG, done));
             forgotten.map_err(|error| error.to_string())?;
         }
     }
-    flush(shelf)?;
-    Ok(shelf.stats())
+    flush(log)?;
+    Ok(log.stats())
 }
 
-/// How long many small records take to recover.
+/// Measures the recovery of many small records.
 fn small(bench: &Bench, path: &Path) -> Result<Reopened, String> {
     let room = bench.small_records * 2 * crate::layout::BLOCK;
-    let config = ShelfConfig {
+    let config = DiskLogConfig {
         path: path.to_owned(),
         budget_bytes: room / 8 * 9 + SPARE_BYTES,
         segment_bytes: Some(SEGMENT_BYTES),
         limits: Limits::default(),
         drive: bench.drive,
     };
-    let opened = Shelf::open(&config, |_| {}).map_err(|error| error.to_string())?;
+    let opened = DiskLog::open(&config, |_| {}).map_err(|error| error.to_string())?;
     let payload = Pieces::copy_of(&noise(3, SMALL_BYTES));
     let mut ids = Vec::new();
-    keep(&opened.shelf, SMALL_DEPTH, 0..bench.small_records, &mut ids, |key| {
+    keep(&opened.log, SMALL_DEPTH, 0..bench.small_records, &mut ids, |key| {
         (record(key, SMALL_BYTES, false), payload.clone())
     })?;
-    flush(&opened.shelf)?;
+    flush(&opened.log)?;
     drop(opened);
     let (_, reopened) = reopen(&config)?;
     drop(std::fs::remove_dir_all(path));
     Ok(reopened)
 }
 
-/// Bytes without a pattern.
+/// Pseudo-random bytes.
 #[must_use]
 pub fn noise(seed: u64, len: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -1,32 +1,32 @@
-//! Disk work of the log, cut into raw work: straight from and to the memory of operations where alignment
-//! allows,
-//! else through aligned buffers that are registered with the kernel.
+//! Splits the disk work of the log into operations of the engine.
 //!
-//! A job's memory is held until its last raw work has ended, whatever became of the operation.
+//! Bytes move straight from and to the memory of the caller where it is aligned, else through aligned buffers
+//! that are registered with the kernel. The memory of a job is kept until its last operation has ended, even
+//! if its caller has given up.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::engine::{Engine, Outcome, RAWS_MAX, Raw};
-use crate::layout::{BLOCK, SUM_BYTES, blocks_up, verify};
+use crate::layout::{BLOCK, CHUNK_BYTES, blocks_up};
 use crate::log::{Checks, Done};
 use crate::memory::{Buffer, Pieces, Run};
 use crate::types::{Fault, FaultKind, IoId, Span};
 
-/// Aligned buffers for what is not aligned, of 1 MiB each.
+/// The number of aligned buffers of 1 MiB, for unaligned memory.
 pub(crate) const BUFFERS: usize = 32;
-/// How many of them writes may have.
+/// The number of buffers that writes may use.
 const WRITE_BUFFERS_MAX: usize = 16;
-/// Smaller runs are copied together rather than written one by one.
+/// Smaller runs are copied into one buffer instead of written one by one.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
-/// How many reads go before the next that nobody waits for yet.
+/// The number of reads that may overtake the next prefetch.
 const PASSED_MAX: usize = 8;
-/// Bytes of reads with the kernel at a time. More make no disk faster, and where they are more requests than
-/// its queue takes, the kernel lets a thread wait for each.
+/// The maximum bytes of reads in flight. More make no disk faster; beyond the queue of the device the kernel
+/// blocks a thread for each.
 const READING_BYTES_MAX: u64 = 64 << 20;
-/// The same while somebody might come who waits: what is with the kernel cannot be overtaken.
+/// The same for prefetches: reads in flight cannot be overtaken by those that a client waits for.
 const READING_AHEAD_BYTES_MAX: u64 = 16 << 20;
 
 /// A part of a write.
@@ -38,11 +38,11 @@ pub(crate) enum Source {
     Zeros(u64),
 }
 
-/// Where a read's bytes go.
+/// The destination of a read.
 #[derive(Debug)]
 pub(crate) enum Dest {
     Log,
-    /// Some of the destination of an operation, and all of it for those who share the read.
+    /// A range of the destination of an operation, and all of it for operations that share the read.
     Pieces {
         pieces: Pieces,
         whole: Pieces,
@@ -55,7 +55,7 @@ pub(crate) enum Dest {
     },
 }
 
-/// A piece of the log's disk work.
+/// A disk operation of the log.
 #[derive(Debug)]
 pub(crate) enum Work {
     Write { at: u64, sources: Vec<Source> },
@@ -67,7 +67,7 @@ pub(crate) enum Work {
 struct Job {
     work: Work,
     len: u64,
-    /// How far raw work has been issued.
+    /// The bytes whose operations were issued.
     next: u64,
     flying: usize,
     fault: Option<Fault>,
@@ -84,7 +84,7 @@ struct Flying {
     raw: Raw,
 }
 
-/// A job that has ended, with the destination of a read for those who share it.
+/// A job that has ended, with the destination of a read for operations that share it.
 pub(crate) struct Ended {
     pub(crate) io: IoId,
     pub(crate) done: Done,
@@ -98,7 +98,7 @@ pub(crate) struct Jobs {
     file: Arc<OwnedFd>,
     jobs: BTreeMap<IoId, Job>,
     reads: VecDeque<IoId>,
-    /// Reads that nobody waits for yet, and how many others went before the next of them.
+    /// Prefetches, and how many reads have overtaken the next one.
     reads_ahead: VecDeque<IoId>,
     passed: usize,
     writes: VecDeque<IoId>,
@@ -106,7 +106,7 @@ pub(crate) struct Jobs {
     next_token: u64,
     free: Vec<u16>,
     write_buffers: usize,
-    /// Bytes of reads that are with the kernel.
+    /// Bytes of reads in flight.
     reading_bytes: u64,
     buffers: Vec<Buffer>,
     outcomes: VecDeque<(u64, Outcome)>,
@@ -136,7 +136,7 @@ impl Jobs {
         self.queue(io, work, false);
     }
 
-    /// Adds a read that nobody waits for yet.
+    /// Adds a prefetch.
     pub(crate) fn add_ahead(&mut self, io: IoId, work: Work) {
         self.queue(io, work, true);
     }
@@ -159,12 +159,12 @@ impl Jobs {
         self.jobs.insert(io, Job { work, len, next: 0, flying: 0, fault: None, corrupt: false, bytes });
     }
 
-    /// Whether nothing is in the hands of the kernel.
+    /// Whether no operation is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.flying.is_empty()
     }
 
-    /// Issues what there is room for: reads and writes in turns.
+    /// Issues operations within the limits, reads and writes in turns.
     pub(crate) fn issue(&mut self) {
         let (mut read, mut write) = (true, true);
         while (read || write) && self.flying.len() < RAWS_MAX {
@@ -175,7 +175,7 @@ impl Jobs {
     }
 
     fn issue_read(&mut self) -> bool {
-        // Those who wait go first, but not for ever: somebody may wait for the others, too, by now.
+        // Prefetches are overtaken, but not forever: a client may wait for them by now.
         let is_ahead = self.reads.is_empty() || self.passed >= PASSED_MAX && !self.reads_ahead.is_empty();
         let bytes_max = if is_ahead { READING_AHEAD_BYTES_MAX } else { READING_BYTES_MAX };
         if self.reading_bytes >= bytes_max {
@@ -186,7 +186,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&io) else { return false };
         let Work::Read { at, dest, .. } = &job.work else { return false };
         let (at, position) = (*at, job.next);
-        let len = SUM_BYTES.min(job.len - position);
+        let len = CHUNK_BYTES.min(job.len - position);
         let direct = match dest {
             Dest::Log => None,
             Dest::Buffer { buffer, .. } => buffer.run().part(position as usize, blocks_up(len) as usize),
@@ -233,7 +233,7 @@ impl Jobs {
                         let Some(whole) = self.buffers.get(number as usize).map(Buffer::run) else {
                             return false;
                         };
-                        // SAFETY: the buffer is ours, and was free: nothing else uses it.
+                        // SAFETY: the buffer belongs to this type and was free.
                         let len = gather(sources, position, unsafe { whole.bytes_mut() });
                         let Some(run) = whole.part(0, len) else { return false };
                         self.write_buffers += 1;
@@ -260,8 +260,8 @@ impl Jobs {
         self.flying.insert(self.next_token, flying);
     }
 
-    /// The next job that has ended. Its bytes are held against their checksums here, which takes a while:
-    /// what can be begun in between keeps the disk busy.
+    /// The next job that has ended. Verifying its bytes takes a while; operations that start meanwhile keep
+    /// the disk busy.
     pub(crate) fn next_ended(&mut self) -> Option<Ended> {
         loop {
             if self.outcomes.is_empty() {
@@ -292,12 +292,12 @@ impl Jobs {
         match outcome {
             Err(code) => job.fault = Some(fault(code, &flying.raw)),
             Ok(moved) if moved != wanted => {
-                let text = format!("{moved} of {wanted} bytes were moved by {:?}", flying.raw);
+                let text = format!("short transfer: {moved} of {wanted} bytes by {:?}", flying.raw);
                 job.fault = Some(Fault::new(FaultKind::Io, text));
             }
-            // What is written to a file without a name ends with this process, synced or not.
+            // Bytes in a deleted file are lost with the process, synced or not.
             Ok(_) if matches!(job.work, Work::Sync) && has_no_name(&self.file) => {
-                let text = "the file of the records was removed, or its directory was".to_owned();
+                let text = "the file of the log was deleted, or its directory was".to_owned();
                 job.fault = Some(Fault::new(FaultKind::Vanished, text));
             }
             Ok(_) => arrived(job, &flying),
@@ -328,7 +328,7 @@ impl Jobs {
 
 impl Drop for Jobs {
     fn drop(&mut self) {
-        // Memory must not be given back under the kernel's hands, also where a panic brought us here.
+        // The kernel must not use freed memory, not even after a panic.
         while !self.flying.is_empty() {
             self.engine.kick();
             while self.next_ended().is_some() {}
@@ -337,13 +337,12 @@ impl Drop for Jobs {
     }
 }
 
-/// Holds bytes that were read against their checksum, and takes them to where they belong.
+/// Verifies bytes that were read, and copies them to their destination.
 fn arrived(job: &mut Job, flying: &Flying) {
     let (Some(run), Work::Read { dest, .. }) = (flying.run, &job.work) else { return };
-    // SAFETY: the job holds the memory (or the buffer is ours), and the disk has ended.
+    // SAFETY: the job keeps the memory alive, or the buffer belongs to this type; the operation has ended.
     let bytes = unsafe { run.bytes() };
     let bytes = bytes.get(..flying.len as usize).unwrap_or_default();
-    let block = (flying.position / SUM_BYTES) as usize;
     match dest {
         Dest::Log => {
             let (begin, end) = (flying.position as usize, (flying.position + flying.len) as usize);
@@ -351,9 +350,9 @@ fn arrived(job: &mut Job, flying: &Flying) {
                 to.copy_from_slice(bytes);
             }
         }
-        Dest::Buffer { checks, .. } => job.corrupt |= !verify(bytes, &checks.sums, checks.first + block),
+        Dest::Buffer { checks, .. } => job.corrupt |= !checks.fit_at(flying.position, bytes),
         Dest::Pieces { pieces, span, checks, .. } => {
-            job.corrupt |= !verify(bytes, &checks.sums, checks.first + block);
+            job.corrupt |= !checks.fit_at(flying.position, bytes);
             if flying.buffer.is_some() {
                 let begin = span.offset.max(flying.position);
                 let end = (span.offset + span.len).min(flying.position + flying.len);
@@ -373,12 +372,12 @@ impl Source {
         }
     }
 
-    /// Whole blocks that the disk can take from where they are.
+    /// Whole blocks that can be written without a copy.
     fn direct(&self, offset: u64) -> Option<Run> {
         let run = match self {
-            Self::Pieces(pieces) => pieces.run_at(offset, SUM_BYTES)?,
+            Self::Pieces(pieces) => pieces.run_at(offset, CHUNK_BYTES)?,
             Self::Buffer(buffer, len) => {
-                buffer.run().part(offset as usize, (len - offset).min(SUM_BYTES) as usize)?
+                buffer.run().part(offset as usize, (len - offset).min(CHUNK_BYTES) as usize)?
             }
             Self::Bytes(_) | Self::Zeros(_) => return None,
         };
@@ -404,7 +403,7 @@ impl Source {
     }
 }
 
-/// What can be written from where it is, from this position on.
+/// The run at this position that can be written without a copy.
 fn direct_source(sources: &[Source], position: u64) -> Option<Run> {
     let mut begin = 0;
     for source in sources {
@@ -416,8 +415,8 @@ fn direct_source(sources: &[Source], position: u64) -> Option<Run> {
     None
 }
 
-/// Copies from this position on until the buffer is full, all is there, or the rest can be written from
-/// where it is.
+/// Copies from this position until the buffer is full, no bytes are left, or the rest can be written without
+/// a copy.
 fn gather(sources: &[Source], position: u64, to: &mut [u8]) -> usize {
     let (mut begin, mut filled) = (0, 0);
     for source in sources {
@@ -441,7 +440,7 @@ fn gather(sources: &[Source], position: u64, to: &mut [u8]) -> usize {
     filled
 }
 
-/// The destination of a whole block of the checksum, if the disk can put it there.
+/// The destination of a chunk, if it can be read without a copy.
 fn direct_run(pieces: &Pieces, span: Span, position: u64, len: u64) -> Option<Run> {
     let inside = span.offset <= position && position + len <= span.offset + span.len;
     if !inside {
@@ -478,9 +477,9 @@ fn fault(code: i32, raw: &Raw) -> Fault {
 mod tests {
     use super::*;
 
-    /// A buffer that is full in the middle of a part, with more parts behind it, is written as it is.
+    /// A buffer that is full in the middle of a source is written as it is.
     #[test]
-    fn what_does_not_fit_a_buffer_is_left_for_the_next() {
+    fn gather_continues_in_the_next_buffer() {
         let parts = [5, 3000, 7000, 0, 9000, 4000].into_iter().enumerate();
         let sources: Vec<_> = parts.map(|(at, len)| Source::Bytes(vec![at as u8 + 1; len])).collect();
         let all: Vec<u8> = [(1, 5), (2, 3000), (3, 7000), (5, 9000), (6, 4000)]
@@ -499,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_says_is_told_by_its_kind_and_in_words() {
+    fn faults_have_the_kind_of_their_error_number() {
         use rustix::io::Errno;
         let raw = Raw::Sync;
         for (errno, kind, words) in [

@@ -1,9 +1,8 @@
-//! The bytes on the disk. `docs/format.md` shows them; all numbers are little-endian.
+//! The on-disk format, as described in `docs/format.md`. All numbers are little-endian.
 //!
-//! Everything that is read is held against its checksum first, and every length against a limit, because what
-//! lies on a disk can be anything. The checksums of headers are seeded with the log's id, so that the bytes
-//! of
-//! another log, or a user's payload that looks like a header, are not taken for ours.
+//! Everything that is read is verified against its checksum, and every length against a limit, because a disk
+//! may contain anything. The checksums of headers are seeded with the log id. So bytes of another log, or a
+//! payload that looks like a header, are not accepted.
 
 use std::sync::Arc;
 
@@ -13,25 +12,30 @@ use crate::types::{Generation, Name, OpenFault, Record, RecordId};
 
 /// Memory, offsets and lengths of all disk work are multiples of this.
 pub const BLOCK: u64 = 4096;
-/// Payloads have a checksum for each so many bytes.
-pub const SUM_BYTES: u64 = 1 << 20;
-/// What comes before the first segment: two superblocks, and room.
+/// The bytes of a checksum block: payloads have one checksum for each. A payload is cut between such blocks.
+pub const SUM_BYTES: u64 = 64 << 10;
+/// The same in logs of versions 1 and 2.
+const SUM_BYTES_OLD: u64 = 1 << 20;
+/// The maximum bytes of one disk operation: whole checksum blocks in every version.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+/// The bytes before the first segment: two superblocks, and unused ones.
 pub const HEAD_BYTES: u64 = 1 << 20;
-/// The format this program writes. Version 2 added records that span segments.
-pub const VERSION: u32 = 2;
-/// The oldest format that it reads. A log of an older version becomes one of [`VERSION`] when it is opened.
+/// The version that this program writes. Version 2 added records that span segments, version 3 smaller
+/// checksum blocks.
+pub const VERSION: u32 = 3;
+/// The oldest version that it reads. A log of an older version is converted when it is opened.
 pub const VERSION_MIN: u32 = 1;
-/// The version of segment heads and trailers, which is the same in all versions so far.
+/// The version in segment heads and trailers, the same in all versions so far.
 const BLOCK_VERSION: u32 = 1;
 /// The longest namespace.
 pub const NAMESPACE_BYTES_MAX: usize = 4096;
 /// The longest key.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
-/// The longest marks.
-pub const MARKS_BYTES_MAX: usize = 256 << 10;
+/// The longest attributes.
+pub const ATTRIBUTES_BYTES_MAX: usize = 256 << 10;
 /// The longest header of an entry.
 pub(crate) const HEADER_BYTES_MAX: u64 = 512 << 10;
-/// The most bytes of notes in one entry.
+/// The maximum bytes of notes in one entry.
 pub(crate) const NOTES_BYTES_MAX: usize = 256 << 10;
 
 const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"TIFFNSSD");
@@ -47,9 +51,9 @@ const FLAG_PROTECTED: u8 = 1;
 const NOTE_FIXED: usize = 16;
 const PART_REF_BYTES: u64 = 16;
 const NOTE_FORGET: u8 = 1;
-const NOTE_MARK: u8 = 2;
+const NOTE_ATTRIBUTES: u8 = 2;
 
-/// What the first block says.
+/// The superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
     pub(crate) version: u32,
@@ -58,65 +62,63 @@ pub(crate) struct Super {
     pub(crate) segments: u64,
 }
 
-/// What the first block of a segment says.
+/// The first block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHead {
-    /// Names this use of the segment; never used twice.
-    pub(crate) life: u64,
+    /// Identifies this use of the segment; never reused.
+    pub(crate) incarnation: u64,
     /// No sequence number at or above it had been used when the segment was opened.
     pub(crate) floor: u64,
 }
 
-/// What the last block of a sealed segment says.
+/// The last block of a sealed segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trailer {
-    pub(crate) life: u64,
+    pub(crate) incarnation: u64,
     pub(crate) index_offset: u64,
     pub(crate) index_bytes: u64,
     pub(crate) index_sum: u64,
 }
 
-/// An entry of the log: where it lies in which use of a segment, its place in the order of all, and what it
-/// is.
+/// An entry of the log, its position and its sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) life: u64,
+    pub(crate) incarnation: u64,
     pub(crate) offset: u64,
     pub(crate) sequence: u64,
     pub(crate) body: Body,
 }
 
-/// What an entry is.
+/// The contents of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// A record, followed by its payload.
     Record { id: RecordId, record: Record, sums: Arc<[u64]> },
-    /// A record whose payload lies in parts elsewhere: together they are the payload, in this order.
+    /// A record whose payload is in these parts, in order.
     Spanning { id: RecordId, record: Record, parts: Arc<[PartRef]> },
-    /// A part of the payload of a spanning record, followed by its bytes. It counts for nothing unless that
-    /// record is there.
+    /// A part of the payload of a spanning record, followed by its bytes. It is ignored without that record.
     Part { id: RecordId, part: PartHead, sums: Arc<[u64]> },
-    /// Words about other records.
+    /// Notes about other records.
     Notes(Vec<Note>),
 }
 
-/// How a spanning record names one of its parts.
+/// A reference of a spanning record to a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartRef {
-    /// The part's id, which stays when it is moved.
+    /// The id of the part, which stays when it is moved.
     pub(crate) id: RecordId,
-    /// How many bytes of the payload it has. All but the last have whole blocks of the checksum.
+    /// Its payload bytes. All parts but the last have whole checksum blocks.
     pub(crate) bytes: u64,
 }
 
-/// What a part says of itself.
+/// The header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartHead {
-    /// The record that it is of.
+    /// Its record.
     pub(crate) of: RecordId,
     /// Where its bytes begin in the payload.
     pub(crate) start: u64,
-    /// How many they are.
+    /// The number of its bytes.
     pub(crate) bytes: u64,
 }
 
@@ -131,31 +133,31 @@ impl Body {
     }
 }
 
-/// A word about a record that lies elsewhere.
+/// A note about a record in another entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// It must not come back: a tombstone.
+    /// A tombstone: the record is deleted.
     Forget(RecordId),
-    /// Its marks are these now.
-    Mark { id: RecordId, protected: bool, marks: Vec<u8> },
+    /// The record has these attributes now.
+    Attributes { id: RecordId, protected: bool, attributes: Vec<u8> },
 }
 
 impl Note {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Forget(_) => NOTE_FIXED,
-            Self::Mark { marks, .. } => NOTE_FIXED + marks.len(),
+            Self::Attributes { attributes, .. } => NOTE_FIXED + attributes.len(),
         }
     }
 }
 
-/// An entry's header as it was read, with its own size on the disk and without its padding.
+/// A decoded header, and the sizes of its entry.
 #[derive(Debug)]
 pub(crate) struct Decoded {
     pub(crate) entry: Entry,
-    /// The bytes of the header without padding: what an index holds.
+    /// The bytes of the header without padding, as in an index.
     pub(crate) compact_bytes: usize,
-    /// The bytes that the entry takes up in its segment.
+    /// The bytes of the entry in its segment.
     pub(crate) extent: u64,
     /// The bytes of the header with padding.
     pub(crate) header_bytes: u64,
@@ -166,7 +168,7 @@ pub(crate) fn blocks_up(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK) * BLOCK
 }
 
-/// The checksums of a payload that lies in these pieces.
+/// The checksums of a payload in these pieces.
 pub fn sums<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Arc<[u64]> {
     let mut out = Vec::new();
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
@@ -194,14 +196,19 @@ pub fn sums<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Arc<[u64]> {
     out.into()
 }
 
-/// Whether the bytes that begin at block `first` of a payload fit their checksums.
-#[must_use]
-pub fn verify(bytes: &[u8], sums: &[u64], first: usize) -> bool {
-    let mut sums = sums.get(first..).unwrap_or_default().iter();
-    bytes.chunks(SUM_BYTES as usize).all(|chunk| sums.next() == Some(&sum(chunk)))
+/// How many bytes each of `count` checksums of a payload covers: [`SUM_BYTES`], or more if an older version
+/// wrote it. `None` if no version has this number.
+pub(crate) fn sum_bytes(payload_bytes: u64, count: usize) -> Option<u64> {
+    [SUM_BYTES, SUM_BYTES_OLD].into_iter().find(|bytes| payload_bytes.div_ceil(*bytes) == count as u64)
 }
 
-/// The xxh3-64 of a block, with the instructions that the processor has.
+/// Whether the bytes that begin at block `first` of a payload match its checksums, each of `sum_bytes`.
+pub(crate) fn verify(bytes: &[u8], sums: &[u64], first: usize, sum_bytes: u64) -> bool {
+    let mut sums = sums.get(first..).unwrap_or_default().iter();
+    bytes.chunks(sum_bytes as usize).all(|chunk| sums.next() == Some(&sum(chunk)))
+}
+
+/// The xxh3-64 of a block, with the vector instructions of the processor.
 fn sum(block: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(block)
 }
@@ -222,7 +229,7 @@ impl Super {
         block
     }
 
-    /// Nothing where there was never anything.
+    /// Decodes a superblock; `None` if the block is empty.
     pub(crate) fn decode(block: &[u8]) -> Result<Option<Self>, OpenFault> {
         let u64_at = |at| le_u64(block, at).unwrap_or(0);
         if block.iter().all(|byte| *byte == 0) {
@@ -246,7 +253,7 @@ impl Super {
 impl SegmentHead {
     pub(crate) fn encode(self, log: u64, segment: u32, segment_bytes: u64) -> Vec<u8> {
         let mut body = Vec::new();
-        body.extend(self.life.to_le_bytes());
+        body.extend(self.incarnation.to_le_bytes());
         body.extend(self.floor.to_le_bytes());
         body.extend(u64::from(segment).to_le_bytes());
         body.extend(segment_bytes.to_le_bytes());
@@ -255,7 +262,7 @@ impl SegmentHead {
 
     pub(crate) fn decode(block: &[u8], log: u64, segment: u32) -> Option<Self> {
         let body = open_block(block, SEGMENT_MAGIC, log, 32)?;
-        let head = Self { life: le_u64(body, 0)?, floor: le_u64(body, 8)? };
+        let head = Self { incarnation: le_u64(body, 0)?, floor: le_u64(body, 8)? };
         (le_u64(body, 16)? == u64::from(segment)).then_some(head)
     }
 }
@@ -263,7 +270,7 @@ impl SegmentHead {
 impl Trailer {
     pub(crate) fn encode(self, log: u64) -> Vec<u8> {
         let mut body = Vec::new();
-        for word in [self.life, self.index_offset, self.index_bytes, self.index_sum] {
+        for word in [self.incarnation, self.index_offset, self.index_bytes, self.index_sum] {
             body.extend(word.to_le_bytes());
         }
         checked_block(TRAILER_MAGIC, log, &body)
@@ -272,7 +279,7 @@ impl Trailer {
     pub(crate) fn decode(block: &[u8], log: u64) -> Option<Self> {
         let body = open_block(block, TRAILER_MAGIC, log, 32)?;
         Some(Self {
-            life: le_u64(body, 0)?,
+            incarnation: le_u64(body, 0)?,
             index_offset: le_u64(body, 8)?,
             index_bytes: le_u64(body, 16)?,
             index_sum: le_u64(body, 24)?,
@@ -299,14 +306,14 @@ fn open_block(block: &[u8], magic: u32, log: u64, body_bytes: usize) -> Option<&
 }
 
 impl Entry {
-    /// The header without padding: what an index holds.
+    /// The header without padding, as in an index.
     pub(crate) fn encode(&self, log: u64) -> Vec<u8> {
         let mut bytes = vec![0; 16];
         let variable = self.variable();
         let header_bytes = blocks_up((ENTRY_FIXED + variable.len()) as u64);
         bytes.extend((header_bytes as u32).to_le_bytes());
         bytes.extend((variable.len() as u32).to_le_bytes());
-        for word in [self.life, self.offset, self.sequence] {
+        for word in [self.incarnation, self.offset, self.sequence] {
             bytes.extend(word.to_le_bytes());
         }
         let flags = |record: &Record| if record.protected { FLAG_PROTECTED } else { 0 };
@@ -334,7 +341,7 @@ impl Entry {
             }
         };
         bytes.extend(variable);
-        // The kind lies before the checksum in the header, and is part of its seed instead.
+        // The kind is before the checksum in the header, so it is part of the seed.
         let sum = xxh3_64_with_seed(bytes.get(16..).unwrap_or_default(), seed(log, kind, flags));
         let mut head = Vec::with_capacity(bytes.len());
         head.extend(ENTRY_MAGIC.to_le_bytes());
@@ -364,19 +371,19 @@ impl Entry {
         out
     }
 
-    /// The bytes of a record's header without padding, if its payload follows it.
-    pub(crate) fn record_bytes(record: &Record) -> u64 {
-        named_bytes(record) + record.payload_bytes.div_ceil(SUM_BYTES) * 8
+    /// The bytes of a record's header without padding, if its payload follows it and has so many checksums.
+    pub(crate) fn record_bytes(record: &Record, sums: u64) -> u64 {
+        named_bytes(record) + sums * 8
     }
 
-    /// The same, if its payload lies in so many parts.
+    /// The same, if its payload is in parts.
     pub(crate) fn spanning_bytes(record: &Record, parts: usize) -> u64 {
         named_bytes(record) + parts as u64 * PART_REF_BYTES
     }
 
-    /// The bytes of the header of a part without padding.
-    pub(crate) fn part_bytes(bytes: u64) -> u64 {
-        ENTRY_FIXED as u64 + bytes.div_ceil(SUM_BYTES) * 8
+    /// The bytes of the header of a part with so many checksums, without padding.
+    pub(crate) fn part_bytes(sums: u64) -> u64 {
+        ENTRY_FIXED as u64 + sums * 8
     }
 
     /// The bytes of the header of these notes without padding.
@@ -384,7 +391,7 @@ impl Entry {
         ENTRY_FIXED as u64 + notes.iter().map(|note| note.bytes() as u64).sum::<u64>()
     }
 
-    /// The header that begins with these bytes, if there is a good one.
+    /// Decodes the header at the start of these bytes, if there is a valid one.
     pub(crate) fn decode(bytes: &[u8], log: u64) -> Option<Decoded> {
         if le_u32(bytes, 0)? != ENTRY_MAGIC {
             return None;
@@ -407,12 +414,16 @@ impl Entry {
             _ => return None,
         };
         let payload = body.payload().map_or(0, |(bytes, _)| bytes);
-        let entry =
-            Self { life: le_u64(bytes, 24)?, offset: le_u64(bytes, 32)?, sequence: le_u64(bytes, 40)?, body };
+        let entry = Self {
+            incarnation: le_u64(bytes, 24)?,
+            offset: le_u64(bytes, 32)?,
+            sequence: le_u64(bytes, 40)?,
+            body,
+        };
         Some(Decoded { entry, compact_bytes, extent: header_bytes + blocks_up(payload), header_bytes })
     }
 
-    /// How many bytes must be there to decode the header that begins with these; nothing if none begins here.
+    /// How many bytes the header at the start of these bytes has, or `None` if there is none.
     pub(crate) fn wanted(bytes: &[u8]) -> Option<u64> {
         let header_bytes = u64::from(le_u32(bytes, 16)?);
         (le_u32(bytes, 0)? == ENTRY_MAGIC && header_bytes <= HEADER_BYTES_MAX).then_some(header_bytes)
@@ -423,7 +434,7 @@ fn fix_record(bytes: &mut Vec<u8>, id: RecordId, record: &Record, count: usize) 
     for word in [id.0, record.generation.epoch, record.generation.counter, record.payload_bytes] {
         bytes.extend(word.to_le_bytes());
     }
-    for len in [record.name.namespace.len(), record.name.key.len(), record.marks.len(), count] {
+    for len in [record.name.namespace.len(), record.name.key.len(), record.attributes.len(), count] {
         bytes.extend((len as u32).to_le_bytes());
     }
 }
@@ -431,26 +442,27 @@ fn fix_record(bytes: &mut Vec<u8>, id: RecordId, record: &Record, count: usize) 
 fn name_record(out: &mut Vec<u8>, record: &Record) {
     out.extend(record.name.namespace.as_bytes());
     out.extend(&record.name.key);
-    out.extend(&record.marks);
+    out.extend(&record.attributes);
 }
 
 fn named_bytes(record: &Record) -> u64 {
-    (ENTRY_FIXED + record.name.namespace.len() + record.name.key.len() + record.marks.len()) as u64
+    (ENTRY_FIXED + record.name.namespace.len() + record.name.key.len() + record.attributes.len()) as u64
 }
 
-/// What a record and a spanning record have in common: the id, the record, how many items follow, and these.
+/// Decodes the common fields of a record and a spanning record: the id, the record, the number of items that
+/// follow, and the items.
 fn decode_named(compact: &[u8], flags: u8) -> Option<(RecordId, Record, usize, &[u8])> {
     let len_at = |at| Some(le_u32(compact, at)? as usize);
-    let (namespace, key, marks, count) = (len_at(80)?, len_at(84)?, len_at(88)?, len_at(92)?);
+    let (namespace, key, attributes, count) = (len_at(80)?, len_at(84)?, len_at(88)?, len_at(92)?);
     let rest = compact.get(ENTRY_FIXED..)?;
     let (namespace, rest) = rest.split_at_checked(namespace)?;
     let (key, rest) = rest.split_at_checked(key)?;
-    let (marks, rest) = rest.split_at_checked(marks)?;
+    let (attributes, rest) = rest.split_at_checked(attributes)?;
     let namespace = std::str::from_utf8(namespace).ok()?.to_owned();
     let record = Record {
         name: Arc::new(Name { namespace, key: key.to_vec() }),
         generation: Generation { epoch: le_u64(compact, 56)?, counter: le_u64(compact, 64)? },
-        marks: marks.to_vec(),
+        attributes: attributes.to_vec(),
         protected: flags & FLAG_PROTECTED != 0,
         payload_bytes: le_u64(compact, 72)?,
     };
@@ -490,9 +502,10 @@ fn decode_part(compact: &[u8]) -> Option<Body> {
     Some(Body::Part { id: RecordId(le_u64(compact, 48)?), part, sums })
 }
 
-/// The checksums of so many bytes, if there are exactly as many as there must be.
+/// Decodes the checksums of a payload, if their number is right.
 fn decode_sums(bytes: &[u8], count: usize, payload_bytes: u64) -> Option<Arc<[u64]>> {
-    if count as u64 != payload_bytes.div_ceil(SUM_BYTES) || bytes.len() != count.checked_mul(8)? {
+    sum_bytes(payload_bytes, count)?;
+    if bytes.len() != count.checked_mul(8)? {
         return None;
     }
     bytes.chunks(8).map(|chunk| Some(u64::from_le_bytes(chunk.try_into().ok()?))).collect()
@@ -500,16 +513,16 @@ fn decode_sums(bytes: &[u8], count: usize, payload_bytes: u64) -> Option<Arc<[u6
 
 impl Note {
     fn encode(&self, out: &mut Vec<u8>) {
-        let (kind, flags, id, marks): (u8, u8, RecordId, &[u8]) = match self {
+        let (kind, flags, id, attributes): (u8, u8, RecordId, &[u8]) = match self {
             Self::Forget(id) => (NOTE_FORGET, 0, *id, &[]),
-            Self::Mark { id, protected, marks } => {
-                (NOTE_MARK, if *protected { FLAG_PROTECTED } else { 0 }, *id, marks)
+            Self::Attributes { id, protected, attributes } => {
+                (NOTE_ATTRIBUTES, if *protected { FLAG_PROTECTED } else { 0 }, *id, attributes)
             }
         };
         out.extend([kind, flags, 0, 0]);
-        out.extend((marks.len() as u32).to_le_bytes());
+        out.extend((attributes.len() as u32).to_le_bytes());
         out.extend(id.0.to_le_bytes());
-        out.extend(marks);
+        out.extend(attributes);
     }
 }
 
@@ -519,13 +532,15 @@ fn decode_notes(compact: &[u8]) -> Option<Vec<Note>> {
     let mut notes = Vec::new();
     for _ in 0..count {
         let (fixed, later) = rest.split_at_checked(NOTE_FIXED)?;
-        let (marks, later) = later.split_at_checked(le_u32(fixed, 4)? as usize)?;
+        let (attributes, later) = later.split_at_checked(le_u32(fixed, 4)? as usize)?;
         let id = RecordId(le_u64(fixed, 8)?);
         notes.push(match *fixed.first()? {
             NOTE_FORGET => Note::Forget(id),
-            NOTE_MARK => {
-                Note::Mark { id, protected: fixed.get(1)? & FLAG_PROTECTED != 0, marks: marks.to_vec() }
-            }
+            NOTE_ATTRIBUTES => Note::Attributes {
+                id,
+                protected: fixed.get(1)? & FLAG_PROTECTED != 0,
+                attributes: attributes.to_vec(),
+            },
             _ => return None,
         });
         rest = later;
@@ -555,7 +570,7 @@ mod tests {
         let record = |namespace: &str, key: &[u8], payload_bytes: u64, protected| Record {
             name: Arc::new(Name { namespace: namespace.into(), key: key.into() }),
             generation: Generation { epoch: 3, counter: 9 },
-            marks: vec![7; key.len() / 2],
+            attributes: vec![7; key.len() / 2],
             protected,
             payload_bytes,
         };
@@ -570,8 +585,8 @@ mod tests {
         };
         let notes = vec![
             Note::Forget(RecordId(1)),
-            Note::Mark { id: RecordId(2), protected: true, marks: vec![1, 2, 3] },
-            Note::Mark { id: RecordId(3), protected: false, marks: vec![] },
+            Note::Attributes { id: RecordId(2), protected: true, attributes: vec![1, 2, 3] },
+            Note::Attributes { id: RecordId(3), protected: false, attributes: vec![] },
         ];
         let bodies = [
             body(record("", b"", 0, false)),
@@ -586,33 +601,37 @@ mod tests {
             Body::Notes(notes),
             Body::Notes(Vec::new()),
         ];
-        bodies.into_iter().map(|body| Entry { life: 4, offset: 8192, sequence: 6, body }).collect()
+        bodies.into_iter().map(|body| Entry { incarnation: 4, offset: 8192, sequence: 6, body }).collect()
     }
 
     #[test]
-    fn entries_come_back_as_they_were() {
+    fn entries_are_decoded_as_encoded() {
         for entry in entries() {
             let bytes = entry.encode(LOG);
             let decoded = Entry::decode(&bytes, LOG).unwrap();
             assert_eq!(decoded.entry, entry);
             assert_eq!(decoded.compact_bytes, bytes.len());
             match &entry.body {
-                Body::Record { record, .. } => assert_eq!(Entry::record_bytes(record), bytes.len() as u64),
+                Body::Record { record, sums, .. } => {
+                    assert_eq!(Entry::record_bytes(record, sums.len() as u64), bytes.len() as u64);
+                }
                 Body::Spanning { record, parts, .. } => {
                     assert_eq!(Entry::spanning_bytes(record, parts.len()), bytes.len() as u64);
                 }
-                Body::Part { part, .. } => assert_eq!(Entry::part_bytes(part.bytes), bytes.len() as u64),
+                Body::Part { sums, .. } => {
+                    assert_eq!(Entry::part_bytes(sums.len() as u64), bytes.len() as u64);
+                }
                 Body::Notes(notes) => assert_eq!(Entry::notes_bytes(notes), bytes.len() as u64),
             }
         }
     }
 
     #[test]
-    fn parts_that_are_not_the_payload_are_refused() {
+    fn parts_of_another_size_are_refused() {
         let Some(Entry { body: Body::Spanning { id, record, parts }, .. }) =
             entries().into_iter().find(|entry| matches!(entry.body, Body::Spanning { .. }))
         else {
-            panic!("there is one");
+            panic!("no spanning record");
         };
         let one = |bytes| PartRef { id: RecordId(9), bytes };
         let bad: [&[PartRef]; 5] = [
@@ -624,13 +643,13 @@ mod tests {
         ];
         for parts in bad {
             let body = Body::Spanning { id, record: record.clone(), parts: parts.into() };
-            let bytes = Entry { life: 4, offset: 8192, sequence: 6, body }.encode(LOG);
+            let bytes = Entry { incarnation: 4, offset: 8192, sequence: 6, body }.encode(LOG);
             assert!(Entry::decode(&bytes, LOG).is_none(), "{parts:?}");
         }
     }
 
     #[test]
-    fn any_changed_byte_is_noticed() {
+    fn changed_byte_is_detected() {
         for entry in entries() {
             let good = entry.encode(LOG);
             for at in (0..good.len()).filter(|at| !(6..8).contains(at)) {
@@ -638,7 +657,7 @@ mod tests {
                 bad[at] ^= 0x10;
                 assert!(Entry::decode(&bad, LOG).is_none(), "byte {at} of {entry:?}");
             }
-            assert!(Entry::decode(&good, LOG + 1).is_none(), "another log's entry is not ours");
+            assert!(Entry::decode(&good, LOG + 1).is_none(), "an entry of another log");
             for end in 0..good.len() {
                 assert!(Entry::decode(&good[..end], LOG).is_none());
             }
@@ -648,12 +667,12 @@ mod tests {
     #[test]
     fn fixed_blocks_come_back_and_notice_changes() {
         let (head, trailer) = (
-            SegmentHead { life: 5, floor: 70 },
-            Trailer { life: 5, index_offset: 1 << 20, index_bytes: 99, index_sum: 3 },
+            SegmentHead { incarnation: 5, floor: 70 },
+            Trailer { incarnation: 5, index_offset: 1 << 20, index_bytes: 99, index_sum: 3 },
         );
         let block = head.encode(LOG, 2, 4 << 20);
         assert_eq!(SegmentHead::decode(&block, LOG, 2), Some(head));
-        assert_eq!(SegmentHead::decode(&block, LOG, 3), None, "it lies in another segment");
+        assert_eq!(SegmentHead::decode(&block, LOG, 3), None, "it is of another segment");
         assert_eq!(Trailer::decode(&trailer.encode(LOG), LOG), Some(trailer));
         assert_eq!(Trailer::decode(&trailer.encode(LOG), 1), None);
         let sup = Super { version: VERSION, log: LOG, segment_bytes: 4 << 20, segments: 9 };
@@ -669,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_do_not_depend_on_the_pieces() {
+    fn checksums_are_independent_of_pieces() {
         let bytes: Vec<u8> = (0..(2 * SUM_BYTES + 5)).map(|n| (n * 7 % 251) as u8).collect();
         let whole = sums([&bytes[..]]);
         assert_eq!(whole.len(), 3);
@@ -677,9 +696,28 @@ mod tests {
             let (a, b) = bytes.split_at(cut);
             assert_eq!(sums([a, b]), whole, "cut at {cut}");
         }
-        assert!(verify(&bytes, &whole, 0));
-        assert!(verify(&bytes[SUM_BYTES as usize..], &whole, 1));
-        assert!(!verify(&bytes[1..], &whole, 0));
-        assert!(!verify(&bytes, &whole[..2], 0), "a checksum is missing");
+        assert!(verify(&bytes, &whole, 0, SUM_BYTES));
+        assert!(verify(&bytes[SUM_BYTES as usize..], &whole, 1, SUM_BYTES));
+        assert!(!verify(&bytes[1..], &whole, 0, SUM_BYTES));
+        assert!(!verify(&bytes, &whole[..2], 0, SUM_BYTES), "a checksum is missing");
+    }
+
+    #[test]
+    fn number_of_checksums_tells_what_each_covers() {
+        for (payload_bytes, count, expected) in [
+            (0, 0, Some(SUM_BYTES)),
+            (1, 1, Some(SUM_BYTES)),
+            (SUM_BYTES, 1, Some(SUM_BYTES)),
+            (SUM_BYTES + 1, 1, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES + 1, 2, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD, 1, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES_OLD, 16, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD + 1, 2, Some(SUM_BYTES_OLD)),
+            (SUM_BYTES_OLD + 1, 17, Some(SUM_BYTES)),
+            (SUM_BYTES_OLD + 1, 16, None),
+            (0, 1, None),
+        ] {
+            assert_eq!(sum_bytes(payload_bytes, count), expected, "{count} of {payload_bytes}");
+        }
     }
 }

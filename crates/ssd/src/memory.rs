@@ -1,7 +1,7 @@
-//! Memory that disk work reads and writes: somebody else's, in pieces, or our own, aligned.
+//! Memory for disk work: of the caller, in pieces, or allocated here, aligned.
 //!
-//! All of it is kept alive by a guard that every piece of disk work under way holds, so that the kernel never
-//! touches memory that was given back, whatever became of the operation.
+//! Every disk operation in flight holds a guard that keeps its memory alive. So the kernel never uses freed
+//! memory, even if the caller has given up.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -11,17 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::layout::BLOCK;
 
-/// Memory that a pool keeps for the next who asks, in bytes.
+/// The maximum bytes of free buffers in a pool.
 pub(crate) const POOL_BYTES_MAX: usize = 64 << 20;
 
-/// A run of bytes in memory that somebody keeps alive.
+/// A contiguous run of memory that a guard keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a run is an address; who may use it is decided by those that hold its guard.
+// SAFETY: a run is an address; the holders of its guard decide who may use it.
 unsafe impl Send for Run {}
 // SAFETY: as above.
 unsafe impl Sync for Run {}
@@ -35,12 +35,12 @@ impl Run {
         self.at.as_ptr()
     }
 
-    /// Whether the disk can be given this memory as it is.
+    /// Whether it is aligned for direct I/O.
     pub(crate) fn is_aligned(self) -> bool {
         (self.at.as_ptr() as usize as u64).is_multiple_of(BLOCK) && (self.len as u64).is_multiple_of(BLOCK)
     }
 
-    /// Some of it. Nothing where it does not reach.
+    /// A part of it, or `None` if it is too short.
     pub(crate) fn part(self, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?;
         if end > self.len {
@@ -54,23 +54,23 @@ impl Run {
     /// The bytes.
     ///
     /// # Safety
-    /// The memory is alive, and nobody writes it, while the slice is used.
+    /// The memory is alive, and not written while the slice is used.
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: the caller's word; the pointer is not null.
+        // SAFETY: the caller guarantees it; the pointer is not null.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     ///
     /// # Safety
-    /// The memory is alive, and nobody else uses it, while the slice is used.
+    /// The memory is alive, and used only through the slice.
     pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
-        // SAFETY: the caller's word; the pointer is not null.
+        // SAFETY: the caller guarantees it; the pointer is not null.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
 
-/// The memory of a payload: pieces that follow one another, and a guard that keeps them alive.
+/// The memory of a payload: pieces in order, and a guard that keeps them alive.
 #[derive(Clone)]
 pub struct Pieces {
     runs: Arc<[Run]>,
@@ -79,14 +79,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Memory that belongs to others.
+    /// Memory of the caller.
     ///
     /// # Safety
-    /// Each piece is valid for reads (and, as a destination, for writes) of its length until `guard` is
-    /// dropped,
-    /// by any thread. Until then nobody writes a source, and nobody reads or writes a destination: also not
-    /// after the operation was answered with an error, because the disk may not have ended. The guard is
-    /// dropped when it has.
+    /// Each piece is valid for reads (and, as a destination, for writes) of its length by any thread until
+    /// `guard` is dropped. Until then a source is not written, and a destination is neither read nor written.
+    /// That holds also after the operation has failed, because the disk operation may not have ended.
     pub unsafe fn new(
         pieces: impl IntoIterator<Item = (NonNull<u8>, usize)>,
         guard: Arc<dyn Any + Send + Sync>,
@@ -97,7 +95,7 @@ impl Pieces {
         Self { runs, len, _guard: guard }
     }
 
-    /// Aligned memory of our own, full of zeros.
+    /// Aligned memory, zeroed.
     #[must_use]
     pub fn zeroed(len: u64) -> Self {
         let buffer = Arc::new(Buffer::new(len as usize));
@@ -106,7 +104,7 @@ impl Pieces {
         Self { runs, len, _guard: buffer }
     }
 
-    /// A copy of these bytes in aligned memory of our own.
+    /// A copy of these bytes in aligned memory.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
         let pieces = Self::zeroed(bytes.len() as u64);
@@ -114,19 +112,19 @@ impl Pieces {
         pieces
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Some of this memory, kept alive by the same guard; as much as there is.
+    /// A range of this memory with the same guard, as far as it reaches.
     #[must_use]
     pub(crate) fn part(&self, mut offset: u64, len: u64) -> Self {
         let mut left = len;
@@ -141,7 +139,7 @@ impl Pieces {
         Self { runs: runs.into(), len: len - left, _guard: Arc::clone(&self._guard) }
     }
 
-    /// A copy of the bytes. As a destination: after the operation has been answered with success.
+    /// A copy of the bytes. Read a destination only after its operation has succeeded.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len as usize];
@@ -149,8 +147,8 @@ impl Pieces {
         bytes
     }
 
-    /// The bytes where they were read to, after the operation has been answered with success. Nobody writes
-    /// them from then on: not the disk, which has ended, and not the caller, who gives them away here.
+    /// The bytes of a destination, after its operation has succeeded. They are not written from then on: the
+    /// disk operation has ended, and the caller gives them away here.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match *self.runs {
@@ -162,7 +160,7 @@ impl Pieces {
 
     /// The checksums of the bytes.
     pub(crate) fn sums(&self) -> Arc<[u64]> {
-        // SAFETY: the guard keeps the memory alive, and nobody writes a source.
+        // SAFETY: the guard keeps the memory alive, and a source is not written.
         crate::layout::sums(self.runs.iter().map(|run| unsafe { run.bytes() }))
     }
 
@@ -178,7 +176,7 @@ impl Pieces {
         None
     }
 
-    /// Copies bytes from here, as many as there are.
+    /// Copies bytes from this memory, as far as it reaches.
     pub(crate) fn read(&self, mut offset: u64, mut to: &mut [u8]) {
         while let Some(run) = self.run_at(offset, to.len() as u64).filter(|run| run.len > 0) {
             let (now, later) = to.split_at_mut(run.len);
@@ -189,11 +187,12 @@ impl Pieces {
         }
     }
 
-    /// Copies bytes to here, as many as there is room for.
+    /// Copies bytes to this memory, as far as it reaches.
     pub(crate) fn write(&self, mut offset: u64, mut from: &[u8]) {
         while let Some(run) = self.run_at(offset, from.len() as u64).filter(|run| run.len > 0) {
             let (now, later) = from.split_at(run.len);
-            // SAFETY: the guard keeps the memory alive, nobody else uses a destination, and `now` is as long.
+            // SAFETY: the guard keeps the memory alive, the destination is used only here, and `now` is as
+            // long.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), run.as_ptr(), run.len) };
             offset += run.len as u64;
             from = later;
@@ -207,7 +206,7 @@ impl fmt::Debug for Pieces {
     }
 }
 
-/// Bytes that were read, and that nobody writes any more.
+/// Bytes that were read, and are not written any more.
 #[derive(Debug)]
 pub struct Bytes {
     run: Option<Run>,
@@ -221,7 +220,7 @@ impl AsRef<[u8]> for Bytes {
     }
 }
 
-/// Aligned memory that is used again and again, because fresh memory costs more than a read of it.
+/// Aligned buffers that are reused, because the first use of fresh memory costs more than a read.
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Mutex<Vec<Buffer>>,
@@ -234,8 +233,7 @@ struct Lent {
 }
 
 impl Pool {
-    /// Memory to read into. What is in it is left over from others, so it is not to be looked at before a
-    /// read has filled it.
+    /// A buffer to read into. It contains old bytes until a read has filled it.
     #[must_use]
     pub fn take(self: &Arc<Self>, len: u64) -> Pieces {
         let found = {
@@ -260,7 +258,7 @@ impl Drop for Lent {
             return;
         }
         held += free.iter().map(|it| it.run().len).sum::<usize>();
-        // The oldest go: what is asked for changes, and buffers of another size would stay for ever.
+        // The oldest are dropped: else buffers of sizes that are not requested any more would stay.
         while held > POOL_BYTES_MAX && !free.is_empty() {
             held -= free.remove(0).run().len;
         }
@@ -268,16 +266,16 @@ impl Drop for Lent {
     }
 }
 
-/// Aligned memory of our own: whole blocks, at least one.
+/// Aligned memory: whole blocks, at least one.
 #[derive(Debug)]
 pub struct Buffer {
     at: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the memory is ours alone, and moves with the value.
+// SAFETY: the value owns the memory.
 unsafe impl Send for Buffer {}
-// SAFETY: shared, it only gives its address away.
+// SAFETY: a shared reference gives only the address.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -286,7 +284,7 @@ impl Buffer {
         let size = len.div_ceil(block).max(1) * block;
         let layout = match Layout::from_size_align(size, block) {
             Ok(layout) => layout,
-            Err(error) => panic!("a buffer of {len} bytes: {error}"),
+            Err(error) => panic!("invalid buffer of {len} bytes: {error}"),
         };
         // SAFETY: the size is not zero.
         let at = unsafe { alloc_zeroed(layout) };
@@ -303,8 +301,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and nobody has the address without a guard on this
-        // value.
+        // SAFETY: it was allocated with this layout, and the address is used only with a guard on this value.
         unsafe { dealloc(self.at.as_ptr(), self.layout) }
     }
 }
@@ -332,13 +329,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_used_again_once_nobody_has_hold_of_it() {
+    fn dropped_buffers_are_reused() {
         let pool = Arc::new(Pool::default());
         let first = pool.take(5000);
         first.write(0, &[7; 5000]);
         let (bytes, at) = (first.into_bytes(), |it: &Pieces| it.run_at(0, 1).map(Run::as_ptr));
         let second = pool.take(5000);
-        assert_ne!(at(&second), bytes.run.map(Run::as_ptr), "it is still looked at");
+        assert_ne!(at(&second), bytes.run.map(Run::as_ptr), "it is still in use");
         assert_eq!(bytes.as_ref(), [7; 5000]);
         let freed = bytes.run.map(Run::as_ptr);
         drop(bytes);
@@ -352,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_memory_is_aligned() {
+    fn allocated_memory_is_aligned() {
         for len in [0u64, 1, 4096, 4097] {
             let pieces = Pieces::zeroed(len);
             assert_eq!(pieces.len(), len);

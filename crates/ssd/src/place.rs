@@ -1,5 +1,4 @@
-//! Where a log lies: a directory of a filesystem, or a block device. Locked, sized, and opened past the
-//! cache.
+//! The directory or block device of a log: locked, allocated, and opened for direct I/O.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -23,17 +22,17 @@ const LOCK: &str = "lock";
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// The path is a plain file.
-    #[error("`{0}` is a file\n\nhint: give a directory on the disk that is to be used, or a block device")]
+    #[error("`{0}` is a file\n\nhint: give a directory on the disk, or a block device")]
     NotADirectory(PathBuf),
-    /// Somebody else uses it.
+    /// Another process, or this one, has it open.
     #[error("`{path}` is in use by {by}\n\nhint: give each node a directory of its own, or stop the other")]
     InUse {
         /// The path.
         path: PathBuf,
-        /// Who has it: `pid N` where that is known.
+        /// The holder: `pid N` if it is known.
         by: String,
     },
-    /// It is larger than the disk.
+    /// The requested size exceeds the free space.
     #[error(
         "{budget_bytes} bytes do not fit `{path}`: {free_bytes} are free, the log holds {held_bytes}\n\n\
          hint: give at most {} bytes", free_bytes + held_bytes
@@ -41,33 +40,33 @@ pub enum OpenError {
     TooLarge {
         /// The path.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested size.
         budget_bytes: u64,
-        /// What the filesystem has left, or the device has.
+        /// The free bytes of the filesystem, or the bytes of the device.
         free_bytes: u64,
-        /// What the log has already.
+        /// The bytes that the log has allocated.
         held_bytes: u64,
     },
-    /// The sizes are not possible.
+    /// Invalid sizes.
     #[error("{0}")]
     Shape(String),
-    /// The filesystem has no direct I/O.
+    /// The filesystem does not support direct I/O.
     #[error("`{0}` does not permit direct I/O\n\nhint: use a filesystem on a disk, such as ext4 or xfs")]
     NoDirect(PathBuf),
-    /// The engine that was asked for cannot be used.
-    #[error("{0}\n\nhint: ask for another engine, or let it be chosen")]
+    /// The requested engine is not available.
+    #[error("{0}\n\nhint: request another engine, or none")]
     Engine(String),
-    /// The system says no.
-    #[error("`{path}` cannot be {what}: {error}\n\nhint: see that the path exists and may be written")]
+    /// A system call failed.
+    #[error("`{path}` cannot be {what}: {error}\n\nhint: check that the path exists and is writable")]
     System {
         /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// What could not be done.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// What lies there cannot be used.
+    /// The log cannot be used.
     #[error("`{path}`: {fault}")]
     Fault {
         /// The path.
@@ -77,7 +76,7 @@ pub enum OpenError {
     },
 }
 
-/// An open place: the file for direct I/O, and the lock that goes with it.
+/// An open directory or device: the file for direct I/O, and its lock.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) file: OwnedFd,
@@ -85,7 +84,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Opens and locks a place, and sets its room aside.
+    /// Opens and locks a directory or device, and allocates its space.
     pub(crate) fn open(path: &Path, budget_bytes: u64, end: u64) -> Result<Self, OpenError> {
         let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
         match fs::metadata(path) {
@@ -95,22 +94,22 @@ impl Place {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 fs::create_dir(path).map_err(|error| system("created", error))?;
             }
-            Err(error) => return Err(system("looked at", error)),
+            Err(error) => return Err(system("inspected", error)),
         }
         let lock = Lock::take(path, &path.join(LOCK), true)?;
         let records = path.join(RECORDS);
         let held_bytes = fs::metadata(&records).map_or(0, |found| found.blocks() * 512);
-        let room = rustix::fs::statvfs(path).map_err(|error| system("looked at", error.into()))?;
-        let free_bytes = room.f_bavail * room.f_frsize;
+        let space = rustix::fs::statvfs(path).map_err(|error| system("inspected", error.into()))?;
+        let free_bytes = space.f_bavail * space.f_frsize;
         if budget_bytes > free_bytes + held_bytes {
             let path = path.to_owned();
             return Err(OpenError::TooLarge { path, budget_bytes, free_bytes, held_bytes });
         }
         let file = direct(&records, true)?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, end)
-            .map_err(|error| system("given its room", error.into()))?;
+            .map_err(|error| system("allocated", error.into()))?;
         file.sync_all().map_err(|error| system("synced", error))?;
-        // The name of the file must be as durable as its bytes.
+        // The directory entry must be as durable as the file.
         File::open(path).and_then(|folder| folder.sync_all()).map_err(|error| system("synced", error))?;
         Ok(Self { file: file.into(), lock })
     }
@@ -130,7 +129,7 @@ impl Place {
         Ok(Self { file: file.into(), lock })
     }
 
-    /// The size of the segments of the log that lies in a directory already, as far as a glance can tell.
+    /// The segment size of an existing log, if its superblock can be read.
     pub(crate) fn segment_bytes(path: &Path) -> Option<u64> {
         let metadata = fs::metadata(path).ok()?;
         let at = if metadata.is_dir() { path.join(RECORDS) } else { path.to_owned() };
@@ -161,11 +160,10 @@ pub(crate) fn direct(path: &Path, create: bool) -> Result<File, OpenError> {
     })
 }
 
-/// A place that is this process's alone until this is dropped, or the process ends.
+/// A lock that is held until this is dropped or the process ends.
 ///
-/// The lock belongs to the process, and not to the open file: so a forked child does not keep it when its
-/// parent is gone, as it would keep one of `flock`. For the same reason it says nothing to others in this
-/// process; they are told by a list.
+/// It is a record lock, which belongs to the process: a forked child does not keep it as it would keep one of
+/// `flock`. Since it does not exclude other users in this process, a list does that.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: Option<File>,
@@ -175,17 +173,17 @@ pub(crate) struct Lock {
 /// A file, and the process that has it locked.
 type Holder = ((u64, u64), u32);
 
-/// What this process, or a parent of it, has locked.
+/// The locks of this process, and of parents that forked it.
 static HELD: Mutex<BTreeSet<Holder>> = Mutex::new(BTreeSet::new());
 
 impl Lock {
-    /// Takes the lock, and writes down who has it.
+    /// Takes the lock, and writes the process id into its file.
     fn take(path: &Path, at: &Path, own: bool) -> Result<Self, OpenError> {
         let system = |what, error| OpenError::System { path: path.to_owned(), what, error };
         let in_use = |by: String| OpenError::InUse { path: path.to_owned(), by };
         let id = |found: &fs::Metadata| (found.dev(), found.ino());
         let (pid, mut held) = (std::process::id(), HELD.lock().unwrap_or_else(PoisonError::into_inner));
-        // It must not even be opened again: the lock of a process ends when it closes the file anywhere.
+        // The file must not be opened again: closing any descriptor of it would release the lock.
         if fs::metadata(at).is_ok_and(|found| held.contains(&(id(&found), pid))) {
             return Err(in_use(format!("pid {pid}, which is this process")));
         }
@@ -212,13 +210,13 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        // Closing it ends the lock; until then nobody here may think that it has ended.
+        // Closing the file releases the lock; the list must not say so before.
         drop(self.file.take());
         held.remove(&self.who);
     }
 }
 
-/// The bytes that a log of so many segments takes up.
+/// The end of a log with this many segments.
 pub(crate) fn end_of(segment_bytes: u64, segments: u64) -> u64 {
     HEAD_BYTES + segment_bytes * segments
 }

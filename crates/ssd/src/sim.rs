@@ -1,10 +1,8 @@
-//! A disk in memory that keeps live and durable bytes apart, and a rig that drives a [`Log`] on it.
+//! A disk in memory that distinguishes written from durable bytes, and a rig that drives a [`Log`] on it.
 //!
-//! A crash drops what was not durable: each 512-byte sector written since the last sync, or by a write that
-//! had
-//! not ended, is kept or lost on its own. Whoever drives the rig decides in which order disk work ends, how,
-//! and
-//! whether at all.
+//! A crash loses bytes that are not durable: each 512-byte sector that was written since the last sync, or by
+//! a write that had not ended, is kept or lost independently. The caller of the rig decides in which order
+//! disk operations end, and how.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,10 +11,10 @@ use crate::layout::sums;
 use crate::log::{Checks, Config, Done, Effect, Input, Into, Log, Part};
 use crate::types::{Answer, Event, Fault, FaultKind, IoId, OpId, Record, RecordId, Span, StageId, Tick};
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes atomically.
 pub const SECTOR: u64 = 512;
 
-/// More disk work than any log could have left to do.
+/// More disk operations than any log could have left.
 const SETTLE_IOS_MAX: u64 = 50_000;
 
 type Sector = [u8; SECTOR as usize];
@@ -26,7 +24,7 @@ type Sector = [u8; SECTOR as usize];
 pub struct SimDisk {
     live: BTreeMap<u64, Sector>,
     durable: BTreeMap<u64, Sector>,
-    /// Sectors that differ, or may.
+    /// Sectors that may differ.
     dirty: BTreeMap<u64, ()>,
     bad: BTreeMap<u64, ()>,
     written_end: u64,
@@ -39,10 +37,10 @@ impl SimDisk {
         Self::default()
     }
 
-    /// What lies there now.
+    /// The current bytes.
     ///
     /// # Errors
-    /// When a sector of it was made unreadable.
+    /// When a sector was made unreadable.
     pub fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Fault> {
         let (first, end) = (at / SECTOR, (at + len).div_ceil(SECTOR));
         if let Some((bad, ())) = self.bad.range(first..end).next() {
@@ -60,13 +58,13 @@ impl SimDisk {
         Ok(bytes)
     }
 
-    /// The end of what was ever written.
+    /// The end of all writes so far.
     #[must_use]
     pub fn written_end(&self) -> u64 {
         self.written_end
     }
 
-    /// A disk on which these bytes lie, each run where it says, and zeros elsewhere.
+    /// A disk with these bytes at these positions, and zeros elsewhere.
     #[must_use]
     pub fn with(runs: impl IntoIterator<Item = (u64, Vec<u8>)>) -> Self {
         let mut disk = Self::new();
@@ -75,7 +73,7 @@ impl SimDisk {
         disk
     }
 
-    /// Changes a bit of what lies there, live and durable.
+    /// Flips a bit, written and durable.
     pub fn flip(&mut self, at: u64, bit: u8) {
         for sectors in [&mut self.live, &mut self.durable] {
             let sector = sectors.entry(at / SECTOR).or_insert([0; SECTOR as usize]);
@@ -108,7 +106,7 @@ impl SimDisk {
         }
     }
 
-    /// What a sync that begins now will make durable.
+    /// The sectors that a sync which begins now makes durable.
     fn unsynced(&self) -> Vec<(u64, Sector)> {
         self.dirty.keys().filter_map(|sector| Some((*sector, *self.live.get(sector)?))).collect()
     }
@@ -122,7 +120,7 @@ impl SimDisk {
         }
     }
 
-    /// What is not durable is kept or lost, sector by sector.
+    /// Keeps or loses each sector that is not durable.
     fn crash(&mut self, keep: &mut dyn FnMut() -> bool) {
         for sector in std::mem::take(&mut self.dirty).into_keys() {
             if keep()
@@ -135,21 +133,21 @@ impl SimDisk {
     }
 }
 
-/// What a rig says.
+/// An output of the rig.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// The answer to an operation; for a read that succeeded with its bytes.
+pub enum Output {
+    /// The answer to an operation, with the bytes of a successful read.
     Answer(OpId, Answer, Option<Vec<u8>>),
-    /// What else happened.
+    /// An event.
     Event(Event),
 }
 
-/// How a piece of disk work ends.
+/// The result of a disk operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// As it should.
+    /// It succeeds.
     Ok,
-    /// With this failure; of a write, the leading sectors may have been written.
+    /// It fails; the first sectors of a write may have been written.
     Fail(Fault),
 }
 
@@ -160,7 +158,7 @@ enum Work {
     Read { at: u64, len: u64, into: Into },
 }
 
-/// A log on a simulated disk. Disk work ends when [`Rig::finish`] says so.
+/// A log on a simulated disk. Disk operations end with [`Rig::finish`].
 #[derive(Debug)]
 pub struct Rig {
     /// The log.
@@ -169,11 +167,11 @@ pub struct Rig {
     pub disk: SimDisk,
     payloads: BTreeMap<OpId, Arc<Vec<u8>>>,
     destinations: BTreeMap<OpId, Vec<u8>>,
-    /// Operations that were answered while reads for them were under way.
+    /// Operations that were answered before their reads had ended.
     answered: BTreeSet<OpId>,
     stages: BTreeMap<StageId, Vec<u8>>,
     work: BTreeMap<IoId, Work>,
-    /// The operation whose destination got bytes last.
+    /// The last read that ended, and its operation.
     landed: Option<(IoId, OpId)>,
 }
 
@@ -205,30 +203,30 @@ impl Rig {
         payload: Vec<u8>,
         deadline: Tick,
         now: Tick,
-    ) -> Vec<Said> {
+    ) -> Vec<Output> {
         let sums = sums([payload.as_slice()]);
         self.payloads.insert(op, Arc::new(payload));
         self.apply(Input::Append { op, record, sums, deadline }, now)
     }
 
-    /// Reads.
-    pub fn read(&mut self, op: OpId, id: RecordId, span: Span, deadline: Tick, now: Tick) -> Vec<Said> {
+    /// Reads a record.
+    pub fn read(&mut self, op: OpId, id: RecordId, span: Span, deadline: Tick, now: Tick) -> Vec<Output> {
         self.apply(Input::Read { op, id, span, deadline }, now)
     }
 
-    /// Anything else.
-    pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Said> {
+    /// Applies any other input.
+    pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Output> {
         let effects = self.log.apply(input, now);
         self.carry_out(effects)
     }
 
-    /// The disk work that has not ended, in the order in which it began.
+    /// The disk operations in progress, in the order in which they began.
     #[must_use]
     pub fn pending(&self) -> Vec<IoId> {
         self.work.keys().copied().collect()
     }
 
-    /// Whether a piece of disk work is a read.
+    /// Whether a disk operation is a read.
     #[must_use]
     pub fn is_read(&self, io: IoId) -> bool {
         matches!(self.work.get(&io), Some(Work::Read { .. }))
@@ -239,8 +237,8 @@ impl Rig {
         self.work.values().any(is_it)
     }
 
-    /// Ends a piece of disk work, and tells the log.
-    pub fn finish(&mut self, io: IoId, fate: Fate, now: Tick) -> Vec<Said> {
+    /// Ends a disk operation, and tells the log.
+    pub fn finish(&mut self, io: IoId, fate: Fate, now: Tick) -> Vec<Output> {
         let Some(work) = self.work.remove(&io) else { return Vec::new() };
         let result = match (work, fate) {
             (Work::Write { at, bytes }, Fate::Ok) => {
@@ -258,7 +256,7 @@ impl Rig {
             }
             (Work::Read { at, len, into }, Fate::Ok) => self.finish_read(io, at, len, into),
             (Work::Sync { sectors }, Fate::Fail(fault)) => {
-                // As with real ones, no later sync makes durable what a failed one has not.
+                // As on a real disk, no later sync makes these sectors durable.
                 self.disk.dirty.retain(|sector, ()| !sectors.iter().any(|(synced, _)| synced == sector));
                 Done::Failed(fault)
             }
@@ -277,8 +275,8 @@ impl Rig {
         said
     }
 
-    /// Ends all disk work as it should, and what follows from it, until there is none.
-    pub fn settle(&mut self, now: Tick) -> Vec<Said> {
+    /// Ends all disk operations successfully, and those that follow from them.
+    pub fn settle(&mut self, now: Tick) -> Vec<Output> {
         let mut said = Vec::new();
         let mut count = 0;
         while let Some(io) = self.work.keys().next().copied() {
@@ -289,7 +287,7 @@ impl Rig {
         said
     }
 
-    /// The machine stops. `keep` decides for each sector that is not durable whether it is.
+    /// Crashes the machine. `keep` decides for each sector that is not durable whether it is kept.
     #[must_use]
     pub fn crash(mut self, keep: &mut dyn FnMut() -> bool) -> SimDisk {
         for work in self.work.into_values() {
@@ -333,7 +331,7 @@ impl Rig {
         }
     }
 
-    fn carry_out(&mut self, effects: Vec<Effect>) -> Vec<Said> {
+    fn carry_out(&mut self, effects: Vec<Effect>) -> Vec<Output> {
         let mut said = Vec::new();
         for effect in effects {
             match effect {
@@ -366,9 +364,9 @@ impl Rig {
                         true => drop(self.answered.insert(op)),
                         false => drop(self.destinations.remove(&op)),
                     }
-                    said.push(Said::Answer(op, answer, bytes));
+                    said.push(Output::Answer(op, answer, bytes));
                 }
-                Effect::Event(event) => said.push(Said::Event(event)),
+                Effect::Event(event) => said.push(Output::Event(event)),
             }
         }
         said

@@ -1,41 +1,41 @@
-//! The vocabulary: records, operations and their answers.
+//! The types of records, operations and answers.
 //!
-//! Every operation has one answer, and every error says what happened and whether to try again.
+//! Every operation has one answer, and every error says what happened and whether a retry may help.
 
 use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
 
-/// A point in time in milliseconds, from any start. Whoever drives the log says what time it is.
+/// A point in time in milliseconds, from any origin. The driver provides it.
 pub type Tick = u64;
 
-/// The name of a record in its directory. Never used twice there, whatever happens.
+/// The id of a record in its log. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId(pub u64);
 
-/// An operation, named by whoever asks; unique while it is under way.
+/// The id of an operation, chosen by the caller; unique while the operation is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
-/// A piece of disk work, named by the log.
+/// The id of a disk operation, chosen by the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IoId(pub u64);
 
-/// A piece of memory that holds bytes between a read and the write that follows it, named by the log.
+/// The id of a buffer between a read and the write that follows it, chosen by the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StageId(pub u64);
 
-/// Which of several records of one key is the newest: by epoch, then by counter.
+/// The order of the records of one key: by epoch, then by counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation {
-    /// The life of whoever gives generations out.
+    /// The epoch of the issuer of generations.
     pub epoch: u64,
-    /// Counts within that life.
+    /// A counter within the epoch.
     pub counter: u64,
 }
 
-/// What a record is called.
+/// The name of a record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     /// The namespace.
@@ -44,140 +44,132 @@ pub struct Name {
     pub key: Vec<u8>,
 }
 
-/// Everything about a record but its payload.
+/// A record without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Namespace and key.
     pub name: Arc<Name>,
-    /// The generation of the key that this is.
+    /// Its generation among the records of its key.
     pub generation: Generation,
-    /// What the caller wants to find again: pins, the state of a sample. Opaque here.
-    pub marks: Vec<u8>,
+    /// Opaque bytes of the caller: pins, the state of a sample.
+    pub attributes: Vec<u8>,
     /// A protected record is never evicted.
     pub protected: bool,
-    /// How many bytes the payload has.
+    /// The bytes of the payload.
     pub payload_bytes: u64,
 }
 
-/// Some bytes of a payload.
+/// A range of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Where they begin in the payload.
     pub offset: u64,
-    /// How many they are.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// What went wrong with the disk.
+/// The kind of a disk failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// The device or the filesystem could not (EIO).
+    /// The device or the filesystem failed (EIO).
     Io,
-    /// No room where room had been set aside, or a limit of the process (ENOSPC, EDQUOT, EFBIG).
+    /// No space, although it was allocated, or a limit of the process (ENOSPC, EDQUOT, EFBIG).
     NoSpace,
     /// The filesystem has become read-only (EROFS).
     ReadOnly,
-    /// What was opened is not there any more (ENODEV, ENXIO, ESTALE).
+    /// The device or file is gone (ENODEV, ENXIO, ESTALE).
     Vanished,
     /// Anything else.
     Other,
 }
 
-/// A failure of the disk, in words.
+/// A failure of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{text}\n\nhint: {}", self.hint())]
 pub struct Fault {
     /// Its kind.
     pub kind: FaultKind,
-    /// What was tried and what the system said.
+    /// The failed operation and the error of the system.
     pub text: String,
 }
 
 impl Fault {
-    /// A failure with a text that says what was tried.
+    /// A failure with a text that names the failed operation.
     pub fn new(kind: FaultKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
 
     fn hint(&self) -> &'static str {
         match self.kind {
-            FaultKind::Io => {
-                "the disk may be failing: see the kernel's log, and replace it or use another path"
-            }
-            FaultKind::NoSpace => {
-                "the filesystem has less room than was set aside: free some, or open with a smaller size"
-            }
-            FaultKind::ReadOnly => {
-                "the filesystem was remounted read-only: repair it, then start the node again"
-            }
-            FaultKind::Vanished => {
-                "the device or directory is gone: bring it back, then start the node again"
-            }
-            FaultKind::Other => "see the kernel's log, then start the node again",
+            FaultKind::Io => "see the kernel log; replace the disk or use another path",
+            FaultKind::NoSpace => "free space on the filesystem, or use a smaller size",
+            FaultKind::ReadOnly => "repair the filesystem, then restart the node",
+            FaultKind::Vanished => "restore the device or directory, then restart the node",
+            FaultKind::Other => "see the kernel log, then restart the node",
         }
     }
 }
 
-/// Why an append did not happen. Unless it says otherwise, nothing of it will come back after a restart.
+/// Why an append failed. Unless stated otherwise, the record does not appear after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AppendError {
-    /// Nothing may be evicted to make room; try again after something was forgotten or is no longer
-    /// protected.
-    #[error("no room: {protected_bytes} of at most {protected_bytes_max} protected bytes are in use")]
+    /// Protected records leave no space; retry after one was deleted or unprotected.
+    #[error("no space: protected records use {protected_bytes} of at most {protected_bytes_max} bytes")]
     Full {
-        /// Bytes that protected records take up.
+        /// The bytes of protected records.
         protected_bytes: u64,
-        /// The most that they may.
+        /// Their limit.
         protected_bytes_max: u64,
     },
-    /// A record must fit beside what always has to stay free.
+    /// The record is larger than the log can take.
     #[error(
         "a record of {bytes} bytes exceeds the {bytes_max} bytes that one record may take up on this disk\n\n\
          hint: use a larger disk, or split the object"
     )]
     TooLarge {
-        /// What it would take up.
+        /// The bytes of the record.
         bytes: u64,
-        /// The most that a record may take up.
+        /// The largest record.
         bytes_max: u64,
     },
-    /// A newer generation of the key is here.
-    #[error("a newer generation of the key is here: {newest:?}")]
+    /// The key has a newer generation.
+    #[error("key has a newer generation: {newest:?}")]
     Stale {
         /// That generation.
         newest: Generation,
     },
-    /// This very generation of the key is here.
-    #[error("this generation of the key is here already, as {0:?}")]
+    /// The key has this generation already.
+    #[error("key has this generation already: {0:?}")]
     Exists(RecordId),
-    /// Too much is waiting; try again when some of it has been answered.
-    #[error("too many operations or bytes are waiting for the disk")]
+    /// Too many queued operations; retry when some have been answered.
+    #[error("too many operations or bytes are queued for the disk")]
     Busy,
     /// It was cancelled.
     #[error("the append was cancelled")]
     Cancelled,
-    /// Its deadline passed. Only a crash before the disk has answered can bring it back.
+    /// Its deadline has passed. It appears after a restart only if a crash comes before its tombstone is
+    /// durable.
     #[error("the append did not end before its deadline")]
     TimedOut,
-    /// The disk failed. Whether the record comes back after a restart is not known.
-    #[error("the disk has failed, and takes no more records: {0}")]
+    /// The disk has failed. Whether the record appears after a restart is unknown.
+    #[error("disk has failed and accepts no records: {0}")]
     Failed(#[source] Fault),
 }
 
-/// Why a read did not happen.
+/// Why a read failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReadError {
-    /// The record was forgotten or evicted, or never was.
-    #[error("the record is not here")]
+    /// The record does not exist: it was deleted or evicted, or never written.
+    #[error("record does not exist")]
     Gone,
-    /// The bytes are not those that were written; the record was dropped.
-    #[error("the record's bytes do not fit its checksum; it was dropped")]
+    /// The bytes do not match their checksum; the record was dropped.
+    #[error("record does not match its checksum and was dropped")]
     Corrupt,
-    /// The span reaches beyond the payload.
-    #[error("bytes {0:?} reach beyond the payload, which has {1} bytes")]
+    /// The range exceeds the payload.
+    #[error("range {0:?} exceeds the payload of {1} bytes")]
     OutOfRange(Span, u64),
-    /// Too much is waiting; try again when some of it has been answered.
-    #[error("too many reads are waiting for the disk")]
+    /// Too many queued operations; retry when some have been answered.
+    #[error("too many reads are queued for the disk")]
     Busy,
     /// It was cancelled; its memory is in use until its guard is dropped.
     #[error("the read was cancelled")]
@@ -185,44 +177,44 @@ pub enum ReadError {
     /// Its deadline passed; its memory is in use until its guard is dropped.
     #[error("the read did not end before its deadline")]
     TimedOut,
-    /// The disk could not read it. The record stays, because another try may succeed.
-    #[error("the record cannot be read: {0}")]
+    /// The disk could not read it. The record stays, because a later read may succeed.
+    #[error("record cannot be read: {0}")]
     Failed(#[source] Fault),
 }
 
-/// Why marks were not changed, records not forgotten or the log not flushed.
+/// Why attributes were not set, records not deleted or the log not flushed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ChangeError {
-    /// The record is not here.
-    #[error("the record is not here")]
+    /// The record does not exist.
+    #[error("record does not exist")]
     Gone,
-    /// So many bytes may not be protected.
-    #[error("no room: {protected_bytes} of at most {protected_bytes_max} protected bytes are in use")]
+    /// The record may not be protected: it would exceed the limit.
+    #[error("no space: protected records use {protected_bytes} of at most {protected_bytes_max} bytes")]
     Full {
-        /// Bytes that protected records take up.
+        /// The bytes of protected records.
         protected_bytes: u64,
-        /// The most that they may.
+        /// Their limit.
         protected_bytes_max: u64,
     },
-    /// Marks have a limit.
-    #[error("marks of {bytes} bytes are more than a record has ({bytes_max})")]
+    /// The attributes are too long.
+    #[error("attributes of {bytes} bytes exceed the limit of {bytes_max} bytes")]
     TooLarge {
-        /// What was given.
+        /// Their bytes.
         bytes: u64,
-        /// The most there may be.
+        /// Their limit.
         bytes_max: u64,
     },
-    /// Too much is waiting; try again when some of it has been answered.
-    #[error("too many operations are waiting for the disk")]
+    /// Too many queued operations; retry when some have been answered.
+    #[error("too many operations are queued for the disk")]
     Busy,
-    /// It was cancelled; it may happen all the same.
+    /// It was cancelled; it may take effect nevertheless.
     #[error("the change was cancelled")]
     Cancelled,
-    /// Its deadline passed; it may happen all the same.
+    /// Its deadline has passed; it may take effect nevertheless.
     #[error("the change did not end before its deadline")]
     TimedOut,
-    /// The disk failed. What was to be forgotten cannot be read any more, but may come back after a restart.
-    #[error("the disk has failed, and takes no more changes: {0}")]
+    /// The disk has failed. Deleted records cannot be read, but may appear after a restart.
+    #[error("disk has failed and accepts no changes: {0}")]
     Failed(#[source] Fault),
 }
 
@@ -231,56 +223,56 @@ pub enum ChangeError {
 pub enum Answer {
     /// The record is durable, and in the index.
     Append(Result<RecordId, AppendError>),
-    /// So many bytes are in the destination and fit their checksums.
+    /// This number of bytes is in the destination and verified.
     Read(Result<u64, ReadError>),
-    /// The new marks are durable.
-    Mark(Result<(), ChangeError>),
-    /// None of the records can come back; so many of them were here.
+    /// The new attributes are durable.
+    SetAttributes(Result<(), ChangeError>),
+    /// The deletes are durable; this number of the records existed.
     Forget(Result<u64, ChangeError>),
-    /// All that was answered before is durable, and nothing is waiting that came before.
+    /// All earlier operations have ended, and their changes are durable.
     Flush(Result<(), ChangeError>),
 }
 
-/// Why a record left without being asked to.
+/// Why the log removed a record by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Left {
-    /// Its segment was needed. It is durably gone.
+    /// Its segment was reclaimed. The removal is durable.
     Evicted,
-    /// A newer generation of its key came. It is durably gone.
+    /// It was replaced by a newer generation. The removal is durable.
     Superseded,
-    /// Its bytes do not fit its checksum.
+    /// Its bytes do not match its checksum.
     Corrupt,
 }
 
-/// What happened beside the answers.
+/// An event of the log that is not an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The log was read; operations that waited go on.
+    /// The log has recovered.
     Recovered(Recovery),
     /// The log cannot be used at all.
     Unusable(OpenFault),
-    /// These records are gone.
+    /// These records were removed.
     Left(Left, Vec<RecordId>),
-    /// Reads of what is readable go on; nothing more is written.
+    /// The disk has failed: records can be read, but nothing is written.
     Failed(Fault),
 }
 
-/// What a restart found.
+/// The result of a recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Records that are here.
+    /// The number of records.
     pub records: u64,
     /// The bytes of their payloads.
     pub payload_bytes: u64,
-    /// Segments that hold anything.
+    /// Segments with contents.
     pub segments: u64,
-    /// Segments that had to be scanned, because they had no index yet or a bad one.
+    /// Segments that were scanned, because they had no valid index.
     pub segments_scanned: u64,
-    /// Records that were cut off or damaged, and dropped.
+    /// Torn or damaged records, which were dropped.
     pub records_bad: u64,
-    /// Records that had been forgotten.
+    /// Deleted records.
     pub records_forgotten: u64,
-    /// Older generations of keys that have a newer one.
+    /// Older generations of keys, which were replaced.
     pub records_superseded: u64,
     /// Blocks that could not be read.
     pub blocks_unreadable: u64,
@@ -289,95 +281,93 @@ pub struct Recovery {
 /// Why a log cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OpenFault {
-    /// What lies there is not a log of ours.
-    #[error("there is something else than a log of records\n\nhint: use an empty directory")]
+    /// The contents are not a log.
+    #[error("the contents are not a log of records\n\nhint: use an empty directory")]
     NotOurs,
-    /// Another version wrote it.
+    /// It has an unknown format version.
     #[error(
         "it has format version {found}, and this program knows version {known}\n\nhint: {}",
         VERSION_HINT
     )]
     Version {
-        /// What it has.
+        /// What the log has.
         found: u32,
-        /// What we know.
+        /// The newest known version.
         known: u32,
     },
-    /// It was made with segments of another size.
-    #[error(
-        "it has segments of {found} bytes, and {asked} were asked for\n\nhint: leave the segment size away"
-    )]
+    /// Its segments have another size.
+    #[error("it has segments of {found} bytes, and {asked} were asked for\n\nhint: omit the segment size")]
     SegmentBytes {
-        /// What it has.
+        /// What the log has.
         found: u64,
-        /// What was asked for.
+        /// What was requested.
         asked: u64,
     },
     /// It is larger than the budget.
     #[error("it has {found} bytes, and the size given is {budget}\n\nhint: give at least as much as before")]
     Shrunk {
-        /// What it has.
+        /// What the log has.
         found: u64,
         /// The budget.
         budget: u64,
     },
-    /// The disk does not answer as it should.
+    /// The disk cannot be read.
     #[error("it cannot be read: {0}")]
     Disk(#[source] Fault),
 }
 
 const VERSION_HINT: &str = "use the program that wrote it, or an empty directory";
 
-/// Counters since the start, and how things are.
+/// Counters since the start, and sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Records that are here.
+    /// The number of records.
     pub records: u64,
     /// The bytes of their payloads.
     pub payload_bytes: u64,
-    /// What they take up, with headers and padding.
+    /// Their bytes on the disk, with headers and padding.
     pub live_bytes: u64,
-    /// The part of that which is protected.
+    /// The protected bytes of these.
     pub protected_bytes: u64,
-    /// The most that may be protected.
+    /// The limit of protected footprints.
     pub protected_bytes_max: u64,
-    /// Segments that are free.
+    /// Free segments.
     pub segments_free: u64,
-    /// Segments in all.
+    /// All segments.
     pub segments: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
-    /// The most bytes of payload that a record may have; zero before the log was read.
+    /// The largest payload of a record; zero before the log has recovered.
     pub record_bytes_max: u64,
-    /// Appends that were answered with a record.
+    /// Successful appends.
     pub appends: u64,
-    /// Payload bytes that callers appended.
+    /// Their payload bytes.
     pub appended_bytes: u64,
-    /// Bytes written to the disk, for whatever reason. Divided by the above: the write amplification.
+    /// All bytes written to the disk. Divided by the appended bytes: the write amplification.
     pub written_bytes: u64,
-    /// Bytes that compaction wrote anew.
+    /// Bytes that reclaiming moved.
     pub carried_bytes: u64,
     /// Syncs.
     pub syncs: u64,
-    /// Reads that were answered with bytes.
+    /// Successful reads.
     pub reads: u64,
-    /// Reads that shared the disk read of another.
+    /// Reads that shared the disk read of another operation.
     pub reads_shared: u64,
-    /// Payload bytes given to readers.
+    /// Their payload bytes.
     pub read_bytes: u64,
-    /// Records that were evicted.
+    /// Evicted records.
     pub evicted: u64,
-    /// Records that were forgotten by request.
+    /// Records that were deleted by request.
     pub forgotten: u64,
-    /// Records dropped for their checksum.
+    /// Records that were dropped for a wrong checksum.
     pub corrupt: u64,
-    /// Segments that were evicted.
+    /// Evicted segments.
     pub segments_evicted: u64,
-    /// Segments that were compacted without evicting anything.
+    /// Compacted segments.
     pub segments_compacted: u64,
-    /// Tombstones that must be kept.
+    /// Tombstones.
     pub tombstones: u64,
-    /// Answers that came too late: their operation had been answered.
+    /// Results of disk work whose operation had been answered.
     pub late: u64,
 }
 

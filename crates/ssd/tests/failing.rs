@@ -12,8 +12,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use tiffin_ssd::{
-    AppendError, ChangeError, Drive, Event, FaultKind, Generation, Limits, Name, Pieces, Record, RecordId,
-    Shelf, ShelfConfig, Span, wait,
+    AppendError, ChangeError, DiskLog, DiskLogConfig, Drive, Event, FaultKind, Generation, Limits, Name,
+    Pieces, Record, RecordId, Span, wait,
 };
 
 const MIB: u64 = 1 << 20;
@@ -69,29 +69,29 @@ fn run(command: &mut Command) -> bool {
     command.output().is_ok_and(|it| it.status.success())
 }
 
-fn append(shelf: &Shelf, counter: u64) -> Result<RecordId, AppendError> {
+fn append(log: &DiskLog, counter: u64) -> Result<RecordId, AppendError> {
     let record = Record {
         name: Arc::new(Name { namespace: "n".into(), key: counter.to_le_bytes().to_vec() }),
         generation: Generation { epoch: 1, counter },
-        marks: Vec::new(),
+        attributes: Vec::new(),
         protected: false,
         payload_bytes: LEN,
     };
     let payload = Pieces::copy_of(&vec![counter as u8; LEN as usize]);
-    wait(|done| shelf.append(record, payload, LONG, done))
+    wait(|done| log.append(record, payload, LONG, done))
 }
 
-fn is_there(shelf: &Shelf, id: RecordId, counter: u64) -> bool {
+fn is_there(log: &DiskLog, id: RecordId, counter: u64) -> bool {
     let into = Pieces::zeroed(LEN);
-    let read = wait(|done| shelf.read(id, Span { offset: 0, len: LEN }, into.clone(), LONG, done));
+    let read = wait(|done| log.read(id, Span { offset: 0, len: LEN }, into.clone(), LONG, done));
     read == Ok(LEN) && into.to_vec() == vec![counter as u8; LEN as usize]
 }
 
 #[test]
-fn a_filesystem_that_becomes_read_only_is_named_and_what_was_kept_is_there() {
+fn read_only_filesystem_fails_the_log_and_loses_nothing() {
     for (name, drive) in [("auto", Drive::Auto), ("blocking", Drive::Blocking)] {
         let Some(mounted) = Mounted::new(&format!("read-only-{name}")) else { return };
-        let config = ShelfConfig {
+        let config = DiskLogConfig {
             path: mounted.path().join("log"),
             budget_bytes: 34 * MIB,
             segment_bytes: Some(4 * MIB),
@@ -99,10 +99,10 @@ fn a_filesystem_that_becomes_read_only_is_named_and_what_was_kept_is_there() {
             drive,
         };
         let (tell, told) = channel();
-        let opened = Shelf::open(&config, move |event| drop(tell.send(event))).unwrap();
-        let ids: Vec<_> = (0..20).map(|counter| append(&opened.shelf, counter).unwrap()).collect();
+        let opened = DiskLog::open(&config, move |event| drop(tell.send(event))).unwrap();
+        let ids: Vec<_> = (0..20).map(|counter| append(&opened.log, counter).unwrap()).collect();
         assert!(run(Command::new("mount").args(["-o", "remount,abort"]).arg(mounted.path())));
-        let Err(AppendError::Failed(fault)) = append(&opened.shelf, 20) else {
+        let Err(AppendError::Failed(fault)) = append(&opened.log, 20) else {
             panic!("{name}: nothing can be written");
         };
         assert_eq!(fault.kind, FaultKind::ReadOnly, "{name}: {fault}");
@@ -111,21 +111,21 @@ fn a_filesystem_that_becomes_read_only_is_named_and_what_was_kept_is_there() {
         let is_failure = |it: &Event| matches!(it, Event::Failed(_));
         assert!(told.iter().any(|it| is_failure(&it)), "{name}: it is said");
         // It promises nothing any more, and still reads.
-        let forgotten: Result<u64, ChangeError> = wait(|done| opened.shelf.forget(vec![ids[0]], LONG, done));
+        let forgotten: Result<u64, ChangeError> = wait(|done| opened.log.forget(vec![ids[0]], LONG, done));
         assert!(matches!(forgotten, Err(ChangeError::Failed(_))), "{name}: {forgotten:?}");
-        assert!((1..20).all(|at| is_there(&opened.shelf, ids[at as usize], at)), "{name}");
+        assert!((1..20).all(|at| is_there(&opened.log, ids[at as usize], at)), "{name}");
         drop(opened);
         assert!(!told.iter().any(|it| is_failure(&it)), "{name}: it is said once");
-        let refused = Shelf::open(&config, |_| {}).err().map(|it| it.to_string()).unwrap();
+        let refused = DiskLog::open(&config, |_| {}).err().map(|it| it.to_string()).unwrap();
         assert!(refused.contains("Read-only file system"), "{name}: {refused}");
         // The kernel lets go of a ring's file a moment after the ring is closed.
         while !mounted.unmount() {
             std::thread::yield_now();
         }
         assert!(mounted.mount(), "{name}");
-        let opened = Shelf::open(&config, |_| {}).unwrap();
-        assert!((1..20).all(|at| is_there(&opened.shelf, ids[at as usize], at)), "{name}");
-        append(&opened.shelf, 21).unwrap();
+        let opened = DiskLog::open(&config, |_| {}).unwrap();
+        assert!((1..20).all(|at| is_there(&opened.log, ids[at as usize], at)), "{name}");
+        append(&opened.log, 21).unwrap();
         drop(opened);
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tiffin_ssd::sim::{Fate, Rig, SECTOR, Said, SimDisk};
+use tiffin_ssd::sim::{Fate, Output, Rig, SECTOR, SimDisk};
 use tiffin_ssd::{
     Answer, Config, Event, Fault, FaultKind, Generation, IoId, Left, Limits, Name, OpId, ReadError, Record,
     RecordId, SUM_BYTES, Sabotage, Span,
@@ -43,12 +43,13 @@ impl Bench {
     fn append(&mut self, key: u8) -> RecordId {
         let name = Arc::new(Name { namespace: "n".into(), key: vec![key] });
         let generation = Generation { epoch: 1, counter: u64::from(key) };
-        let record = Record { name, generation, marks: Vec::new(), protected: false, payload_bytes: LEN };
+        let record =
+            Record { name, generation, attributes: Vec::new(), protected: false, payload_bytes: LEN };
         let op = self.op();
         let mut said = self.rig.append(op, record, payload(key), NEVER, 0);
         said.extend(self.rig.settle(0));
         let appended = said.iter().find_map(|it| match it {
-            Said::Answer(answered, Answer::Append(Ok(id)), _) if *answered == op => Some(*id),
+            Output::Answer(answered, Answer::Append(Ok(id)), _) if *answered == op => Some(*id),
             _ => None,
         });
         appended.unwrap()
@@ -70,8 +71,8 @@ impl Bench {
     fn finish(&mut self, io: IoId, fate: Fate) -> BTreeMap<OpId, (Answer, Option<Vec<u8>>)> {
         let said = self.rig.finish(io, fate, 0).into_iter();
         let answers = said.filter_map(|it| match it {
-            Said::Answer(op, answer, bytes) => Some((op, (answer, bytes))),
-            Said::Event(_) => None,
+            Output::Answer(op, answer, bytes) => Some((op, (answer, bytes))),
+            Output::Event(_) => None,
         });
         answers.collect()
     }
@@ -113,7 +114,7 @@ fn forty_readers_of_one_record_cost_one_disk_read() {
 }
 
 #[test]
-fn a_part_shares_the_read_of_the_whole_and_the_whole_not_that_of_a_part() {
+fn range_joins_a_read_that_covers_it() {
     let mut bench = Bench::new();
     let one = bench.append(1);
     let parts = [
@@ -143,7 +144,7 @@ fn a_part_shares_the_read_of_the_whole_and_the_whole_not_that_of_a_part() {
 }
 
 #[test]
-fn all_who_share_a_read_share_its_fate() {
+fn shared_reads_have_the_same_result() {
     let mut bench = Bench::new();
     let one = bench.append(1);
     let readers: Vec<_> = (0..5).map(|_| bench.read(one, WHOLE)).collect();
@@ -155,7 +156,7 @@ fn all_who_share_a_read_share_its_fate() {
     // Who has given up meanwhile is answered once, and the others are not held up.
     let (stays, leaves) = (bench.read(one, WHOLE), bench.read(one, WHOLE));
     let said = bench.rig.apply(tiffin_ssd::Input::Cancel { op: leaves }, 0);
-    assert_eq!(said, [Said::Answer(leaves, Answer::Read(Err(ReadError::Cancelled)), None)]);
+    assert_eq!(said, [Output::Answer(leaves, Answer::Read(Err(ReadError::Cancelled)), None)]);
     let reads = bench.disk_reads();
     assert_eq!(reads.len(), 1);
     let answers = bench.finish(reads[0], Fate::Ok);
@@ -169,8 +170,8 @@ fn all_who_share_a_read_share_its_fate() {
     bench.rig.disk.flip(at, 3);
     let said = bench.rig.finish(reads[0], Fate::Ok, 0);
     for reader in &readers {
-        assert!(said.contains(&Said::Answer(*reader, Answer::Read(Err(ReadError::Corrupt)), None)));
+        assert!(said.contains(&Output::Answer(*reader, Answer::Read(Err(ReadError::Corrupt)), None)));
     }
-    assert!(said.contains(&Said::Event(Event::Left(Left::Corrupt, vec![one]))));
+    assert!(said.contains(&Output::Event(Event::Left(Left::Corrupt, vec![one]))));
     assert_eq!(bench.rig.log.stats().corrupt, 1);
 }

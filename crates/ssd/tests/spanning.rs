@@ -1,12 +1,12 @@
-//! Records that are larger than a segment: whole or absent after a crash at any point, read in any range, and
+//! Records larger than a segment: complete or absent after a crash at any point, readable in any range, and
 //! limited in size.
 
 use std::sync::Arc;
 
-use tiffin_ssd::sim::{Fate, Rig, Said, SimDisk};
+use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
     Answer, AppendError, Config, Effect, Generation, Input, Limits, Name, OpId, PARTS_MAX, Record, RecordId,
-    Sabotage, Span,
+    SUM_BYTES, Sabotage, Span,
 };
 
 const MIB: u64 = 1 << 20;
@@ -27,7 +27,7 @@ fn record(key: u64, payload_bytes: u64) -> Record {
     Record {
         name: Arc::new(Name { namespace: "n".into(), key: key.to_le_bytes().to_vec() }),
         generation: Generation { epoch: 1, counter: key },
-        marks: vec![],
+        attributes: vec![],
         protected: false,
         payload_bytes,
     }
@@ -37,13 +37,13 @@ fn payload(key: u64, len: u64) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + (at >> 12) * 7 + key) as u8).collect()
 }
 
-fn append(rig: &mut Rig, key: u64, len: u64) -> Vec<Said> {
+fn append(rig: &mut Rig, key: u64, len: u64) -> Vec<Output> {
     rig.append(OpId(key), record(key, len), payload(key, len), 1000, 0)
 }
 
-fn kept(said: &[Said], key: u64) -> Option<RecordId> {
+fn kept(said: &[Output], key: u64) -> Option<RecordId> {
     said.iter().find_map(|said| match said {
-        Said::Answer(op, Answer::Append(Ok(id)), _) if *op == OpId(key) => Some(*id),
+        Output::Answer(op, Answer::Append(Ok(id)), _) if *op == OpId(key) => Some(*id),
         _ => None,
     })
 }
@@ -52,13 +52,13 @@ fn read(rig: &mut Rig, op: u64, id: RecordId, span: Span) -> Option<Vec<u8>> {
     let mut said = rig.read(OpId(op), id, span, 1000, 0);
     said.extend(rig.settle(0));
     said.into_iter().find_map(|said| match said {
-        Said::Answer(_, Answer::Read(Ok(_)), bytes) => bytes,
+        Output::Answer(_, Answer::Read(Ok(_)), bytes) => bytes,
         _ => None,
     })
 }
 
 #[test]
-fn a_crash_at_any_point_leaves_it_whole_or_absent() {
+fn crash_leaves_a_record_complete_or_absent() {
     let mut seen = [false; 2];
     for steps in 0.. {
         let mut ended = false;
@@ -104,7 +104,7 @@ fn a_crash_at_any_point_leaves_it_whole_or_absent() {
 }
 
 #[test]
-fn any_range_is_read() {
+fn every_range_can_be_read() {
     let mut rig = open(SimDisk::new());
     append(&mut rig, 1, LARGE);
     let said = rig.settle(0);
@@ -123,7 +123,7 @@ fn any_range_is_read() {
 }
 
 #[test]
-fn one_that_is_cancelled_or_late_leaves_nothing() {
+fn cancelled_or_late_append_leaves_nothing() {
     for steps in 0..8 {
         for input in [Input::Cancel { op: OpId(1) }, Input::Tick] {
             let mut rig = open(SimDisk::new());
@@ -141,7 +141,7 @@ fn one_that_is_cancelled_or_late_leaves_nothing() {
             let answers: Vec<_> = said
                 .iter()
                 .filter_map(|said| match said {
-                    Said::Answer(_, Answer::Append(result), _) => Some(result.clone()),
+                    Output::Answer(_, Answer::Append(result), _) => Some(result.clone()),
                     _ => None,
                 })
                 .collect();
@@ -159,7 +159,7 @@ fn one_that_is_cancelled_or_late_leaves_nothing() {
 }
 
 #[test]
-fn the_number_of_parts_is_limited() {
+fn number_of_parts_is_limited() {
     let mut rig = Rig::open(config(48 << 30), SimDisk::new());
     let mut ios = rig.pending();
     while let Some(io) = ios.pop() {
@@ -167,9 +167,9 @@ fn the_number_of_parts_is_limited() {
         ios = rig.pending();
     }
     let bytes_max = rig.log.stats().record_bytes_max;
-    assert_eq!(bytes_max, (PARTS_MAX - 1) * MIB - 1);
+    assert_eq!(bytes_max, (PARTS_MAX - 1) * 31 * SUM_BYTES - 1);
     for (op, bytes) in [(1, bytes_max + 1), (2, bytes_max)] {
-        let sums = vec![0; bytes.div_ceil(MIB) as usize].into();
+        let sums = vec![0; bytes.div_ceil(SUM_BYTES) as usize].into();
         let input = Input::Append { op: OpId(op), record: record(op, bytes), sums, deadline: 10 };
         let effects = rig.log.apply(input, 0);
         let refused = Answer::Append(Err(AppendError::TooLarge { bytes, bytes_max }));

@@ -173,6 +173,27 @@ async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
     }
 }
 
+/// Objects of more than half a segment of the log use the ends of segments, too: neither puts nor reads evict
+/// any while they fit on the disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_most_of_a_disk_are_all_kept() {
+    let folder = place();
+    let store = Store::sized(folder.path(), Engine::Auto, 64 * MIB).await;
+    let client = store.client().await;
+    let (len, count) = (MIB as usize, 50);
+    for at in 0..count {
+        let bytes = pattern(at, len);
+        let put = Put::new(key(format!("m{at}")), &bytes);
+        only(client.put_with(&[put], Patience::UntilDeadline, soon()).await).unwrap();
+    }
+    for at in 0..count {
+        let object = only(client.get(&[key(format!("m{at}"))], GetOptions::default(), soon()).await);
+        assert!(object.unwrap().bytes == pattern(at, len), "m{at}");
+    }
+    let stat = client.stat(soon()).await.unwrap();
+    assert_eq!((stat.tier.disk_evicted, stat.tier.evicted_unshelved), (0, 0), "{stat:?}");
+}
+
 /// A client in the process of the node reads its disk without a socket: whole objects and parts of them, of
 /// every size, into as many pieces of memory as it likes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -368,7 +389,7 @@ async fn objects_larger_than_a_log_segment_reach_the_disk() {
 async fn an_object_that_the_disk_refuses_harms_no_other() {
     const SMALL: usize = 32 << 10;
     let folder = place();
-    let store = Store::sized(folder.path(), Engine::Auto, 24 * MIB).await;
+    let store = Store::sized(folder.path(), Engine::Auto, 16 * MIB).await;
     let client = store.client().await;
     let put = async |name: String, bytes: &[u8]| {
         let put = Put::new(key(name), bytes);

@@ -1,12 +1,12 @@
-//! A disk's shell: it owns the `core::disk::Disk` and the log that it decides about, and moves bytes between
-//! the log and the memory of the node beside it.
+//! The shell of a disk member: it owns the `core::disk::Disk` and its log, and moves bytes between the log
+//! and the memory of its node. The node starts it, and clients read through it.
 //!
-//! The log knows its records by numbers of its own, the cluster knows copies by stamps; the stamp is written
-//! with the record, in front of its marks. What the disk must remember of itself, its name and the life of
-//! the master that it belongs to, is a record like any other, under a namespace that no client can have.
+//! The log names records by ids, the cluster names copies by stamps. The stamp is stored with the record,
+//! before its attributes. The segment id of the disk, its epoch and the number of its master are stored in a
+//! record, too: under a namespace that no client can use.
 //!
-//! **Invariant:** a log that can no longer promise what it is asked for, because its disk failed, makes the
-//! disk leave the master's sight: what was to be forgotten is owed then, and not confirmed.
+//! **Invariant:** a disk whose log has failed disconnects from the master. Deletes that the log could not
+//! make durable are then not confirmed; the master keeps them until the disk returns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -28,35 +28,35 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::Shared as Node;
+use super::disk_log::AsyncLog;
 use super::lent;
 use super::link::{self, LinkStatus, Said};
-use super::shelf::Shelf;
-use super::stage::{Shown, Stage};
+use super::stage::{Published, Stage};
 use crate::config::SsdConfig;
 use crate::{StartError, host};
 
-/// The namespace of what the disk remembers of itself. No client may have an empty one.
+/// The namespace of the disk's own record. Clients cannot use an empty one.
 const OWN_NAMESPACE: &str = "";
-/// The key of it.
+/// The key of the disk's own record.
 const OWN_KEY: &[u8] = b"member";
 
-/// A disk beside the memory of a node.
-pub(super) struct Beside {
+/// A disk of a node, which is a member of the cluster like the node itself.
+pub(super) struct DiskMember {
     // Held while the core decides and while sockets that do not block are written; never over an await.
     state: Mutex<State>,
-    shelf: Shelf,
-    /// Memory to read into for those who are not this node.
+    log: AsyncLog,
+    /// Buffers for reads that go through a socket or to clients in this process.
     pool: Arc<ssd::Pool>,
-    /// Memory to read into for those of this host who map it.
+    /// Memory for reads by clients of this host, which map it.
     stage: Option<Arc<Stage>>,
     node: Arc<Node>,
     info: NodeInfo,
-    /// The record of what the disk remembers of itself.
+    /// The disk's own record.
     own: RecordId,
     status: watch::Sender<LinkStatus>,
-    /// The log can promise nothing any more.
+    /// The log has failed.
     has_failed: AtomicBool,
-    /// Ends when this does, after the log: then another may use the disk.
+    /// Dropped after the log: then the disk may be opened again.
     end: watch::Sender<()>,
 }
 
@@ -65,16 +65,16 @@ struct State {
     ids: BTreeMap<Stamp, RecordId>,
     stamps: BTreeMap<RecordId, Stamp>,
     master: Option<Outbox>,
-    /// What the core says waits until it has been written which life of the master it belongs to.
+    /// Effects wait until the new epoch is durable.
     is_paused: bool,
-    /// What happened while effects were carried out.
+    /// Events that were raised while effects were carried out.
     events: VecDeque<Event>,
-    /// Appends under way, and records that left before it was heard that they had come.
+    /// Number of appends in progress, and the records that the log removed before their append was answered.
     appending: usize,
     left_early: BTreeMap<RecordId, Left>,
 }
 
-/// What a log was found to hold, sorted out.
+/// The contents of a log when it was opened.
 struct Found {
     segment: SegmentId,
     epoch: u64,
@@ -84,16 +84,16 @@ struct Found {
     ids: BTreeMap<Stamp, RecordId>,
 }
 
-impl Beside {
-    /// Opens the log and tells what it holds. `number` is which of the node's disks it is.
+impl DiskMember {
+    /// Opens the log and connects to the master. `number` is the index of the disk in its node.
     pub(super) async fn open(
         config: &SsdConfig,
         number: usize,
         node: &Arc<Node>,
         tasks: &mut JoinSet<()>,
     ) -> Result<Arc<Self>, StartError> {
-        let (shelf, recovered, events) = Shelf::open(config).await?;
-        let found = sort_out(&shelf, recovered).await?;
+        let (log, recovered, events) = AsyncLog::open(config).await?;
+        let found = read_contents(&log, recovered).await?;
         let info = NodeInfo {
             segment: found.segment,
             name: format!("{} disk {}", node.info.name, number + 1),
@@ -105,8 +105,8 @@ impl Beside {
             beside: Some(node.info.segment),
         };
         tracing::info!(
-            path = %config.path.display(), records = found.records.len(), engine = shelf.engine(),
-            segment = %found.segment, "the disk is up"
+            path = %config.path.display(), records = found.records.len(), engine = log.engine(),
+            segment = %found.segment, "disk is open"
         );
         let core_config = DiskConfig {
             segment: found.segment,
@@ -129,7 +129,7 @@ impl Beside {
         };
         let disk = Arc::new(Self {
             state: Mutex::new(state),
-            shelf,
+            log,
             pool: Arc::default(),
             stage: node.attachments.as_ref().and_then(|_| Stage::new(found.segment)),
             node: Arc::clone(node),
@@ -139,7 +139,7 @@ impl Beside {
             has_failed: AtomicBool::new(false),
             end: watch::Sender::new(()),
         });
-        tasks.spawn(hear(Arc::clone(&disk), events));
+        tasks.spawn(apply_events(Arc::clone(&disk), events));
         tasks.spawn(link::run(Arc::new(Arc::clone(&disk))));
         Ok(disk)
     }
@@ -156,10 +156,10 @@ impl Beside {
         self.status.subscribe()
     }
 
-    /// Ends when nobody uses the disk any more, and it is unlocked.
+    /// Waits until the disk is closed and unlocked.
     pub(super) fn end(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut end = self.end.subscribe();
-        // Nothing is ever sent: it changes when its other end is gone.
+        // Nothing is ever sent: the channel ends with its sender.
         async move { while end.changed().await.is_ok() {} }
     }
 
@@ -167,17 +167,17 @@ impl Beside {
         self.lock().core.usage()
     }
 
-    /// What the log has done.
+    /// Counters of the log.
     pub(super) fn stats(&self) -> ssd::Stats {
-        self.shelf.stats()
+        self.log.stats()
     }
 
-    /// Ends when all that was asked of the log before has ended.
+    /// Waits until all earlier operations of the log have ended.
     pub(super) async fn flush(&self) {
-        self.shelf.flush().await;
+        self.log.flush().await;
     }
 
-    /// Begins to read a range of a copy; `None` if there is no such copy.
+    /// Starts to read a range of a copy, or `None` if there is no such copy.
     pub(super) fn read(
         &self,
         stamp: Stamp,
@@ -185,9 +185,9 @@ impl Beside {
         unasked: Option<u64>,
     ) -> Option<impl Future<Output = Result<ssd::Bytes, FetchError>> + Send + use<>> {
         let id = self.find(stamp, span, unasked)?;
-        let room = self.pool.take(span.len);
-        let reading = self.read_into(id, span, room.clone());
-        Some(async { reading.await.map(|()| room.into_bytes()) })
+        let buffer = self.pool.take(span.len);
+        let reading = self.read_into(id, span, buffer.clone());
+        Some(async { reading.await.map(|()| buffer.into_bytes()) })
     }
 
     fn find(&self, stamp: Stamp, span: ssd::Span, unasked: Option<u64>) -> Option<RecordId> {
@@ -203,53 +203,53 @@ impl Beside {
         span: ssd::Span,
         into: ssd::Pieces,
     ) -> impl Future<Output = Result<(), FetchError>> + Send + use<> {
-        let (reading, name) = (self.shelf.read(id, span, into), self.info.name.clone());
+        let (reading, name) = (self.log.read(id, span, into), self.info.name.clone());
         async move {
             match reading.await {
                 Ok(_) => Ok(()),
-                // It is found out before it is served, and the master hears of it.
+                // No byte of it was sent, and the log reports it to the master as an event.
                 Err(error @ (ssd::ReadError::Gone | ssd::ReadError::Corrupt)) => {
-                    tracing::debug!(disk = name, %error, "a copy on disk is not there any more");
+                    tracing::debug!(disk = name, %error, "copy on disk is gone");
                     Err(FetchError::Gone)
                 }
                 Err(error) => {
-                    tracing::warn!(disk = name, %error, "a copy on disk could not be read");
+                    tracing::warn!(disk = name, %error, "copy on disk is unreadable");
                     Err(FetchError::Unreadable)
                 }
             }
         }
     }
 
-    /// The same, for a socket: on the stage, if the reader maps it and there is room.
+    /// The same for a socket: through the staging segment if the client maps it and it has space.
     pub(super) fn fetch(&self, range: &RequestHead) -> Option<Fetch> {
         let span = ssd::Span { offset: range.offset, len: range.len };
         let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
-        if let Some(room) = stage.and_then(|it| it.take(range.len)) {
+        if let Some(extent) = stage.and_then(|it| it.take(range.len)) {
             let id = self.find(Stamp(range.stamp), span, range.cached_epoch)?;
-            let reading = self.read_into(id, span, lent::staged(&room)?);
+            let reading = self.read_into(id, span, lent::staged(&extent)?);
             return Some(Box::pin(async {
                 reading.await?;
-                room.publish();
-                Ok(Fetched::Staged(Box::new(Shown(room))))
+                extent.publish();
+                Ok(Fetched::Staged(Box::new(Published(extent))))
             }));
         }
         let reading = self.read(Stamp(range.stamp), span, range.cached_epoch)?;
         Some(Box::pin(async { reading.await.map(|it| Fetched::Bytes(Box::new(it))) }))
     }
 
-    /// The memory through which others of this host read the disk.
+    /// The staging segment, for clients of this host.
     pub(super) fn stage(&self) -> Option<&Arc<NodeMemory>> {
         self.stage.as_ref().map(|it| it.memory())
     }
 
-    /// Whether a copy that was read still counts.
+    /// Whether a copy that was read is still valid.
     pub(super) fn counts(&self, stamp: Stamp, unasked: Option<u64>) -> bool {
         self.lock().core.readable(stamp, unasked).is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The core panics only if an invariant is broken; a disk that forgets what happened then is worse
-        // than one that says so, and every answer is checked against the core anyway.
+        // The core panics only if an invariant is broken. The disk goes on with the state that it has: every
+        // answer is checked against the core.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,11 +259,11 @@ impl Beside {
         self.carry_on(&mut state);
     }
 
-    /// Lets the core decide, and does what it says, in order.
+    /// Passes events to the core, and carries out its effects in order.
     fn carry_on(self: &Arc<Self>, state: &mut State) {
         loop {
             if let Some(event) = state.events.pop_front() {
-                let stats = self.shelf.stats();
+                let stats = self.log.stats();
                 state.core.report(stats.segments * stats.segment_bytes, stats.live_bytes);
                 state.core.handle(event);
             } else if state.is_paused {
@@ -289,17 +289,17 @@ impl Beside {
                 let Some(id) = state.ids.get(&stamp).copied() else {
                     return state.events.push_back(Event::Marked(stamp, false));
                 };
-                let marking = self.shelf.mark(id, written(stamp, &marks), marks.protect());
+                let writing = self.log.set_attributes(id, stored_attributes(stamp, &marks), marks.protect());
                 let disk = Arc::clone(self);
-                tokio::spawn(async move { disk.handle(Event::Marked(stamp, marking.await.is_ok())) });
+                tokio::spawn(async move { disk.handle(Event::Marked(stamp, writing.await.is_ok())) });
             }
             Effect::Epoch(epoch, life) => {
                 state.is_paused = true;
-                let marks = own_marks(self.info.segment, epoch, life);
-                let marking = self.shelf.mark(self.own, marks, true);
+                let attributes = own_attributes(self.info.segment, epoch, life);
+                let writing = self.log.set_attributes(self.own, attributes, true);
                 let disk = Arc::clone(self);
                 tokio::spawn(async move {
-                    match marking.await {
+                    match writing.await {
                         Ok(()) => {
                             let mut state = disk.lock();
                             state.is_paused = false;
@@ -332,11 +332,11 @@ impl Beside {
         let disk = Arc::clone(self);
         tokio::spawn(async move {
             let stamp = record.hold.stamp;
-            // The room is held, so the bytes stay what they are until the log has them.
+            // The slot is referenced, so its bytes do not change before the log has them.
             let appended = match disk.refusal(record.len) {
                 Some(refusal) => Err(Some(refusal)),
                 None => match lent::source(&disk.node, source, record.len).await {
-                    Some(bytes) => disk.shelf.append(kept(&record), bytes).await.map_err(Some),
+                    Some(bytes) => disk.log.append(log_record(&record), bytes).await.map_err(Some),
                     None => Err(None),
                 },
             };
@@ -350,16 +350,16 @@ impl Beside {
                     left = state.left_early.remove(&id).map(|why| (why, id));
                     Event::Stored(stamp, true)
                 }
-                // It was taken away meanwhile.
+                // The object was deleted meanwhile.
                 Err(None) => Event::Stored(stamp, false),
                 Err(Some(error @ ssd::AppendError::Failed(_))) => {
                     drop(state);
-                    // Whether it is there is not known: nothing is said about it, and the disk is away.
+                    // Whether the record is durable is unknown: the disk disconnects without an answer.
                     return disk.fail(&error);
                 }
-                // The log works, so others are not affected. The master says it in its log.
+                // The log works, so other objects are not affected. The master reports it.
                 Err(Some(error @ ssd::AppendError::TooLarge { bytes_max, .. })) => {
-                    tracing::debug!(disk = disk.info.name, %error, "an object is too large for the disk");
+                    tracing::debug!(disk = disk.info.name, %error, "object is too large for the disk");
                     Event::Refused(stamp, bytes_max)
                 }
                 Err(Some(error @ ssd::AppendError::Full { protected_bytes, protected_bytes_max })) => {
@@ -367,7 +367,7 @@ impl Beside {
                     Event::Refused(stamp, protected_bytes_max.saturating_sub(protected_bytes))
                 }
                 Err(Some(error)) => {
-                    tracing::warn!(%error, "an object could not be written to disk");
+                    tracing::warn!(%error, "object could not be written to disk");
                     Event::Stored(stamp, false)
                 }
             };
@@ -383,9 +383,9 @@ impl Beside {
         });
     }
 
-    /// Why the log will not take so many bytes: it need not be asked, and they need not be hashed for that.
+    /// Why the log would refuse so many bytes: checked first, because hashing them takes a while.
     fn refusal(&self, bytes: u64) -> Option<ssd::AppendError> {
-        let bytes_max = self.shelf.stats().record_bytes_max;
+        let bytes_max = self.log.stats().record_bytes_max;
         (bytes > bytes_max && bytes_max > 0).then_some(ssd::AppendError::TooLarge { bytes, bytes_max })
     }
 
@@ -394,12 +394,12 @@ impl Beside {
         let Some((bytes, id)) = lent::target(&self.node, into, len).zip(id) else {
             return state.events.push_back(Event::Loaded(into, false));
         };
-        let reading = self.shelf.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
+        let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
         let disk = Arc::clone(self);
         tokio::spawn(async move {
             let read = reading.await;
             if let Err(error) = &read {
-                tracing::debug!(%error, "an object could not be brought back from disk");
+                tracing::debug!(%error, "object could not be promoted from disk");
             }
             disk.handle(Event::Loaded(into, read.is_ok()));
         });
@@ -407,7 +407,7 @@ impl Beside {
 
     fn forget(self: &Arc<Self>, state: &mut State, stamps: Vec<Stamp>) {
         let ids: Vec<_> = stamps.iter().filter_map(|stamp| state.ids.get(stamp).copied()).collect();
-        let forgetting = self.shelf.forget(ids);
+        let forgetting = self.log.forget(ids);
         let disk = Arc::clone(self);
         tokio::spawn(async move {
             match forgetting.await {
@@ -425,20 +425,20 @@ impl Beside {
         });
     }
 
-    /// The log can promise nothing any more. The disk leaves the master's sight; what it holds can still be
-    /// read by who knows of it, and is offered again when the node is started again.
+    /// Disconnects the disk from the master, because its log has failed. Clients with a cached location can
+    /// still read its copies. They are available again when the node is restarted.
     fn fail(&self, error: &dyn std::error::Error) {
         if self.has_failed.swap(true, Ordering::AcqRel) {
             return;
         }
-        tracing::error!(disk = self.info.name, %error, "the disk has failed; memory goes on serving");
+        tracing::error!(disk = self.info.name, %error, "disk has failed; the node continues with its memory");
         let master = self.lock().master.take();
         if let Some(master) = master {
             master.close();
         }
     }
 
-    /// Records left the log by themselves.
+    /// The log has removed records by itself.
     fn left(self: &Arc<Self>, why: Left, ids: &[RecordId]) {
         let mut state = self.lock();
         let mut gone = Vec::new();
@@ -458,7 +458,7 @@ impl Beside {
     }
 }
 
-impl link::Linked for Arc<Beside> {
+impl link::Linked for Arc<DiskMember> {
     fn master(&self) -> &Address {
         &self.node.master
     }
@@ -496,7 +496,7 @@ impl link::Linked for Arc<Beside> {
             Said::Linked => Event::Linked(self.info.clone()),
             Said::Unlinked => Event::Unlinked,
             Said::Request(id, request) => Event::MasterRequest(id, request),
-            // It has no ledger.
+            // A disk has no ledger.
             Said::Entrusted(_) => return,
             Said::Reply(id, reply) => Event::MasterReply(id, reply),
             Said::Beat => Event::Beat,
@@ -504,14 +504,14 @@ impl link::Linked for Arc<Beside> {
     }
 }
 
-impl std::fmt::Debug for Beside {
+impl std::fmt::Debug for DiskMember {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Beside").field("info", &self.info).finish_non_exhaustive()
+        out.debug_struct("DiskMember").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
-/// Hears what the log does by itself.
-async fn hear(disk: Arc<Beside>, mut events: mpsc::UnboundedReceiver<ssd::Event>) {
+/// Applies the events of the log.
+async fn apply_events(disk: Arc<DiskMember>, mut events: mpsc::UnboundedReceiver<ssd::Event>) {
     while let Some(event) = events.recv().await {
         match event {
             ssd::Event::Left(why, ids) => disk.left(why, &ids),
@@ -522,26 +522,26 @@ async fn hear(disk: Arc<Beside>, mut events: mpsc::UnboundedReceiver<ssd::Event>
     }
 }
 
-/// Finds out who the disk is, and what it holds.
-async fn sort_out(shelf: &Shelf, recovered: Vec<(RecordId, ssd::Record)>) -> Result<Found, StartError> {
+/// Finds the disk's own record, or creates it, and the copies that the disk holds.
+async fn read_contents(log: &AsyncLog, recovered: Vec<(RecordId, ssd::Record)>) -> Result<Found, StartError> {
     let (mut own, mut records, mut ids) = (None, Vec::new(), BTreeMap::new());
     let mut unknown = Vec::new();
     for (id, record) in recovered {
         if record.name.namespace == OWN_NAMESPACE {
-            own = read_own_marks(&record.marks).map(|it| (it, id)).or(own);
+            own = read_own_attributes(&record.attributes).map(|it| (it, id)).or(own);
             continue;
         }
-        match read(&record) {
-            Some(read) => {
-                ids.insert(read.hold.stamp, id);
-                records.push(read);
+        match copy_of(&record) {
+            Some(copy) => {
+                ids.insert(copy.hold.stamp, id);
+                records.push(copy);
             }
             None => unknown.push(id),
         }
     }
     if !unknown.is_empty() {
-        tracing::warn!(records = unknown.len(), "records that nobody can understand are forgotten");
-        shelf.forget(unknown).await.map_err(StartError::disk)?;
+        tracing::warn!(records = unknown.len(), "records without a stamp are deleted");
+        log.forget(unknown).await.map_err(StartError::disk)?;
     }
     if let Some(((segment, epoch, life), own)) = own {
         return Ok(Found { segment, epoch, life, own, records, ids });
@@ -551,28 +551,28 @@ async fn sort_out(shelf: &Shelf, recovered: Vec<(RecordId, ssd::Record)>) -> Res
     let segment = SegmentId(segment);
     let name = Arc::new(ssd::Name { namespace: OWN_NAMESPACE.to_owned(), key: OWN_KEY.to_vec() });
     let generation = ssd::Generation { epoch: 0, counter: 1 };
-    let marks = own_marks(segment, 0, 0);
-    let record = ssd::Record { name, generation, marks, protected: true, payload_bytes: 0 };
-    let own = shelf.append(record, ssd::Pieces::zeroed(0)).await.map_err(StartError::disk)?;
-    // What was there without a name is of an unfinished life, and nobody can ask for it.
+    let attributes = own_attributes(segment, 0, 0);
+    let record = ssd::Record { name, generation, attributes, protected: true, payload_bytes: 0 };
+    let own = log.append(record, ssd::Pieces::zeroed(0)).await.map_err(StartError::disk)?;
+    // Copies of a disk without its own record are unknown to any master.
     Ok(Found { segment, epoch: 0, life: 0, own, records, ids })
 }
 
-/// What the log keeps of a copy.
-fn kept(record: &Record) -> ssd::Record {
+/// The log record of a copy.
+fn log_record(record: &Record) -> ssd::Record {
     let key = record.key.as_bytes().to_vec();
     ssd::Record {
         name: Arc::new(ssd::Name { namespace: record.namespace.clone(), key }),
         generation: ssd::Generation { epoch: record.generation.epoch, counter: record.generation.counter },
-        marks: written(record.hold.stamp, &record.marks),
+        attributes: stored_attributes(record.hold.stamp, &record.marks),
         protected: record.marks.protect(),
         payload_bytes: record.len,
     }
 }
 
-/// The other way round; `None` if it was not written so.
-fn read(record: &ssd::Record) -> Option<Record> {
-    let (stamp, marks) = record.marks.split_first_chunk::<8>()?;
+/// The copy of a log record, or `None` if the record has no stamp.
+fn copy_of(record: &ssd::Record) -> Option<Record> {
+    let (stamp, marks) = record.attributes.split_first_chunk::<8>()?;
     Some(Record {
         hold: Hold::on_disk(Stamp(u64::from_le_bytes(*stamp))),
         namespace: record.name.namespace.clone(),
@@ -583,20 +583,20 @@ fn read(record: &ssd::Record) -> Option<Record> {
     })
 }
 
-/// A copy's stamp and marks.
-fn written(stamp: Stamp, marks: &Marks) -> Vec<u8> {
+/// The stamp and the attributes of a copy, as the log stores them.
+fn stored_attributes(stamp: Stamp, marks: &Marks) -> Vec<u8> {
     let mut bytes = stamp.0.to_le_bytes().to_vec();
     bytes.extend(marks.to_bytes());
     bytes
 }
 
-fn own_marks(segment: SegmentId, epoch: u64, life: u64) -> Vec<u8> {
+fn own_attributes(segment: SegmentId, epoch: u64, life: u64) -> Vec<u8> {
     [segment.0, epoch, life].map(u64::to_le_bytes).concat()
 }
 
-/// Earlier releases did not write the number of the master.
-fn read_own_marks(marks: &[u8]) -> Option<(SegmentId, u64, u64)> {
-    let (segment, rest) = marks.split_first_chunk::<8>()?;
+/// The contents of the disk's own record. Earlier releases did not store the number of the master.
+fn read_own_attributes(attributes: &[u8]) -> Option<(SegmentId, u64, u64)> {
+    let (segment, rest) = attributes.split_first_chunk::<8>()?;
     let (epoch, rest) = rest.split_first_chunk::<8>()?;
     let life = rest.first_chunk::<8>().map_or(0, |it| u64::from_le_bytes(*it));
     Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), life))

@@ -12,7 +12,7 @@ use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
 use tokio::sync::{mpsc, watch};
 
-use super::disk::Beside;
+use super::disk::DiskMember;
 use super::link::{self, Said};
 use super::{Shared, State};
 
@@ -36,7 +36,7 @@ impl Shared {
 }
 
 impl Shared {
-    pub(super) fn disk(&self, segment: u64) -> Option<Arc<Beside>> {
+    pub(super) fn disk(&self, segment: u64) -> Option<Arc<DiskMember>> {
         let disks = self.disks.get()?.iter().filter_map(Weak::upgrade);
         disks.into_iter().find(|it| it.segment().0 == segment)
     }

@@ -1,8 +1,7 @@
-//! Memory of the node that is lent to its disk: the bytes of slots that are held meanwhile, and room on its
-//! stage.
+//! Memory of the node that its disk reads or writes: the bytes of slots, and extents of its staging segment.
 //!
-//! **Invariant:** the hold on a slot ends when the disk has let go of its memory, which may be long after
-//! whoever asked has given up.
+//! **Invariant:** a slot stays referenced until the disk has finished with its memory. That may be long after
+//! the request was given up.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,24 +13,24 @@ use tiffin_ssd::Pieces;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared as Node;
-use super::stage::Room;
+use super::stage::StagedExtent;
 
-/// How long a node may take to hear what the master has decided.
-const HEARD_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a node may take to learn what the master has decided.
+const LEARN_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What keeps the bytes of a slot where they are.
-enum Kept {
-    /// They are read: an object.
+/// Why the bytes of a slot must stay in place.
+enum Usage {
+    /// The disk reads an object.
     Sent,
-    /// They are written: a reservation.
+    /// The disk writes a reservation.
     Stored,
 }
 
-/// A hold on a slot, until it is dropped.
+/// References a slot until it is dropped.
 struct Held {
     node: Arc<Node>,
     hold: Hold,
-    kept: Kept,
+    usage: Usage,
 }
 
 impl Drop for Held {
@@ -39,17 +38,17 @@ impl Drop for Held {
         if self.node.state.is_poisoned() {
             return;
         }
-        self.node.ended(|state| match self.kept {
-            Kept::Sent => _ = state.core.end_demotion(self.hold),
-            Kept::Stored => state.core.end_store(self.hold),
+        self.node.ended(|state| match self.usage {
+            Usage::Sent => _ = state.core.end_demotion(self.hold),
+            Usage::Stored => state.core.end_store(self.hold),
         });
     }
 }
 
-/// The bytes of an object, to be read; nothing if it is not there. The master may speak of an object before
-/// the node has heard that it is one: that is waited for.
+/// The bytes of an object that the disk reads, or `None` if there is no such object. The master may name an
+/// object before the node has learned that it was committed: then this waits.
 pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
-    let deadline = Instant::now() + HEARD_TIME_MAX;
+    let deadline = Instant::now() + LEARN_TIME_MAX;
     let extents = loop {
         let decided = node.decided.notified();
         {
@@ -62,22 +61,22 @@ pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pie
         }
         timeout_at(deadline, decided).await.ok()?;
     };
-    pieces(node, &extents, Held { node: Arc::clone(node), hold, kept: Kept::Sent })
+    pieces(node, &extents, Held { node: Arc::clone(node), hold, usage: Usage::Sent })
 }
 
-/// The bytes of a reservation for what comes from a disk, to be written; nothing if it does not stand.
+/// The bytes of a reservation that the disk writes, or `None` if the reservation was given up.
 pub(super) fn target(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
     let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, hold, 0, len)?;
-    pieces(node, &extents, Held { node: Arc::clone(node), hold, kept: Kept::Stored })
+    pieces(node, &extents, Held { node: Arc::clone(node), hold, usage: Usage::Stored })
 }
 
-/// Room on a stage, to be written.
-pub(super) fn staged(room: &Arc<Room>) -> Option<Pieces> {
-    let targets = room.memory().targets(&[room.extent()])?;
+/// The bytes of an extent of the staging segment, which the disk writes.
+pub(super) fn staged(extent: &Arc<StagedExtent>) -> Option<Pieces> {
+    let targets = extent.memory().targets(&[extent.extent()])?;
     let runs = targets.iter().filter_map(|it| Some((NonNull::new(it.as_mut_ptr())?, it.len())));
-    // SAFETY: the memory is mapped for as long as the room's stage lives, and the room is nobody else's,
-    // until the guard is dropped. Readers look at it only after the read was answered with success.
-    Some(unsafe { Pieces::new(runs, Arc::<Room>::clone(room)) })
+    // SAFETY: the memory is mapped while its staging segment lives, and the extent belongs to this read alone
+    // until the guard is dropped. Clients load it only after the read has succeeded.
+    Some(unsafe { Pieces::new(runs, Arc::<StagedExtent>::clone(extent)) })
 }
 
 fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {
@@ -85,8 +84,8 @@ fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {
     let extents: Vec<_> = extents.iter().map(extent).collect();
     let targets = node.memory.targets(&extents)?;
     let runs = targets.iter().filter_map(|it| Some((NonNull::new(it.as_mut_ptr())?, it.len())));
-    // SAFETY: the memory is mapped for as long as the node's `Shared` lives, which the guard keeps. The slot
-    // is held until the guard is dropped: an object's bytes are not written again before that, and nobody
-    // reads or writes a reservation but the disk that it was made for.
+    // SAFETY: the memory is mapped while the node's `Shared` lives, which the guard keeps. The slot is
+    // referenced until the guard is dropped: an object's bytes are not overwritten before that, and only the
+    // disk that a reservation was made for reads or writes it.
     Some(unsafe { Pieces::new(runs, Arc::new(held)) })
 }

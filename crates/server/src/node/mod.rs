@@ -8,11 +8,11 @@
 //! It runs as a daemon and inside a client's process alike, and handles no signals.
 
 mod disk;
+mod disk_log;
 mod keep;
 mod lent;
 mod link;
 mod near;
-mod shelf;
 mod stage;
 mod store;
 
@@ -39,7 +39,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use disk::Beside;
+use disk::DiskMember;
 pub use link::LinkStatus;
 
 use crate::config::{NodeConfig, SsdConfig};
@@ -65,7 +65,7 @@ const SHM_EVENTS_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct NodeServer {
     shared: Arc<Shared>,
-    disks: Vec<Arc<Beside>>,
+    disks: Vec<Arc<DiskMember>>,
     status: watch::Receiver<LinkStatus>,
     tasks: JoinSet<()>,
 }
@@ -109,8 +109,8 @@ pub(crate) struct Shared {
     is_leaving: AtomicBool,
     /// Something was decided: slots may have become objects.
     decided: Notify,
-    /// The disks beside the memory, once they are open.
-    disks: OnceLock<Vec<Weak<Beside>>>,
+    /// The disk members of this node, once they are open.
+    disks: OnceLock<Vec<Weak<DiskMember>>>,
 }
 
 struct State {
@@ -187,7 +187,7 @@ impl NodeServer {
         let mut tasks = spawn(&shared, sockets, heard);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
-            disks.push(Beside::open(ssd, number, &shared, &mut tasks).await?);
+            disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
         // Nobody can have set it before.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());

@@ -1,10 +1,10 @@
-//! The disks of a node, for clients in the process where it lives: what is read for them crosses no socket.
+//! The disks of a node, for clients in the node's process: reads cross no socket.
 //!
-//! The disk reads into memory of its own, and from there the bytes are copied to the caller. They could be
-//! read straight into the caller's memory where that is aligned, but then a call could not end before the
-//! disk has: neither at its deadline nor when its task is dropped.
+//! The disk reads into a buffer, and the bytes are copied from there to the caller. A read straight into the
+//! caller's memory would save the copy where that is aligned. But then a call could not end before the disk
+//! read has ended, neither at its deadline nor when its task is dropped.
 //!
-//! **Invariant:** nothing here keeps a disk open that its node has let go of.
+//! **Invariant:** a reader holds only a weak reference to its disk, so the node alone decides when it closes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -19,26 +19,26 @@ use tiffin_transport::{
 };
 use tokio::time::timeout_at;
 
-use super::disk::Beside;
+use super::disk::DiskMember;
 
-/// Bytes of one call that are on their way from the disk at a time; one chunk may be more.
-const FLYING_BYTES_MAX: u64 = 64 << 20;
+/// Maximum number of bytes that one call reads from the disk at a time, unless one chunk is larger.
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads one of them.
+/// Reads one disk of the node.
 struct DiskReader {
     segment: SegmentId,
     name: String,
-    disk: Weak<Beside>,
+    disk: Weak<DiskMember>,
 }
 
-/// Where the bytes of an operation go, in order.
-struct Landing<'a> {
+/// The targets of an operation that are not filled yet, the next one last.
+struct Unfilled<'a> {
     targets: Vec<TargetBuf<'a>>,
 }
 
 /// The disks, for clients in this process.
-pub(super) fn local_disks(disks: &[Arc<Beside>]) -> Vec<Arc<dyn LocalDisk>> {
-    let reader = |it: &Arc<Beside>| {
+pub(super) fn local_disks(disks: &[Arc<DiskMember>]) -> Vec<Arc<dyn LocalDisk>> {
+    let reader = |it: &Arc<DiskMember>| {
         let (segment, name, disk) = (it.segment(), it.name().to_owned(), Arc::downgrade(it));
         Arc::new(DiskReader { segment, name, disk }) as Arc<dyn LocalDisk>
     };
@@ -55,21 +55,21 @@ impl DiskReader {
         deadline: Instant,
     ) -> Vec<Outcome> {
         let mut outcomes = vec![Ok(()); ops.len()];
-        let mut landings: Vec<_> = ops.iter().map(Landing::new).collect();
+        let mut unfilled: Vec<_> = ops.iter().map(Unfilled::new).collect();
         let mut chunks = ops.iter().enumerate().flat_map(|(at, op)| spans(op).map(move |span| (at, span)));
-        let (mut flying, mut flying_bytes) = (VecDeque::new(), 0);
+        let (mut in_flight, mut in_flight_bytes) = (VecDeque::new(), 0);
         loop {
-            // A disk is fast only if it has much to do at a time.
-            while flying_bytes < FLYING_BYTES_MAX {
+            // A disk is fast only with many reads in flight.
+            while in_flight_bytes < IN_FLIGHT_BYTES_MAX {
                 let Some((at, span)) = chunks.next() else { break };
                 let (Some(op), Some(Ok(()))) = (ops.get(at), outcomes.get(at)) else { continue };
-                flying_bytes += span.len;
+                in_flight_bytes += span.len;
                 let disk = self.disk.upgrade();
                 let reading = disk.map(|it| it.read(Stamp(op.stamp), span, unasked));
-                flying.push_back((at, span, reading));
+                in_flight.push_back((at, span, reading));
             }
-            let Some((at, span, reading)) = flying.pop_front() else { break };
-            flying_bytes -= span.len;
+            let Some((at, span, reading)) = in_flight.pop_front() else { break };
+            in_flight_bytes -= span.len;
             let read = match reading {
                 None => Err(self.gone()),
                 Some(None) => Err(TransferError::Stale),
@@ -80,14 +80,14 @@ impl DiskReader {
                     Ok(Ok(bytes)) => Ok(bytes),
                 },
             };
-            let (Some(op), Some(outcome), Some(landing)) =
-                (ops.get(at), outcomes.get_mut(at), landings.get_mut(at))
+            let (Some(op), Some(outcome), Some(targets_left)) =
+                (ops.get(at), outcomes.get_mut(at), unfilled.get_mut(at))
             else {
                 continue;
             };
             if outcome.is_ok() {
                 *outcome = read.and_then(|bytes| {
-                    landing.land(bytes.as_ref());
+                    targets_left.fill(bytes.as_ref());
                     self.counts(Stamp(op.stamp), unasked)
                 });
             }
@@ -97,7 +97,7 @@ impl DiskReader {
         outcomes
     }
 
-    /// Whether what was read still counts.
+    /// Whether the copy that was read is still valid.
     fn counts(&self, stamp: Stamp, unasked: Option<u64>) -> Outcome {
         let disk = self.disk.upgrade().ok_or_else(|| self.gone())?;
         if disk.counts(stamp, unasked) { Ok(()) } else { Err(TransferError::Stale) }
@@ -125,12 +125,12 @@ impl LocalDisk for DiskReader {
     }
 }
 
-impl<'a> Landing<'a> {
+impl<'a> Unfilled<'a> {
     fn new(op: &ReadOp<'a>) -> Self {
         Self { targets: op.targets.iter().rev().copied().collect() }
     }
 
-    fn land(&mut self, mut bytes: &[u8]) {
+    fn fill(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some(target) = self.targets.pop() else { return };
             let (now, later) = target.split_at(bytes.len());
@@ -144,7 +144,7 @@ impl<'a> Landing<'a> {
     }
 }
 
-/// What is read at a time; at least one, so that it is found out whether the copy is there.
+/// The chunks of an operation. An empty one has one chunk, so that a missing copy is noticed.
 fn spans(op: &ReadOp<'_>) -> impl Iterator<Item = Span> + use<> {
     let (begin, len) = (op.offset, op.bytes());
     let count = len.div_ceil(CHUNK_BYTES_MAX).max(1);

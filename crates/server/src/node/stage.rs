@@ -1,11 +1,10 @@
-//! Memory through which a disk hands its bytes to clients of this host: they map it, and copy from there.
+//! The staging segment of a disk: clients of this host map it and copy from it what the disk has read.
 //!
-//! It is a segment like that of a node, with its own records, and lives beside the node's memory: what is
-//! read from a disk without coming back into memory takes no room from objects.
+//! It is a segment like that of a node, with its own records, and is not part of the node's memory. So a read
+//! that promotes nothing takes no memory from objects.
 //!
-//! **Invariant:** room is given to somebody else only after its stamp was withdrawn, and that only when both
-//! the disk and the connection that it was read for have let go of it. So a copy that was cut short by the
-//! node itself does not count, and no other can be.
+//! **Invariant:** an extent is reused only after its stamp was retired. That happens when both the disk and
+//! the connection that it was read for have dropped it. So a client that copies meanwhile notices the reuse.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,29 +14,29 @@ use tiffin_transport::layout::Geometry;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::{self as transport, tcp};
 
-/// The bytes of a stage. They are taken from the system when they are used first.
+/// Bytes of a staging segment. The system allocates each page at its first use.
 pub(super) const STAGE_BYTES: u64 = 64 << 20;
-/// How many places it has.
+/// Slots of a staging segment.
 const STAGE_SLOTS: u32 = 512;
-/// Room is given in blocks of a disk, so that it can read straight into them.
+/// Extents are whole blocks of a disk, so that direct I/O can read into them.
 const BLOCK_BYTES: u64 = 4096;
 
-/// The stage of one disk.
+/// The staging segment of one disk.
 pub(super) struct Stage {
     memory: Arc<NodeMemory>,
     // Held while records are written; never over an await.
-    book: Mutex<Book>,
+    state: Mutex<StageState>,
 }
 
-struct Book {
+struct StageState {
     writer: ControlWriter,
     space: FreeSpace,
     slots: Vec<u32>,
     stamps: u64,
 }
 
-/// Room on a stage, for one reader. It is free again when the last who holds this lets go.
-pub(super) struct Room {
+/// An extent of a staging segment, for one read. It is free again when the last reference is dropped.
+pub(super) struct StagedExtent {
     stage: Arc<Stage>,
     slot: u32,
     stamp: u64,
@@ -47,7 +46,7 @@ pub(super) struct Room {
 }
 
 impl Stage {
-    /// A stage for the disk of that name; nothing if the machine has no memory for it.
+    /// A staging segment for a disk, or `None` if the machine has no memory for it.
     pub(super) fn new(segment: SegmentId) -> Option<Arc<Self>> {
         let geometry = Geometry {
             segment: segment.0,
@@ -58,11 +57,11 @@ impl Stage {
         match NodeMemory::create(geometry) {
             Ok((memory, writer)) => {
                 let (space, slots) = (FreeSpace::new(STAGE_BYTES), (0..STAGE_SLOTS).collect());
-                let book = Mutex::new(Book { writer, space, slots, stamps: 0 });
-                Some(Arc::new(Self { memory, book }))
+                let state = Mutex::new(StageState { writer, space, slots, stamps: 0 });
+                Some(Arc::new(Self { memory, state }))
             }
             Err(error) => {
-                tracing::warn!(%error, "what lies on the disk goes through a socket, also on this host");
+                tracing::warn!(%error, "no memory for a staging segment: disk reads use a socket");
                 None
             }
         }
@@ -72,28 +71,28 @@ impl Stage {
         &self.memory
     }
 
-    /// Room in one piece; nothing if there is none.
-    pub(super) fn take(self: &Arc<Self>, len: u64) -> Option<Arc<Room>> {
-        let mut book = self.lock();
-        let slot = book.slots.pop()?;
-        let Some(extent) = book.space.take_contiguous(len.checked_next_multiple_of(BLOCK_BYTES)?) else {
-            book.slots.push(slot);
+    /// Allocates a contiguous extent, or `None` if there is none.
+    pub(super) fn take(self: &Arc<Self>, len: u64) -> Option<Arc<StagedExtent>> {
+        let mut state = self.lock();
+        let slot = state.slots.pop()?;
+        let Some(extent) = state.space.take_contiguous(len.checked_next_multiple_of(BLOCK_BYTES)?) else {
+            state.slots.push(slot);
             return None;
         };
-        book.stamps += 1;
-        let (stamp, mark) = (book.stamps, book.stamps + 1);
-        book.writer.set_stamp_high_water(mark);
-        Some(Arc::new(Room { stage: Arc::clone(self), slot, stamp, extent, len }))
+        state.stamps += 1;
+        let (stamp, mark) = (state.stamps, state.stamps + 1);
+        state.writer.set_stamp_high_water(mark);
+        Some(Arc::new(StagedExtent { stage: Arc::clone(self), slot, stamp, extent, len }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        // What was being written when somebody panicked is not published, or is: both are whole.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, StageState> {
+        // A slot is published by one call, so a panic leaves it published or not, and never half.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Room {
-    /// Where the bytes are to go.
+impl StagedExtent {
+    /// Where the disk writes the bytes.
     pub(super) fn extent(&self) -> transport::Extent {
         transport::Extent { offset: self.extent.offset, len: self.len }
     }
@@ -102,7 +101,7 @@ impl Room {
         &self.stage.memory
     }
 
-    /// The bytes are there: from now on they are found.
+    /// Publishes the slot: the bytes are complete, and clients may load it from now on.
     pub(super) fn publish(&self) {
         let (stamp, len, state) = (self.stamp, self.len, SlotState::Committed);
         let record = SlotRecord { stamp, state, len, extents: vec![self.extent()], ..SlotRecord::default() };
@@ -110,19 +109,19 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for StagedExtent {
     fn drop(&mut self) {
-        let mut book = self.stage.lock();
-        book.writer.retire(self.slot);
-        book.space.give_back(self.extent);
-        book.slots.push(self.slot);
+        let mut state = self.stage.lock();
+        state.writer.retire(self.slot);
+        state.space.give_back(self.extent);
+        state.slots.push(self.slot);
     }
 }
 
-/// Room with bytes in it, for as long as its reader has not let go.
-pub(super) struct Shown(pub(super) Arc<Room>);
+/// A published extent, which stays until the connection drops it.
+pub(super) struct Published(pub(super) Arc<StagedExtent>);
 
-impl tcp::StagedBytes for Shown {
+impl tcp::StagedBytes for Published {
     fn location(&self) -> (u32, u64) {
         (self.0.slot, self.0.stamp)
     }
@@ -133,18 +132,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_found_under_its_stamp_until_the_last_has_let_go() {
+    fn extent_is_published_until_its_last_reference_is_dropped() {
         let stage = Stage::new(SegmentId(7)).unwrap();
-        let room = stage.take(5000).unwrap();
-        let (slot, stamp) = (room.slot, room.stamp);
+        let staged = stage.take(5000).unwrap();
+        let (slot, stamp) = (staged.slot, staged.stamp);
         let reader = stage.memory().reader();
-        assert!(reader.load(slot, stamp).is_err(), "nothing is there yet");
-        room.publish();
-        assert_eq!(reader.load(slot, stamp).unwrap().extents, [room.extent()]);
-        let of_the_disk = Arc::clone(&room);
-        drop(room);
-        assert!(reader.is_current(slot, stamp), "the disk may still write there");
-        drop(of_the_disk);
+        assert!(reader.load(slot, stamp).is_err(), "it is not published yet");
+        staged.publish();
+        assert_eq!(reader.load(slot, stamp).unwrap().extents, [staged.extent()]);
+        let disk_reference = Arc::clone(&staged);
+        drop(staged);
+        assert!(reader.is_current(slot, stamp), "the disk may still write to it");
+        drop(disk_reference);
         assert!(!reader.is_current(slot, stamp));
         let next = stage.take(5000).unwrap();
         assert_eq!(next.slot, slot);
@@ -152,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_has_an_end_and_room_comes_back() {
+    fn dropped_extents_are_allocated_again() {
         let stage = Stage::new(SegmentId(7)).unwrap();
         for _ in 0..3 {
-            let rooms: Vec<_> = std::iter::from_fn(|| stage.take(4 << 20)).collect();
-            assert_eq!(rooms.len() as u64, STAGE_BYTES / (4 << 20));
-            assert!(rooms.iter().all(|it| it.extent().offset.is_multiple_of(BLOCK_BYTES)));
+            let extents: Vec<_> = std::iter::from_fn(|| stage.take(4 << 20)).collect();
+            assert_eq!(extents.len() as u64, STAGE_BYTES / (4 << 20));
+            assert!(extents.iter().all(|it| it.extent().offset.is_multiple_of(BLOCK_BYTES)));
         }
-        let rooms: Vec<_> = std::iter::from_fn(|| stage.take(1)).collect();
-        assert_eq!(rooms.len(), STAGE_SLOTS as usize);
+        let extents: Vec<_> = std::iter::from_fn(|| stage.take(1)).collect();
+        assert_eq!(extents.len(), STAGE_SLOTS as usize);
     }
 }

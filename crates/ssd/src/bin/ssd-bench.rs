@@ -1,4 +1,4 @@
-//! Prints how fast a shelf is on a disk, beside a raw writer and reader on the same disk.
+//! Measures a log on a disk, beside a raw writer and reader on the same disk.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use tiffin_ssd::bench::{Bench, Measured, Turns, measure};
 
 const USAGE: &str = "usage: ssd-bench --path FOLDER [--gib N] [--record-mib N] [--depth N] [--rounds N] \
                      [--small RECORDS] [--blocking] [--json]";
-/// The share of the floor that is aimed at.
+/// The target ratio to the floor.
 const SHARE: f64 = 0.8;
 
 fn main() -> ExitCode {

@@ -1,11 +1,9 @@
-//! Kills a process that keeps, marks and forgets records on a real disk, again and again, and looks what is
-//! there.
+//! Kills a process that appends, changes and deletes records on a real disk, repeatedly, and verifies the
+//! log.
 //!
-//! The process says on a pipe what it asks for and what it is answered; what it said before it was killed
-//! counts.
-//! Afterwards every record has its bytes or is absent, what was answered is there unless it may have been
-//! evicted,
-//! and what was forgotten is not.
+//! The process writes its requests and their answers to a pipe; those before the kill count. Afterwards every
+//! record is complete or absent. Answered appends exist unless they may have been evicted, and deleted
+//! records do not exist.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tiffin_ssd::{
-    Drive, Event, Generation, Limits, Name, Opened, Pieces, ReadError, Record, RecordId, Shelf, ShelfConfig,
-    Span, wait,
+    DiskLog, DiskLogConfig, Drive, Event, Generation, Limits, Name, Opened, Pieces, ReadError, Record,
+    RecordId, Span, wait,
 };
 
 const MIB: u64 = 1 << 20;
@@ -85,14 +83,14 @@ impl Chance {
 }
 
 fn open(path: &Path, blocking: bool, listen: impl FnMut(Event) + Send + 'static) -> Result<Opened, String> {
-    let config = ShelfConfig {
+    let config = DiskLogConfig {
         path: path.to_owned(),
         budget_bytes: 34 * MIB,
         segment_bytes: Some(2 * MIB),
         limits: Limits::default(),
         drive: if blocking { Drive::Blocking } else { Drive::Auto },
     };
-    Shelf::open(&config, listen).map_err(|error| error.to_string())
+    DiskLog::open(&config, listen).map_err(|error| error.to_string())
 }
 
 fn payload(counter: u64) -> Vec<u8> {
@@ -108,20 +106,20 @@ fn payload(counter: u64) -> Vec<u8> {
 
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
-    // Nobody listens any more: whoever would have killed this process is gone.
+    // The pipe is closed: the parent process has ended.
     if out.write_all(format!("{text}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
         std::process::exit(1);
     }
 }
 
-/// Works until it is killed. Generations start at `start`, and none is used twice.
+/// Runs until it is killed. Generations start at `start`, and none is used twice.
 fn child(args: &Args) -> Result<(), String> {
     let opened = open(&args.path, args.blocking, |event| {
         if let Event::Left(_, ids) = event {
             ids.iter().for_each(|id| say(&format!("left {}", id.0)));
         }
     })?;
-    let shelf = Arc::new(opened.shelf);
+    let log = Arc::new(opened.log);
     let here: Arc<Mutex<Vec<RecordId>>> =
         Arc::new(Mutex::new(opened.records.iter().map(|(id, _)| *id).collect()));
     let mut chance = Chance(args.seed | 1);
@@ -132,13 +130,13 @@ fn child(args: &Args) -> Result<(), String> {
         let record = Record {
             name: Arc::new(Name { namespace: "torture".into(), key: key.to_le_bytes().to_vec() }),
             generation: Generation { epoch: 1, counter },
-            marks: counter.to_le_bytes().to_vec(),
+            attributes: counter.to_le_bytes().to_vec(),
             protected,
             payload_bytes: bytes.len() as u64,
         };
         say(&format!("ask {counter} {key} {}", u8::from(protected)));
         let known = Arc::clone(&here);
-        shelf.append(record, Pieces::copy_of(&bytes), LONG, move |result| {
+        log.append(record, Pieces::copy_of(&bytes), LONG, move |result| {
             if let Ok(id) = result {
                 say(&format!("kept {counter} {}", id.0));
                 known.lock().unwrap_or_else(PoisonError::into_inner).push(id);
@@ -151,7 +149,7 @@ fn child(args: &Args) -> Result<(), String> {
                 let id = here.swap_remove(at);
                 drop(here);
                 say(&format!("forgetting {}", id.0));
-                shelf.forget(vec![id], LONG, move |result| {
+                log.forget(vec![id], LONG, move |result| {
                     if result.is_ok() {
                         say(&format!("forgotten {}", id.0));
                     }
@@ -159,7 +157,7 @@ fn child(args: &Args) -> Result<(), String> {
             }
         }
         if counter.is_multiple_of(16) {
-            let flushed: Result<(), _> = wait(|done| shelf.flush(LONG, done));
+            let flushed: Result<(), _> = wait(|done| log.flush(LONG, done));
             flushed.map_err(|error| error.to_string())?;
         }
     }
@@ -230,7 +228,7 @@ fn run_and_kill(args: &Args, start: u64, count: u64, round: u64) -> Result<Vec<S
         }
     }
     child.wait().map_err(|error| error.to_string())?;
-    // Lines are shorter than what a pipe takes whole, so none is cut off.
+    // Lines are shorter than an atomic write to a pipe, so none is torn.
     Ok(lines)
 }
 
@@ -258,7 +256,7 @@ fn hear(known: &mut BTreeMap<u64, Known>, line: &str) {
     }
 }
 
-/// Holds what is there against what is known; returns how many records were read.
+/// Verifies the records against the answers; returns how many were read.
 fn look(
     known: &mut BTreeMap<u64, Known>,
     opened: &Opened,
@@ -275,8 +273,8 @@ fn look(
         }
         let into = Pieces::zeroed(record.payload_bytes);
         let span = Span { offset: 0, len: record.payload_bytes };
-        let result = wait(|done| opened.shelf.read(*id, span, into.clone(), LONG, done));
-        // A log that opens nearly full makes room at once.
+        let result = wait(|done| opened.log.read(*id, span, into.clone(), LONG, done));
+        // A log that opens nearly full evicts at once.
         let evicted = left.lock().unwrap_or_else(PoisonError::into_inner).contains(id);
         if result == Err(ReadError::Gone) && evicted {
             of.gone = true;

@@ -1,4 +1,4 @@
-//! The reference: a few threads that read and write one after another.
+//! The reference engine: a few threads with blocking system calls.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,10 @@ use std::thread::{self, JoinHandle};
 use super::{Engine, Outcome, Raw};
 
 const THREADS: usize = 8;
-/// What is added to an eventfd, in the order of bytes of the machines that we build for.
+/// The value added to an eventfd, little-endian like the supported machines.
 const ONE: [u8; 8] = 1u64.to_le_bytes();
 
-/// Threads with a queue.
+/// Threads with a common queue.
 pub(crate) struct Blocking {
     work: Option<Sender<(u64, Raw)>>,
     done: Receiver<(u64, Outcome)>,
@@ -47,7 +47,7 @@ impl Blocking {
 fn carry_out(file: &OwnedFd, raw: Raw) -> Outcome {
     loop {
         let result = match raw {
-            // SAFETY: whoever submitted this keeps the memory alive, and to itself, until it is collected.
+            // SAFETY: the submitter keeps the memory alive, and unused, until the result is collected.
             Raw::Read { at, run, .. } => rustix::io::pread(file, unsafe { run.bytes_mut() }, at),
             // SAFETY: as above.
             Raw::Write { at, run, .. } => rustix::io::pwrite(file, unsafe { run.bytes() }, at),
@@ -63,7 +63,7 @@ fn carry_out(file: &OwnedFd, raw: Raw) -> Outcome {
 impl Engine for Blocking {
     fn submit(&mut self, token: u64, raw: Raw) {
         if let Some(work) = &self.work {
-            // The threads live for as long as this does.
+            // The threads live as long as this value.
             let _ = work.send((token, raw));
         }
     }

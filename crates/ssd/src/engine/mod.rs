@@ -1,7 +1,7 @@
-//! Carries raw disk work out: with io_uring, or with a few threads that block.
+//! Engines that carry out disk operations: io_uring, or a few blocking threads.
 //!
-//! An engine takes raw work with a token and reports each token once. It signals an eventfd when there is
-//! something to collect. The memory of raw work must stay alive until it has been collected.
+//! An engine takes operations with a token and reports each token once. It signals an eventfd when there are
+//! results to collect. The memory of an operation must stay alive until its result has been collected.
 
 mod blocking;
 mod uring;
@@ -16,29 +16,29 @@ use crate::memory::{Buffer, Run};
 pub(crate) use blocking::Blocking;
 pub(crate) use uring::Uring;
 
-/// Raw work in flight at most.
+/// The maximum number of operations in flight.
 pub(crate) const RAWS_MAX: usize = 128;
 
-/// Which engine is wanted.
+/// The requested engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// io_uring where the kernel permits it, else threads that block; which of them, and why, is reported.
+    /// io_uring where the kernel permits it, else blocking threads.
     #[default]
     Auto,
     /// io_uring or an error.
     Uring,
-    /// Threads that block.
+    /// Blocking threads.
     Blocking,
 }
 
-/// Which engine is used, and why.
+/// The engine in use, and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driven {
     /// Whether it is io_uring.
     pub uring: bool,
     /// Whether its buffers are registered with the kernel.
     pub registered: bool,
-    /// Why so.
+    /// Why it was chosen.
     pub reason: String,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Driven {
     }
 }
 
-/// What is to be done.
+/// A disk operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Raw {
     Read { at: u64, run: Run, buffer: Option<u16> },
@@ -57,20 +57,20 @@ pub(crate) enum Raw {
     Sync,
 }
 
-/// How raw work ended: bytes moved, or the system's error number.
+/// The result of an operation: bytes moved, or the error number.
 pub(crate) type Outcome = Result<usize, i32>;
 
-/// Carries raw work out.
+/// Carries out operations.
 pub(crate) trait Engine: Send {
-    /// Takes work; at most [`RAWS_MAX`] at a time.
+    /// Queues an operation; at most [`RAWS_MAX`] may be in flight.
     fn submit(&mut self, token: u64, raw: Raw);
-    /// Hands what was taken to the kernel.
+    /// Submits queued operations to the kernel.
     fn kick(&mut self);
-    /// What has ended since.
+    /// Collects results.
     fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>);
 }
 
-/// Starts an engine on a file. `wake` is signalled when there is something to collect.
+/// Starts an engine on a file. `wake` is signalled when there are results to collect.
 pub(crate) fn start(
     drive: Drive,
     file: &Arc<OwnedFd>,
@@ -82,7 +82,7 @@ pub(crate) fn start(
         (Box::new(engine), Driven { uring: false, registered: false, reason })
     };
     if drive == Drive::Blocking {
-        return Ok(blocking("as asked for".to_owned()));
+        return Ok(blocking("as requested".to_owned()));
     }
     match Uring::start(Arc::clone(file), wake, buffers) {
         Ok((engine, registered)) => {

@@ -1,4 +1,4 @@
-//! One ring for one file, which is registered with it, and so are the buffers where the limits permit.
+//! The io_uring engine: one ring for one registered file, with registered buffers where the limits permit.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::{Engine, Outcome, RAWS_MAX, Raw};
 use crate::memory::Buffer;
 
-/// A ring. Its file stays open for as long as it lives.
+/// A ring, which keeps its file open.
 pub(crate) struct Uring {
     ring: IoUring,
     waiting: Vec<squeue::Entry>,
@@ -67,8 +67,7 @@ impl Engine for Uring {
         let is_anything = {
             let mut queue = self.ring.submission();
             for entry in &self.waiting {
-                // SAFETY: whoever submitted this keeps the memory alive, and to itself, until it is
-                // collected.
+                // SAFETY: the submitter keeps the memory alive, and unused, until the result is collected.
                 if unsafe { queue.push(entry) }.is_err() {
                     break;
                 }
@@ -80,7 +79,7 @@ impl Engine for Uring {
         if !is_anything {
             return;
         }
-        // What the kernel did not take now (it was interrupted, or busy) it takes with the next kick.
+        // Entries that the kernel did not accept (interrupted, or busy) are submitted with the next call.
         drop(self.ring.submit());
     }
 

@@ -1,17 +1,16 @@
-//! The log's decisions: where a record goes, when it is durable, what leaves, what a restart finds.
+//! The log as a state machine: it places records, makes them durable, evicts, compacts and recovers.
 //!
 //! [`Log::apply`] takes one input and returns effects; it does no I/O, reads no clock and draws no number.
-//! Whoever drives it carries the effects out in order, and tells of each [`IoId`]'s end with [`Input::Done`].
+//! The driver carries out the effects in order, and reports the end of each [`IoId`] with [`Input::Done`].
 //!
-//! What holds at every step:
+//! Invariants after every step:
 //! - A record is in the index, and its append answered, only after a sync that began after its write ended.
 //! - A key has at most one record in the index: the one with the highest generation.
-//! - Every dead copy of a record on the disk has a tombstone, or a copy of the same record with a higher
-//!   sequence number that is durable. A tombstone lies on the disk for as long as a copy of its record does.
-//! - A segment's header is durable before anything is written behind it, and durably erased before its
-//!   records
-//!   are said to be evicted. It is used again only after the last read of it has ended.
-//! - Entries of a segment are only ever added. An index at its end says which count, once it is durable.
+//! - Every dead copy of a record on the disk has a tombstone, or a durable copy of the same record with a
+//!   higher sequence number. A tombstone stays on the disk as long as a copy of its record does.
+//! - A segment's header is durable before anything is written after it. It is durably erased before its
+//!   records are reported as evicted. A segment is reused only after its last read has ended.
+//! - Entries of a segment are only added. An index at its end lists them, once it is durable.
 //! - `live` and `protected` of a segment are the sums over its records in the index, and over the parts of
 //!   records that span segments (`span`).
 
@@ -39,59 +38,58 @@ use read::Flight;
 use reclaim::{Carry, Reclaim};
 use recover::Recoverer;
 use span::{Piece, Spanning};
-use table::{Live, Segment, State, Tomb};
+use table::{Live, Segment, State, Tombstone};
 use write::{Append, Commit};
 
-/// Segments that only compaction and tombstones may take, so that there is always a way to make room.
+/// Segments that only compaction and tombstones may use, so that space can always be reclaimed.
 pub const RESERVE_SEGMENTS: u64 = 2;
-/// A log has at least so many segments.
+/// The minimum number of segments.
 pub const SEGMENTS_MIN: u64 = 6;
-/// So many segments are wanted before larger ones are.
-const SEGMENTS_CHOSEN_MIN: u64 = 12;
+/// The number of segments if no segment size is given and their size stays within its limits. With so many
+/// the reserve is a small part of the log.
+const SEGMENTS_CHOSEN: u64 = 64;
 /// The smallest segment.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// The smallest segment that is chosen where none is asked for, if the budget has several of them: smaller
-/// ones take no part of a record that spans segments.
-pub const SEGMENT_BYTES_CHOSEN_MIN: u64 = 2 << 20;
-/// The largest segment that is chosen where none is asked for.
+/// The largest segment if no segment size is given.
 pub const SEGMENT_BYTES_CHOSEN_MAX: u64 = 256 << 20;
 /// The largest segment.
 pub const SEGMENT_BYTES_MAX: u64 = 2 << 30;
-/// The most records that one forget may name.
+/// The maximum number of records in one forget.
 pub const FORGET_IDS_MAX: usize = 1 << 16;
 
-/// What a log is to be.
+/// The configuration of a log.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The id that the log gets if it is new. Draw it at random: it tells our bytes from others'.
+    /// The id of the log, if it is new. Draw it at random: it distinguishes the log from other bytes on the
+    /// disk.
     pub log: u64,
-    /// The most bytes it may take up.
+    /// The maximum size in bytes.
     pub budget_bytes: u64,
-    /// The size of a segment, a multiple of 1 MiB. Without it: that of the log which is there, or a 32nd of
-    /// the budget.
+    /// The size of a segment, a multiple of 1 MiB. Without it: that of the existing log, or a 64th of the
+    /// budget.
     pub segment_bytes: Option<u64>,
-    /// Limits of what is under way.
+    /// Limits of operations in progress.
     pub limits: Limits,
-    /// A rule to break, in tests.
+    /// The rule that a mutant breaks, in tests.
     pub sabotage: Sabotage,
 }
 
-/// Limits of what is under way.
+/// Limits of operations in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most appends that wait to be written.
+    /// The maximum number of queued appends.
     pub queue_ops_max: usize,
-    /// The most payload bytes that wait to be written.
+    /// The maximum number of queued payload bytes.
     pub queue_bytes_max: u64,
-    /// The most bytes of appends that are being written at a time (one append may be larger).
+    /// The maximum number of bytes of appends that are written at a time, unless one append is larger.
     pub write_bytes_max: u64,
-    /// The most bytes that small appends are joined to.
+    /// The maximum number of bytes of small appends in one write.
     pub group_bytes_max: u64,
-    /// The most reads under way, those that share one included.
+    /// The maximum number of reads in progress, including those that share a disk read.
     pub reads_max: usize,
-    /// The most changes of marks and tombstones that wait to be written.
+    /// The maximum number of queued notes: attributes and tombstones.
     pub notes_max: usize,
-    /// The most records that compaction moves at a time.
+    /// The maximum number of records that compaction moves at a time.
     pub carries_max: usize,
 }
 
@@ -109,10 +107,10 @@ impl Default for Limits {
     }
 }
 
-/// What happens to a log.
+/// An input of the log.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// Keep a record. Its payload is the driver's, under the name of the operation.
+    /// Append a record. The driver has its payload, under the id of the operation.
     Append {
         /// The operation.
         op: OpId,
@@ -120,7 +118,7 @@ pub enum Input {
         record: Record,
         /// The checksums of its payload, by [`crate::sums`].
         sums: Arc<[u64]>,
-        /// When to give up.
+        /// The deadline.
         deadline: Tick,
     },
     /// Read some of a record's payload.
@@ -131,45 +129,44 @@ pub enum Input {
         id: RecordId,
         /// Which bytes.
         span: Span,
-        /// When to give up.
+        /// The deadline.
         deadline: Tick,
     },
-    /// Give a record other marks.
-    Mark {
+    /// Set the attributes of a record.
+    SetAttributes {
         /// The operation.
         op: OpId,
         /// The record.
         id: RecordId,
-        /// The new marks.
-        marks: Vec<u8>,
+        /// The new attributes.
+        attributes: Vec<u8>,
         /// Whether it is protected from now on.
         protected: bool,
-        /// When to give up.
+        /// The deadline.
         deadline: Tick,
     },
-    /// Let records go for good. From now on they cannot be read; those that are not here do no harm.
+    /// Delete records durably. They cannot be read from now on. Unknown ids are ignored.
     Forget {
         /// The operation.
         op: OpId,
         /// The records.
         ids: Vec<RecordId>,
-        /// When to give up.
+        /// The deadline.
         deadline: Tick,
     },
-    /// Answer when all that was asked for before has ended.
+    /// Answer when all earlier operations have ended.
     Flush {
         /// The operation.
         op: OpId,
-        /// When to give up.
+        /// The deadline.
         deadline: Tick,
     },
-    /// An operation is no longer wanted. It is answered all the same: an append only when it cannot come
-    /// back.
+    /// Cancel an operation. It is still answered: an append only when it cannot come back after a crash.
     Cancel {
         /// The operation.
         op: OpId,
     },
-    /// A piece of disk work has ended.
+    /// A disk operation has ended.
     Done {
         /// Which.
         io: IoId,
@@ -180,39 +177,39 @@ pub enum Input {
     Tick,
 }
 
-/// How a piece of disk work ended.
+/// The result of a disk operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A write or sync succeeded, or a read whose bytes the driver has and found good.
+    /// A write or sync succeeded, or a read whose bytes match their checksums.
     Ok,
-    /// A read for the log itself, with its bytes.
+    /// The bytes of a read by the log itself.
     Bytes(Vec<u8>),
-    /// A read whose bytes do not fit their checksums.
+    /// The bytes of a read do not match their checksums.
     Corrupt,
     /// It failed.
     Failed(Fault),
 }
 
-/// What the driver is to do, in this order.
+/// An effect that the driver carries out, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write these parts one after another. Their bytes together are a multiple of a block, and so is `at`.
+    /// Write these parts contiguously. `at` and the sum of their bytes are multiples of a block.
     Write {
-        /// Its name.
+        /// Its id.
         io: IoId,
         /// Where on the disk.
         at: u64,
         /// What.
         parts: Vec<Part>,
     },
-    /// Make everything durable whose write has been reported as done.
+    /// Make all writes durable that have been reported as done.
     Sync {
-        /// Its name.
+        /// Its id.
         io: IoId,
     },
-    /// Read. `at` is a multiple of a block; `len` need not be, and may be rounded up to one for the disk.
+    /// Read. `at` is a multiple of a block. `len` need not be; the driver may round it up.
     Read {
-        /// Its name.
+        /// Its id.
         io: IoId,
         /// Where on the disk.
         at: u64,
@@ -221,8 +218,8 @@ pub enum Effect {
         /// Where to.
         into: Into,
     },
-    /// Copy some of what the read `io`, which has just been reported as done, and earlier ones for the same
-    /// operation put into their destination.
+    /// Copy bytes that the read `io`, which has just ended, and earlier ones for the same operation have put
+    /// into their destination.
     Copy {
         /// The last of the reads.
         io: IoId,
@@ -231,7 +228,7 @@ pub enum Effect {
         /// Which bytes of the first destination.
         from: Span,
     },
-    /// Bytes in between are no longer needed.
+    /// Drop a stage.
     Unstage {
         /// Which.
         stage: StageId,
@@ -243,89 +240,98 @@ pub enum Effect {
         /// The answer.
         answer: Answer,
     },
-    /// What else happened.
+    /// An event.
     Event(Event),
 }
 
 /// A part of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// These bytes.
+    /// Bytes that the log made.
     Bytes(Vec<u8>),
-    /// Some of the payload of an append.
+    /// A range of the payload of an append.
     Payload {
         /// The append.
         op: OpId,
         /// Which bytes.
         span: Span,
     },
-    /// What was read into a stage.
+    /// The bytes of a stage.
     Stage {
         /// Which.
         stage: StageId,
         /// How many bytes it has.
         len: u64,
     },
-    /// So many zeros.
+    /// This number of zeros.
     Zeros(u64),
 }
 
-/// Where a read's bytes go.
+/// The destination of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Into {
     /// Into [`Done::Bytes`].
     Log,
-    /// Held against checksums; then `span` of them into the destination of an operation.
+    /// Verified; then `span` of them goes to the destination of an operation.
     Op {
         /// The operation.
         op: OpId,
-        /// Which of the bytes read.
+        /// The range of the bytes read.
         span: Span,
-        /// Where they begin in the destination. The other bytes of it come with other reads.
+        /// Where they begin in the destination. Other reads bring its other bytes.
         to: u64,
-        /// What they must fit.
+        /// Their checksums.
         checks: Checks,
     },
-    /// Held against checksums, and kept under this name.
+    /// Verified, and kept in a stage.
     Stage {
         /// The name.
         stage: StageId,
-        /// What they must fit.
+        /// Their checksums.
         checks: Checks,
     },
 }
 
-/// The checksums that bytes must fit: those of a payload, from its block `first` on.
+/// Checksums to verify bytes with: those of a payload, from its block `first` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checks {
     /// All checksums of the payload.
     pub sums: Arc<[u64]>,
+    /// How many bytes each of them covers.
+    pub sum_bytes: u64,
     /// The block that the bytes begin with.
     pub first: usize,
 }
 
 impl Checks {
-    /// Whether the bytes fit.
+    /// Whether the bytes match.
     #[must_use]
     pub fn fit(&self, bytes: &[u8]) -> bool {
-        crate::layout::verify(bytes, &self.sums, self.first)
+        self.fit_at(0, bytes)
+    }
+
+    /// Whether bytes match that begin `position` bytes after the first, with a whole block.
+    #[must_use]
+    pub fn fit_at(&self, position: u64, bytes: &[u8]) -> bool {
+        let first = self.first + (position / self.sum_bytes) as usize;
+        crate::layout::verify(bytes, &self.sums, first, self.sum_bytes)
     }
 }
 
-/// How the log is.
+/// The state of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It is being read.
+    /// It is recovering.
     Recovering,
     /// It works.
     Ready,
-    /// Reads go on; nothing is written.
+    /// It can be read, but not written.
     Failed(Fault),
     /// It cannot be used.
     Unusable(OpenFault),
 }
 
-/// The state machine. See the module's own words.
+/// The state machine, see the module.
 #[derive(Debug)]
 pub struct Log {
     config: Config,
@@ -340,21 +346,22 @@ pub struct Log {
     /// Records that are being written in parts, by their tickets, and the one whose parts are being placed.
     spannings: BTreeMap<u64, Spanning>,
     placing: Option<u64>,
-    /// Those whose head is being written.
+    /// Spanning records whose head is being written.
     heads: BTreeSet<RecordId>,
-    tombs: BTreeMap<RecordId, Tomb>,
-    /// Segments that could not be read whole: what lies in them is not known, so no tombstone is dropped.
-    unsure: u64,
+    tombstones: BTreeMap<RecordId, Tombstone>,
+    /// The number of segments that could not be read completely. Their contents are unknown, so no tombstone
+    /// is dropped.
+    segments_incomplete: u64,
     /// Evicted records whose tombstones are not durable yet.
-    going: BTreeSet<RecordId>,
+    evicting: BTreeSet<RecordId>,
     open: Option<u32>,
     free: BTreeSet<u32>,
     sealing: BTreeSet<u32>,
     protected: u64,
-    /// The footprints of what is protected or held.
+    /// The footprints of all protected or held records and parts.
     kept: u64,
     next_sequence: u64,
-    next_life: u64,
+    next_incarnation: u64,
     next_io: u64,
     next_stage: u64,
     next_ticket: u64,
@@ -362,7 +369,7 @@ pub struct Log {
     ops: BTreeMap<OpId, Op>,
     deadlines: BTreeSet<(Tick, OpId)>,
     ios: BTreeMap<IoId, Io>,
-    /// Numbers of the changes under way, for flushes.
+    /// Tickets of the changes in progress, for flushes.
     outstanding: BTreeSet<u64>,
     flushes: BTreeSet<(u64, OpId)>,
     appends: VecDeque<Append>,
@@ -376,25 +383,25 @@ pub struct Log {
     written: Vec<Commit>,
     syncing: Option<Vec<Commit>>,
     flights: BTreeMap<u64, Flight>,
-    /// The flight that another reader of a record may join.
+    /// The read in flight that other readers of a record may join.
     shared: BTreeMap<RecordId, u64>,
     next_flight: u64,
     reads: usize,
     reclaim: Option<Reclaim>,
     carries: BTreeMap<u64, Carry>,
     recoverer: Option<Box<Recoverer>>,
-    /// What a restart found, and the notes that must be durable before it is said.
+    /// The recovery report, and the number of notes that must be durable before it is sent.
     announce: Option<(u64, Recovery)>,
     stats: Stats,
     effects: Vec<Effect>,
 }
 
-/// What a piece of disk work is for.
+/// The purpose of a disk operation.
 #[derive(Debug)]
 enum Io {
     Write(Commit),
     Sync,
-    /// For a flight, from a segment.
+    /// A read of a flight from a segment.
     Read {
         flight: u64,
         segment: u32,
@@ -405,7 +412,7 @@ enum Io {
 }
 
 impl Log {
-    /// A log that is about to be read, and the first of the reads. It answers `Busy` until it has recovered.
+    /// Opens a log, and returns its first reads. It answers `Busy` until it has recovered.
     #[must_use]
     pub fn open(config: Config) -> (Self, Vec<Effect>) {
         let mut log = Self {
@@ -420,16 +427,16 @@ impl Log {
             spannings: BTreeMap::new(),
             placing: None,
             heads: BTreeSet::new(),
-            tombs: BTreeMap::new(),
-            unsure: 0,
-            going: BTreeSet::new(),
+            tombstones: BTreeMap::new(),
+            segments_incomplete: 0,
+            evicting: BTreeSet::new(),
             open: None,
             free: BTreeSet::new(),
             sealing: BTreeSet::new(),
             protected: 0,
             kept: 0,
             next_sequence: 1,
-            next_life: 1,
+            next_incarnation: 1,
             next_io: 1,
             next_stage: 1,
             next_ticket: 1,
@@ -465,13 +472,13 @@ impl Log {
         (log, effects)
     }
 
-    /// Takes one input; returns what is to be done about it, in order.
+    /// Applies an input; returns its effects in order.
     pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Effect> {
         match input {
             Input::Append { op, record, sums, deadline } => self.ask_append(op, record, sums, deadline),
             Input::Read { op, id, span, deadline } => self.ask_read(op, id, span, deadline),
-            Input::Mark { op, id, marks, protected, deadline } => {
-                self.ask_mark(op, id, marks, protected, deadline);
+            Input::SetAttributes { op, id, attributes, protected, deadline } => {
+                self.ask_set_attributes(op, id, attributes, protected, deadline);
             }
             Input::Forget { op, ids, deadline } => self.ask_forget(op, &ids, deadline),
             Input::Flush { op, deadline } => self.ask_flush(op, deadline),
@@ -484,24 +491,24 @@ impl Log {
         std::mem::take(&mut self.effects)
     }
 
-    /// When an [`Input::Tick`] is due at the latest.
+    /// When the next [`Input::Tick`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.deadlines.first().map(|(tick, _)| *tick)
     }
 
-    /// How it is.
+    /// The state of the log.
     #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
     }
 
-    /// The records that can be read, in the order of their ids.
+    /// The readable records, ordered by id.
     pub fn records(&self) -> impl Iterator<Item = (RecordId, &Record)> {
         self.records.iter().map(|(id, live)| (*id, &live.record))
     }
 
-    /// One of them.
+    /// A readable record.
     #[must_use]
     pub fn record(&self, id: RecordId) -> Option<&Record> {
         self.records.get(&id).map(|live| &live.record)
@@ -513,23 +520,24 @@ impl Log {
         self.names.get(name).copied()
     }
 
-    /// Where on the disk a record lies: its header and what follows it, then its parts. Each with how many
-    /// bytes it takes up.
+    /// The positions of a record on the disk and the bytes there: its header with what follows it, then its
+    /// parts.
     #[must_use]
     pub fn places_of(&self, id: RecordId) -> Vec<(u64, u64)> {
         let Some(live) = self.records.get(&id) else { return Vec::new() };
         let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
-        let parts = parts.map(|piece| (self.at(piece.segment, piece.offset), piece.extent));
-        std::iter::once((self.at(live.segment, live.offset), live.extent)).chain(parts).collect()
+        let parts = parts.map(|piece| piece.location);
+        let locations = std::iter::once(live.location).chain(parts);
+        locations.map(|it| (self.at(it.segment, it.offset), it.extent)).collect()
     }
 
-    /// How many pieces of disk work have not ended.
+    /// The number of disk operations in progress.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ios.len()
     }
 
-    /// Counters, and how things are.
+    /// Counters and sizes.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.stats;
@@ -541,11 +549,11 @@ impl Log {
         stats.segments_free = self.free_segments();
         stats.segment_bytes = self.segment_bytes;
         stats.record_bytes_max = if self.segment_bytes > 0 { self.record_bytes_max() } else { 0 };
-        stats.tombstones = self.tombs.len() as u64;
+        stats.tombstones = self.tombstones.len() as u64;
         stats
     }
 
-    /// The bytes of the disk that may be written: never more than the budget.
+    /// The end of the log on the disk: never beyond the budget.
     #[must_use]
     pub fn end(&self) -> u64 {
         HEAD_BYTES + self.segments.len() as u64 * self.segment_bytes
@@ -570,7 +578,7 @@ impl Log {
         }
     }
 
-    /// Starts whatever can be started.
+    /// Starts all work that can start.
     fn pump(&mut self) {
         if !matches!(self.health, Health::Ready) {
             return;
@@ -585,7 +593,8 @@ impl Log {
         self.pump_announce();
     }
 
-    /// Something could not be written: nothing more is, and whoever waits for it is told.
+    /// Fails the log after a failed write or sync: it writes nothing more, and waiting operations get the
+    /// fault.
     fn fail(&mut self, fault: Fault) {
         if !matches!(self.health, Health::Ready) {
             return;
@@ -626,28 +635,26 @@ impl Log {
     }
 }
 
-/// How many segments of which size a budget gives, or what is wrong with it.
+/// The segment size and the number of segments for a budget.
 ///
 /// # Errors
-/// When no log fits into the budget, or segments cannot have the size asked for: in words.
+/// When no log fits into the budget, or the segment size is invalid.
 pub fn shape(budget_bytes: u64, segment_bytes: Option<u64>) -> Result<(u64, u64), String> {
     let chosen = segment_bytes.unwrap_or_else(|| {
-        let small = HEAD_BYTES + SEGMENTS_CHOSEN_MIN * SEGMENT_BYTES_CHOSEN_MIN > budget_bytes;
-        let least = if small { SEGMENT_BYTES_MIN } else { SEGMENT_BYTES_CHOSEN_MIN };
-        let chosen = (budget_bytes / 32).clamp(least, SEGMENT_BYTES_CHOSEN_MAX);
+        let chosen = (budget_bytes / SEGMENTS_CHOSEN).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_CHOSEN_MAX);
         chosen - chosen % SEGMENT_BYTES_MIN
     });
     if !chosen.is_multiple_of(SEGMENT_BYTES_MIN) || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&chosen)
     {
         let hint = format!("give a multiple of {SEGMENT_BYTES_MIN}, at most {SEGMENT_BYTES_MAX}");
-        return Err(format!("segments of {chosen} bytes are not possible\n\nhint: {hint}"));
+        return Err(format!("invalid segment size: {chosen} bytes\n\nhint: {hint}"));
     }
     let count = budget_bytes.saturating_sub(HEAD_BYTES) / chosen;
     if count < SEGMENTS_MIN {
         let hint = format!("give at least {} bytes", HEAD_BYTES + SEGMENTS_MIN * chosen);
         return Err(format!(
-            "{budget_bytes} bytes are {count} segments of {chosen} bytes, and {SEGMENTS_MIN} are needed\n\n\
-             hint: {hint}"
+            "size of {budget_bytes} bytes is too small: it has {count} of at least {SEGMENTS_MIN} segments \
+             of {chosen} bytes\n\nhint: {hint}"
         ));
     }
     Ok((chosen, count.min(u64::from(u32::MAX))))

@@ -1,10 +1,10 @@
-//! Operations: how each begins, and how it ends: with one answer, by its deadline at the latest.
+//! Operations: how they start, and how they end: with one answer, at the latest at their deadline.
 
 use std::sync::Arc;
 
 use super::write::{Append, Waiter};
 use super::{Effect, FORGET_IDS_MAX, Health, Log};
-use crate::layout::{KEY_BYTES_MAX, MARKS_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
+use crate::layout::{ATTRIBUTES_BYTES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, AppendError, ChangeError, Fault, OpId, ReadError, Record, RecordId, Tick};
 
@@ -15,20 +15,20 @@ pub(super) struct Op {
     pub(super) kind: Kind,
 }
 
-/// What it is, and how far it has come.
+/// Its kind and progress.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Waits to be written.
+    /// Queued.
     AppendQueued,
-    /// Is being written, or waits for its sync.
+    /// Being written, or waiting for its sync.
     AppendWriting {
-        /// Nobody wants it any more.
+        /// It was cancelled.
         cancelled: bool,
     },
-    /// Is durable, and waits for a tombstone before it is answered.
+    /// Durable, and waiting for a tombstone before it is answered.
     AppendSettling(Result<RecordId, AppendError>),
     Read,
-    Mark,
+    SetAttributes,
     Forget {
         /// Tombstones that are not durable yet.
         waiting: u32,
@@ -40,11 +40,11 @@ pub(super) enum Kind {
 impl Log {
     pub(super) fn begin(&mut self, op: OpId, deadline: Tick, kind: Kind) {
         let had = self.ops.insert(op, Op { deadline, kind });
-        assert!(had.is_none(), "{op:?} is under way twice");
+        assert!(had.is_none(), "{op:?} is used twice at a time");
         self.deadlines.insert((deadline, op));
     }
 
-    /// Answers an operation, unless it has been.
+    /// Answers an operation, unless it was answered before.
     pub(super) fn answer(&mut self, op: OpId, answer: Answer) {
         match self.ops.remove(&op) {
             Some(known) => {
@@ -58,7 +58,7 @@ impl Log {
         }
     }
 
-    /// Answers an operation that never began.
+    /// Answers an operation that was not started.
     pub(super) fn refuse(&mut self, op: OpId, answer: Answer) {
         self.effects.push(Effect::Answer { op, answer });
     }
@@ -86,7 +86,7 @@ impl Log {
         let extent = self.asked_extent(record);
         let name = &record.name;
         let names_fit = name.namespace.len() <= NAMESPACE_BYTES_MAX && name.key.len() <= KEY_BYTES_MAX;
-        if !names_fit || record.marks.len() > MARKS_BYTES_MAX {
+        if !names_fit || record.attributes.len() > ATTRIBUTES_BYTES_MAX {
             return Err(AppendError::TooLarge { bytes: extent, bytes_max: self.record_bytes_max() });
         }
         if self.spans(record) {
@@ -95,7 +95,7 @@ impl Log {
         assert_eq!(
             sums.len() as u64,
             record.payload_bytes.div_ceil(crate::layout::SUM_BYTES),
-            "checksums that are not those of the payload"
+            "wrong number of checksums"
         );
         if let Some((id, there)) = self.find(name).and_then(|id| Some((id, self.record(id)?.generation))) {
             if there == record.generation {
@@ -114,45 +114,51 @@ impl Log {
         if busy { Err(AppendError::Busy) } else { Ok(()) }
     }
 
-    pub(super) fn ask_mark(
+    pub(super) fn ask_set_attributes(
         &mut self,
         op: OpId,
         id: RecordId,
-        marks: Vec<u8>,
+        attributes: Vec<u8>,
         protected: bool,
         deadline: Tick,
     ) {
-        if let Err(error) = self.may_mark(id, &marks, protected) {
-            return self.refuse(op, Answer::Mark(Err(error)));
+        if let Err(error) = self.may_set_attributes(id, &attributes, protected) {
+            return self.refuse(op, Answer::SetAttributes(Err(error)));
         }
         self.protect(id, protected);
         if let Some(live) = self.records.get_mut(&id) {
-            live.record.marks.clone_from(&marks);
+            live.record.attributes.clone_from(&attributes);
         }
-        self.begin(op, deadline, Kind::Mark);
-        self.queue_note(Note::Mark { id, protected, marks }, Some(Waiter(op)));
-        if sabotaged!(self.config.sabotage, MarkBeforeDurable) {
-            self.answer(op, Answer::Mark(Ok(())));
+        self.begin(op, deadline, Kind::SetAttributes);
+        self.queue_note(Note::Attributes { id, protected, attributes }, Some(Waiter(op)));
+        if sabotaged!(self.config.sabotage, AttributesBeforeDurable) {
+            self.answer(op, Answer::SetAttributes(Ok(())));
         }
     }
 
-    fn may_mark(&self, id: RecordId, marks: &[u8], protected: bool) -> Result<(), ChangeError> {
+    fn may_set_attributes(
+        &self,
+        id: RecordId,
+        attributes: &[u8],
+        protected: bool,
+    ) -> Result<(), ChangeError> {
         self.may_change()?;
         let Some(live) = self.records.get(&id) else { return Err(ChangeError::Gone) };
-        // What is being erased can no longer be kept.
-        if self.segments.get(live.segment as usize).is_none_or(|s| s.state == super::State::Erasing) {
+        // A record in a segment that is being erased cannot be kept.
+        if self.segments.get(live.location.segment as usize).is_none_or(|s| s.state == super::State::Erasing)
+        {
             return Err(ChangeError::Gone);
         }
-        // A record carries its marks in its header when it is carried, and that must fit a segment as before.
-        let mut with_marks = live.record.clone();
-        with_marks.marks = marks.to_vec();
-        let (extent, header_bytes, compact) = Self::extent_of_live(live, &with_marks);
+        // Compaction writes the attributes into the header, which must still fit into a segment.
+        let mut changed = live.record.clone();
+        changed.attributes = attributes.to_vec();
+        let (extent, header_bytes, compact) = Self::extent_of_live(live, &changed);
         let too_large =
             extent > self.whole_bytes_max(compact) || header_bytes > crate::layout::HEADER_BYTES_MAX;
-        if marks.len() > MARKS_BYTES_MAX || too_large {
+        if attributes.len() > ATTRIBUTES_BYTES_MAX || too_large {
             return Err(ChangeError::TooLarge {
-                bytes: marks.len() as u64,
-                bytes_max: MARKS_BYTES_MAX as u64,
+                bytes: attributes.len() as u64,
+                bytes_max: ATTRIBUTES_BYTES_MAX as u64,
             });
         }
         let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), self.protected_bytes_max());
@@ -163,7 +169,7 @@ impl Log {
         Ok(())
     }
 
-    /// Whether changes are taken at all.
+    /// Whether the log accepts changes.
     fn may_change(&self) -> Result<(), ChangeError> {
         match &self.health {
             Health::Ready if self.notes.len() >= self.config.limits.notes_max => Err(ChangeError::Busy),
@@ -178,7 +184,7 @@ impl Log {
             return self.refuse(op, Answer::Forget(Err(ChangeError::Busy)));
         }
         if let Err(error) = self.may_change() {
-            // A disk that takes no tombstones must not serve what was to be forgotten either.
+            // A log that cannot write the tombstones must not serve the records either.
             if matches!(error, ChangeError::Failed(_)) {
                 ids.iter().for_each(|id| drop(self.remove(*id)));
             }
@@ -187,11 +193,11 @@ impl Log {
         self.begin(op, deadline, Kind::Forget { waiting: 0, found: 0 });
         let (mut waiting, mut found) = (0, 0);
         for id in ids {
-            if self.bury(*id, Some(Waiter(op))).is_some() {
+            if self.delete(*id, Some(Waiter(op))).is_some() {
                 waiting += 1;
                 found += 1;
-            } else if self.tombs.get(id).is_some_and(|tomb| tomb.at.is_none()) {
-                // Somebody else forgets it, and that is not durable yet: a tombstone of one's own tells when.
+            } else if self.tombstones.get(id).is_some_and(|tombstone| tombstone.at.is_none()) {
+                // Its tombstone is queued but not durable: another one reports when it is.
                 self.queue_note(Note::Forget(*id), Some(Waiter(op)));
                 waiting += 1;
             }
@@ -235,18 +241,18 @@ impl Log {
                 self.unqueue(op);
                 self.answer(op, Answer::Append(Err(AppendError::Cancelled)));
             }
-            // Whether it is on the disk is not known: the answer comes when it cannot come back.
+            // Whether it is durable is unknown: it is answered when its tombstone is.
             Kind::AppendWriting { cancelled } => *cancelled = true,
-            // It is durable and named already.
+            // It is durable, and in the index.
             Kind::AppendSettling(_) => {}
             Kind::Read => self.answer(op, Answer::Read(Err(ReadError::Cancelled))),
-            Kind::Mark => self.answer(op, Answer::Mark(Err(ChangeError::Cancelled))),
+            Kind::SetAttributes => self.answer(op, Answer::SetAttributes(Err(ChangeError::Cancelled))),
             Kind::Forget { .. } => self.answer(op, Answer::Forget(Err(ChangeError::Cancelled))),
             Kind::Flush => self.answer(op, Answer::Flush(Err(ChangeError::Cancelled))),
         }
     }
 
-    /// Answers whatever has waited for too long. What it waits for goes on.
+    /// Answers operations whose deadline has passed. Their disk work continues.
     pub(super) fn expire(&mut self, now: Tick) {
         while let Some((_, op)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
             let Some(known) = self.ops.get(&op) else { return };
@@ -257,12 +263,12 @@ impl Log {
                 }
                 Kind::AppendWriting { .. } => Answer::Append(Err(AppendError::TimedOut)),
                 Kind::AppendSettling(Ok(id)) => {
-                    self.bury(id, None);
+                    self.delete(id, None);
                     Answer::Append(Err(AppendError::TimedOut))
                 }
                 Kind::AppendSettling(_) => Answer::Append(Err(AppendError::TimedOut)),
                 Kind::Read => Answer::Read(Err(ReadError::TimedOut)),
-                Kind::Mark => Answer::Mark(Err(ChangeError::TimedOut)),
+                Kind::SetAttributes => Answer::SetAttributes(Err(ChangeError::TimedOut)),
                 Kind::Forget { .. } => Answer::Forget(Err(ChangeError::TimedOut)),
                 Kind::Flush => Answer::Flush(Err(ChangeError::TimedOut)),
             };
@@ -270,14 +276,14 @@ impl Log {
         }
     }
 
-    /// The disk has failed: all that waits for a write is told.
+    /// Answers all operations that wait for a write, because the disk has failed.
     pub(super) fn fail_changes(&mut self, fault: &Fault) {
         let waiting: Vec<OpId> = self.ops.keys().copied().collect();
         for op in waiting {
             let Some(known) = self.ops.get(&op) else { continue };
             let answer = match known.kind {
                 Kind::Read => continue,
-                // Its caller does not learn its name, so it must not stay.
+                // The caller does not learn its id, so it must not stay.
                 Kind::AppendSettling(Ok(id)) => {
                     self.remove(id);
                     Answer::Append(Err(AppendError::Failed(fault.clone())))
@@ -285,7 +291,7 @@ impl Log {
                 Kind::AppendQueued | Kind::AppendWriting { .. } | Kind::AppendSettling(_) => {
                     Answer::Append(Err(AppendError::Failed(fault.clone())))
                 }
-                Kind::Mark => Answer::Mark(Err(ChangeError::Failed(fault.clone()))),
+                Kind::SetAttributes => Answer::SetAttributes(Err(ChangeError::Failed(fault.clone()))),
                 Kind::Forget { .. } => Answer::Forget(Err(ChangeError::Failed(fault.clone()))),
                 Kind::Flush => Answer::Flush(Err(ChangeError::Failed(fault.clone()))),
             };
@@ -293,7 +299,7 @@ impl Log {
         }
     }
 
-    /// Takes an append back that has not been written.
+    /// Removes a queued append.
     fn unqueue(&mut self, op: OpId) {
         let Some(at) = self.appends.iter().position(|append| append.op == op) else { return };
         if let Some(append) = self.appends.remove(at) {

@@ -1,15 +1,15 @@
-//! Reading: one disk read for all who want the same bytes at the same time, and what a bad checksum means.
+//! Reads: concurrent readers of the same bytes share one disk read, and a wrong checksum removes the record.
 
 use std::sync::Arc;
 
 use super::ops::Kind;
 use super::table::State;
 use super::{Checks, Done, Effect, Health, Into, Io, Log};
-use crate::layout::{BLOCK, Note, SUM_BYTES};
+use crate::layout::{BLOCK, Note, SUM_BYTES, sum_bytes};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, Fault, IoId, Left, OpId, ReadError, RecordId, Span, Tick};
 
-/// The disk reads for some bytes of a record, one for each part that they lie in, and who waits for them.
+/// The disk reads for a range of a record, one for each part, and the operations that wait for them.
 #[derive(Debug)]
 pub(super) struct Flight {
     id: RecordId,
@@ -22,12 +22,12 @@ pub(super) struct Flight {
     fault: Option<Fault>,
 }
 
-/// Some of a payload that lies in one piece on the disk.
+/// A contiguous range of a payload on the disk.
 struct Run {
     segment: u32,
-    /// Where the first of its bytes lies in the segment.
+    /// Where it begins in the segment.
     offset: u64,
-    /// Where they begin in the payload.
+    /// Where it begins in the payload.
     start: u64,
     bytes: u64,
     sums: Arc<[u64]>,
@@ -51,7 +51,7 @@ impl Log {
             self.stats.reads_shared += 1;
             return;
         }
-        self.take_off(op, id, span);
+        self.start_reads(op, id, span);
     }
 
     fn may_read(&self, id: RecordId, span: Span) -> Result<(), ReadError> {
@@ -66,13 +66,13 @@ impl Log {
         if self.reads >= self.config.limits.reads_max { Err(ReadError::Busy) } else { Ok(()) }
     }
 
-    /// Where the payload of a record lies, in order.
+    /// The ranges of a payload on the disk, in order.
     fn runs(&self, id: RecordId) -> Vec<Run> {
         let Some(live) = self.records.get(&id) else { return Vec::new() };
         if live.parts.is_empty() {
             return vec![Run {
-                segment: live.segment,
-                offset: live.offset + live.header_bytes,
+                segment: live.location.segment,
+                offset: live.location.offset + live.location.header_bytes,
                 start: 0,
                 bytes: live.record.payload_bytes,
                 sums: Arc::clone(&live.sums),
@@ -80,8 +80,8 @@ impl Log {
         }
         let pieces = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
         let run = |piece: &super::Piece| Run {
-            segment: piece.segment,
-            offset: piece.offset + piece.header_bytes,
+            segment: piece.location.segment,
+            offset: piece.location.offset + piece.location.header_bytes,
             start: piece.head.start,
             bytes: piece.head.bytes,
             sums: Arc::clone(&piece.sums),
@@ -89,8 +89,8 @@ impl Log {
         pieces.map(run).collect()
     }
 
-    /// Reads whole blocks of the checksum around the span.
-    fn take_off(&mut self, op: OpId, id: RecordId, span: Span) {
+    /// Starts the disk reads of a range, in whole checksum blocks.
+    fn start_reads(&mut self, op: OpId, id: RecordId, span: Span) {
         let number = self.next_flight;
         self.next_flight += 1;
         let end = span.offset + span.len;
@@ -101,18 +101,19 @@ impl Log {
                 continue;
             }
             left += 1;
-            let first = (from - run.start) / SUM_BYTES;
-            let begin = first * SUM_BYTES;
-            let len = ((to - run.start).div_ceil(SUM_BYTES) * SUM_BYTES).min(run.bytes) - begin;
+            let sum_bytes = sum_bytes(run.bytes, run.sums.len()).unwrap_or(SUM_BYTES);
+            let first = (from - run.start) / sum_bytes;
+            let begin = first * sum_bytes;
+            let len = ((to - run.start).div_ceil(sum_bytes) * sum_bytes).min(run.bytes) - begin;
             let at = self.at(run.segment, run.offset + begin);
-            assert_eq!(at % BLOCK, 0, "a payload begins at {at}");
+            assert_eq!(at % BLOCK, 0, "unaligned payload at {at}");
             self.segment(run.segment).readers += 1;
             let io = self.io(Io::Read { flight: number, segment: run.segment });
             let into = Into::Op {
                 op,
                 span: Span { offset: from - run.start - begin, len: to - from },
                 to: from - span.offset,
-                checks: Checks { sums: run.sums, first: first as usize },
+                checks: Checks { sums: run.sums, sum_bytes, first: first as usize },
             };
             self.effects.push(Effect::Read { io, at, len, into });
         }
@@ -164,17 +165,17 @@ impl Log {
         self.answer(op, Answer::Read(result.map(|()| span.len)));
     }
 
-    /// A record's bytes are bad: it goes, and must not come back either.
+    /// Removes a record whose bytes do not match their checksums, durably.
     pub(super) fn corrupt(&mut self, id: RecordId) -> ReadError {
         let Some(live) = self.remove(id) else { return ReadError::Gone };
         self.stats.corrupt += 1;
-        self.tombs.insert(id, super::Tomb { copies: live.copies, at: None });
+        self.tombstones.insert(id, super::Tombstone { copies: live.copies, at: None });
         self.queue_note(Note::Forget(id), None);
         self.effects.push(Effect::Event(crate::types::Event::Left(Left::Corrupt, vec![id])));
         ReadError::Corrupt
     }
 
-    /// An erased segment is free when its last read has ended.
+    /// Frees an erased segment when its last read has ended.
     pub(super) fn drained(&mut self, number: u32) {
         let segment = self.segment(number);
         if segment.state == State::Draining && segment.readers == 0 {

@@ -1,44 +1,40 @@
-//! Making room: a segment is emptied of what must stay, its tombstones are written anew, and it is erased.
+//! Reclaims segments: moves the entries that must stay, rewrites tombstones, and erases the segment.
 //!
-//! Dead room goes first: a segment of which at most half is in use is compacted, which loses nothing. Else
-//! the
-//! segment whose bytes were used longest ago is evicted, and only its protected records are carried along.
-//! One segment at a time; appends wait for it in their queue, reads do not notice.
+//! A segment that is at most half live is compacted, which loses nothing. If there is none, the segment with
+//! the oldest mean use is evicted, and only its protected records are moved. One segment is reclaimed at a
+//! time. Appends wait for it in their queue; reads are not affected.
 //!
-//! A part of a record that spans segments is carried by itself. If it is evicted, its whole record is.
+//! A part of a spanning record is moved by itself. If it is evicted, its record is evicted.
 
 use std::sync::Arc;
 
-use super::table::State;
+use super::table::{Location, State};
 use super::write::{Batch, Commit, Member};
 use super::{Checks, Done, Effect, Health, Into, Io, Log, Part, RESERVE_SEGMENTS, Segment};
-use crate::layout::{BLOCK, Body, Entry, Note, PartHead, SUM_BYTES, blocks_up};
+use crate::layout::{BLOCK, Body, CHUNK_BYTES, Entry, Note, PartHead, SUM_BYTES, blocks_up, sum_bytes};
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Left, RecordId, StageId};
 
-/// How much of a record is carried at a time.
-const CARRY_BYTES: u64 = SUM_BYTES;
-
-/// A segment that is being emptied.
+/// A segment that is being reclaimed.
 #[derive(Debug)]
 pub(super) struct Reclaim {
     victim: u32,
-    /// Whether what is not protected goes.
+    /// Whether unprotected records are evicted.
     evict: bool,
-    /// What is still to be carried.
+    /// Records and parts that are still to be moved.
     ids: Vec<RecordId>,
-    /// The notes that must be durable before the segment is erased, once they are known.
+    /// The number of notes that must be durable before the segment is erased, once it is known.
     notes: Option<u64>,
     erasing: bool,
 }
 
-/// A record, or a part of one, that is being moved.
+/// A record or part that is being moved.
 #[derive(Debug)]
 pub(super) struct Carry {
     id: RecordId,
-    /// What it says of itself, if it is a part.
+    /// The header of a part.
     part: Option<PartHead>,
-    /// The sequence number of the copy that is moved: if the record has another by then, it was in vain.
+    /// The sequence number of the copy that is moved. If it has changed at the end, the move is void.
     from: u64,
     from_at: u64,
     segment: u32,
@@ -58,7 +54,7 @@ pub(super) struct Carry {
 impl Log {
     pub(super) fn pump_reclaim(&mut self) {
         if self.reclaim.is_none() {
-            if !self.wants_room() {
+            if !self.needs_space() {
                 return;
             }
             self.reclaim = self.choose();
@@ -74,36 +70,38 @@ impl Log {
         }
     }
 
-    /// The records that have not been said to be evicted and that a crash at this moment may take along.
+    /// The records that a crash now may remove although they were not reported as evicted.
     pub fn leaving(&self) -> Vec<RecordId> {
-        let mut ids: Vec<RecordId> = self.going.iter().copied().collect();
+        let mut ids: Vec<RecordId> = self.evicting.iter().copied().collect();
         let erasing = |live: &super::Live| {
-            self.segments.get(live.segment as usize).is_some_and(|segment| segment.state == State::Erasing)
+            let segment = self.segments.get(live.location.segment as usize);
+            segment.is_some_and(|segment| segment.state == State::Erasing)
         };
         ids.extend(self.records.iter().filter(|(_, live)| erasing(live)).map(|(id, _)| *id));
         ids
     }
 
-    fn wants_room(&self) -> bool {
+    fn needs_space(&self) -> bool {
         if self.free_segments() > RESERVE_SEGMENTS {
             return false;
         }
         if self.free_segments() < RESERVE_SEGMENTS {
             return true;
         }
-        // What the open segment can take needs no other; else what is carried would take its place again and
-        // again.
+        // An entry that fits into the open segment needs no other. Else moved entries would take its space
+        // again and again.
         let waits = self.spanning_waits()
             || self.appends.front().is_some_and(|append| {
                 let (extent, _, compact) = Self::extent_of(&append.record);
                 !self.spans(&append.record) && !self.open_fits(extent, compact)
             });
         let open = self.open.and_then(|number| self.segments.get(number as usize));
-        waits || open.is_some_and(|segment| segment.used > self.segment_bytes / 2)
+        // A segment is reclaimed ahead of need, so that appends need not wait for it.
+        waits || open.is_some_and(|segment| segment.used > self.segment_bytes / 4 * 3)
     }
 
-    /// The room that what is carried can go to.
-    fn carry_room(&self) -> u64 {
+    /// The space for moved entries.
+    fn carry_space(&self) -> u64 {
         if self.free_segments() > 0 {
             return self.segment_bytes / 4 * 3;
         }
@@ -115,14 +113,15 @@ impl Log {
     }
 
     fn choose(&self) -> Option<Reclaim> {
-        let newest = self.segments.iter().map(|segment| segment.life).max();
-        let room = self.carry_room();
+        let newest = self.segments.iter().map(|segment| segment.incarnation).max();
+        let room = self.carry_space();
         let chosen = |victim, evict| Reclaim { victim, evict, ids: Vec::new(), notes: None, erasing: false };
         let candidates = || {
-            let may = |segment: &Segment| segment.state == State::Sealed && Some(segment.life) != newest;
+            let may =
+                |segment: &Segment| segment.state == State::Sealed && Some(segment.incarnation) != newest;
             (0u32..).zip(&self.segments).filter(move |(_, segment)| may(segment))
         };
-        // What could not be read cannot be carried; but it can leave.
+        // An unreadable record cannot be moved, but it can be evicted.
         let movable = |segment: &Segment| !segment.stuck || segment.live == 0;
         let emptiest = candidates().filter(|(_, segment)| movable(segment));
         let emptiest = emptiest.min_by_key(|(number, segment)| (segment.live, *number));
@@ -138,8 +137,8 @@ impl Log {
             let candidates = candidates().filter(|(_, segment)| evictable(segment) && may(segment));
             candidates.min_by_key(|(number, segment)| (segment.mean_touch(), *number))
         };
-        // What is large and stays would only move from one segment to another. If there is nothing else, at
-        // least something must leave.
+        // Large entries that stay would only move from one segment to another. If there is no other choice,
+        // at least some bytes must be freed.
         let gains = |segment: &Segment| {
             let dead = segment.used - segment.live.min(segment.used);
             segment.live > segment.protected || dead >= self.segment_bytes / 8
@@ -149,16 +148,16 @@ impl Log {
         victim.map(|(victim, _)| chosen(victim, true))
     }
 
-    /// What must not go with the segment.
+    /// The records and parts that must be moved.
     fn must_carry(&self, reclaim: &Reclaim) -> Vec<RecordId> {
         let Some(segment) = self.segments.get(reclaim.victim as usize) else { return Vec::new() };
         let spare = sabotaged!(self.config.sabotage, EvictProtected);
         let must = |id: &RecordId| {
-            let live = self.records.get(id).filter(|live| live.segment == reclaim.victim);
+            let live = self.records.get(id).filter(|live| live.location.segment == reclaim.victim);
             live.is_some_and(|live| !reclaim.evict || (live.record.protected && !spare))
         };
         let must_part = |id: &RecordId| {
-            let piece = self.pieces.get(id).filter(|piece| piece.segment == reclaim.victim);
+            let piece = self.pieces.get(id).filter(|piece| piece.location.segment == reclaim.victim);
             piece.is_some_and(|piece| !reclaim.evict || piece.protected)
         };
         let left_behind = sabotaged!(self.config.sabotage, LeavePartsBehind);
@@ -183,7 +182,7 @@ impl Log {
         }
     }
 
-    /// False if there is no place yet.
+    /// Starts to move an entry. False if there is no space yet.
     fn start_carry(&mut self, id: RecordId) -> bool {
         let Some(victim) = self.reclaim.as_ref().map(|reclaim| reclaim.victim) else { return true };
         let Some(mut carry) = self.carry_of(id, victim) else { return true };
@@ -196,20 +195,20 @@ impl Log {
         true
     }
 
-    /// What is to be done to move a record or a part out of the victim; nothing if it is not there.
+    /// The move of a record or part out of the victim. `None` if it is not there any more.
     fn carry_of(&self, id: RecordId, victim: u32) -> Option<Carry> {
-        if let Some(piece) = self.pieces.get(&id).filter(|piece| piece.segment == victim) {
+        if let Some(piece) = self.pieces.get(&id).filter(|piece| piece.location.segment == victim) {
             return Some(Carry {
                 id,
                 part: Some(piece.head),
-                from: piece.sequence,
-                from_at: self.at(piece.segment, piece.offset + piece.header_bytes),
+                from: piece.location.sequence,
+                from_at: self.payload_at(piece.location),
                 segment: 0,
                 offset: 0,
                 sequence: 0,
-                extent: piece.extent,
-                header_bytes: piece.header_bytes,
-                compact: Entry::part_bytes(piece.head.bytes),
+                extent: piece.location.extent,
+                header_bytes: piece.location.header_bytes,
+                compact: Entry::part_bytes(piece.sums.len() as u64),
                 payload_bytes: piece.head.bytes,
                 sums: Arc::clone(&piece.sums),
                 position: 0,
@@ -218,14 +217,14 @@ impl Log {
                 record: None,
             });
         }
-        let live = self.records.get(&id).filter(|live| live.segment == victim)?;
+        let live = self.records.get(&id).filter(|live| live.location.segment == victim)?;
         let (extent, header_bytes, compact) = Self::extent_of_live(live, &live.record);
         let follows = if live.parts.is_empty() { live.record.payload_bytes } else { 0 };
         Some(Carry {
             id,
             part: None,
-            from: live.sequence,
-            from_at: self.at(live.segment, live.offset + live.header_bytes),
+            from: live.location.sequence,
+            from_at: self.payload_at(live.location),
             segment: 0,
             offset: 0,
             sequence: 0,
@@ -241,14 +240,19 @@ impl Log {
         })
     }
 
-    /// Whether what is carried still lies where it is carried from.
+    /// Where the payload of an entry begins on the disk.
+    fn payload_at(&self, location: Location) -> u64 {
+        self.at(location.segment, location.offset + location.header_bytes)
+    }
+
+    /// Whether the entry is still where it is moved from.
     fn is_carried_from(&self, carry: &Carry) -> bool {
-        let live = self.records.get(&carry.id).map(|live| live.sequence);
-        let piece = self.pieces.get(&carry.id).map(|piece| piece.sequence);
+        let live = self.records.get(&carry.id).map(|live| live.location.sequence);
+        let piece = self.pieces.get(&carry.id).map(|piece| piece.location.sequence);
         live.or(piece) == Some(carry.from)
     }
 
-    /// Reads the next bytes of a record that is carried, or writes its header after the last.
+    /// Reads the next bytes of a moved entry, or writes its header after the last.
     fn carry_on(&mut self, name: u64) {
         let Some(carry) = self.carries.get_mut(&name) else { return };
         if carry.position == carry.payload_bytes {
@@ -258,8 +262,10 @@ impl Log {
         self.next_stage += 1;
         carry.stage = Some(stage);
         let at = carry.from_at + carry.position;
-        let len = CARRY_BYTES.min(carry.payload_bytes - carry.position);
-        let checks = Checks { sums: Arc::clone(&carry.sums), first: (carry.position / SUM_BYTES) as usize };
+        let len = CHUNK_BYTES.min(carry.payload_bytes - carry.position);
+        let sum_bytes = sum_bytes(carry.payload_bytes, carry.sums.len()).unwrap_or(SUM_BYTES);
+        let first = (carry.position / sum_bytes) as usize;
+        let checks = Checks { sums: Arc::clone(&carry.sums), sum_bytes, first };
         let io = self.io(Io::CarryRead(name));
         self.effects.push(Effect::Read { io, at, len, into: Into::Stage { stage, checks } });
     }
@@ -280,7 +286,7 @@ impl Log {
                 return;
             }
             Done::Failed(_) => {
-                // The record may be readable another time: the segment stays as it is.
+                // A later read may succeed: the segment stays as it is.
                 self.carry_end(name);
                 if let Some(reclaim) = self.reclaim.take() {
                     self.segment(reclaim.victim).stuck = true;
@@ -288,7 +294,7 @@ impl Log {
                 return;
             }
         }
-        let len = CARRY_BYTES.min(carry.payload_bytes - carry.position);
+        let len = CHUNK_BYTES.min(carry.payload_bytes - carry.position);
         let at = self.at(carry.segment, carry.offset + carry.header_bytes + carry.position);
         let mut parts = vec![Part::Stage { stage, len }];
         if blocks_up(len) > len {
@@ -306,14 +312,14 @@ impl Log {
         }
         let Some(carry) = self.carries.get_mut(&name) else { return };
         let stage = carry.stage.take();
-        carry.position += CARRY_BYTES.min(carry.payload_bytes - carry.position);
+        carry.position += CHUNK_BYTES.min(carry.payload_bytes - carry.position);
         if let Some(stage) = stage {
             self.effects.push(Effect::Unstage { stage });
         }
         self.carry_on(name);
     }
 
-    /// The entry that a copy begins with, if what is carried is still there and as long as it was.
+    /// The header of the new copy, if the entry still exists and its size has not changed.
     fn carried_body(&self, carry: &Carry) -> Option<Body> {
         let (id, sums) = (carry.id, Arc::clone(&carry.sums));
         #[cfg(feature = "sabotage")]
@@ -338,7 +344,7 @@ impl Log {
         (compact == carry.compact).then_some(body)
     }
 
-    /// The payload is written: the header makes it a copy of the record, with the marks that it has now.
+    /// Writes the header after the payload. It makes the copy valid, with the current attributes.
     fn carry_header(&mut self, name: u64) {
         let Some(carry) = self.carries.get(&name) else { return };
         let (id, is_part) = (carry.id, carry.part.is_some());
@@ -349,12 +355,12 @@ impl Log {
         let (number, offset, header_bytes) = (carry.segment, carry.offset, carry.header_bytes);
         if let Some(live) = self.records.get_mut(&id) {
             live.copies += 1;
-        } else if let Some(tomb) = self.tombs.get_mut(&id) {
-            tomb.copies += 1;
+        } else if let Some(tombstone) = self.tombstones.get_mut(&id) {
+            tombstone.copies += 1;
         }
         let log = self.log;
         let segment = self.segment(number);
-        let mut header = Entry { life: segment.life, offset, sequence, body }.encode(log);
+        let mut header = Entry { incarnation: segment.incarnation, offset, sequence, body }.encode(log);
         segment.index.extend(&header);
         let copies = if is_part { &mut segment.parts } else { &mut segment.ids };
         copies.push(id);
@@ -367,7 +373,7 @@ impl Log {
         }
     }
 
-    /// The copy counts from now on.
+    /// Replaces the old copy by the new one, which is durable.
     pub(super) fn carry_durable(&mut self, name: u64) {
         let Some(carry) = self.carries.remove(&name) else { return };
         if !self.is_carried_from(&carry) {
@@ -376,19 +382,21 @@ impl Log {
             return;
         }
         let Carry { id, segment, offset, sequence, extent, header_bytes, .. } = carry;
-        if let Some(piece) = self.pieces.get_mut(&id) {
-            let (from, was, protected, touch) = (piece.segment, piece.extent, piece.protected, piece.touch);
-            (piece.segment, piece.offset, piece.sequence) = (segment, offset, sequence);
-            self.count(from, was, protected, touch, false);
-            return self.count(segment, extent, protected, touch, true);
-        }
-        let Some(live) = self.records.get_mut(&id) else { return };
-        let (from, was, protected, touch) = (live.segment, live.extent, live.record.protected, live.touch);
-        (live.segment, live.offset, live.sequence) = (segment, offset, sequence);
-        (live.extent, live.header_bytes) = (extent, header_bytes);
-        live.marks_at = live.marks_at.filter(|_| live.marks_sequence > sequence);
-        self.count(from, was, protected, touch, false);
-        self.count(segment, extent, protected, touch, true);
+        let moved = |from: Location| Location { segment, offset, header_bytes, extent, sequence, ..from };
+        let (from, to, protected) = if let Some(piece) = self.pieces.get_mut(&id) {
+            let from = piece.location;
+            piece.location = moved(from);
+            (from, piece.location, piece.protected)
+        } else if let Some(live) = self.records.get_mut(&id) {
+            let from = live.location;
+            live.location = moved(from);
+            live.attributes_segment = live.attributes_segment.filter(|_| live.attributes_sequence > sequence);
+            (from, live.location, live.record.protected)
+        } else {
+            return;
+        };
+        self.count(from, protected, false);
+        self.count(to, protected, true);
     }
 
     #[cfg(feature = "sabotage")]
@@ -396,26 +404,27 @@ impl Log {
         let Some(record) = carry.record else { return };
         let gone = self.find(&record.name).is_none();
         if sabotaged!(self.config.sabotage, CarryForgotten) && gone {
-            let copies = self.tombs.remove(&carry.id).map_or(1, |tomb| tomb.copies);
-            let live = super::Live {
-                record,
-                sums: carry.sums,
-                parts: Arc::default(),
-                segment: carry.segment,
-                offset: carry.offset,
-                header_bytes: carry.header_bytes,
-                extent: carry.extent,
-                sequence: carry.sequence,
-                touch: 0,
-                copies,
-                marks_at: None,
-                marks_sequence: 0,
-            };
-            self.insert(carry.id, live);
+            let copies = self.tombstones.remove(&carry.id).map_or(1, |tombstone| tombstone.copies);
+            let Carry { id, segment, offset, header_bytes, extent, sequence, sums, .. } = carry;
+            let location = Location { segment, offset, header_bytes, extent, sequence, touch: 0 };
+            let parts = Arc::default();
+            let (attributes_segment, attributes_sequence) = (None, 0);
+            self.insert(
+                id,
+                super::Live {
+                    record,
+                    sums,
+                    parts,
+                    location,
+                    copies,
+                    attributes_segment,
+                    attributes_sequence,
+                },
+            );
         }
     }
 
-    /// Gives a carry up before its header is written; the room it had stays unused.
+    /// Aborts a move before its header is written; the allocated space stays unused.
     fn carry_end(&mut self, name: u64) {
         let Some(carry) = self.carries.remove(&name) else { return };
         if let Some(stage) = carry.stage {
@@ -434,7 +443,7 @@ impl Log {
         }
     }
 
-    /// Nothing is being carried: whatever must still leave does, and then the segment is erased.
+    /// Continues after all moves: rewrites notes, then erases the segment.
     fn finish_reclaim(&mut self) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
         let more = self.must_carry(&reclaim);
@@ -448,8 +457,8 @@ impl Log {
         match reclaim.notes {
             None => {
                 self.write_notes_anew(victim);
-                // Tombstones that others queued count too: an older generation must be buried before a newer
-                // leaves.
+                // Notes that were queued before are included: the tombstone of an older generation must be
+                // durable before a newer one is evicted.
                 reclaim.notes = Some(self.notes_queued);
                 self.reclaim = Some(reclaim);
                 self.pump_notes();
@@ -470,7 +479,7 @@ impl Log {
         }
     }
 
-    /// What the segment says about records elsewhere, and what keeps its evicted records from coming back.
+    /// Rewrites the notes of the segment that are still needed, and queues tombstones for evicted records.
     fn write_notes_anew(&mut self, victim: u32) {
         let segment = self.segment(victim);
         let (mut noted, mut ids) = (segment.noted.clone(), segment.ids.clone());
@@ -482,28 +491,30 @@ impl Log {
         };
         for id in noted {
             let copies = here(id, &ids);
-            if let Some(tomb) = self.tombs.get(&id) {
-                let needed = tomb.copies > copies || self.unsure > 0;
+            if let Some(tombstone) = self.tombstones.get(&id) {
+                let needed = tombstone.copies > copies || self.segments_incomplete > 0;
                 let dropped = sabotaged!(self.config.sabotage, DropTombstones);
-                if tomb.at == Some(victim) && needed && !dropped {
+                if tombstone.at == Some(victim) && needed && !dropped {
                     self.queue_note(Note::Forget(id), None);
                 }
             } else if let Some(live) = self.records.get(&id)
-                && live.marks_at == Some(victim)
-                && live.segment != victim
-                && !sabotaged!(self.config.sabotage, DropMarks)
+                && live.attributes_segment == Some(victim)
+                && live.location.segment != victim
+                && !sabotaged!(self.config.sabotage, DropAttributes)
             {
-                let (protected, marks) = (live.record.protected, live.record.marks.clone());
-                self.queue_note(Note::Mark { id, protected, marks }, None);
+                let (protected, attributes) = (live.record.protected, live.record.attributes.clone());
+                self.queue_note(Note::Attributes { id, protected, attributes }, None);
             }
         }
         let sorted = ids.clone();
-        // What loses a part leaves whole, before the part is erased.
+        // A record that loses a part is evicted before the part is erased.
         let pieces = self.segment(victim).parts.clone();
-        let pieces = pieces.iter().filter_map(|id| self.pieces.get(id).filter(|it| it.segment == victim));
+        let pieces =
+            pieces.iter().filter_map(|id| self.pieces.get(id).filter(|it| it.location.segment == victim));
         let owners: Vec<RecordId> = pieces.map(|piece| piece.head.of).collect();
-        let alone = sabotaged!(self.config.sabotage, EvictPartAlone)
-            || sabotaged!(self.config.sabotage, LeavePartsBehind);
+        // In two steps: both are `false` in production, and clippy rejects equal operands.
+        let left_behind = sabotaged!(self.config.sabotage, LeavePartsBehind);
+        let alone = left_behind || sabotaged!(self.config.sabotage, EvictPartAlone);
         ids.extend(owners.iter().filter(|_| !alone));
         ids.sort_unstable();
         ids.dedup();
@@ -511,12 +522,12 @@ impl Log {
             let copies = here(id, &sorted);
             let leaves = self.records.get(&id).is_some_and(|live| {
                 let has_part_here = !alone && owners.contains(&id);
-                (live.segment == victim || has_part_here) && live.copies > copies
+                (live.location.segment == victim || has_part_here) && live.copies > copies
             });
             if leaves && let Some(live) = self.remove(id) {
                 self.stats.evicted += 1;
-                self.going.insert(id);
-                self.tombs.insert(id, super::Tomb { copies: live.copies, at: None });
+                self.evicting.insert(id);
+                self.tombstones.insert(id, super::Tombstone { copies: live.copies, at: None });
                 self.queue(Note::Forget(id), None, Some(Left::Evicted));
             }
         }
@@ -534,7 +545,7 @@ impl Log {
         let ids = self.segment(victim).ids.clone();
         let mut gone: Vec<RecordId> = ids
             .into_iter()
-            .filter(|id| self.records.get(id).is_some_and(|live| live.segment == victim))
+            .filter(|id| self.records.get(id).is_some_and(|live| live.location.segment == victim))
             .collect();
         gone.sort_unstable();
         gone.dedup();
@@ -545,7 +556,8 @@ impl Log {
         }
     }
 
-    /// The header is durably gone: so are the records, and the segment is free when nobody reads it any more.
+    /// Removes the evicted records after the segment was durably erased. It is free when its last read has
+    /// ended.
     pub(super) fn erased(&mut self, victim: u32) {
         self.report_evicted(victim);
         let ids = std::mem::take(&mut self.segment(victim).ids);

@@ -1,52 +1,49 @@
-//! Recovery: what a restart finds by reading the log.
+//! Recovery: rebuilds the tables by reading the log.
 //!
-//! A sealed segment is read by its index alone, which was written when all it tells of was durable. Any
-//! other is
-//! scanned block by block, and payloads are held against their checksums: what was cut off by a crash is
-//! dropped
-//! together with what is damaged, and costs only itself. The newest segment goes on where its last entry
-//! ends.
+//! A sealed segment is read by its index alone, which was written after all its entries were durable. Any
+//! other segment is scanned block by block, and payloads are verified: a torn or damaged entry is dropped
+//! alone. The newest segment continues after its last entry.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::span::Piece;
-use super::table::{Live, Segment, State, Tomb};
+use super::table::{Live, Location, Segment, State, Tombstone};
 use super::{Done, Effect, Health, Into, Io, Log, Part};
 use crate::layout::{
-    BLOCK, Body, Decoded, Entry, HEAD_BYTES, Note, PartHead, SUM_BYTES, SegmentHead, Super, Trailer, VERSION,
-    blocks_up, verify,
+    BLOCK, Body, CHUNK_BYTES, Decoded, Entry, HEAD_BYTES, Note, PartHead, SegmentHead, Super, Trailer,
+    VERSION, blocks_up, sum_bytes, verify,
 };
 use crate::sabotage::sabotaged;
 use crate::types::{Event, Fault, IoId, OpenFault, RecordId, Recovery};
 
-/// Segments that are read at a time.
+/// Maximum number of segments that are read at a time.
 const JOBS_MAX: usize = 16;
-/// The most bytes of one read.
+/// Maximum bytes of one read.
 const LOAD_BYTES: u64 = 1 << 20;
 
-/// What a disk writes whole or not at all. All that a head says lies in its first sector.
+/// The unit that a disk writes atomically. The fields of a segment head are in its first one.
 const SECTOR: usize = 512;
 
-/// What has been read so far.
+/// The state of the recovery.
 #[derive(Debug)]
 pub(super) struct Recoverer {
     wants: BTreeMap<IoId, Want>,
     waiting: VecDeque<u32>,
     jobs: BTreeMap<u32, Job>,
     copies: BTreeMap<RecordId, Candidate>,
-    /// The best copy of each part so far, if it is good.
+    /// The newest valid copy of each part so far.
     pieces: BTreeMap<RecordId, Piece>,
-    tombs: BTreeMap<RecordId, u32>,
-    marks: BTreeMap<RecordId, Marked>,
+    tombstones: BTreeMap<RecordId, u32>,
+    attributes: BTreeMap<RecordId, AttributesNote>,
     report: Recovery,
 }
 
-/// What a piece of disk work is for.
+/// The purpose of a disk operation.
 #[derive(Debug)]
 enum Want {
     Supers,
-    /// A superblock is written; then the next thing is done.
+    /// A copy of the superblock was written.
     SuperWritten(usize),
     SuperSynced(usize),
     Segment(u32),
@@ -63,7 +60,7 @@ struct Job {
     end: u64,
     index: Vec<u8>,
     unreadable: u64,
-    /// Where more than a block could not be read last.
+    /// Where a read of more than a block failed last.
     failed_at: u64,
 }
 
@@ -75,15 +72,15 @@ enum Stage {
         trailer: Trailer,
         bytes: Vec<u8>,
     },
-    /// Looks for a header from here on.
+    /// Searches for a header.
     Hunt {
         offset: u64,
         len: u64,
     },
-    /// Holds the payload of an entry against its checksums.
+    /// Verifies the payload of an entry.
     Payload {
         decoded: Box<Decoded>,
-        block: u64,
+        chunk: u64,
     },
 }
 
@@ -95,10 +92,10 @@ struct Candidate {
 }
 
 #[derive(Debug)]
-struct Marked {
+struct AttributesNote {
     sequence: u64,
     protected: bool,
-    marks: Vec<u8>,
+    attributes: Vec<u8>,
     segment: u32,
 }
 
@@ -110,8 +107,8 @@ impl Log {
             jobs: BTreeMap::new(),
             copies: BTreeMap::new(),
             pieces: BTreeMap::new(),
-            tombs: BTreeMap::new(),
-            marks: BTreeMap::new(),
+            tombstones: BTreeMap::new(),
+            attributes: BTreeMap::new(),
             report: Recovery::default(),
         }));
         self.load(0, 2 * BLOCK, Want::Supers);
@@ -153,13 +150,13 @@ impl Log {
             (Want::Segment(number), result) => self.segment_loaded(number, result),
             (_, Done::Failed(fault)) => self.unusable(OpenFault::Disk(fault)),
             (want, result) => {
-                let text = format!("the driver answered {want:?} with {result:?}");
+                let text = format!("unexpected result of {want:?}: {result:?}");
                 self.unusable(OpenFault::Disk(Fault::new(crate::types::FaultKind::Other, text)));
             }
         }
     }
 
-    /// Reads the superblocks; true if they must be written (anew).
+    /// Reads the superblocks; true if they must be written.
     fn supers(&mut self, bytes: &[u8]) -> Result<bool, OpenFault> {
         let copies =
             [0, BLOCK as usize].map(|at| Super::decode(bytes.get(at..at + BLOCK as usize).unwrap_or(&[1])));
@@ -188,12 +185,12 @@ impl Log {
         self.log = found.map_or(self.config.log, |found| found.log);
         self.segment_bytes = segment_bytes;
         self.segments = (0..count).map(|_| Segment::free()).collect();
-        // A log of an older version is one of this version from now on.
+        // A log of an older version is converted.
         let wanted = Super { version: VERSION, log: self.log, segment_bytes, segments: count };
         Ok(copies.iter().any(|copy| *copy != Ok(Some(wanted))))
     }
 
-    /// One copy after the other, so that one of them is always whole.
+    /// Writes the copies one after the other, so that one is always complete.
     fn write_super(&mut self, copy: usize) {
         let count = self.segments.len() as u64;
         let (log, segment_bytes) = (self.log, self.segment_bytes);
@@ -222,7 +219,7 @@ impl Log {
                 return;
             }
             let Some(number) = recoverer.waiting.pop_front() else { break };
-            let head = SegmentHead { life: 0, floor: 0 };
+            let head = SegmentHead { incarnation: 0, floor: 0 };
             let job = Job {
                 stage: Stage::Head,
                 head,
@@ -241,7 +238,7 @@ impl Log {
         }
     }
 
-    /// The next read of a segment has ended: decides what to read next, or that this was all.
+    /// Handles the next read of a segment, and starts another or ends the segment.
     fn segment_loaded(&mut self, number: u32, result: Done) {
         let Some(mut job) = self.recoverer.as_mut().and_then(|recoverer| recoverer.jobs.remove(&number))
         else {
@@ -256,8 +253,8 @@ impl Log {
             Stage::Trailer => self.trailer_loaded(&mut job, loaded),
             Stage::Index { trailer, bytes } => self.index_loaded(number, &mut job, trailer, bytes, loaded),
             Stage::Hunt { offset, len } => self.hunt_loaded(number, &mut job, offset, len, loaded),
-            Stage::Payload { decoded, block } => {
-                self.payload_loaded(number, &mut job, decoded, block, loaded)
+            Stage::Payload { decoded, chunk } => {
+                self.payload_loaded(number, &mut job, decoded, chunk, loaded)
             }
         };
         if let Some((offset, len)) = more {
@@ -271,18 +268,18 @@ impl Log {
         }
     }
 
-    /// Each of these returns what to read next in the segment.
+    /// Each of these handlers returns the next range to read in the segment.
     fn head_loaded(&mut self, number: u32, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
         let Some(bytes) = loaded else {
-            // Whatever lies here may be readable another time: it is neither used nor forgotten.
+            // A later read may succeed: the segment is neither used nor erased.
             self.segment(number).state = State::Bad;
-            self.unsure += 1;
+            self.segments_incomplete += 1;
             if let Some(recoverer) = &mut self.recoverer {
                 recoverer.report.blocks_unreadable += 1;
             }
             return None;
         };
-        // An erased head is all zeros. A damaged one does not matter where the segment has an index.
+        // An erased head is all zeros. A damaged one does not matter if the segment has an index.
         match SegmentHead::decode(&bytes, self.log, number) {
             Some(head) => job.head = head,
             None if bytes.iter().take(SECTOR).all(|byte| *byte == 0) => return None,
@@ -295,7 +292,7 @@ impl Log {
     fn trailer_loaded(&mut self, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
         let trailer = loaded.and_then(|bytes| Trailer::decode(&bytes, self.log));
         let fits = |trailer: &Trailer| {
-            (trailer.life == job.head.life || job.head.life == 0)
+            (trailer.incarnation == job.head.incarnation || job.head.incarnation == 0)
                 && trailer.index_offset.is_multiple_of(BLOCK)
                 && trailer.index_offset.checked_add(blocks_up(trailer.index_bytes))
                     == Some(self.segment_bytes - BLOCK)
@@ -303,12 +300,12 @@ impl Log {
         match trailer.filter(fits) {
             Some(trailer) => {
                 job.trailer = true;
-                job.head.life = trailer.life;
+                job.head.incarnation = trailer.incarnation;
                 let len = trailer.index_bytes.clamp(1, LOAD_BYTES);
                 job.stage = Stage::Index { trailer, bytes: Vec::new() };
                 Some((trailer.index_offset.min(self.segment_bytes - BLOCK), blocks_up(len)))
             }
-            None if job.head.life == 0 => None,
+            None if job.head.incarnation == 0 => None,
             None => self.hunt(job, BLOCK, LOAD_BYTES),
         }
     }
@@ -355,7 +352,7 @@ impl Log {
         Some((offset, len))
     }
 
-    /// Looks for headers in what was loaded, and goes on behind it.
+    /// Searches the loaded bytes for headers, and continues after them.
     fn hunt_loaded(
         &mut self,
         number: u32,
@@ -365,7 +362,7 @@ impl Log {
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
         let Some(bytes) = loaded else {
-            // One bad block must not cost its neighbours: they are read one by one.
+            // After a failed read, blocks are read one by one, so that only bad ones are lost.
             if len > BLOCK {
                 job.failed_at = offset;
                 return self.hunt(job, offset, BLOCK);
@@ -377,7 +374,7 @@ impl Log {
         let mut position = 0;
         while let Some(rest) = bytes.get(position as usize..).filter(|rest| !rest.is_empty()) {
             let here = offset + position;
-            let Some(decoded) = self.entry_at(rest, job.head.life, here) else {
+            let Some(decoded) = self.entry_at(rest, job.head.incarnation, here) else {
                 let wanted = Entry::wanted(rest).unwrap_or(0);
                 let cut = wanted > rest.len() as u64 && here + wanted < self.segment_bytes;
                 if cut && (position > 0 || len < wanted) && job.failed_at != here {
@@ -396,7 +393,8 @@ impl Log {
             };
             let (begin, payload) = (decoded.header_bytes as usize, payload as usize);
             if let Some(payload) = rest.get(begin..begin + payload) {
-                let good = verify(payload, sums, 0) || sabotaged!(self.config.sabotage, BelieveTail);
+                let good = is_good(payload, sums, 0, payload.len() as u64)
+                    || sabotaged!(self.config.sabotage, BelieveTail);
                 position += decoded.extent;
                 self.found(number, job, decoded, good);
                 continue;
@@ -406,18 +404,18 @@ impl Log {
         self.hunt(job, offset + bytes.len() as u64, LOAD_BYTES)
     }
 
-    /// A good header that belongs exactly here, of an entry that ends before the segment does.
-    fn entry_at(&self, bytes: &[u8], life: u64, offset: u64) -> Option<Decoded> {
+    /// A valid header that belongs to this position, of an entry that fits into the segment.
+    fn entry_at(&self, bytes: &[u8], incarnation: u64, offset: u64) -> Option<Decoded> {
         let decoded = Entry::decode(bytes, self.log)?;
-        let ours = decoded.entry.life == life && decoded.entry.offset == offset;
+        let ours = decoded.entry.incarnation == incarnation && decoded.entry.offset == offset;
         (ours && offset + decoded.extent < self.segment_bytes).then_some(decoded)
     }
 
-    fn payload(job: &mut Job, decoded: Box<Decoded>, block: u64) -> Option<(u64, u64)> {
-        let offset = decoded.entry.offset + decoded.header_bytes + block * SUM_BYTES;
+    fn payload(job: &mut Job, decoded: Box<Decoded>, chunk: u64) -> Option<(u64, u64)> {
+        let offset = decoded.entry.offset + decoded.header_bytes + chunk * CHUNK_BYTES;
         let end = decoded.entry.offset + decoded.extent;
-        job.stage = Stage::Payload { decoded, block };
-        Some((offset, (end - offset).min(SUM_BYTES)))
+        job.stage = Stage::Payload { decoded, chunk };
+        Some((offset, (end - offset).min(CHUNK_BYTES)))
     }
 
     fn payload_loaded(
@@ -425,33 +423,33 @@ impl Log {
         number: u32,
         job: &mut Job,
         decoded: Box<Decoded>,
-        block: u64,
+        chunk: u64,
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
         let next = decoded.entry.offset + decoded.extent;
         let Some((payload, sums)) = decoded.entry.body.payload() else {
             return self.hunt(job, next, LOAD_BYTES);
         };
-        let rest = payload - block * SUM_BYTES;
+        let rest = payload - chunk * CHUNK_BYTES;
         if loaded.is_none() {
             job.unreadable += 1;
         }
         let good = loaded.is_some_and(|bytes| {
-            let bytes = bytes.get(..rest.min(SUM_BYTES) as usize).unwrap_or_default();
-            verify(bytes, sums, block as usize)
+            let bytes = bytes.get(..rest.min(CHUNK_BYTES) as usize).unwrap_or_default();
+            is_good(bytes, sums, chunk * CHUNK_BYTES, payload)
         });
         let good = good || sabotaged!(self.config.sabotage, BelieveTail);
-        if good && rest > SUM_BYTES {
-            return Self::payload(job, decoded, block + 1);
+        if good && rest > CHUNK_BYTES {
+            return Self::payload(job, decoded, chunk + 1);
         }
         self.found(number, job, *decoded, good);
         self.hunt(job, next, LOAD_BYTES)
     }
 
-    /// Takes an entry in.
+    /// Adds an entry to the candidates.
     fn found(&mut self, number: u32, job: &mut Job, decoded: Decoded, good: bool) {
         let Decoded { entry, header_bytes, extent, .. } = decoded;
-        // An index tells of good entries only: it is believed without a look at their payloads.
+        // An index lists valid entries only: their payloads are not verified.
         if good && !job.indexed {
             job.index.extend(entry.encode(self.log));
         }
@@ -462,19 +460,15 @@ impl Log {
         }
         let Some(recoverer) = &mut self.recoverer else { return };
         let (offset, sequence) = (entry.offset, entry.sequence);
+        let location = Location { segment: number, offset, header_bytes, extent, sequence, touch: sequence };
         let live = |record, sums, parts| Live {
             record,
             sums,
             parts,
-            segment: number,
-            offset,
-            header_bytes,
-            extent,
-            sequence,
-            touch: sequence,
+            location,
             copies: 1,
-            marks_at: None,
-            marks_sequence: 0,
+            attributes_segment: None,
+            attributes_sequence: 0,
         };
         match entry.body {
             Body::Record { id, record, sums } => {
@@ -486,17 +480,7 @@ impl Log {
                 self.segment(number).ids.push(id);
             }
             Body::Part { id, part, sums } => {
-                let piece = Piece {
-                    head: part,
-                    sums,
-                    segment: number,
-                    offset,
-                    header_bytes,
-                    extent,
-                    sequence,
-                    touch: sequence,
-                    protected: false,
-                };
+                let piece = Piece { head: part, sums, location, protected: false };
                 recoverer.take_part(id, piece, good);
                 self.segment(number).parts.push(id);
             }
@@ -511,12 +495,12 @@ impl Log {
         }
     }
 
-    /// A segment has been read to its end.
+    /// Ends the recovery of a segment.
     fn segment_read(&mut self, number: u32, job: Job) {
         let sabotage = sabotaged!(self.config.sabotage, ReuseIds);
         let segment = self.segment(number);
-        segment.life = job.head.life;
-        if job.head.life == 0 {
+        segment.incarnation = job.head.incarnation;
+        if job.head.incarnation == 0 {
             return;
         }
         let sealed = segment.state == State::Sealed;
@@ -525,17 +509,17 @@ impl Log {
             segment.used = job.end.max(BLOCK);
             segment.index_bytes = job.index.len() as u64;
             segment.index = job.index;
-            segment.unsure = job.unreadable > 0;
-            if segment.unsure {
-                self.unsure += 1;
+            segment.is_incomplete = job.unreadable > 0;
+            if segment.is_incomplete {
+                self.segments_incomplete += 1;
             }
-            // What has a trailer was closed before, and must not grow.
+            // A segment with a trailer was sealed, and must not grow.
             if !job.trailer {
-                let newer = self.open.filter(|open| self.segment(*open).life > job.head.life);
+                let newer = self.open.filter(|open| self.segment(*open).incarnation > job.head.incarnation);
                 self.open = newer.or(Some(number));
             }
         }
-        self.next_life = self.next_life.max(job.head.life + 1);
+        self.next_incarnation = self.next_incarnation.max(job.head.incarnation + 1);
         if !sabotage {
             self.next_sequence = self.next_sequence.max(job.head.floor);
         }
@@ -546,47 +530,47 @@ impl Log {
         }
     }
 
-    /// All has been read: decides what counts.
+    /// Ends the recovery: decides which entries are live.
     fn recovered(&mut self) {
         let Some(recoverer) = self.recoverer.take() else { return };
-        // Entries of a segment without an index may be damaged beyond recognition, and their numbers are
-        // known to nobody else. Each takes a block at least; a record that spans segments has a number more.
+        // Entries of a segment without an index may be unrecognisable, and their sequence numbers must not be
+        // reused. Each takes at least a block; a spanning record has one number more.
         if !sabotaged!(self.config.sabotage, ReuseIds) {
             self.next_sequence += recoverer.report.segments_scanned * 2 * (self.segment_bytes / BLOCK);
         }
-        let Recoverer { mut copies, mut pieces, tombs, marks, mut report, .. } = *recoverer;
+        let Recoverer { mut copies, mut pieces, tombstones, attributes, mut report, .. } = *recoverer;
         self.health = Health::Ready;
         self.touch = self.next_sequence;
         self.settle_segments();
-        for (id, number) in tombs {
+        for (id, number) in tombstones {
             let dead = copies.remove(&id);
             report.records_forgotten += u64::from(dead.is_some());
             let copies = dead.map_or(0, |dead| dead.live.copies);
-            if copies > 0 || self.unsure > 0 {
-                self.tombs.insert(id, Tomb { copies, at: Some(number) });
+            if copies > 0 || self.segments_incomplete > 0 {
+                self.tombstones.insert(id, Tombstone { copies, at: Some(number) });
             }
         }
-        for (id, marked) in marks {
+        for (id, attributes_note) in attributes {
             let Some(candidate) = copies.get_mut(&id) else { continue };
-            if marked.sequence > candidate.live.sequence {
-                candidate.live.marks_at = Some(marked.segment);
-                candidate.live.marks_sequence = marked.sequence;
-                candidate.live.record.protected = marked.protected;
-                candidate.live.record.marks = marked.marks;
+            if attributes_note.sequence > candidate.live.location.sequence {
+                candidate.live.attributes_segment = Some(attributes_note.segment);
+                candidate.live.attributes_sequence = attributes_note.sequence;
+                candidate.live.record.protected = attributes_note.protected;
+                candidate.live.record.attributes = attributes_note.attributes;
             }
         }
         for (id, mut candidate) in copies {
             candidate.good &= self.settle_parts(id, &candidate.live, &mut pieces);
             self.settle_record(id, candidate, &mut report);
         }
-        // Parts without a record are what a crash left of appends, or records that are gone: they are dead.
+        // Parts without a record are dead: their append was cut off, or their record was removed.
         report.records = self.records.len() as u64;
         report.payload_bytes = self.stats.payload_bytes;
-        // What lost against a newer generation must be durably gone before anybody builds on the newer.
+        // Tombstones of older generations must be durable before the newer ones are reported.
         self.announce = Some((self.notes_queued, report));
     }
 
-    /// Says that the log was read, once what that left to be forgotten is durable.
+    /// Reports the recovery once its tombstones are durable.
     pub(super) fn pump_announce(&mut self) {
         let ready = self.announce.is_some_and(|(notes, _)| self.notes_committed >= notes);
         if ready && let Some((_, report)) = self.announce.take() {
@@ -594,13 +578,14 @@ impl Log {
         }
     }
 
-    /// The newest segment that was not closed goes on; others are closed.
+    /// Continues the newest segment if it was not sealed; seals others.
     fn settle_segments(&mut self) {
-        let newest = self.segments.iter().map(|segment| segment.life).max().unwrap_or(0);
+        let newest = self.segments.iter().map(|segment| segment.incarnation).max().unwrap_or(0);
         let free = self.segments.iter().filter(|segment| segment.state == State::Free).count() as u64;
-        // What could not be read here is out of the way once there is an index; but room comes first.
+        // A segment with unreadable blocks is sealed, so that its index leaves them out; but free space comes
+        // first.
         let goes_on = |segment: &Segment| {
-            segment.life == newest && (!segment.unsure || free <= super::RESERVE_SEGMENTS)
+            segment.incarnation == newest && (!segment.is_incomplete || free <= super::RESERVE_SEGMENTS)
         };
         self.open = self.open.filter(|open| self.segments.get(*open as usize).is_some_and(goes_on));
         for number in 0..self.segments.len() as u32 {
@@ -615,8 +600,7 @@ impl Log {
         }
     }
 
-    /// Takes the parts of a record into the table, if all of them are there and good. One that could not be
-    /// read is missed like one that was never written.
+    /// Inserts the parts of a record, if all of them are valid. An unreadable part counts as missing.
     fn settle_parts(&mut self, id: RecordId, live: &Live, pieces: &mut BTreeMap<RecordId, Piece>) -> bool {
         let mut start = 0;
         for part in live.parts.iter() {
@@ -637,13 +621,13 @@ impl Log {
 
     fn settle_record(&mut self, id: RecordId, candidate: Candidate, report: &mut Recovery) {
         let Candidate { live, good } = candidate;
-        let bury = |log: &mut Self, id, copies| {
-            log.tombs.insert(id, Tomb { copies, at: None });
+        let delete = |log: &mut Self, id, copies| {
+            log.tombstones.insert(id, Tombstone { copies, at: None });
             log.queue_note(Note::Forget(id), None);
         };
         if !good {
             report.records_bad += 1;
-            return bury(self, id, live.copies);
+            return delete(self, id, live.copies);
         }
         let there =
             self.find(&live.record.name).and_then(|other| Some((other, self.record(other)?.generation)));
@@ -652,32 +636,34 @@ impl Log {
         let newer = (live.record.generation, id) > (there, other);
         if newer != sabotaged!(self.config.sabotage, PreferOlder) {
             let copies = self.remove(other).map_or(0, |other| other.copies);
-            bury(self, other, copies);
+            delete(self, other, copies);
             self.insert(id, live);
         } else {
             self.remove_parts(&live.parts);
-            bury(self, id, live.copies);
+            delete(self, id, live.copies);
         }
     }
 }
 
 impl Recoverer {
-    /// Keeps the better of two copies: a good one, then the later.
+    /// Keeps the better of two copies: the valid one, then the newer.
     fn take(&mut self, id: RecordId, candidate: Candidate) {
         let Some(known) = self.copies.get_mut(&id) else {
             self.copies.insert(id, candidate);
             return;
         };
         let copies = known.live.copies + 1;
-        if (candidate.good, candidate.live.sequence) > (known.good, known.live.sequence) {
+        let rank = |it: &Candidate| (it.good, it.live.location.sequence);
+        if rank(&candidate) > rank(known) {
             *known = candidate;
         }
         known.live.copies = copies;
     }
 
-    /// The same for parts: those that are damaged are no help.
+    /// The same for parts; invalid ones are ignored.
     fn take_part(&mut self, id: RecordId, piece: Piece, good: bool) {
-        let is_later = self.pieces.get(&id).is_none_or(|known| known.sequence < piece.sequence);
+        let is_later =
+            self.pieces.get(&id).is_none_or(|known| known.location.sequence < piece.location.sequence);
         if good && is_later {
             self.pieces.insert(id, piece);
         }
@@ -686,14 +672,14 @@ impl Recoverer {
     fn note(&mut self, note: Note, sequence: u64, segment: u32) -> RecordId {
         match note {
             Note::Forget(id) => {
-                self.tombs.insert(id, segment);
+                self.tombstones.insert(id, segment);
                 id
             }
-            Note::Mark { id, protected, marks } => {
-                let marked = Marked { sequence, protected, marks, segment };
-                // Notes of one entry have one sequence number, and come in their order.
-                if self.marks.get(&id).is_none_or(|known| known.sequence <= sequence) {
-                    self.marks.insert(id, marked);
+            Note::Attributes { id, protected, attributes } => {
+                let attributes_note = AttributesNote { sequence, protected, attributes, segment };
+                // Notes of one entry have the same sequence number, and are in order.
+                if self.attributes.get(&id).is_none_or(|known| known.sequence <= sequence) {
+                    self.attributes.insert(id, attributes_note);
                 }
                 id
             }
@@ -701,10 +687,16 @@ impl Recoverer {
     }
 }
 
-/// What the copies of the superblock say: one that is whole suffices.
+/// Whether the bytes at `position` of a payload, with whole blocks of the checksum before them, match.
+fn is_good(bytes: &[u8], sums: &[u64], position: u64, payload_bytes: u64) -> bool {
+    sum_bytes(payload_bytes, sums.len())
+        .is_some_and(|sum_bytes| verify(bytes, sums, (position / sum_bytes) as usize, sum_bytes))
+}
+
+/// The superblock, by its first valid copy.
 ///
-/// One copy after the other: one `match` on both was compiled, when optimised, to one that takes an error
-/// for another (rustc 1.95; rust-lang/rust#159035 is alike).
+/// The copies are checked one after the other: one `match` on both was miscompiled when optimised (rustc
+/// 1.95; see rust-lang/rust#159035).
 fn found(copies: &[Result<Option<Super>, OpenFault>]) -> Result<Option<Super>, OpenFault> {
     if let Some(whole) = copies.iter().find_map(|it| it.as_ref().ok().copied().flatten()) {
         return Ok(Some(whole));
@@ -717,7 +709,7 @@ mod tests {
     use super::*;
     use crate::log::{Config, Input};
 
-    /// What becomes of a log whose superblocks were changed.
+    /// Opens a log whose superblocks were changed.
     fn opened(change: impl Fn(&mut [u8], &mut [u8])) -> Health {
         let block = Super { version: VERSION, log: 3, segment_bytes: 1 << 20, segments: 5 }.encode();
         let (mut first, mut second) = (block.clone(), block);
@@ -732,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn one_whole_superblock_suffices_and_none_is_refused_for_its_own_reason() {
+    fn one_valid_superblock_suffices() {
         let recovers = |health: Health| assert!(matches!(health, Health::Recovering), "{health:?}");
         recovers(opened(|_, _| ()));
         recovers(opened(|first, _| first.fill(7)));

@@ -1,13 +1,28 @@
-//! What is where: records, tombstones and segments, and the sums that follow from them.
+//! The tables of the log: records, tombstones and segments, and the sums that are derived from them.
 
 use std::sync::Arc;
 
 use super::Log;
-use crate::layout::{BLOCK, Entry, PartRef, blocks_up};
+use crate::layout::{BLOCK, Entry, PartRef, SUM_BYTES, blocks_up};
 use crate::types::{Record, RecordId};
 
-/// What has so many of its kind in a segment wastes little of it.
+/// Entries of which this many fit into a segment waste little of it.
 const SMALL_PER_SEGMENT: u64 = 16;
+
+/// The location of an entry: of its newest copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Location {
+    pub(super) segment: u32,
+    /// Where its header begins in the segment.
+    pub(super) offset: u64,
+    pub(super) header_bytes: u64,
+    /// The bytes of its header and payload, in whole blocks.
+    pub(super) extent: u64,
+    /// The sequence number of this copy.
+    pub(super) sequence: u64,
+    /// When its record was last used, as a number that grows with each use of any record.
+    pub(super) touch: u64,
+}
 
 /// A record in the index.
 #[derive(Debug)]
@@ -16,43 +31,34 @@ pub(super) struct Live {
     pub(super) sums: Arc<[u64]>,
     /// The parts of its payload, if that does not follow its header.
     pub(super) parts: Arc<[PartRef]>,
-    pub(super) segment: u32,
-    /// Where its header begins in the segment.
-    pub(super) offset: u64,
-    pub(super) header_bytes: u64,
-    /// What it takes up.
-    pub(super) extent: u64,
-    /// The sequence number of the copy that counts.
-    pub(super) sequence: u64,
-    /// When it was last used, counted in uses of anything.
-    pub(super) touch: u64,
-    /// How many copies of it lie on the disk, whether they count or not.
+    pub(super) location: Location,
+    /// The number of its copies on the disk, dead ones included.
     pub(super) copies: u32,
-    /// The segment that holds the newest note about its marks, if that is newer than its own header.
-    pub(super) marks_at: Option<u32>,
+    /// The segment that holds the newest note about its attributes, if that is newer than its own header.
+    pub(super) attributes_segment: Option<u32>,
     /// The sequence number of that note.
-    pub(super) marks_sequence: u64,
+    pub(super) attributes_sequence: u64,
 }
 
-/// A record that must not come back.
+/// A deleted record that has copies on the disk.
 #[derive(Debug)]
-pub(super) struct Tomb {
-    /// How many copies of it lie on the disk.
+pub(super) struct Tombstone {
+    /// The number of its copies on the disk.
     pub(super) copies: u32,
     /// The segment that holds its durable tombstone.
     pub(super) at: Option<u32>,
 }
 
-/// How a segment is.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing in it counts.
+    /// It has no contents.
     Free,
     /// Its header is being written.
     Opening,
-    /// Entries go here.
+    /// Entries are added to it.
     Open,
-    /// Nothing more goes here; its index waits for its last entries, or is being written.
+    /// It is full. Its index waits for its last entries, or is being written.
     Sealing {
         /// Whether the index is being written.
         writing: bool,
@@ -61,9 +67,9 @@ pub(super) enum State {
     Sealed,
     /// Its header is being erased.
     Erasing,
-    /// It is erased, and waits for reads to end.
+    /// It is erased, and waits for its last reads to end.
     Draining,
-    /// It could not be read, and is left alone.
+    /// It could not be read, and is not used.
     Bad,
 }
 
@@ -71,41 +77,41 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) state: State,
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     /// Where the next entry goes.
     pub(super) used: u64,
     /// The index so far; empty once it is durable.
     pub(super) index: Vec<u8>,
-    /// What the index will have with all entries that have been given a place.
+    /// The bytes of the index, including entries that are placed and not written yet.
     pub(super) index_bytes: u64,
-    /// Bytes of records in the index that lie here.
+    /// Bytes of live records and parts here.
     pub(super) live: u64,
     pub(super) protected: u64,
-    /// What these keep others from using, see [`Log::footprint`].
+    /// Their footprints, see [`Log::footprint`].
     pub(super) footprint: u64,
-    /// Sum of bytes times last use of those.
+    /// Sum of bytes times last use of live records and parts.
     pub(super) heat: u128,
-    /// Every copy of a record that lies here.
+    /// Every copy of a record here.
     pub(super) ids: Vec<RecordId>,
-    /// Every copy of a part that lies here.
+    /// Every copy of a part here.
     pub(super) parts: Vec<RecordId>,
-    /// The records that notes here speak of.
+    /// The records that notes here are about.
     pub(super) noted: Vec<RecordId>,
     /// Reads in flight.
     pub(super) readers: u32,
-    /// Entries that have a place and are not durable yet.
+    /// Entries that are placed and not durable yet.
     pub(super) pending: u32,
-    /// A record here could not be carried away.
+    /// A record here could not be moved.
     pub(super) stuck: bool,
-    /// Not all of it could be read.
-    pub(super) unsure: bool,
+    /// It could not be read completely.
+    pub(super) is_incomplete: bool,
 }
 
 impl Segment {
     pub(super) fn free() -> Self {
         Self {
             state: State::Free,
-            life: 0,
+            incarnation: 0,
             used: 0,
             index: Vec::new(),
             index_bytes: 0,
@@ -119,11 +125,11 @@ impl Segment {
             readers: 0,
             pending: 0,
             stuck: false,
-            unsure: false,
+            is_incomplete: false,
         }
     }
 
-    /// Whether an entry of so many bytes, with so many in the index, still fits.
+    /// Whether an entry of this extent fits, with this many bytes in the index.
     pub(super) fn fits(&self, extent: u64, index_bytes: u64, segment_bytes: u64) -> bool {
         let footer = blocks_up(self.index_bytes + index_bytes) + BLOCK;
         self.used + extent + footer <= segment_bytes
@@ -140,7 +146,7 @@ impl Log {
         let count = self.segments.len();
         match self.segments.get_mut(segment as usize) {
             Some(segment) => segment,
-            None => panic!("segment {segment} of {count} was named"),
+            None => panic!("segment {segment} does not exist: there are {count}"),
         }
     }
 
@@ -152,22 +158,23 @@ impl Log {
         self.protected
     }
 
-    /// How much of a segment something that is not evicted keeps others from using: only one entry that is
-    /// larger than half a segment fits into each.
+    /// The space that an entry occupies in effect if it is not evicted: only one entry that is larger than
+    /// half a segment fits into each.
     pub(super) fn footprint(&self, extent: u64) -> u64 {
         let per_segment = self.segment_bytes.saturating_sub(4 * BLOCK) / extent.max(1);
         if per_segment >= SMALL_PER_SEGMENT { extent } else { self.segment_bytes / per_segment.max(1) }
     }
 
-    /// While the footprints of what is protected are at most this, some segment can always be emptied into
-    /// less space than it gives back.
+    /// The limit of the footprints of protected entries. Up to it, some segment can always be emptied into
+    /// less space than it frees.
     pub(super) fn protected_bytes_max(&self) -> u64 {
         let usable = (self.segments.len() as u64).saturating_sub(super::RESERVE_SEGMENTS + 2);
         usable * self.segment_bytes / 8 * 5
     }
 
-    /// Counts what lies in a segment, or no longer.
-    pub(super) fn count(&mut self, segment: u32, extent: u64, protected: bool, touch: u64, is_there: bool) {
+    /// Adds an entry to the sums of its segment, or subtracts it.
+    pub(super) fn count(&mut self, location: Location, protected: bool, is_there: bool) {
+        let Location { segment, extent, touch, .. } = location;
         let (protected, footprint) = if protected { (extent, self.footprint(extent)) } else { (0, 0) };
         let heat = u128::from(extent) * u128::from(touch);
         let segment = self.segment(segment);
@@ -188,105 +195,111 @@ impl Log {
         }
     }
 
-    /// Puts a record into the index. Its key must have none there, and its parts must be in the table.
+    /// Inserts a record into the index. Its key must have none there, and its parts must be in the table.
     pub(super) fn insert(&mut self, id: RecordId, live: Live) {
-        self.count(live.segment, live.extent, live.record.protected, live.touch, true);
-        self.adjust_parts(&Arc::clone(&live.parts), live.touch, live.record.protected);
+        self.count(live.location, live.record.protected, true);
+        self.adjust_parts(&Arc::clone(&live.parts), live.location.touch, live.record.protected);
         self.stats.payload_bytes += live.record.payload_bytes;
         let had = self.names.insert(Arc::clone(&live.record.name), id);
-        assert!(had.is_none(), "{id} took the name of {had:?}, which is still here");
+        assert!(had.is_none(), "{id} replaced {had:?} in the index of names");
         let had = self.records.insert(id, live);
-        assert!(had.is_none(), "{id} is there twice");
+        assert!(had.is_none(), "{id} was inserted twice");
     }
 
-    /// Takes a record out of the index, and its parts with it, whatever becomes of its copies.
+    /// Removes a record and its parts from the index. Its copies stay on the disk.
     pub(super) fn remove(&mut self, id: RecordId) -> Option<Live> {
         let live = self.records.remove(&id)?;
         let named = self.names.remove(&live.record.name);
-        assert_eq!(named, Some(id), "{id} was there without its name");
+        assert_eq!(named, Some(id), "{id} has another name in the index");
         self.stats.payload_bytes -= live.record.payload_bytes;
-        self.count(live.segment, live.extent, live.record.protected, live.touch, false);
+        self.count(live.location, live.record.protected, false);
         self.remove_parts(&live.parts);
         Some(live)
     }
 
-    /// Notes a use.
+    /// Records a use.
     pub(super) fn touch(&mut self, id: RecordId) {
         self.touch += 1;
         let touch = self.touch;
         let Some(live) = self.records.get_mut(&id) else { return };
-        let more = u128::from(live.extent) * u128::from(touch - live.touch);
-        live.touch = touch;
-        let (segment, parts, protected) = (live.segment, Arc::clone(&live.parts), live.record.protected);
+        let location = &mut live.location;
+        let more = u128::from(location.extent) * u128::from(touch - location.touch);
+        location.touch = touch;
+        let (segment, parts, protected) = (location.segment, Arc::clone(&live.parts), live.record.protected);
         self.segment(segment).heat += more;
         self.adjust_parts(&parts, touch, protected);
     }
 
-    /// Protects a record or not.
+    /// Sets the protection of a record.
     pub(super) fn protect(&mut self, id: RecordId, protected: bool) {
         let Some(live) = self.records.get_mut(&id) else { return };
         let was = std::mem::replace(&mut live.record.protected, protected);
-        let (extent, segment, touch, parts) =
-            (live.extent, live.segment, live.touch, Arc::clone(&live.parts));
+        let (location, parts) = (live.location, Arc::clone(&live.parts));
         if was != protected {
-            self.count(segment, extent, was, touch, false);
-            self.count(segment, extent, protected, touch, true);
-            self.adjust_parts(&parts, touch, protected);
+            self.count(location, was, false);
+            self.count(location, protected, true);
+            self.adjust_parts(&parts, location.touch, protected);
         }
     }
 
     /// The footprint of a record and its parts.
     pub(super) fn whole_footprint(&self, live: &Live) -> u64 {
         let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
-        self.footprint(live.extent) + parts.map(|piece| self.footprint(piece.extent)).sum::<u64>()
+        self.footprint(live.location.extent)
+            + parts.map(|piece| self.footprint(piece.location.extent)).sum::<u64>()
     }
 
-    /// Takes a record out of the index and sees to it that it does not come back. `None` if it is not here.
-    pub(super) fn bury(&mut self, id: RecordId, ticket: Option<super::write::Waiter>) -> Option<()> {
+    /// Removes a record from the index and queues its tombstone. `None` if there is no such record.
+    pub(super) fn delete(&mut self, id: RecordId, ticket: Option<super::write::Waiter>) -> Option<()> {
         let live = self.remove(id)?;
-        self.tombs.insert(id, Tomb { copies: live.copies, at: None });
+        self.tombstones.insert(id, Tombstone { copies: live.copies, at: None });
         self.queue_note(crate::layout::Note::Forget(id), ticket);
         Some(())
     }
 
-    /// A segment has been durably erased: what lay there has one copy less.
+    /// Subtracts the copies in a segment that has been durably erased.
     pub(super) fn forget_copies(&mut self, ids: &[RecordId]) {
         for id in ids {
             if let Some(live) = self.records.get_mut(id) {
                 live.copies -= 1;
-            } else if let Some(tomb) = self.tombs.get_mut(id) {
-                tomb.copies -= 1;
-                if tomb.copies == 0 && self.unsure == 0 {
-                    self.tombs.remove(id);
+            } else if let Some(tombstone) = self.tombstones.get_mut(id) {
+                tombstone.copies -= 1;
+                if tombstone.copies == 0 && self.segments_incomplete == 0 {
+                    self.tombstones.remove(id);
                 }
             }
         }
     }
 
-    /// The bytes that a record in one piece takes up in a segment, of its header, and of its index entry.
+    /// The extent of a record in one piece, and the bytes of its header and of its index entry.
     pub(super) fn extent_of(record: &Record) -> (u64, u64, u64) {
-        let compact = Entry::record_bytes(record);
+        Self::extent_with(record, record.payload_bytes.div_ceil(SUM_BYTES))
+    }
+
+    fn extent_with(record: &Record, sums: u64) -> (u64, u64, u64) {
+        let compact = Entry::record_bytes(record, sums);
         let header = blocks_up(compact);
         (header + blocks_up(record.payload_bytes), header, compact)
     }
 
-    /// The same for a record that is there, with what follows its header.
+    /// The same for a live record. A spanning one has only its header here.
     pub(super) fn extent_of_live(live: &Live, record: &Record) -> (u64, u64, u64) {
+        // An older version may have written it, with fewer checksums.
         if live.parts.is_empty() {
-            return Self::extent_of(record);
+            return Self::extent_with(record, live.sums.len() as u64);
         }
         let compact = Entry::spanning_bytes(record, live.parts.len());
         (blocks_up(compact), blocks_up(compact), compact)
     }
 
-    /// One line per segment, for failed tests.
+    /// Describes each segment in a line, for failed tests.
     #[must_use]
     pub fn describe(&self) -> String {
         let mut text = format!("open {:?}, {} notes, {:?}\n", self.open, self.notes.len(), self.reclaim);
         for (number, segment) in self.segments.iter().enumerate() {
-            let Segment { state, life, used, live, protected, readers, pending, stuck, .. } = segment;
+            let Segment { state, incarnation, used, live, protected, readers, pending, stuck, .. } = segment;
             text += &format!(
-                "{number}: {state:?} life {life} used {used} live {live} protected {protected} \
+                "{number}: {state:?} incarnation {incarnation} used {used} live {live} protected {protected} \
                  readers {readers} pending {pending} stuck {stuck} ids {:?} parts {:?}\n",
                 segment.ids, segment.parts
             );
@@ -294,28 +307,28 @@ impl Log {
         text
     }
 
-    /// Holds the sums against what they are sums of; for tests, after every step.
+    /// Verifies the sums and the invariants of the module; for tests, after every step.
     ///
     /// # Panics
-    /// When they differ, or an invariant of the module does not hold.
+    /// When one of them does not hold.
     pub fn check(&self) {
         for (number, segment) in self.segments.iter().enumerate() {
-            let records =
-                self.records.values().map(|it| (it.segment, it.extent, it.record.protected, it.touch));
-            let parts = self.pieces.values().map(|it| (it.segment, it.extent, it.protected, it.touch));
-            let mine: Vec<_> = records.chain(parts).filter(|it| it.0 as usize == number).collect();
-            let live: u64 = mine.iter().map(|it| it.1).sum();
-            let protected: u64 = mine.iter().filter(|it| it.2).map(|it| it.1).sum();
-            let footprint: u64 = mine.iter().filter(|it| it.2).map(|it| self.footprint(it.1)).sum();
-            let heat: u128 = mine.iter().map(|it| u128::from(it.1) * u128::from(it.3)).sum();
+            let records = self.records.values().map(|it| (it.location, it.record.protected));
+            let parts = self.pieces.values().map(|it| (it.location, it.protected));
+            let mine: Vec<_> = records.chain(parts).filter(|it| it.0.segment as usize == number).collect();
+            let kept = || mine.iter().filter(|it| it.1);
+            let live: u64 = mine.iter().map(|it| it.0.extent).sum();
+            let protected: u64 = kept().map(|it| it.0.extent).sum();
+            let footprint: u64 = kept().map(|it| self.footprint(it.0.extent)).sum();
+            let heat: u128 = mine.iter().map(|it| u128::from(it.0.extent) * u128::from(it.0.touch)).sum();
             assert_eq!(
                 (segment.live, segment.protected, segment.footprint, segment.heat),
                 (live, protected, footprint, heat),
-                "segment {number} counts wrong"
+                "wrong sums of segment {number}"
             );
             assert!(segment.used <= self.segment_bytes, "segment {number} is over-full");
             if matches!(segment.state, State::Free | State::Draining) {
-                assert_eq!(segment.live, 0, "segment {number} is {:?} and has records", segment.state);
+                assert_eq!(segment.live, 0, "segment {number} is {:?} and has live records", segment.state);
             }
         }
         let mut copies = std::collections::BTreeMap::new();
@@ -323,18 +336,22 @@ impl Log {
             segment.ids.iter().for_each(|id| *copies.entry(*id).or_insert(0u32) += 1);
         }
         for (id, live) in &self.records {
-            assert_eq!(Some(&live.copies), copies.get(id), "{id} counts its copies wrong");
-            assert_eq!(self.names.get(&live.record.name), Some(id), "{id} has not its name");
+            assert_eq!(Some(&live.copies), copies.get(id), "wrong number of copies of {id}");
+            assert_eq!(self.names.get(&live.record.name), Some(id), "{id} is missing in the index of names");
         }
-        for (id, tomb) in &self.tombs {
-            assert_eq!(tomb.copies, copies.get(id).copied().unwrap_or(0), "the tomb of {id} counts wrong");
+        for (id, tombstone) in &self.tombstones {
+            assert_eq!(
+                tombstone.copies,
+                copies.get(id).copied().unwrap_or(0),
+                "wrong number of copies of deleted {id}"
+            );
         }
         assert_eq!(self.names.len(), self.records.len(), "names without records");
         let payload: u64 = self.records.values().map(|live| live.record.payload_bytes).sum();
-        assert_eq!(payload, self.stats.payload_bytes, "payload bytes are counted wrong");
+        assert_eq!(payload, self.stats.payload_bytes, "wrong sum of payload bytes");
         let protected: u64 = self.segments.iter().map(|segment| segment.protected).sum();
         let kept: u64 = self.segments.iter().map(|segment| segment.footprint).sum();
-        assert_eq!((protected, kept), (self.protected, self.kept), "protected bytes are counted wrong");
+        assert_eq!((protected, kept), (self.protected, self.kept), "wrong sum of protected bytes");
         self.check_parts();
         for (number, segment) in (0u32..).zip(&self.segments) {
             assert_eq!(self.free.contains(&number), segment.state == State::Free, "segment {number}");

@@ -1,15 +1,16 @@
-//! Writing: places in the open segment, groups, syncs, and what becomes true when they are durable.
+//! Writes: allocation in the open segment, grouping, syncs, and the changes of state when entries are
+//! durable.
 
 use std::sync::Arc;
 
 use super::ops::Kind;
-use super::table::{Live, State, Tomb};
+use super::table::{Live, Location, State, Tombstone};
 use super::{Done, Effect, Io, Log, Part, RESERVE_SEGMENTS};
 use crate::layout::{BLOCK, Body, Entry, NOTES_BYTES_MAX, Note, PartRef, SegmentHead, Trailer, blocks_up};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, AppendError, Event, Left, OpId, Record, RecordId, Span};
 
-/// An append that waits to be written.
+/// A queued append.
 #[derive(Debug)]
 pub(super) struct Append {
     pub(super) op: OpId,
@@ -18,21 +19,21 @@ pub(super) struct Append {
     pub(super) ticket: u64,
 }
 
-/// Who waits for a note to be durable.
+/// The operation that waits for a note to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter(pub(super) OpId);
 
-/// A note that waits to be written.
+/// A queued note.
 #[derive(Debug)]
 pub(super) struct Queued {
     note: Note,
     waiter: Option<Waiter>,
     ticket: u64,
-    /// What to say about its record once it is durable.
+    /// Why its record was removed, to be reported once the note is durable.
     left: Option<Left>,
 }
 
-/// What becomes true with a sync that begins after its write has ended.
+/// A change of state that a sync commits, if it begins after its write has ended.
 #[derive(Debug)]
 pub(super) enum Commit {
     Head(u32),
@@ -45,12 +46,12 @@ pub(super) enum Commit {
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) segment: u32,
-    /// What they count as being written.
+    /// Their share of the bytes that are being written.
     pub(super) bytes: u64,
     pub(super) members: Vec<Member>,
 }
 
-/// One of them.
+/// An entry of a batch.
 #[derive(Debug)]
 pub(super) enum Member {
     Record { append: Append, id: RecordId, parts: Arc<[PartRef]>, offset: u64, sequence: u64 },
@@ -73,11 +74,11 @@ impl Log {
         self.notes.push_back(Queued { note, waiter, ticket, left });
     }
 
-    /// A place in the open segment, or none yet: then another segment is on its way, or room must be made.
+    /// Allocates space in the open segment. `None` if another segment is being opened or must be reclaimed
+    /// first.
     pub(super) fn place(&mut self, extent: u64, index_bytes: u64, reserve: bool) -> Option<(u32, u64)> {
         let segment_bytes = self.segment_bytes;
-        // A segment that was opened from the reserve is for what makes room, until the reserve is whole
-        // again.
+        // A segment from the reserve is for compaction and tombstones, until the reserve is complete again.
         if !reserve && self.free_segments() < RESERVE_SEGMENTS {
             return None;
         }
@@ -99,7 +100,7 @@ impl Log {
         None
     }
 
-    /// Closes the open segment and opens another, if there is one to open.
+    /// Opens another segment, if one may be used, and seals the open one.
     pub(super) fn open_next(&mut self, reserve: bool) {
         let floor = if reserve { 0 } else { RESERVE_SEGMENTS };
         if self.free_segments() <= floor {
@@ -110,11 +111,11 @@ impl Log {
             self.segment(full).state = State::Sealing { writing: false };
             self.sealing.insert(full);
         }
-        let head = SegmentHead { life: self.next_life, floor: self.next_sequence };
-        self.next_life += 1;
+        let head = SegmentHead { incarnation: self.next_incarnation, floor: self.next_sequence };
+        self.next_incarnation += 1;
         let segment = self.segment(number);
         segment.state = State::Opening;
-        segment.life = head.life;
+        segment.incarnation = head.incarnation;
         segment.used = BLOCK;
         self.open = Some(number);
         let bytes = head.encode(self.log, number, self.segment_bytes);
@@ -138,8 +139,7 @@ impl Log {
         self.stats.written_bytes += bytes;
     }
 
-    /// Writes the notes that wait, one group at a time: the order of notes is the order in which they are
-    /// durable.
+    /// Writes queued notes, one group at a time, so that they become durable in their order.
     pub(super) fn pump_notes(&mut self) {
         if self.notes_in_flight || self.notes.is_empty() {
             return;
@@ -160,12 +160,12 @@ impl Log {
         let noted: Vec<RecordId> = notes
             .iter()
             .map(|note| match note {
-                Note::Forget(id) | Note::Mark { id, .. } => *id,
+                Note::Forget(id) | Note::Attributes { id, .. } => *id,
             })
             .collect();
         let log = self.log;
         let segment = self.segment(number);
-        let entry = Entry { life: segment.life, offset, sequence, body: Body::Notes(notes) };
+        let entry = Entry { incarnation: segment.incarnation, offset, sequence, body: Body::Notes(notes) };
         let mut bytes = entry.encode(log);
         segment.index.extend(&bytes);
         segment.noted.extend(noted);
@@ -176,14 +176,14 @@ impl Log {
         self.write(self.at(number, offset), vec![Part::Bytes(bytes)], Commit::Batch(batch));
     }
 
-    /// Writes appends that wait, small ones together, as far as there is room on the disk and in flight.
+    /// Writes queued appends, small ones in groups, as far as space and the limits permit.
     pub(super) fn pump_appends(&mut self) {
         let limits = self.config.limits;
         self.pump_heads();
         while self.place_parts()
             && let Some(first) = self.appends.front()
         {
-            if self.spans(&first.record) {
+            if self.spans(&first.record) || self.is_cut(&first.record) {
                 if !self.start_spanning() {
                     break;
                 }
@@ -237,7 +237,7 @@ impl Log {
         let log = self.log;
         let segment = self.segment(number);
         let body = Body::Record { id, record: append.record.clone(), sums: Arc::clone(&append.sums) };
-        let mut header = Entry { life: segment.life, offset, sequence, body }.encode(log);
+        let mut header = Entry { incarnation: segment.incarnation, offset, sequence, body }.encode(log);
         segment.index.extend(&header);
         segment.ids.push(id);
         header.resize(header_bytes as usize, 0);
@@ -266,7 +266,7 @@ impl Log {
             let index_offset = segment_bytes - BLOCK - blocks_up(index_bytes);
             assert!(segment.used <= index_offset, "the index of segment {number} has no room");
             let trailer = Trailer {
-                life: segment.life,
+                incarnation: segment.incarnation,
                 index_offset,
                 index_bytes,
                 index_sum: xxhash_rust::xxh3::xxh3_64(&bytes),
@@ -344,8 +344,8 @@ impl Log {
         let segment = self.segment(number);
         segment.state = State::Sealed;
         segment.index = Vec::new();
-        if std::mem::take(&mut segment.unsure) {
-            self.unsure -= 1;
+        if std::mem::take(&mut segment.is_incomplete) {
+            self.segments_incomplete -= 1;
         }
     }
 
@@ -366,7 +366,7 @@ impl Log {
             }
             false => Self::extent_of(&record),
         };
-        // What was written in parts has been counted with them since it began.
+        // Records in parts were accounted when their writing began.
         if record.protected && parts.is_empty() {
             self.protected_asked -= self.footprint(extent);
         }
@@ -385,7 +385,7 @@ impl Log {
         };
         if let Some(refusal) = refusal {
             self.remove_parts(&parts);
-            self.tombs.insert(id, Tomb { copies: 1, at: None });
+            self.tombstones.insert(id, Tombstone { copies: 1, at: None });
             self.settle(op, Err(refusal));
             return self.queue_note(Note::Forget(id), Some(Waiter(op)));
         }
@@ -400,27 +400,26 @@ impl Log {
         self.touch += 1;
         let touch = self.touch;
         let sums = if parts.is_empty() { sums } else { Arc::default() };
-        let live = Live {
-            record,
-            sums,
-            parts,
-            segment,
-            offset,
-            header_bytes,
-            extent,
-            sequence,
-            touch,
-            copies: 1,
-            marks_at: None,
-            marks_sequence: 0,
-        };
-        self.insert(id, live);
+        let location = Location { segment, offset, header_bytes, extent, sequence, touch };
+        self.insert(
+            id,
+            Live {
+                record,
+                sums,
+                parts,
+                location,
+                copies: 1,
+                attributes_segment: None,
+                attributes_sequence: 0,
+            },
+        );
     }
 
-    /// A newer generation is durable: the older one goes, and that is durable before the newer is answered.
+    /// Removes an older generation after a newer one is durable. The newer is answered when the tombstone is
+    /// durable.
     fn supersede(&mut self, older: RecordId, waiter: Waiter) {
         if let Some(live) = self.remove(older) {
-            self.tombs.insert(older, Tomb { copies: live.copies, at: None });
+            self.tombstones.insert(older, Tombstone { copies: live.copies, at: None });
             self.queue(Note::Forget(older), Some(waiter), Some(Left::Superseded));
             if sabotaged!(self.config.sabotage, AnswerBeforeSuperseded) {
                 self.note_durable(waiter.0);
@@ -441,19 +440,19 @@ impl Log {
             self.outstanding.remove(&ticket);
             match note {
                 Note::Forget(id) => {
-                    if let Some(tomb) = self.tombs.get_mut(&id) {
-                        tomb.at = Some(number);
+                    if let Some(tombstone) = self.tombstones.get_mut(&id) {
+                        tombstone.at = Some(number);
                     }
                     if let Some(left) = left {
-                        self.going.remove(&id);
+                        self.evicting.remove(&id);
                         self.effects.push(Effect::Event(Event::Left(left, vec![id])));
                     }
                 }
-                Note::Mark { id, .. } => {
+                Note::Attributes { id, .. } => {
                     if let Some(live) = self.records.get_mut(&id)
-                        && live.sequence < sequence
+                        && live.location.sequence < sequence
                     {
-                        (live.marks_at, live.marks_sequence) = (Some(number), sequence);
+                        (live.attributes_segment, live.attributes_sequence) = (Some(number), sequence);
                     }
                 }
             }
@@ -468,7 +467,7 @@ impl Log {
         let Some(known) = self.ops.get_mut(&op) else { return };
         let answer = match &mut known.kind {
             Kind::AppendSettling(result) => Answer::Append(result.clone()),
-            Kind::Mark => Answer::Mark(Ok(())),
+            Kind::SetAttributes => Answer::SetAttributes(Ok(())),
             Kind::Forget { waiting, found } => {
                 *waiting -= 1;
                 if *waiting > 0 {

@@ -1,9 +1,11 @@
-//! A log, a simulated disk and a model of what the log owes, driven by one seed.
+//! A log, a simulated disk and a model of the log's obligations, driven by one seed.
 //!
-//! The model knows each append by its generation, which is used once. At every moment it must be true that a
-//! record has its bytes or is absent, that nothing comes back, and that what was promised is there.
+//! The model names each append by its generation, which is used once. Invariants: a record has its bytes or
+//! is absent, deleted records stay deleted, and answered changes are durable.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failure here is a failed test")]
+
+mod fill;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +13,7 @@ use std::sync::Arc;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tiffin_ssd::sim::{Fate, Rig, Said, SimDisk};
+use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
     Answer, AppendError, ChangeError, Config, Event, Fault, FaultKind, Generation, Health, Input, Left,
     Limits, Name, OpId, ReadError, Record, RecordId, Sabotage, Span,
@@ -23,6 +25,10 @@ const MIB: u64 = 1 << 20;
 struct Chance(ChaCha8Rng);
 
 impl Chance {
+    fn new(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
         if end == 0 { 0 } else { self.0.next_u64() % end }
     }
@@ -44,8 +50,8 @@ struct Owed {
     status: Status,
     /// Its name in the log, once that is known.
     id: Option<RecordId>,
-    /// The marks that were answered, and those asked for since.
-    marks: Vec<u8>,
+    /// The attributes that were answered, and those asked for since.
+    attributes: Vec<u8>,
     protected: bool,
     asked: Vec<(Vec<u8>, bool)>,
     /// Its bytes, or its header, were damaged.
@@ -70,7 +76,7 @@ enum Asked {
     Append(u64),
     /// Whether it is in flight.
     Read(u64, Span, bool),
-    Mark(u64, Vec<u8>, bool),
+    SetAttributes(u64, Vec<u8>, bool),
     Forget(Vec<u64>),
     Flush,
 }
@@ -109,14 +115,22 @@ pub(crate) struct World {
 
 /// Plays a seed; the text says what was wrong.
 pub(crate) fn play(seed: u64, sabotage: Sabotage, events: u64) -> Result<BTreeMap<String, u64>, String> {
-    let run = || {
+    caught(|| {
         let mut world = World::new(seed, sabotage);
         for _ in 0..events {
             world.step();
         }
         world.end();
         world.seen
-    };
+    })
+}
+
+/// Fills a log from a seed without faults; the text says what was evicted, or wrong otherwise.
+pub(crate) fn fill(seed: u64, sabotage: Sabotage) -> Result<(), String> {
+    caught(|| fill::fill(seed, sabotage))
+}
+
+fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
@@ -138,8 +152,7 @@ fn payload(generation: u64, len: u64) -> Vec<u8> {
 
 impl World {
     fn new(seed: u64, sabotage: Sabotage) -> Self {
-        let mut chance = Chance(ChaCha8Rng::seed_from_u64(seed));
-        // Those of 1 MiB take no parts of records that span segments.
+        let mut chance = Chance::new(seed);
         let large = chance.percent(35);
         let segment = if large { 2 * MIB } else { chance.pick(&[MIB, MIB, MIB, 3 * MIB]).unwrap() };
         let segments = if large { 12 + chance.below(6) } else { 6 + chance.below(5) };
@@ -218,7 +231,7 @@ impl World {
             180..300 => self.read(),
             300..380 if self.hungry && !self.now.is_multiple_of(4) => {}
             300..380 => self.forget(),
-            380..430 => self.mark(),
+            380..430 => self.set_attributes(),
             430..440 => self.flush(),
             440..455 => self.cancel(),
             455..463 => self.damage(),
@@ -259,13 +272,13 @@ impl World {
             _ => self.chance.below(segment + 50_000),
         };
         let protected = self.chance.percent(self.protective);
-        let marks = vec![generation as u8; self.chance.below(40) as usize];
+        let attributes = vec![generation as u8; self.chance.below(40) as usize];
         let owed = Owed {
             name: Arc::clone(&name),
             payload: len,
             status: Status::Unknown,
             id: None,
-            marks: marks.clone(),
+            attributes: attributes.clone(),
             protected,
             asked: Vec::new(),
             damaged: false,
@@ -274,7 +287,7 @@ impl World {
         let record = Record {
             name,
             generation: Generation { epoch: generation >> 4, counter: generation },
-            marks,
+            attributes,
             protected,
             payload_bytes: len,
         };
@@ -329,15 +342,15 @@ impl World {
         self.hear(said);
     }
 
-    fn mark(&mut self) {
+    fn set_attributes(&mut self) {
         let Some((generation, id)) = self.known(Status::Live) else { return };
-        let marks: Vec<u8> = (0..self.chance.below(60)).map(|n| n as u8 ^ self.now as u8).collect();
+        let attributes: Vec<u8> = (0..self.chance.below(60)).map(|n| n as u8 ^ self.now as u8).collect();
         let protected = self.chance.percent(35);
         let owed = self.owed.get_mut(&generation).unwrap();
-        owed.asked.push((marks.clone(), protected));
+        owed.asked.push((attributes.clone(), protected));
         let (op, deadline, now) = (self.op(), self.deadline(), self.now);
-        self.ops.insert(op, Asked::Mark(generation, marks.clone(), protected));
-        let said = self.rig().apply(Input::Mark { op, id, marks, protected, deadline }, now);
+        self.ops.insert(op, Asked::SetAttributes(generation, attributes.clone(), protected));
+        let said = self.rig().apply(Input::SetAttributes { op, id, attributes, protected, deadline }, now);
         self.hear(said);
     }
 
@@ -450,14 +463,14 @@ impl World {
         self.hear(said);
     }
 
-    fn hear(&mut self, said: Vec<Said>) {
+    fn hear(&mut self, said: Vec<Output>) {
         for said in said {
             match said {
-                Said::Answer(op, answer, bytes) => {
+                Output::Answer(op, answer, bytes) => {
                     let asked = self.ops.remove(&op).unwrap_or_else(|| panic!("{op:?} was answered twice"));
                     self.answered(asked, answer, bytes);
                 }
-                Said::Event(event) => self.event(event),
+                Output::Event(event) => self.event(event),
             }
         }
     }
@@ -470,20 +483,21 @@ impl World {
                 assert!(!stopped, "readers: a read in flight was stopped");
                 self.read_answered(generation, span, result, bytes)
             }
-            (Asked::Mark(generation, marks, protected), Answer::Mark(result)) => {
+            (Asked::SetAttributes(generation, attributes, protected), Answer::SetAttributes(result)) => {
                 let owed = self.owed.get_mut(&generation).unwrap();
                 match result {
                     Ok(()) => {
                         // Whatever was asked for before this cannot be what is found.
-                        let at = owed.asked.iter().position(|asked| *asked == (marks.clone(), protected));
+                        let at =
+                            owed.asked.iter().position(|asked| *asked == (attributes.clone(), protected));
                         if let Some(at) = at {
                             owed.asked.drain(..=at);
                         }
-                        (owed.marks, owed.protected) = (marks, protected);
+                        (owed.attributes, owed.protected) = (attributes, protected);
                         self.see("mark");
                     }
                     Err(ChangeError::Gone | ChangeError::Full { .. } | ChangeError::TooLarge { .. }) => {
-                        owed.asked.retain(|asked| *asked != (marks.clone(), protected));
+                        owed.asked.retain(|asked| *asked != (attributes.clone(), protected));
                         self.see("mark refused");
                     }
                     Err(_) => self.see("mark not sure"),
@@ -524,7 +538,8 @@ impl World {
                 }
                 self.see("append");
                 if self.spans(id) {
-                    self.see("spanning append");
+                    let is_cut = self.owed[&generation].payload < self.config.segment_bytes.unwrap();
+                    self.see(if is_cut { "cut append" } else { "spanning append" });
                     if self.faults && self.chance.percent(15) {
                         self.strike = Some((generation, id));
                     }
@@ -688,9 +703,9 @@ impl World {
             let owed = self.owed.get_mut(generation).unwrap();
             assert_ne!(owed.status, Status::Gone, "came back: {id} {owed:?}");
             assert_eq!((&owed.name, owed.payload), (&record.name, record.payload_bytes));
-            let pair = (record.marks.clone(), record.protected);
-            let known = pair == (owed.marks.clone(), owed.protected) || owed.asked.contains(&pair);
-            assert!(known, "marks: {pair:?} found, {owed:?}");
+            let pair = (record.attributes.clone(), record.protected);
+            let known = pair == (owed.attributes.clone(), owed.protected) || owed.asked.contains(&pair);
+            assert!(known, "attributes: {pair:?} found, {owed:?}");
             if let Some(before) = owed.id {
                 assert_eq!(before, *id, "ids: a record has another id");
             } else {
@@ -699,7 +714,7 @@ impl World {
             // What was found is owed from now on; a second restart must find it too.
             owed.id = Some(*id);
             owed.status = Status::Live;
-            (owed.marks, owed.protected) = pair;
+            (owed.attributes, owed.protected) = pair;
             owed.asked.clear();
             self.by_id.insert(*id, *generation);
         }
@@ -707,7 +722,10 @@ impl World {
         let cut = self.owed.iter().filter(|(generation, _)| !found.contains_key(generation));
         let cut = cut.filter(|(_, it)| large(it)).count() as u64;
         let recovered = found.values().filter(|(_, record)| record.payload_bytes > segment).count() as u64;
-        for (what, count) in [("spanning cut off", cut), ("spanning recovered", recovered)] {
+        let is_cut = |id, bytes| bytes < segment && rig.log.places_of(id).len() > 1;
+        let cuts = found.values().filter(|(id, record)| is_cut(*id, record.payload_bytes)).count() as u64;
+        let counts = [("spanning cut off", cut), ("spanning recovered", recovered), ("cut recovered", cuts)];
+        for (what, count) in counts {
             if count > 0 {
                 *self.seen.entry(what.to_owned()).or_default() += count;
             }

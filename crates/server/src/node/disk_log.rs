@@ -1,44 +1,43 @@
-//! The log of a disk, for tasks: answers are awaited, and what the log is too busy for is asked again.
+//! The log of a disk as futures. A change that the log is too busy to accept is retried.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_ssd::{
-    AppendError, ChangeError, Drive, Event, FORGET_IDS_MAX, Limits, OpId, OpenError, Pieces, ReadError,
-    Record, RecordId, ShelfConfig, Span, Stats,
+    AppendError, ChangeError, DiskLogConfig, Drive, Event, FORGET_IDS_MAX, Limits, OpId, OpenError, Pieces,
+    ReadError, Record, RecordId, Span, Stats,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::StartError;
 use crate::config::{Engine, SsdConfig};
 
-/// How long a read may take, whoever waits for it.
+/// How long a read may take.
 const READ_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long what must be done may take: as long as it takes. A disk that hangs is waited for, and what hangs
-/// on it is not confirmed meanwhile.
+/// How long a change may take: without limit in effect. While a disk hangs, its changes are not confirmed.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long to rest before a log that was too busy is asked again.
-const BUSY_REST: Duration = Duration::from_millis(5);
+/// Pause before a change is retried that the log was too busy for.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Payloads up to this size are hashed by the task that appends them: that takes some microseconds.
+/// Payloads up to this size are hashed by the task that appends them, in a few microseconds.
 const INLINE_HASH_BYTES_MAX: u64 = 64 << 10;
-/// Larger payloads are hashed by at most so many threads at a time. Each thread of the runtime keeps memory
-/// of its own, so that one for each append would cost hundreds of MiB.
+/// Maximum number of threads that hash larger payloads. Each thread of the runtime keeps memory of its own:
+/// one for each append would cost hundreds of MiB.
 const HASHING_MAX: usize = 4;
 
-/// What a log was found to hold.
+/// The records that a log held when it was opened.
 pub(super) type Recovered = Vec<(RecordId, Record)>;
 
-/// A log, and how to speak with it.
-pub(super) struct Shelf {
-    shelf: Arc<tiffin_ssd::Shelf>,
+/// A log on a disk whose operations are futures.
+pub(super) struct AsyncLog {
+    log: Arc<tiffin_ssd::DiskLog>,
     hashing: Arc<Semaphore>,
     engine: String,
 }
 
-impl Shelf {
-    /// Opens the log; what it holds, and what it will do by itself.
+impl AsyncLog {
+    /// Opens the log. Returns also its records, and a receiver of its events.
     pub(super) async fn open(
         config: &SsdConfig,
     ) -> Result<(Self, Recovered, mpsc::UnboundedReceiver<Event>), StartError> {
@@ -49,56 +48,56 @@ impl Shelf {
         };
         let path = config.path.clone();
         let limits = Limits::default();
-        let config = ShelfConfig { path, budget_bytes: config.size, segment_bytes: None, limits, drive };
+        let config = DiskLogConfig { path, budget_bytes: config.size, segment_bytes: None, limits, drive };
         let (tell, events) = mpsc::unbounded_channel();
-        // The node may be going away, and then nobody listens.
+        // The receiver is gone while the node stops.
         let listen = move |event| _ = tell.send(event);
-        let opened = tokio::task::spawn_blocking(move || tiffin_ssd::Shelf::open(&config, listen)).await;
+        let opened = tokio::task::spawn_blocking(move || tiffin_ssd::DiskLog::open(&config, listen)).await;
         let opened = opened.map_err(StartError::disk)?.map_err(|error| match error {
             OpenError::InUse { .. } => StartError::DiskInUse(error.to_string()),
             error => StartError::disk(error),
         })?;
         let hashing = Arc::new(Semaphore::new(HASHING_MAX));
-        let shelf = Self { shelf: Arc::new(opened.shelf), hashing, engine: opened.driven.to_string() };
-        Ok((shelf, opened.records, events))
+        let log = Self { log: Arc::new(opened.log), hashing, engine: opened.driven.to_string() };
+        Ok((log, opened.records, events))
     }
 
-    /// How the disk is read and written, and why so.
+    /// The I/O engine, and why it was chosen.
     pub(super) fn engine(&self) -> &str {
         &self.engine
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.shelf.stats()
+        self.log.stats()
     }
 
-    /// Keeps a record. Hashing a large payload takes a while, which other tasks need not wait for.
+    /// Appends a record. A large payload is hashed on another thread, because that takes a while.
     pub(super) fn append(
         &self,
         record: Record,
         payload: Pieces,
     ) -> impl Future<Output = Result<RecordId, AppendError>> + Send + use<> {
-        let (shelf, (done, ended)) = (Arc::clone(&self.shelf), oneshot::channel());
+        let (log, (done, ended)) = (Arc::clone(&self.log), oneshot::channel());
         let hashing = Arc::clone(&self.hashing);
         async move {
             let is_small = payload.len() <= INLINE_HASH_BYTES_MAX;
-            // Whoever is not there any more need not hear of it.
+            // The receiver is gone if the caller has given up.
             let append = move || {
-                _ = shelf.append(record, payload, CHANGE_TIME_MAX, |result| _ = done.send(result));
+                _ = log.append(record, payload, CHANGE_TIME_MAX, |result| _ = done.send(result));
             };
             if is_small {
                 append();
             } else {
                 // The semaphore is never closed.
                 let _permit = hashing.acquire().await;
-                // If the task is not run, its end of the channel is dropped, and that is the answer.
+                // If the task does not run, the sender is dropped, and the append ends as cancelled.
                 let _ran = tokio::task::spawn_blocking(append).await;
             }
             ended.await.unwrap_or(Err(AppendError::Cancelled))
         }
     }
 
-    /// Reads bytes of a record. It is begun at once, whether or not anybody waits.
+    /// Starts to read bytes of a record, also if the future is never polled.
     pub(super) fn read(
         &self,
         id: RecordId,
@@ -106,11 +105,11 @@ impl Shelf {
         into: Pieces,
     ) -> impl Future<Output = Result<u64, ReadError>> + Send + use<> {
         let (done, ended) = oneshot::channel();
-        self.shelf.read(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
+        self.log.read(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
         async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
     }
 
-    /// The same for what nobody waits for yet: those who wait go first.
+    /// The same for a prefetch: reads that a client waits for go first.
     pub(super) fn read_ahead(
         &self,
         id: RecordId,
@@ -118,56 +117,59 @@ impl Shelf {
         into: Pieces,
     ) -> impl Future<Output = Result<u64, ReadError>> + Send + use<> {
         let (done, ended) = oneshot::channel();
-        self.shelf.read_ahead(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
+        self.log.read_ahead(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
         async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
     }
 
-    /// Gives a record other marks.
-    pub(super) fn mark(
+    /// Sets the attributes of a record.
+    pub(super) fn set_attributes(
         &self,
         id: RecordId,
-        marks: Vec<u8>,
+        attributes: Vec<u8>,
         protected: bool,
     ) -> impl Future<Output = Result<(), ChangeError>> + Send + use<> {
-        let shelf = Arc::clone(&self.shelf);
-        persistently(move |done| shelf.mark(id, marks.clone(), protected, CHANGE_TIME_MAX, done))
+        let log = Arc::clone(&self.log);
+        retry_while_busy(move |done| {
+            log.set_attributes(id, attributes.clone(), protected, CHANGE_TIME_MAX, done)
+        })
     }
 
-    /// Lets records go for good.
+    /// Deletes records durably.
     pub(super) fn forget(
         &self,
         ids: Vec<RecordId>,
     ) -> impl Future<Output = Result<(), ChangeError>> + Send + use<> {
-        let shelf = Arc::clone(&self.shelf);
+        let log = Arc::clone(&self.log);
         async move {
             for ids in ids.chunks(FORGET_IDS_MAX) {
-                let shelf = Arc::clone(&shelf);
+                let log = Arc::clone(&log);
                 let ids = ids.to_vec();
-                persistently(move |done: Done<u64>| shelf.forget(ids.clone(), CHANGE_TIME_MAX, done)).await?;
+                retry_while_busy(move |done: Done<u64>| log.forget(ids.clone(), CHANGE_TIME_MAX, done))
+                    .await?;
             }
             Ok(())
         }
     }
 
-    /// Ends when all that was asked before has ended.
+    /// Waits until all earlier operations have ended.
     pub(super) async fn flush(&self) {
         let (done, ended) = oneshot::channel();
-        self.shelf.flush(CHANGE_TIME_MAX, |result: Result<(), ChangeError>| _ = done.send(result));
-        // However it ended, nothing more can be done about it.
+        self.log.flush(CHANGE_TIME_MAX, |result: Result<(), ChangeError>| _ = done.send(result));
+        // A failed flush needs no handling: the log reports its failure as an event.
         let _ended = ended.await;
     }
 }
 
-/// Hears how a change ended.
+/// Receives the result of a change.
 type Done<T> = Box<dyn FnOnce(Result<T, ChangeError>) + Send>;
 
-/// Asks for a change, again while the log is too busy to take it.
-async fn persistently<T: Send + 'static>(ask: impl Fn(Done<T>) -> OpId + Send) -> Result<T, ChangeError> {
+/// Requests a change, and retries it while the log is too busy.
+async fn retry_while_busy<T: Send + 'static>(ask: impl Fn(Done<T>) -> OpId + Send) -> Result<T, ChangeError> {
     loop {
         let (done, ended) = oneshot::channel();
         ask(Box::new(|result| _ = done.send(result)));
         match ended.await.unwrap_or(Err(ChangeError::Cancelled)) {
-            Err(ChangeError::Busy) => tokio::time::sleep(BUSY_REST).await,
+            Err(ChangeError::Busy) => tokio::time::sleep(BUSY_PAUSE).await,
             ended => return ended,
         }
     }
@@ -184,7 +186,7 @@ mod tests {
     fn record(number: usize, payload_bytes: u64) -> Record {
         let name = Arc::new(Name { namespace: "n".to_owned(), key: number.to_string().into_bytes() });
         let generation = Generation { epoch: 1, counter: number as u64 };
-        Record { name, generation, marks: Vec::new(), protected: false, payload_bytes }
+        Record { name, generation, attributes: Vec::new(), protected: false, payload_bytes }
     }
 
     #[test]
@@ -200,9 +202,9 @@ mod tests {
         let config =
             SsdConfig { path: folder.path().join("disk"), size: 256 << 20, engine: Engine::Blocking };
         runtime.block_on(async {
-            let (shelf, ..) = Shelf::open(&config).await.unwrap();
+            let (log, ..) = AsyncLog::open(&config).await.unwrap();
             let appends =
-                (0..256).map(|number| tokio::spawn(shelf.append(record(number, 100), Pieces::zeroed(100))));
+                (0..256).map(|number| tokio::spawn(log.append(record(number, 100), Pieces::zeroed(100))));
             for append in appends.collect::<Vec<_>>() {
                 append.await.unwrap().unwrap();
             }

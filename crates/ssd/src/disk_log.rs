@@ -1,10 +1,8 @@
-//! A log on a real disk: one thread drives it, and whoever asks is answered by a callback.
+//! A log on a real disk: one thread drives it, and answers requests by callbacks.
 //!
-//! The inbox is bounded: when it is full, the answer is `Busy` at once. Callbacks run on the driving thread,
-//! and
-//! must not block. Dropping the shelf waits until all operations have been answered and the kernel has let
-//! go of
-//! all memory.
+//! The queue of requests is bounded; if it is full, the answer is `Busy` at once. Callbacks run on the
+//! driving thread and must not block. Dropping a [`DiskLog`] waits until all operations have been answered
+//! and the kernel uses no memory of theirs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -19,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::engine::{Drive, Driven, start};
 use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
-use crate::layout::SUM_BYTES;
+use crate::layout::CHUNK_BYTES;
 use crate::log::{Config, Effect, Input, Into, Limits, Log, Part};
 use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
 use crate::place::{OpenError, Place, end_of};
@@ -29,56 +27,57 @@ use crate::types::{
     Stats,
 };
 
-/// Requests that wait for the driving thread at most.
+/// The maximum number of queued requests.
 pub const INBOX_MAX: usize = 16 << 10;
 
-/// How much disk work is taken in before deadlines are looked at again.
+/// The maximum number of ended disk operations that are handled before deadlines are checked.
 const ENDED_MAX: usize = 64;
 
-/// The index is counted with one byte per so many bytes of the disk: about 1 KiB for each record of 1 MiB.
+/// The estimate of the index is one byte per this many bytes of the disk: about 1 KiB for each record of 1
+/// MiB.
 const INDEX_SHARE: u64 = 1024;
-/// The index is counted with at least so many bytes: the records of small objects, and what compaction moves.
+/// The minimum of the estimate: for the records of small objects, and compaction.
 const INDEX_BYTES_MIN: u64 = 32 << 20;
-/// The index is counted with at most so many bytes.
+/// The maximum of the estimate.
 const INDEX_BYTES_MAX: u64 = 4 << 30;
 
-/// The memory that a log of this size needs beside the payloads of its callers: aligned buffers, a
+/// The memory that a log of this size needs, without the payloads of its callers: aligned buffers, a
 /// [`crate::Pool`], and its index.
 #[must_use]
 pub fn memory_bytes(budget_bytes: u64) -> u64 {
     let index = (budget_bytes / INDEX_SHARE).clamp(INDEX_BYTES_MIN, INDEX_BYTES_MAX);
-    BUFFERS as u64 * SUM_BYTES + POOL_BYTES_MAX as u64 + index
+    BUFFERS as u64 * CHUNK_BYTES + POOL_BYTES_MAX as u64 + index
 }
 
-/// What a shelf is to be.
+/// The configuration of a log on a disk.
 #[derive(Clone, Debug)]
-pub struct ShelfConfig {
-    /// A directory, which is made if its parent exists, or a block device.
+pub struct DiskLogConfig {
+    /// A directory, which is created if its parent exists, or a block device.
     pub path: PathBuf,
-    /// The most bytes it may take up.
+    /// The maximum size in bytes.
     pub budget_bytes: u64,
     /// See [`Config::segment_bytes`].
     pub segment_bytes: Option<u64>,
-    /// Limits of what is under way.
+    /// Limits of operations in progress.
     pub limits: Limits,
-    /// Which engine is wanted.
+    /// The requested engine.
     pub drive: Drive,
 }
 
-/// An open shelf, and what it found.
+/// An open log, and its contents.
 pub struct Opened {
-    /// The shelf.
-    pub shelf: Shelf,
-    /// What a restart found, in numbers.
+    /// The log.
+    pub log: DiskLog,
+    /// The recovery report.
     pub recovery: Recovery,
-    /// What is there.
+    /// The records.
     pub records: Vec<(RecordId, Record)>,
-    /// Which engine is used, and why.
+    /// The engine, and why it was chosen.
     pub driven: Driven,
 }
 
 /// A log on a real disk.
-pub struct Shelf {
+pub struct DiskLog {
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
 }
@@ -105,23 +104,24 @@ struct Request {
     reply: Option<Reply>,
 }
 
-/// An input whose deadline is still a time to wait.
+/// An input with a timeout instead of a deadline.
 enum Asked {
     Append { op: OpId, record: Record, sums: Arc<[u64]>, within: Duration },
     Read { op: OpId, id: RecordId, span: Span, within: Duration, is_ahead: bool },
-    Mark { op: OpId, id: RecordId, marks: Vec<u8>, protected: bool, within: Duration },
+    SetAttributes { op: OpId, id: RecordId, attributes: Vec<u8>, protected: bool, within: Duration },
     Forget { op: OpId, ids: Vec<RecordId>, within: Duration },
     Flush { op: OpId, within: Duration },
     Cancel { op: OpId },
 }
 
-impl Shelf {
-    /// Opens a place, reads what is there, and starts. `listen` hears of what happens beside answers.
+impl DiskLog {
+    /// Opens a directory or device, recovers the log, and starts its thread. `listen` receives the events of
+    /// the log.
     ///
     /// # Errors
-    /// When the place cannot be used: in words, with a hint.
+    /// When the directory or device cannot be used.
     pub fn open(
-        config: &ShelfConfig,
+        config: &DiskLogConfig,
         listen: impl FnMut(Event) + Send + 'static,
     ) -> Result<Opened, OpenError> {
         let segment_bytes = config.segment_bytes.or_else(|| Place::segment_bytes(&config.path));
@@ -137,7 +137,7 @@ impl Shelf {
         let wake = Arc::new(wake.map_err(|error| system("given an eventfd", error))?);
         let Place { file, lock } = place;
         let file = Arc::new(file);
-        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::new(SUM_BYTES as usize)).collect();
+        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::new(CHUNK_BYTES as usize)).collect();
         let (engine, driven) = start(config.drive, &file, &wake, &buffers).map_err(OpenError::Engine)?;
         let (log, effects) = Log::open(Config {
             log: random().map_err(|error| OpenError::System {
@@ -182,13 +182,13 @@ impl Shelf {
             what: "given a thread",
             error,
         })?;
-        Ok(Opened { shelf: Self { inbox, thread: Some(thread) }, recovery, records, driven })
+        Ok(Opened { log: Self { inbox, thread: Some(thread) }, recovery, records, driven })
     }
 
-    /// Keeps a record. Its checksums are made on the calling thread.
+    /// Appends a record. The calling thread computes its checksums.
     ///
     /// # Panics
-    /// When the payload has not as many bytes as the record says.
+    /// When the payload has another length than the record.
     pub fn append(
         &self,
         record: Record,
@@ -196,7 +196,7 @@ impl Shelf {
         within: Duration,
         done: impl FnOnce(Result<RecordId, AppendError>) + Send + 'static,
     ) -> OpId {
-        assert_eq!(payload.len(), record.payload_bytes, "a payload that is not the record's");
+        assert_eq!(payload.len(), record.payload_bytes, "payload and record differ in length");
         let op = self.inbox.op();
         let sums = payload.sums();
         let reply: Reply = Box::new(|answer| {
@@ -206,10 +206,10 @@ impl Shelf {
         op
     }
 
-    /// Reads into memory. The bytes are good when `done` is called with success.
+    /// Reads into memory. The bytes are valid once `done` is called with success.
     ///
     /// # Panics
-    /// When the memory has not as many bytes as the span.
+    /// When the memory has another length than the span.
     pub fn read(
         &self,
         id: RecordId,
@@ -221,11 +221,11 @@ impl Shelf {
         self.read_with(false, id, span, into, within, done)
     }
 
-    /// The same for what nobody waits for yet: where the disk has more to do than it takes at a time, those
-    /// reads go first that somebody waits for, and one of these after every few of them.
+    /// The same for a prefetch. Where reads queue up, those that a client waits for overtake a limited number
+    /// of times.
     ///
     /// # Panics
-    /// When the memory has not as many bytes as the span.
+    /// When the memory has another length than the span.
     pub fn read_ahead(
         &self,
         id: RecordId,
@@ -246,7 +246,7 @@ impl Shelf {
         within: Duration,
         done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
     ) -> OpId {
-        assert_eq!(into.len(), span.len, "memory that is not as long as what is read");
+        assert_eq!(into.len(), span.len, "memory and span differ in length");
         let op = self.inbox.op();
         let reply: Reply = Box::new(|answer| {
             done(if let Answer::Read(result) = answer { result } else { Err(ReadError::Busy) });
@@ -255,24 +255,24 @@ impl Shelf {
         op
     }
 
-    /// Gives a record other marks, and protects it or not.
-    pub fn mark(
+    /// Sets the attributes and the protection of a record.
+    pub fn set_attributes(
         &self,
         id: RecordId,
-        marks: Vec<u8>,
+        attributes: Vec<u8>,
         protected: bool,
         within: Duration,
         done: impl FnOnce(Result<(), ChangeError>) + Send + 'static,
     ) -> OpId {
         let op = self.inbox.op();
         let reply: Reply = Box::new(|answer| {
-            done(if let Answer::Mark(result) = answer { result } else { Err(ChangeError::Busy) });
+            done(if let Answer::SetAttributes(result) = answer { result } else { Err(ChangeError::Busy) });
         });
-        self.inbox.ask(Asked::Mark { op, id, marks, protected, within }, None, Some(reply));
+        self.inbox.ask(Asked::SetAttributes { op, id, attributes, protected, within }, None, Some(reply));
         op
     }
 
-    /// Lets records go for good.
+    /// Deletes records durably.
     pub fn forget(
         &self,
         ids: Vec<RecordId>,
@@ -287,7 +287,7 @@ impl Shelf {
         op
     }
 
-    /// Answers when all that was asked for before has ended.
+    /// Answers when all earlier operations have ended.
     pub fn flush(
         &self,
         within: Duration,
@@ -301,19 +301,19 @@ impl Shelf {
         op
     }
 
-    /// An operation is no longer wanted; it is answered all the same.
+    /// Cancels an operation; it is still answered.
     pub fn cancel(&self, op: OpId) {
         self.inbox.ask(Asked::Cancel { op }, None, None);
     }
 
-    /// Counters, and how things are, as of a moment ago.
+    /// Counters and sizes, as of a moment ago.
     #[must_use]
     pub fn stats(&self) -> Stats {
         *self.inbox.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Shelf {
+impl Drop for DiskLog {
     fn drop(&mut self) {
         self.inbox.lock().closed = true;
         self.inbox.wake();
@@ -323,16 +323,16 @@ impl Drop for Shelf {
     }
 }
 
-/// Waits for the answer of one operation: `wait(|done| shelf.flush(within, done))`.
+/// Waits for the answer of one operation: `wait(|done| log.flush(within, done))`.
 ///
 /// # Panics
-/// When the shelf's thread has died.
+/// When the thread of the log has panicked.
 pub fn wait<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>) -> OpId) -> T {
     let (send, receive) = sync_channel(1);
     ask(Box::new(move |answer| drop(send.send(answer))));
     match receive.recv() {
         Ok(answer) => answer,
-        Err(_) => panic!("the thread of a shelf has died"),
+        Err(_) => panic!("the thread of a log has panicked"),
     }
 }
 
@@ -346,7 +346,7 @@ impl Inbox {
     }
 
     fn wake(&self) {
-        // It can only fail when it has been signalled already.
+        // This fails only if it is signalled already.
         let _ = rustix::io::write(&self.wake, &1u64.to_le_bytes());
     }
 
@@ -373,19 +373,19 @@ fn busy(input: &Asked) -> Answer {
     match input {
         Asked::Append { .. } => Answer::Append(Err(AppendError::Busy)),
         Asked::Read { .. } => Answer::Read(Err(ReadError::Busy)),
-        Asked::Mark { .. } => Answer::Mark(Err(ChangeError::Busy)),
+        Asked::SetAttributes { .. } => Answer::SetAttributes(Err(ChangeError::Busy)),
         Asked::Forget { .. } => Answer::Forget(Err(ChangeError::Busy)),
         Asked::Flush { .. } | Asked::Cancel { .. } => Answer::Flush(Err(ChangeError::Busy)),
     }
 }
 
 struct Driver {
-    // Dropped first: its engine must let go of all memory.
+    // Dropped first: its engine must stop using all memory.
     jobs: Jobs,
     log: Log,
     inbox: Arc<Inbox>,
     ops: BTreeMap<OpId, (Option<Pieces>, Option<Reply>)>,
-    /// Reads that nobody waits for yet.
+    /// Prefetches.
     ahead: BTreeSet<OpId>,
     stages: BTreeMap<StageId, Arc<Buffer>>,
     listen: Listener,
@@ -417,7 +417,7 @@ impl Driver {
         }
     }
 
-    /// Waits for something to happen, and takes it in.
+    /// Waits for ended disk operations or requests, and handles them.
     fn turn(&mut self) {
         self.jobs.issue();
         let mut ended = self.jobs.next_ended();
@@ -425,7 +425,7 @@ impl Driver {
             self.wait();
             ended = self.jobs.next_ended();
         }
-        // Each is answered before the next is looked at, and what somebody asks for then is begun.
+        // Each is answered before the next is handled, and new requests start in between.
         let mut left = ENDED_MAX;
         while let Some(Ended { io, done, landed }) = ended.take() {
             let now = self.now();
@@ -458,7 +458,7 @@ impl Driver {
         let _ = rustix::io::read(&self.inbox.wake, &mut count);
     }
 
-    /// True when the shelf is closed.
+    /// True when the log is closed.
     fn take_requests(&mut self) -> bool {
         let (requests, closed) = {
             let mut queue = self.inbox.lock();
@@ -477,8 +477,8 @@ impl Driver {
                     }
                     (op, Input::Read { op, id, span, deadline: due(within) })
                 }
-                Asked::Mark { op, id, marks, protected, within } => {
-                    (op, Input::Mark { op, id, marks, protected, deadline: due(within) })
+                Asked::SetAttributes { op, id, attributes, protected, within } => {
+                    (op, Input::SetAttributes { op, id, attributes, protected, deadline: due(within) })
                 }
                 Asked::Forget { op, ids, within } => (op, Input::Forget { op, ids, deadline: due(within) }),
                 Asked::Flush { op, within } => (op, Input::Flush { op, deadline: due(within) }),
@@ -523,8 +523,7 @@ impl Driver {
     }
 
     fn pieces(&self, op: OpId, span: Span) -> Pieces {
-        // An operation that was answered is not asked for its memory; if it were, nothing of its caller's is
-        // used.
+        // An answered operation has no memory any more: it gets none of its caller.
         let known = self.ops.get(&op).and_then(|(pieces, _)| pieces.as_ref());
         known.map_or_else(|| Pieces::zeroed(span.len), |known| known.part(span.offset, span.len))
     }
@@ -560,9 +559,9 @@ impl Driver {
     fn copy(&self, landed: Option<&Pieces>, to: OpId, from: Span) {
         let Some((landed, (Some(pieces), _))) = landed.zip(self.ops.get(&to)) else { return };
         let mut offset = 0;
-        let mut chunk = vec![0; from.len.min(SUM_BYTES) as usize];
+        let mut chunk = vec![0; from.len.min(CHUNK_BYTES) as usize];
         while offset < from.len {
-            let len = (from.len - offset).min(SUM_BYTES) as usize;
+            let len = (from.len - offset).min(CHUNK_BYTES) as usize;
             if let Some(chunk) = chunk.get_mut(..len) {
                 landed.read(from.offset + offset, chunk);
                 pieces.write(offset, chunk);
