@@ -124,7 +124,10 @@ fn kept(here: &Here) -> String {
     } else if here.sample.is_some() {
         "until it is consumed or removed: samples are never evicted".to_owned()
     } else if here.lease_ms > 0 {
-        format!("for {} more, because it was just read; then until room is needed", time(here.lease_ms))
+        format!(
+            "for {} more, because it was just read or probed; then until room is needed",
+            time(here.lease_ms)
+        )
     } else if here.found.soft_pin {
         "until room is needed and nothing else is left: it is soft-pinned".to_owned()
     } else {

@@ -22,9 +22,9 @@ use super::open::{Open, tell};
 const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the master may take to show that it lives.
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
-/// Mooncake's reads and probes protect what they find for a while.
+/// Mooncake's probes protect the objects that they find for a while. They are not reads.
 const LEASED: ResolveOptions =
-    ResolveOptions { touch: true, lease: true, locate: false, ahead: Ahead::Nothing };
+    ResolveOptions { touch: false, lease: true, locate: false, ahead: Ahead::Nothing };
 
 /// A probe that brings what only a disk has into memory is none: it takes no lease and is no use.
 const AHEAD: ResolveOptions =

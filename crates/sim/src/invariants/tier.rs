@@ -58,6 +58,10 @@ pub(crate) struct Probe {
     ahead: Ahead,
     /// Nothing but the question counts.
     is_mere: bool,
+    /// Whether it counts as a read.
+    is_read: bool,
+    /// Which of the objects had been read before.
+    read: Vec<bool>,
     before: Vec<Option<(Tick, Tick)>>,
     begun: u64,
     evicted: Vec<Generation>,
@@ -332,20 +336,22 @@ impl Oracle {
 impl World {
     /// A question arrives. What it may not do is looked at when it is answered.
     pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
-        let (names, ahead, is_mere) = match request {
+        let (names, ahead, touch, lease) = match request {
             Request::Exists(it) => {
-                let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
-                (names, it.ahead, !it.touch && !it.lease)
+                let names: Vec<_> = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
+                (names, it.ahead, it.touch, it.lease)
             }
             // To ask where something lies is no use of it.
             Request::Resolve(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
-                (names, Ahead::Nothing, !it.touch && !it.lease)
+                (names, Ahead::Nothing, it.touch, it.lease)
             }
             _ => return,
         };
-        let mut probe = Probe { names, ahead, is_mere, ..Probe::default() };
+        let is_mere = !touch && !lease;
+        let mut probe = Probe { names, ahead, is_mere, is_read: touch, ..Probe::default() };
         probe.before = self.uses(&probe.names);
+        probe.read = self.were_read(&probe.names);
         probe.counted = self.counted();
         self.probe = Some(probe);
     }
@@ -394,6 +400,11 @@ impl World {
                 return self.oracle.fail("t16", what);
             }
         }
+        let read = self.were_read(&probe.names);
+        if !probe.is_read && read != probe.read {
+            let before = &probe.read;
+            self.oracle.fail("t14", || format!("a question without a read made {read:?} of {before:?}"));
+        }
         if probe.is_mere {
             self.coverage.hit(Point::CheckedProbe);
             let counted = self.counted();
@@ -429,6 +440,13 @@ impl World {
         let Some(master) = &self.master else { return Vec::new() };
         let last = |it: &Name| master.last_use(names::namespace_name(it.namespace), &it.key());
         names.iter().map(last).collect()
+    }
+
+    /// Whether the master knows of a read of each object.
+    fn were_read(&self, names: &[Name]) -> Vec<bool> {
+        let Some(master) = &self.master else { return Vec::new() };
+        let read = |it: &Name| master.last_read(names::namespace_name(it.namespace), &it.key());
+        names.iter().map(|it| read(it).is_some()).collect()
     }
 
     /// The books of the master's tier.
