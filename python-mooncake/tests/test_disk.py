@@ -90,23 +90,23 @@ def test_a_probe_brings_the_leading_run_into_memory(ranks, disk):
     assert ranks.eval("store.get_offload_rpc_read_count()") == before + 1
 
 
-def test_a_probe_takes_a_lease_and_is_not_a_read(start_ours):
-    worker = start_ours()
+@pytest.mark.parametrize(
+    ("index", "probe"), [(0, "is_exist('k')"), (1, "batch_is_exist(['k'])"), (1, "get_size('k')")]
+)
+def test_a_probe_takes_a_lease_and_is_not_a_read(worker, index, probe):
     worker.run("import tiffin; from mooncake.store import MooncakeDistributedStore")
     worker.run("master = Master('--default_kv_lease_ttl=600000')")
     worker.run("stores = [MooncakeDistributedStore(), MooncakeDistributedStore()]")
     setup = "[it.setup('localhost', 'P2PHANDSHAKE', size, 4 * MIB, 'tcp', '', master.address) "
     assert worker.eval(setup + "for it, size in zip(stores, (16 * MIB, 0))]") == [0, 0]
     worker.run("watcher = tiffin.connect(master.address)")
+    worker.run("stores[0].put('k', b'v')")
     # The first store has a cached location and reports its lease later. The second asks the master.
-    for index, probe in [(0, "is_exist({0!r})"), (1, "batch_is_exist([{0!r}])"), (1, "get_size({0!r})")]:
-        key = f"{index} {probe}"
-        worker.run(f"stores[0].put({key!r}, b'v')")
-        worker.run(f"stores[{index}].{probe.format(key)}")
-        helpers.eventually(lambda: worker.eval(f"watcher.why({key!r}).lease_left") > 0)
-        assert worker.eval(f"watcher.why({key!r}).reader") == ""
-        assert worker.eval(f"stores[{index}].get({key!r})") == b"v"
-        helpers.eventually(lambda: worker.eval(f"watcher.why({key!r}).reader") != "")
+    worker.run(f"stores[{index}].{probe}")
+    helpers.eventually(lambda: worker.eval("watcher.why('k').lease_left") > 0)
+    assert worker.eval("watcher.why('k').reader") == ""
+    assert worker.eval(f"stores[{index}].get('k')") == b"v"
+    helpers.eventually(lambda: worker.eval("watcher.why('k').reader") != "")
 
 
 def test_a_rank_that_starts_again_has_what_was_on_its_disk(ranks, disk):

@@ -9,6 +9,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome};
+use tiffin_core::units::Count;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout_at;
@@ -113,6 +114,14 @@ methods! {
         #[getter]
         fn is_done(&self) -> bool {
             self.told.borrow().is_some() || self.told.has_changed().is_err()
+        }
+
+        fn __repr__(&self) -> String {
+            let state = if self.is_done() { "done" } else { "running" };
+            match &self.keys[..] {
+                [key] => format!("<tiffin.Prefetch of `{key}`, {state}>"),
+                keys => format!("<tiffin.Prefetch of {}, {state}>", Count(keys.len() as u64, "key")),
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{Client, Deadline, Effect, Error, Patience, PutOptions, Reserved, Room, Stored};
+use tiffin_core::units::Count;
 
 use crate::handle::Operation;
 use crate::keys::{self, Pairs, UNGIVEN};
@@ -153,8 +154,8 @@ methods! {
                 () if self.is_held() => "held",
                 () => "ended",
             };
-            let (key, nbytes) = (self.reserved.key().to_string(), self.nbytes());
-            format!("<tiffin.Reservation of {nbytes} bytes for {key:?}, {state}>")
+            let (key, nbytes) = (self.reserved.key(), Count(self.nbytes(), "byte"));
+            format!("<tiffin.Reservation of {nbytes} for `{key}`, {state}>")
         }
     }
 }

@@ -493,7 +493,7 @@ methods! {
                 () if self.is_released() => "released",
                 () => "held",
             };
-            format!("<tiffin.Lease of {:?}, {state}>", self.lease.id().to_string())
+            format!("<tiffin.Lease of `{}`, {state}>", self.lease.id())
         }
     }
 }

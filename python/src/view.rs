@@ -15,6 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tiffin_client::Error;
+use tiffin_core::units::Count;
 
 use crate::dlpack::{self, DEVICE_CPU};
 use crate::errors;
@@ -129,7 +130,7 @@ impl View {
             () if self.is_borrowed => "borrowed",
             () => "copied",
         };
-        format!("<tiffin.View of {} bytes, {how}>", self.len)
+        format!("<tiffin.View of {}, {how}>", Count(self.len as u64, "byte"))
     }
 
     /// The bytes for a library that speaks DLPack 1.0 or later, which can say that they are read-only.

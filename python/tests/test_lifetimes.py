@@ -358,6 +358,50 @@ def test_why(store):
     assert pickle.loads(pickle.dumps(here)) == here
 
 
+#: Keys as a program gives them, and as they are shown.
+SHOWN = {
+    "naïve/キー": "naïve/キー",
+    "é\n\x1b[31m": r"é\n\x1b[31m",
+    "naïve".encode(): "naïve",
+    b"a\xff\x00b": r"a\xff\x00b",
+    "k" * 121: "k" * 120 + "… (121 bytes)",
+}
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_keys_are_shown_as_text(store, key):
+    shown = f"`{SHOWN[key]}`"
+    with pytest.raises(tiffin.NotFound) as raised:
+        store.get(key)
+    assert str(raised.value).startswith(f"{shown} does not exist")
+    store.put_sample(key, {"x": b"12"})
+    with store.lease(key) as lease:
+        assert f"tiffin.Lease of {shown}, held" in repr(lease)
+    with store.reserve(key, 1) as reservation:
+        assert f"tiffin.Reservation of 1 byte for {shown}, held" in repr(reservation)
+    prefetch = store.prefetch(key)
+    prefetch.result()
+    assert repr(prefetch) == f"<tiffin.Prefetch of {shown}, done>"
+    if len(key) < 100:
+        assert str(store.why(key)).startswith(f"{shown} is here: generation ")
+    store.delete(key)
+    if len(key) < 100:
+        assert str(store.why(key)).startswith(f"{shown} is gone: generation ")
+    results = [*store.list(), *store.stats(), store.losses(), store.why(key)]
+    assert not [result for result in results if "\x1b" in repr(result) or "\n" in repr(result)]
+
+
+def test_results_show_sizes_with_units(store):
+    for nbytes, shown in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), ((1 << 20) - 1, "1.0 MiB")]:
+        store.put("k", bytes(nbytes))
+        assert f", {shown}\n" in str(store.why("k"))
+        with store.view("k") as view:
+            assert repr(view).startswith(f"<tiffin.View of {nbytes} bytes, ")
+    why = store.why("k")._replace(disk_bytes_max=20 << 20)
+    assert "takes objects of at most 20.0 MiB;" in str(why)
+    assert "2 keys" in repr(store.prefetch(["k", "l"]))
+
+
 def test_the_same_for_asyncio():
     async def main():
         async with await tiffin.aio.connect(memory="64MiB", timeout=30) as store:

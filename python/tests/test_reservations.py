@@ -23,7 +23,7 @@ def used(store):
 def test_what_is_reserved_is_put_however_full_it_is(small):
     reservation = small.reserve("k", MIB, pin=True, owner="run")
     assert (reservation.key, reservation.nbytes, reservation.is_held) == ("k", MIB, True)
-    assert '1048576 bytes for "k", held' in repr(reservation)
+    assert "1048576 bytes for `k`, held" in repr(reservation)
     assert used(small) == MIB
     with pytest.raises(tiffin.OverQuota):
         small.put("n", b"1")

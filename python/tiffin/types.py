@@ -392,14 +392,14 @@ class Why(NamedTuple):
             what = _CAUSES.get(self.cause or "", "is gone").format(by=by, on=on, room=room)
             disk = f"\n  disk     {self._refused()}" if self.disk_bytes_max else ""
             return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}{disk}"
-        lines = [f"{name} is here: generation {generation}, {self.size} bytes"]
+        lines = [f"{name} is here: generation {generation}, {_size(self.size or 0)}"]
         lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
         return "\n".join(lines)
 
     def _refused(self) -> str:
         if not self.disk_bytes_max:
             return ""
-        most = f"{self.disk_bytes_max} bytes"
+        most = _size(self.disk_bytes_max)
         return f"refused it: it takes objects of at most {most}; use a larger disk, or split the object"
 
     def _details(self) -> list[tuple[str, str]]:
@@ -429,7 +429,8 @@ class Why(NamedTuple):
         if self.consume is not None:
             return "until it is consumed or removed: samples are never evicted"
         if self.lease_left:
-            return f"for {self.lease_left:.0f} s more, because it was just read; then until room is needed"
+            reason = "because it was just read or probed; then until room is needed"
+            return f"for {self.lease_left:.0f} s more, {reason}"
         if self.is_soft_pinned:
             return "until room is needed and nothing else is left: it is soft-pinned"
         return "until room is needed"
@@ -446,6 +447,7 @@ class Why(NamedTuple):
         return f"waits for {waiting}{done}"
 
 
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _CAUSES = {
     "deleted": "was removed{by}",
     "replaced": "was replaced{by}",
@@ -462,6 +464,16 @@ def _quote(name: str | bytes) -> str:
     # Names are given by others, and must not be able to play with a terminal.
     text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
     return "`" + "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text) + "`"
+
+
+def _size(nbytes: int) -> str:
+    """A size as the commands write it, such as `17 B` or `20.0 MiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    # A size that rounds up to the next unit is written in that unit.
+    sizes = ((round(nbytes * 10 / 1024**power), unit) for power, unit in enumerate(_UNITS, 1))
+    tenths, unit = next(size for size in sizes if size[0] < 10_240)
+    return f"{tenths // 10}.{tenths % 10} {unit}"
 
 
 def _ago(seconds: float | None) -> str:
