@@ -69,7 +69,7 @@ fn kept(info: &Info) -> &'static str {
         (true, ..) => "pinned: never evicted",
         (_, true, _) => "soft-pinned: evicted after all others",
         (.., true) => "leased: a reader keeps it from eviction for a while",
-        _ => "until room is needed",
+        _ => "until space is needed",
     }
 }
 

@@ -79,7 +79,7 @@ fn here_text(key: &str, here: &Here) -> String {
         ("pins", owners(&here.pins)),
         ("leases", named(&here.leases)),
         ("views", views(here)),
-        ("sends", if here.sends == 0 { String::new() } else { format!("{} are under way", here.sends) }),
+        ("sends", if here.sends == 0 { String::new() } else { format!("{} in progress", here.sends) }),
         ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
         ("disk", if here.disk_bytes_max == 0 { String::new() } else { refused(here.disk_bytes_max) }),
         ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
@@ -106,8 +106,8 @@ fn views(here: &Here) -> String {
     }
     match (here.views, who.is_empty()) {
         (0, _) => String::new(),
-        (count, true) => format!("{count} look at it in place"),
-        (count, false) => format!("{count} look at it in place: {}", who.join(", ")),
+        (count, true) => format!("{count} open"),
+        (count, false) => format!("{count} open: {}", who.join(", ")),
     }
 }
 
@@ -125,13 +125,13 @@ fn kept(here: &Here) -> String {
         "until it is consumed or removed: samples are never evicted".to_owned()
     } else if here.lease_ms > 0 {
         format!(
-            "for {} more, because it was just read or probed; then until room is needed",
+            "for {} more, because it was just read or probed; then until space is needed",
             time(here.lease_ms)
         )
     } else if here.found.soft_pin {
-        "until room is needed and nothing else is left: it is soft-pinned".to_owned()
+        "until space is needed and nothing else is left: it is soft-pinned".to_owned()
     } else {
-        "until room is needed".to_owned()
+        "until space is needed".to_owned()
     }
 }
 
@@ -143,7 +143,7 @@ fn nodes(here: &Here) -> String {
 fn sample(consumption: &Consumption, acked: &[String]) -> String {
     let list = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
     match consumption {
-        Consumption::Once => "waits for the first who consumes it".to_owned(),
+        Consumption::Once => "waits for its first consumer".to_owned(),
         Consumption::Retained => "stays until it is removed, however often it is consumed".to_owned(),
         Consumption::Groups(groups) => {
             let open: Vec<_> = groups.iter().filter(|it| !acked.contains(it)).cloned().collect();
@@ -163,11 +163,13 @@ fn cause(gone: &Gone) -> String {
     match gone.cause {
         Cause::Deleted => format!("was removed{by}"),
         Cause::Replaced => format!("was replaced{by}"),
-        Cause::Evicted => format!("was evicted to make room{}{by}", room(gone)),
+        Cause::Evicted => format!("was evicted to free space{}{by}", room(gone)),
         Cause::NodeLost if gone.node.is_empty() => "was lost with its last node".to_owned(),
         Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.node)),
         Cause::Consumed => format!("was consumed{by}"),
-        Cause::HeldTooLong => "was dropped: nobody leased it for longer than the namespace allows".to_owned(),
+        Cause::HeldTooLong => {
+            "was dropped: no client leased it for longer than the namespace allows".to_owned()
+        }
     }
 }
 
@@ -184,11 +186,7 @@ fn room(gone: &Gone) -> String {
 
 /// What somebody calls itself, which is not to be trusted with a terminal.
 fn name(text: &str) -> String {
-    if text.is_empty() {
-        "nobody in particular".to_owned()
-    } else {
-        format!("`{}`", show::key(text.as_bytes()))
-    }
+    if text.is_empty() { "an unnamed client".to_owned() } else { format!("`{}`", show::key(text.as_bytes())) }
 }
 
 fn ago(ms: u64) -> String {
@@ -300,8 +298,8 @@ mod tests {
               nodes    `left`, `right` (cannot be reached)
               pins     `run-7`
               leases   `trainer\u{1b}`
-              views    3 look at it in place: `dashboard`, `trainer`, 1 more
-              sends    4 are under way
+              views    3 open: `dashboard`, `trainer`, 1 more
+              sends    4 in progress
               sample   waits for `b`; consumed by `a`
               disk     refused it: it takes objects of at most 5.0 MiB; use a larger disk, or split the object
               put      1m 1s ago by `engine`
@@ -315,10 +313,10 @@ mod tests {
         for (cause, text) in [
             (Cause::Deleted, "was removed by `x`"),
             (Cause::Replaced, "was replaced by `x`"),
-            (Cause::Evicted, "was evicted to make room on `n` for a put of `new` by `x`"),
+            (Cause::Evicted, "was evicted to free space on `n` for a put of `new` by `x`"),
             (Cause::NodeLost, "was lost with its last node, `n`"),
             (Cause::Consumed, "was consumed by `x`"),
-            (Cause::HeldTooLong, "was dropped: nobody leased it for longer than the namespace allows"),
+            (Cause::HeldTooLong, "was dropped: no client leased it for longer than the namespace allows"),
         ] {
             let (by, node, reader) = ("x".to_owned(), "n".to_owned(), "r".to_owned());
             let for_key = Some(Key::new(b"new").unwrap());
