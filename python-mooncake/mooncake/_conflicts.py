@@ -1,4 +1,4 @@
-"""Notices Mooncake's own wheel in the same place.
+"""Detects Mooncake's own wheel in the same folder.
 
 Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's
 files and leaves the rest, and in one folder Python prefers an extension module to a file of the same name:

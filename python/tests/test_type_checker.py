@@ -1,4 +1,4 @@
-"""What a type checker says: nothing of the installed package, and of its users what is true."""
+"""Type checkers: no errors in the installed packages, and the right errors in code of users."""
 
 import pathlib
 import subprocess
