@@ -55,7 +55,7 @@ def twin(node: ast.ClassDef) -> ast.ClassDef:
 
 
 def written() -> str:
-    """The stub, formatted by nobody yet."""
+    """The stub, not yet formatted."""
     tree = ast.parse((FOLDER / "_native.pyi").read_text())
     classes = [twin(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name in TWINS]
     connect = ast.parse(CONNECT).body

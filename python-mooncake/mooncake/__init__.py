@@ -8,9 +8,9 @@ Code written for Mooncake's store runs unchanged:
 1
 """
 
-from mooncake import _beside
+from mooncake import _conflicts
 
-_beside.check(__path__)
+_conflicts.check(__path__)
 
 from mooncake.store import BufferHandle, MooncakeDistributedStore, ReplicateConfig  # noqa: E402
 

@@ -52,7 +52,7 @@ def bind_to_numa_node(node: int) -> None:
     if call is not None:
         words = (_ctypes.c_ulong * (node // 64 + 1))()
         words[node // 64] = 1 << node % 64
-        # Memory is only preferred: a kernel that says no changes nothing else.
+        # The memory policy is a preference: a refusal of the kernel has no other effect.
         _ctypes.CDLL(None).syscall(call, _PREFERRED, words, _ctypes.c_ulong(len(words) * 64 + 1))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: processes that use it, ours or another implementation."""
+"""Fixtures of the drop-in's tests: processes that use it, ours or another implementation."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 
 class Worker:
-    """A process that runs what it is told to; see `worker.py`."""
+    """A process that runs commands of the test; see `worker.py`."""
 
     def __init__(self, python, folder, environment=()):
         self.log = folder / "log"

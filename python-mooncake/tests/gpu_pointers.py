@@ -44,7 +44,7 @@ def check_accepted(store, name, pointer, size):
 
 
 def native(tensor):
-    """The native API says what to do."""
+    """The native API has a hint."""
     import tiffin
 
     store = tiffin.connect(memory=64 * MIB)

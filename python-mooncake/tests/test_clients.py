@@ -165,7 +165,7 @@ def test_lmcache_connector(master, stores):
     assert len(view) == found[0].size() == MIB and view.cast("B") == memoryview(pool.map)[:MIB]
     parts = memoryview(found[2]).cast("B")
     assert bytes(parts[:8]) == header and parts[8:] == memoryview(pool.map)[:4096]
-    # The bytes stay for as long as anybody looks at them.
+    # The bytes stay as long as a view of them exists.
     array = np.frombuffer(found[0], dtype=np.uint8)
     del found, view
     assert store.remove_all(True) == 4
@@ -289,7 +289,7 @@ def test_miles_and_roll(master, stores):
     assert store.batch_remove(["x", "meta", "gone"], True) == [0, 0, -704]
 
 
-def test_lmdeploy_takes_no_bool_for_an_answer(master, stores):
+def test_lmdeploy_gets_integers_and_not_bools(master, stores):
     store = stores()
     assert store.setup(*arguments(master)) == 0
     assert store.put("k", b"v") == 0

@@ -1,4 +1,4 @@
-"""What the calls of `mooncake.store` answer, case by case, compared with what the official wheel answers.
+"""The answers of `mooncake.store`, case by case, compared with those of the official wheel.
 
 A section is a program: each line is run, in order, in one process; a line with `-> …` is a test, and says
 what the expression comes to. What stands behind `|` is how we differ, and every such line is listed in
@@ -521,7 +521,7 @@ SECTIONS = {
 
 @dataclasses.dataclass
 class Line:
-    """One step of a section; a test if it says what it comes to."""
+    """One step of a section; a test if it has an expected result."""
 
     code: str
     official: str = ""
@@ -553,7 +553,7 @@ def lines(name):
 
 @pytest.fixture(scope="module")
 def answers(start_worker, is_ours, tmp_path_factory):
-    """What each line of a section came to; a section is run once, when its first test wants it."""
+    """The result of each line of a section; a section runs once, for its first test."""
     known = {}
 
     def run(name):

@@ -1,4 +1,4 @@
-"""The drop-in with `enable_ssd_offload`: what has no room in memory goes to disk; probes bring it back."""
+"""The drop-in with `enable_ssd_offload`: objects beyond memory go to disk; probes promote them."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_more_than_memory_holds(ranks, disk):
     assert ranks.ask(eval="copy.get_memory_descriptor()")["raises"] == "RuntimeError"
     assert ranks.ask(eval="copy.get_disk_descriptor()")["raises"] == "RuntimeError"
     assert ranks.eval(f"sorted(store.batch_get_replica_desc([{found[0]!r}, 'absent']))") == [found[0]]
-    # What lies in memory says so, and names the segment.
+    # A copy in memory says so, and names the segment.
     assert ranks.eval("store.put('new', b'12345')") == 0
     ranks.run("memory = [it for it in store.get_replica_desc('new') if it.is_memory_replica()][0]")
     ranks.run("place = memory.get_memory_descriptor().buffer_descriptor")
@@ -74,7 +74,7 @@ def test_more_than_memory_holds(ranks, disk):
     assert ranks.eval("store.get_replica_desc('absent')") == []
 
 
-def test_a_probe_brings_the_leading_run_into_memory(ranks, disk):
+def test_probe_prefetches_the_leading_run(ranks, disk):
     ranks.run(f"store, code = disked(master.address, {disk!r}, ssd_get_wait_ms=2000)")
     assert ranks.eval("code, set(fill(store))") == (0, {0})
     ranks.run("found = only_on_disk(store)")
@@ -82,7 +82,7 @@ def test_a_probe_brings_the_leading_run_into_memory(ranks, disk):
     assert ranks.eval("store.batch_is_exist(keys, AHEAD)") == [1, 1, 1, 1, 0, 1]
     assert ranks.eval("store.is_exist(found[0], AHEAD), store.is_exist('absent', AHEAD)") == (1, 0)
     before = ranks.eval("store.get_offload_rpc_read_count()")
-    # These wait for what is on its way, and read memory.
+    # These wait for the promotions, and read memory.
     assert ranks.eval("[store.get(key) == value(key) for key in found[:4]]") == [True] * 4
     assert ranks.eval("store.get_offload_rpc_read_count()") == before
     assert ranks.eval("kinds(store, found[4])") == [True]
@@ -90,7 +90,26 @@ def test_a_probe_brings_the_leading_run_into_memory(ranks, disk):
     assert ranks.eval("store.get_offload_rpc_read_count()") == before + 1
 
 
-def test_a_rank_that_starts_again_has_what_was_on_its_disk(ranks, disk):
+@pytest.mark.parametrize(
+    ("index", "probe"), [(0, "is_exist('k')"), (1, "batch_is_exist(['k'])"), (1, "get_size('k')")]
+)
+def test_a_probe_takes_a_lease_and_is_not_a_read(worker, index, probe):
+    worker.run("import tiffin; from mooncake.store import MooncakeDistributedStore")
+    worker.run("master = Master('--default_kv_lease_ttl=600000')")
+    worker.run("stores = [MooncakeDistributedStore(), MooncakeDistributedStore()]")
+    setup = "[it.setup('localhost', 'P2PHANDSHAKE', size, 4 * MIB, 'tcp', '', master.address) "
+    assert worker.eval(setup + "for it, size in zip(stores, (16 * MIB, 0))]") == [0, 0]
+    worker.run("watcher = tiffin.connect(master.address)")
+    worker.run("stores[0].put('k', b'v')")
+    # The first store has a cached location and reports its lease later. The second asks the master.
+    worker.run(f"stores[{index}].{probe}")
+    helpers.eventually(lambda: worker.eval("watcher.why('k').lease_left") > 0)
+    assert worker.eval("watcher.why('k').reader") == ""
+    assert worker.eval(f"stores[{index}].get('k')") == b"v"
+    helpers.eventually(lambda: worker.eval("watcher.why('k').reader") != "")
+
+
+def test_restarted_rank_has_the_objects_of_its_disk(ranks, disk):
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, set(fill(store))") == (0, {0})
     assert ranks.eval("store.batch_remove(['k0', 'k1'])") == [0, 0]
@@ -101,7 +120,7 @@ def test_a_rank_that_starts_again_has_what_was_on_its_disk(ranks, disk):
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, [key for key in left if store.get(key) != value(key)]") == (0, [])
     assert ranks.eval("store.batch_is_exist(['k0', 'k1'])") == [0, 0]
-    # And in another life of the master, too.
+    # And in another epoch of the master, too.
     ranks.run("store.close(); master.kill(); master.start()")
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, [key for key in left if store.get(key) != value(key)]") == (0, [])
@@ -143,7 +162,7 @@ def test_knobs_of_the_prefetch(ranks, disk):
     ("path", "says"),
     [
         ("{disk}/missing", "no such directory"),
-        ("{disk}/file", "it is no directory"),
+        ("{disk}/file", "it is not a directory"),
         ("relative", "not absolute"),
         ("{disk}/../x", "has `..` in it"),
     ],
@@ -157,14 +176,14 @@ def test_a_path_that_cannot_be_used(ranks, disk, path, says):
 @pytest.mark.parametrize(
     ("said", "code", "says"),
     [
-        # What is set aside must not fill the disk of whoever runs this, so the process may not make it.
+        # The allocation must not fill the disk of the machine, so the process has a file size limit.
         ({"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(1 << 60)}, -600, "bytes free, so"),
-        ({"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "many"}, -600, "which is no size"),
+        ({"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "many"}, -600, "invalid size `many`"),
         ({"MOONCAKE_OFFLOAD_USE_URING": "false"}, 0, ""),
         ({"MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "10"}, 0, ""),
     ],
 )
-def test_what_the_environment_says(ranks, disk, said, code, says):
+def test_environment_of_the_disk(ranks, disk, said, code, says):
     said = {"MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": disk} | said
     ranks.run(f"os.environ.update({said!r})")
     ranks.run("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512 * MIB, 512 * MIB))")

@@ -1,4 +1,4 @@
-"""What programs find when they look at the package instead of calling it."""
+"""The surface of the package for programs that inspect it."""
 
 import importlib.metadata
 import inspect

@@ -1,4 +1,4 @@
-"""A process that uses `mooncake.store` the way it is told to, line by line.
+"""A process that uses `mooncake.store` as the test commands, line by line.
 
 It reads JSON from standard input, one request a line: `{"run": code}` runs a statement, `{"eval": code}`
 answers with what an expression comes to. It imports nothing but the standard library and what it is told to
@@ -36,7 +36,7 @@ def free_port():
 
 
 def until(condition, seconds=START_SECONDS_MAX):
-    """What the condition comes to as soon as that is true, or at last when the time is over."""
+    """The value of the condition as soon as it is true, or when the time is over."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not (found := condition()) and time.monotonic() < deadline:
@@ -82,7 +82,7 @@ class Master:
     def __init__(self, *flags, host="127.0.0.1", environment=()):
         self.host, self.flags = host, flags
         self.environment = {"TIFFIN_MASTER_STATE_DIR": tempfile.mkdtemp()} | dict(environment)
-        # A port that was free may be somebody else's by the time the master wants it.
+        # Another process may take a free port before the master binds it.
         for _ in range(TRIES_MAX):
             self.port, self.metrics, self.metadata = free_port(), free_port(), free_port()
             with contextlib.suppress(RuntimeError):
@@ -137,7 +137,7 @@ class Master:
 
 
 class Other:
-    """Another process that does as it is told: a second client."""
+    """Another process that runs commands: a second client."""
 
     def __init__(self, master, segment=0, buffer=32 * MIB, hostname="localhost", environment=()):
         self.process = subprocess.Popen(
@@ -203,7 +203,7 @@ def count(codes):
 
 
 def in_time(seconds, call):
-    """What a call comes to, if it ends in time."""
+    """The result of a call, if it ends in time."""
     began = time.monotonic()
     answer = call()
     return answer if time.monotonic() - began < seconds else f"{answer} only after {seconds} s"
@@ -220,7 +220,7 @@ def answer_to(request):
 
 
 def serve():
-    # What the library prints must not get between the answers.
+    # Output of the library must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

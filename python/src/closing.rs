@@ -1,4 +1,4 @@
-//! Closing a store, and saying what is lost with it.
+//! Closing a store, and reporting the objects that are lost with it.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tiffin_client::{Deadline, Error, Losses};
 use crate::errors::{self, invalid};
 use crate::handle::Handle;
 
-/// How long it may take to find out what is lost; closing itself has the rest of its time.
+/// How long it may take to find the objects that are lost; closing itself has the rest of the time.
 const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// What closing does if something is lost.
+/// What closing does if objects are lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnLoss {
     Warn,
@@ -34,16 +34,16 @@ impl OnLoss {
     }
 }
 
-/// What came of it.
+/// The outcome.
 pub(crate) enum Closed {
-    /// It is closed; these objects are gone, and that is to be told.
+    /// The store is closed; these objects are lost, which is to be reported.
     Done(Option<Losses>),
-    /// It is not: these objects would be gone.
+    /// The store is open: these objects would be lost.
     WouldLose(Losses),
     Failed(Error),
 }
 
-/// Finds out what is lost where that is asked for, and closes the store.
+/// Finds the objects that are lost, if that is requested, and closes the store.
 pub(crate) async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) -> Closed {
     let losses = if on_loss == OnLoss::Ignore || handle.is_closed() {
         Losses::default()
@@ -59,7 +59,7 @@ pub(crate) async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) 
     }
 }
 
-/// Tells Python.
+/// Reports losses to Python.
 pub(crate) fn answer(py: Python<'_>, closed: Closed) -> PyResult<Py<PyAny>> {
     match closed {
         Closed::Done(None) => {}

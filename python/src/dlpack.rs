@@ -1,4 +1,4 @@
-//! DLPack: how tensor libraries lend each other memory.
+//! DLPack: how tensor libraries share memory.
 //!
 //! Taking: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Giving: [`lend`]
 //! makes a capsule over memory of ours. The layouts are those of DLPack 1.0; the older one, without a version
@@ -24,7 +24,7 @@ const VERSION: Version = Version { major: 1, minor: 0 };
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_COPIED: u64 = 2;
 const UNSIGNED: u8 = 1;
-/// The most dimensions that are believed.
+/// The largest number of dimensions that is accepted.
 const DIMENSIONS_MAX: usize = 64;
 
 const FRESH: &CStr = c"dltensor_versioned";
@@ -111,10 +111,10 @@ impl Loan {
     }
 }
 
-/// Where the elements lie.
+/// The layout of the elements.
 struct Layout {
     element_bytes: usize,
-    /// Count and distance in bytes, outermost first; `None` if they lie in one piece.
+    /// Count and distance in bytes, outermost first; `None` if they are contiguous.
     axes: Option<Vec<(usize, isize)>>,
 }
 
@@ -161,7 +161,7 @@ impl Tensor {
         let mut bytes = Vec::with_capacity(self.len);
         let mut axes = self.layout.axes.as_deref().unwrap_or_default();
         let mut run = if axes.is_empty() { self.len } else { self.layout.element_bytes };
-        // Inner axes whose elements lie side by side are copied at once.
+        // Contiguous inner axes are copied at once.
         while let [outer @ .., (count, distance)] = axes
             && usize::try_from(*distance) == Ok(run)
         {
@@ -201,7 +201,7 @@ impl Tensor {
                 ));
             }
         };
-        // SAFETY: as above; the interpreter is attached, so nobody changes the struct meanwhile.
+        // SAFETY: as above; the interpreter is attached, so no other thread changes the struct meanwhile.
         let (start, len, layout) = unsafe { measure(py, &*raw)? };
         // From here on the memory is ours to release.
         // SAFETY: the capsule is alive, and the name a string that lives for ever.
@@ -224,7 +224,7 @@ impl Drop for Tensor {
 ///
 /// # Safety
 /// The bytes must stay readable for as long as `owner` lives; and if they are not `writable`, they are not
-/// written through the capsule, so they may be anybody's.
+/// written through the capsule, so they may be shared.
 pub(crate) unsafe fn lend<'py>(
     py: Python<'py>,
     start: *const u8,
@@ -252,7 +252,7 @@ pub(crate) unsafe fn lend<'py>(
     // SAFETY: the pointer is not null, the name lives for ever, and the destructor knows what is inside.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), FRESH.as_ptr(), Some(throw_away)) };
     if capsule.is_null() {
-        // SAFETY: nobody else has the struct.
+        // SAFETY: no other code has the struct.
         unsafe { take_back(managed) };
         return Err(PyErr::fetch(py));
     }
@@ -276,7 +276,7 @@ unsafe extern "C" fn take_back(managed: *mut Managed) {
     }
 }
 
-/// The destructor of a capsule: what nobody took is taken back.
+/// The destructor of a capsule: frees a tensor that no consumer has taken.
 unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule that `lend` made. One that was taken has another name by
     // now.
@@ -300,15 +300,15 @@ fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     }
 }
 
-/// Where the bytes begin, how many there are, and how they lie.
+/// The start, number and layout of the bytes.
 ///
 /// # Safety
 /// The struct must be one that DLPack allows.
 unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usize, Layout)> {
-    let nonsense = || PyBufferError::new_err("the tensor's shape makes no sense");
-    let dimensions = usize::try_from(raw.dimensions).map_err(|_| nonsense())?;
+    let invalid_shape = || PyBufferError::new_err("the tensor's shape is invalid");
+    let dimensions = usize::try_from(raw.dimensions).map_err(|_| invalid_shape())?;
     if dimensions > DIMENSIONS_MAX || !REACHABLE.contains(&raw.device.kind) {
-        return Err(nonsense());
+        return Err(invalid_shape());
     }
     let element_bits = usize::from(raw.data_type.bits) * usize::from(raw.data_type.lanes);
     let element_bytes = element_bits / 8;
@@ -318,13 +318,13 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
     };
     let shape = if dimensions == 0 { Vec::new() } else { numbers(raw.shape) };
     let shape: Vec<_> =
-        shape.into_iter().map(usize::try_from).collect::<Result<_, _>>().map_err(|_| nonsense())?;
+        shape.into_iter().map(usize::try_from).collect::<Result<_, _>>().map_err(|_| invalid_shape())?;
     let count =
-        shape.iter().try_fold(1_usize, |count, axis| count.checked_mul(*axis)).ok_or_else(nonsense)?;
-    let len = count.checked_mul(element_bits).ok_or_else(nonsense)?.div_ceil(8);
+        shape.iter().try_fold(1_usize, |count, axis| count.checked_mul(*axis)).ok_or_else(invalid_shape)?;
+    let len = count.checked_mul(element_bits).ok_or_else(invalid_shape)?.div_ceil(8);
     let axes = match raw.strides.is_null() || count == 0 {
         true => None,
-        false => scattered(&shape, &numbers(raw.strides), element_bytes).ok_or_else(nonsense)?,
+        false => scattered(&shape, &numbers(raw.strides), element_bytes).ok_or_else(invalid_shape)?,
     };
     if axes.is_some() && !element_bits.is_multiple_of(8) {
         return Err(invalid(
@@ -332,12 +332,12 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
             "elements smaller than a byte do not lie in one piece\n\nhint: make it contiguous",
         ));
     }
-    let offset = usize::try_from(raw.byte_offset).map_err(|_| nonsense())?;
+    let offset = usize::try_from(raw.byte_offset).map_err(|_| invalid_shape())?;
     let start = if len == 0 { ptr::null_mut() } else { raw.data.cast::<u8>().wrapping_add(offset) };
     let start = match NonNull::new(start) {
         Some(start) => start,
         None if len == 0 => NonNull::dangling(),
-        None => return Err(nonsense()),
+        None => return Err(invalid_shape()),
     };
     Ok((start, len, Layout { element_bytes, axes }))
 }
@@ -369,7 +369,7 @@ fn gather(start: *const u8, axes: &[(usize, isize)], element_bytes: usize, bytes
         [] => {
             let at = bytes.len();
             bytes.resize(at + element_bytes, 0);
-            // SAFETY: the element is inside the tensor, and there is room for it behind the others.
+            // SAFETY: the element is inside the tensor, and the vector has capacity for it.
             unsafe { ptr::copy_nonoverlapping(start, bytes.as_mut_ptr().add(at), element_bytes) };
         }
         [(count, distance), inner @ ..] => {

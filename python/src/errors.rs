@@ -34,12 +34,12 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
     }
 }
 
-/// An argument that makes no sense.
+/// An invalid argument.
 pub(crate) fn invalid(py: Python<'_>, what: impl Into<String>) -> PyErr {
     raise(py, &Error::Invalid { what: what.into() })
 }
 
-/// An object exists that was not to be replaced.
+/// An object exists that the put must not replace.
 pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
     let made = || {
         let exception = new(py, "Exists", &format!("`{key}` exists and was not replaced"))?;
@@ -49,8 +49,8 @@ pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
     made().map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// Warns of puts that are done, but whose older objects of the same names some nodes may still show. Fails
-/// where the caller wants warnings to be errors.
+/// Warns of puts that are done, but whose replaced objects some nodes may still serve. Fails if the caller
+/// turns warnings into errors.
 pub(crate) fn warn_unconfirmed<'a>(
     py: Python<'_>,
     puts: impl Iterator<Item = (&'a Key, &'a [String])>,
@@ -64,8 +64,8 @@ pub(crate) fn warn_unconfirmed<'a>(
         py,
         "UnconfirmedWarning",
         &format!(
-            "`{first}`{more}: stored, but {} could not confirm that the older object is gone; who knows \
-             where it lies there may still read it",
+            "`{first}`{more}: stored, but {} could not confirm that the older object is gone; a reader \
+             with its cached location may still read it",
             names.join(", ")
         ),
     )?;
@@ -75,12 +75,12 @@ pub(crate) fn warn_unconfirmed<'a>(
     py.import("warnings")?.call_method1("warn", (warning,)).map(drop)
 }
 
-/// Something that was closed, and what it was.
+/// The error of a call to something closed.
 pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     new(py, "Closed", what).map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// A store that was to be closed only if nothing is lost with it.
+/// The error of closing a store with losses.
 pub(crate) fn would_lose(py: Python<'_>, losses: &Losses) -> PyErr {
     let hint = "acknowledge, unpin or copy what is needed, or close with on_loss=\"warn\"";
     let made = || {
@@ -91,13 +91,13 @@ pub(crate) fn would_lose(py: Python<'_>, losses: &Losses) -> PyErr {
     made().map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// An argument of a type that cannot be used.
+/// An argument of a wrong type.
 pub(crate) fn wrong_type(wanted: &str, given: &Bound<'_, PyAny>, hint: &str) -> PyErr {
     let name = given.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{wanted}, not {name}\n\nhint: {hint}"))
 }
 
-/// What a call with many keys gives: all results, or the first error, which carries all results.
+/// The result of a call with many keys: all results, or the first error, which carries all results.
 pub(crate) fn all_or_first_error(py: Python<'_>, results: Vec<PyResult<Py<PyAny>>>) -> PyResult<Py<PyAny>> {
     let first = results.iter().find_map(|result| result.as_ref().err()).map(|error| error.clone_ref(py));
     let entries = results.into_iter().map(|result| match result {

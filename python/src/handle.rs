@@ -1,12 +1,12 @@
-//! A store as Python holds it: a client that survives a fork, and two ways to wait for it.
+//! A store in Python: a client that survives a fork, with blocking and asynchronous calls.
 //!
-//! A [`Handle`] remembers how it was connected. In a forked child it forgets the client that it inherited,
-//! with its sockets and tasks and the servers that live in the parent, and connects anew; the first call of
-//! the child does that, inside its own deadline. See [`crate::process`] for what a child may touch.
+//! A [`Handle`] remembers how it was connected. In a forked child it forgets the inherited client with its
+//! sockets and tasks, and the servers of the parent. The first call of the child connects again, within its
+//! own deadline. See [`crate::process`] for what a child may use.
 //!
-//! **Invariant:** a call never holds the interpreter while it waits, and whatever memory of Python it uses is
-//! owned by its [`Operation`]: the memory is released when nothing in Rust can touch it any more, also where
-//! the call was cancelled.
+//! **Invariant:** a call never holds the interpreter while it waits. Its [`Operation`] owns the memory of
+//! Python that it uses: the memory is released when no Rust code can use it any more, also after a
+//! cancellation.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,28 +24,28 @@ use crate::process::{self, PerProcess};
 use crate::runtime::{self, block_on};
 use crate::{errors, promise};
 
-/// How long the last words of a store that nobody uses any more may take.
+/// How long closing a store without users may take.
 const GOODBYE_TIME: Duration = Duration::from_secs(2);
 
 /// One call, with everything that it needs.
 pub(crate) trait Operation: Send + Sync + Sized + 'static {
-    /// What the store says to it.
+    /// The answer of the store.
     type Outcome: Send + 'static;
 
-    /// Whether its time is that of a wait, for news or for space, which ends with an answer. The call itself
-    /// may take longer then, so that a short wait on a slow machine is no error.
+    /// Whether its time limit is that of a wait, which ends with an answer. The call itself may then take
+    /// longer, so that a short wait on a slow machine is not an error.
     fn waits(&self) -> bool {
         false
     }
 
-    /// Does it. The interpreter is not attached.
+    /// Runs it. The interpreter is not attached.
     fn run(
         &self,
         client: &Client,
         deadline: Deadline,
     ) -> impl Future<Output = Result<Self::Outcome, Error>> + Send;
 
-    /// Turns the outcome into what Python gets.
+    /// Converts the outcome into the result in Python.
     fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>>;
 }
 
@@ -67,13 +67,13 @@ impl Limit {
     }
 }
 
-/// What was made by connecting.
+/// The result of connecting.
 pub(crate) struct Opened {
-    /// The way in.
+    /// The client.
     pub(crate) client: Client,
-    /// How a forked child, or a process that is handed this store, finds the way in by itself.
+    /// How a forked child, or a process that unpickles this store, connects.
     pub(crate) again: ConnectOptions,
-    /// What lives in this process for as long as the store does.
+    /// The servers in this process, which end with the store.
     pub(crate) servers: Servers,
 }
 
@@ -109,12 +109,12 @@ impl Servers {
 pub(crate) struct Handle {
     again: ConnectOptions,
     closed: AtomicBool,
-    /// Which process connected first; the servers, if there are any, live there.
+    /// The process that connected first; it has the servers, if there are any.
     origin: u32,
     state: PerProcess<State>,
 }
 
-/// What a process has of a store. Its lock is that of one process: a child has a state of its own.
+/// The state of a store in one process. A child has a state, and a lock, of its own.
 struct State {
     client: OnceCell<Client>,
     servers: Mutex<Servers>,
@@ -137,7 +137,7 @@ impl Handle {
         opened.map(Self::new).map_err(|error| errors::raise_start(py, &error))
     }
 
-    /// Takes over what was connected already.
+    /// Uses an existing connection.
     pub(crate) fn new(opened: Opened) -> Arc<Self> {
         let Opened { client, again, servers } = opened;
         let state = State { client: OnceCell::new_with(Some(client)), servers: Mutex::new(servers) };
@@ -149,7 +149,7 @@ impl Handle {
         })
     }
 
-    /// How another process finds the way in.
+    /// How another process connects.
     pub(crate) fn again(&self) -> &ConnectOptions {
         &self.again
     }
@@ -180,8 +180,8 @@ impl Handle {
         state.client.get_or_try_init(connect).await.cloned()
     }
 
-    /// Does something with the client, and waits for it with the interpreter released. The outer error is
-    /// that of a signal handler, as on Ctrl-C; the work is then dropped where it stands.
+    /// Calls the client, and waits with the interpreter released. The outer error is that of a signal
+    /// handler, as on Ctrl-C; the work is then dropped.
     pub(crate) fn call<T: Send>(
         &self,
         py: Python<'_>,
@@ -194,7 +194,7 @@ impl Handle {
         })
     }
 
-    /// Does an operation, and waits for its answer.
+    /// Runs an operation, and waits for its answer.
     pub(crate) fn run<O: Operation>(
         &self,
         py: Python<'_>,
@@ -206,7 +206,7 @@ impl Handle {
         operation.answer(py, outcome.map_err(|error| errors::raise(py, &error))?)
     }
 
-    /// Starts an operation, and gives the asyncio future that its answer will be set on.
+    /// Starts an operation, and returns the asyncio future of its answer.
     pub(crate) fn start<O: Operation>(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -227,7 +227,7 @@ impl Handle {
         })
     }
 
-    /// What is lost if the store is closed now: nothing, unless a node lives in this process.
+    /// The objects that are lost if the store is closed now: none, unless a node is in this process.
     pub(crate) async fn losses(&self, deadline: Deadline) -> Losses {
         let held = self.state.here().and_then(|state| {
             let servers = state.servers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,9 +241,9 @@ impl Handle {
         }
     }
 
-    /// Ends the store in this process: what is under way is waited for until the deadline, later calls fail,
-    /// and servers that belong to it stop. Closing twice is harmless. In a forked child this ends the child's
-    /// own connection and nothing of its parent's.
+    /// Closes the store in this process: waits for calls in progress until the deadline, fails later calls,
+    /// and stops its servers. Closing twice is harmless. In a forked child this closes only the child's own
+    /// connection.
     pub(crate) async fn close(&self, deadline: Deadline) -> Result<(), Error> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -255,15 +255,15 @@ impl Handle {
     }
 }
 
-/// In the process that connected, the other sides are told; that takes a moment, and nobody waits for it. A
-/// forked child leaves alone what it inherited.
+/// In the process that connected, the connection is closed in the background. A forked child does not touch
+/// the inherited one.
 impl Drop for Handle {
     fn drop(&mut self) {
         let Some(State { client, servers }) = self.state.take() else { return };
         if let Ok(runtime) = runtime::runtime() {
             let servers = servers.into_inner().unwrap_or_else(PoisonError::into_inner);
             runtime.spawn(async move {
-                // Nobody is left who could be told how it went.
+                // There is no caller for a failure.
                 let _ended = end(client.into_inner(), servers, Deadline::after(GOODBYE_TIME)).await;
             });
         }

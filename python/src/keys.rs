@@ -1,5 +1,5 @@
-//! What calls have in common: one key or many, ranges of bytes, time limits, what
-//! stands for a missing object.
+//! Common arguments of calls: one key or many, ranges of bytes, time limits, the substitute for a missing
+//! object.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tiffin_core::Generation;
 
 use crate::errors::{self, invalid, wrong_type};
 
-/// The longest time limit, which is as good as none: about thirty years.
+/// The longest time limit, which is practically unlimited: about thirty years.
 pub(crate) const TIME_MAX: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 /// One key, or many in order.
@@ -249,7 +249,7 @@ pub(crate) fn milliseconds(name: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
     Ok(Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// What stands for an object that is not there; without it, that is an error.
+/// The substitute for a missing object; without it, that is an error.
 pub(crate) struct Missing(pub(crate) Option<Py<PyAny>>);
 
 impl Missing {
@@ -260,7 +260,7 @@ impl Missing {
     }
 }
 
-/// Nothing stands for it.
+/// No substitute.
 pub(crate) const UNGIVEN: Missing = Missing(None);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Missing {
@@ -276,7 +276,7 @@ pub(crate) fn is_key(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
 }
 
-/// One range of bytes. One that cannot be inside any object is as good as one that is not inside this one.
+/// One range of bytes. A range that no object can have is treated like one outside this object.
 fn range(given: &Bound<'_, PyAny>) -> PyResult<Range<u64>> {
     let Ok((offset, length)) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Err(no_range(given));

@@ -1,19 +1,19 @@
-//! The extension module `tiffin._native`. This file only registers; what is registered lives in the modules
-//! beside it, and the names that users see are given in `tiffin/__init__.py`.
+//! The extension module `tiffin._native`. This file only registers classes and functions of the other
+//! modules. The names that users see are in `tiffin/__init__.py`.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | `process` | values that belong to one process, in a program that may fork |
 //! | `runtime` | the one tokio runtime, and waiting for it with the interpreter released |
 //! | `promise` | answers for an asyncio loop |
-//! | `handle` | a connected store that survives a fork; everything else stands on it |
-//! | `memory`, `room`, `dlpack` | memory of Python objects lent to Rust for a call, and ours lent to others |
+//! | `handle` | a connected store that survives a fork; everything else uses it |
+//! | `memory`, `read_buffers`, `dlpack` | memory of Python objects for Rust, and ours for Python |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `methods` | the one shape of all methods that talk to a store |
 //! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
-//! | `lifetimes`, `reservation`, `samples` | its calls about how long things stay, room, and samples |
-//! | `prefetch` | its calls about what only a disk has |
-//! | `kv` | the KV hierarchy: its engine over memory of Python, and what users bring themselves |
+//! | `lifetimes`, `reservation`, `samples` | its calls about lifetimes, reserved space, and samples |
+//! | `prefetch` | its calls about objects that are only on a disk |
+//! | `kv` | the KV hierarchy: its engine over memory of Python, and stores and devices of the user |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
 mod checksum;
@@ -32,8 +32,8 @@ mod operations;
 mod prefetch;
 mod process;
 mod promise;
+mod read_buffers;
 mod reservation;
-mod room;
 mod runtime;
 mod samples;
 mod store;

@@ -1,5 +1,5 @@
 //! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or
-//! to empty, and why an object is here or gone.
+//! to empty, and why an object exists or was removed.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub(crate) struct SetPolicy {
 }
 
 impl SetPolicy {
-    /// What is given changes, and `None` removes the limit. What is not given stays.
+    /// Changes the limits that are given; `None` removes a limit.
     pub(crate) fn parse(
         py: Python<'_>,
         quota: &Missing,
@@ -116,7 +116,7 @@ impl Operation for SetPolicy {
     }
 }
 
-/// Tells the limits of the namespace.
+/// Returns the limits of the namespace.
 pub(crate) struct ReadPolicy;
 
 impl Operation for ReadPolicy {
@@ -134,7 +134,7 @@ impl Operation for ReadPolicy {
     }
 }
 
-/// Tells what is lost if the store is closed now.
+/// Returns the objects that are lost if the store is closed now.
 pub(crate) struct TellLosses {
     pub(crate) handle: Arc<Handle>,
 }
@@ -167,7 +167,7 @@ impl WaitUsage {
             (Some(mark), None) => Watermark::AtMost(mark),
             (None, Some(mark)) => Watermark::AtLeast(mark),
             _ => {
-                let hint = "give one of them: `at_most=\"1GiB\"` waits for room, `at_least=` for data";
+                let hint = "give one of them: `at_most=\"1GiB\"` waits for space, `at_least=` for data";
                 return Err(invalid(py, format!("neither or both of at_most and at_least\n\nhint: {hint}")));
             }
         };
@@ -191,7 +191,7 @@ impl Operation for WaitUsage {
     }
 }
 
-/// Says why objects are here, or gone.
+/// Explains why objects exist, or what removed them.
 pub(crate) struct WhyAll {
     pub(crate) keys: Keys,
 }
@@ -209,7 +209,7 @@ impl Operation for WhyAll {
     }
 }
 
-/// What becomes of objects when memory is short, as Python says it.
+/// A demotion policy, from the argument in Python.
 fn demotion(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Demotion>> {
     let Some(given) = given else { return Ok(None) };
     let (py, word) = (given.py(), given.extract::<&str>()?);
@@ -239,7 +239,7 @@ pub(crate) fn size(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     bytes.extract().map(Some).map_err(most)
 }
 
-/// Who may consume a sample, as Python says it: a word, or the names of groups.
+/// The consumers of a sample, from the argument in Python: a word, or the names of groups.
 pub(crate) fn consumption<'py>(py: Python<'py>, it: &Consumption) -> PyResult<Bound<'py, PyAny>> {
     match it {
         Consumption::Once => "once".into_bound_py_any(py),

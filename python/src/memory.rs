@@ -1,7 +1,7 @@
-//! Memory of Python objects, lent to Rust for the time of a call.
+//! Memory of Python objects, borrowed for the time of a call.
 //!
-//! Anything with the buffer protocol will do, and anything with `__dlpack__` whose memory the processor can
-//! reach. Bytes that do not lie in one piece are copied first.
+//! It accepts objects with the buffer protocol, and objects with `__dlpack__` whose memory the processor can
+//! access. Bytes that are not contiguous are copied first.
 //!
 //! **Invariant:** the memory stays where it is and mapped for as long as its [`Memory`] lives, on any thread
 //! and without the interpreter. It is touched only through [`SourceBuf`] and [`TargetBuf`], which allow for
@@ -20,7 +20,7 @@ use crate::dlpack::Tensor;
 use crate::errors::{invalid, wrong_type};
 use crate::runtime;
 
-/// Bytes of a Python object, in one piece.
+/// Contiguous bytes of a Python object.
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
@@ -111,7 +111,7 @@ impl Memory {
     }
 }
 
-/// How an object lends its memory.
+/// How an object exports its memory.
 enum Lender {
     Buffer(Buffer),
     Tensor,
@@ -178,15 +178,15 @@ impl Buffer {
         self.raw().readonly == 0
     }
 
-    /// Whether the bytes lie in one piece, in the order of the elements.
+    /// Whether the bytes are contiguous, in the order of the elements.
     fn is_in_one_piece(&self) -> bool {
         const ROWS_FIRST: c_char = b'C' as c_char;
         // SAFETY: the buffer was filled by its exporter.
         unsafe { ffi::PyBuffer_IsContiguous(self.raw(), ROWS_FIRST) != 0 }
     }
 
-    /// Whether there are pointers to Python objects among the elements: to store them makes no sense, and to
-    /// overwrite them would take the interpreter down.
+    /// Whether elements contain pointers to Python objects: stored pointers are useless, and overwriting them
+    /// would crash the interpreter.
     fn holds_objects(&self) -> bool {
         if self.raw().format.is_null() {
             return false;
@@ -203,7 +203,7 @@ impl Buffer {
         let mut bytes = vec![0_u8; self.len()];
         // Python 3.10 wants to be allowed to write it, and does not.
         let raw = ptr::from_ref(self.raw()).cast_mut();
-        // SAFETY: the buffer was filled by its exporter, and there is room for exactly `len` bytes.
+        // SAFETY: the buffer was filled by its exporter, and the vector has exactly `len` bytes.
         let status =
             unsafe { ffi::PyBuffer_ToContiguous(bytes.as_mut_ptr().cast(), raw, self.raw().len, ROWS_FIRST) };
         if status == -1 { Err(PyErr::fetch(py)) } else { Ok(bytes) }
@@ -242,7 +242,7 @@ fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
     wrong_type("a value is a bytes-like object or has `__dlpack__`", value, hint)
 }
 
-/// Why a buffer does not lend its memory to be written.
+/// Why a buffer is not writable.
 fn not_writable(buffer: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let readable = Buffer::get(buffer, ffi::PyBUF_FULL_RO);
     if readable.is_ok_and(|readable| !readable.is_writable()) { read_only(buffer) } else { error }

@@ -43,7 +43,7 @@ impl Caller {
 }
 
 /// The methods of a class that has a `caller`: first those that start an operation, which is the value of
-/// their body, then the others as they are. What stands behind a semicolon is given by name.
+/// their body, then the others as they are. Arguments after a semicolon are given by name.
 macro_rules! methods {
     (
         class $class:ident, with $this:ident and $py:ident;

@@ -1,4 +1,4 @@
-//! The calls of a store: what each asks of the client, and what Python gets for it.
+//! The calls of a store: the request of each to the client, and its result in Python.
 //!
 //! One key gives one result; many give a list in the same order. A call with many keys does all it can, and
 //! if some of them failed it raises the first error, which carries the results of all.
@@ -17,7 +17,7 @@ use crate::handle::Operation;
 use crate::keys::{Keys, Missing, Whole};
 use crate::memory::Memory;
 use crate::methods::Any;
-use crate::room::Room;
+use crate::read_buffers::ReadBuffers;
 use crate::{errors, keys, types, view};
 
 /// One result for each item of a call.
@@ -45,7 +45,7 @@ impl OnExists {
     }
 }
 
-/// How an object is to be kept, as it was asked for.
+/// How an object is to be kept, from the arguments.
 pub(crate) struct Keeping<'a, 'py> {
     pub(crate) on_exists: OnExists,
     pub(crate) replicas: Whole,
@@ -79,7 +79,7 @@ impl Keeping<'_, '_> {
     }
 }
 
-/// Whether a put waits for room.
+/// Whether a put waits for space.
 pub(crate) fn patience(wait: bool) -> Patience {
     if wait { Patience::UntilDeadline } else { Patience::Never }
 }
@@ -114,7 +114,7 @@ impl Operation for PutAll {
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {
-        // The values may be used again before the answer is looked at.
+        // The caller may change the values again before the answer is converted.
         drop(self.values);
         let kept_on = self.keys.list.iter().zip(&outcome).filter_map(|(key, stored)| {
             stored.as_ref().ok().map(|stored| (key, stored.unconfirmed.as_slice()))
@@ -133,13 +133,13 @@ impl Operation for PutAll {
 pub(crate) struct GetAll {
     keys: Keys,
     missing: Missing,
-    room: Room,
+    buffers: ReadBuffers,
 }
 
 impl GetAll {
     pub(crate) fn new(keys: Keys, ranges: Vec<Option<Range<u64>>>, missing: Missing) -> Self {
-        let room = Room::new(ranges);
-        Self { keys, missing, room }
+        let buffers = ReadBuffers::new(ranges);
+        Self { keys, missing, buffers }
     }
 }
 
@@ -147,17 +147,17 @@ impl Operation for GetAll {
     type Outcome = Each<Fetched>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
-        Ok(client.get_landing(&self.keys.list, &&self.room, GetOptions::default(), deadline).await)
+        Ok(client.get_landing(&self.keys.list, &&self.buffers, GetOptions::default(), deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
         let landed = outcome.into_iter().enumerate().map(|(item, outcome)| match outcome {
-            // The room is made to measure, so this means that there was no memory for it.
+            // The buffer has the right size, so this means that its allocation failed.
             Ok(Fetched { len, .. }) | Err(Error::TooSmall { len, .. }) => Ok((item, len)),
             Err(error) => Err(error),
         });
         gather(py, self.keys.is_one, &self.missing, landed.collect(), |(item, len)| {
-            self.room.take(py, item, len)
+            self.buffers.take(py, item, len)
         })
     }
 }
@@ -190,7 +190,7 @@ impl Operation for GetIntoAll {
     }
 }
 
-/// Looks at objects where they lie.
+/// Views objects in place.
 pub(crate) struct ViewAll {
     pub(crate) keys: Keys,
     pub(crate) ranges: Vec<Option<Range<u64>>>,
@@ -215,7 +215,7 @@ impl Operation for ViewAll {
 /// Whether objects exist.
 pub(crate) struct ExistAll {
     pub(crate) keys: Keys,
-    /// Which of them are to be in memory soon.
+    /// Which of them to promote to memory.
     pub(crate) ahead: Ahead,
 }
 
@@ -232,7 +232,7 @@ impl Operation for ExistAll {
     }
 }
 
-/// What is known of objects.
+/// Looks up objects.
 pub(crate) struct InfoAll {
     pub(crate) keys: Keys,
     pub(crate) missing: Missing,
@@ -275,7 +275,7 @@ impl Operation for DeleteAll {
     }
 }
 
-/// Deletes what matches.
+/// Deletes objects that match.
 pub(crate) struct DeleteMatching {
     pub(crate) pattern: Pattern,
     pub(crate) options: DeleteOptions,
@@ -296,7 +296,7 @@ impl Operation for DeleteMatching {
     }
 }
 
-/// Names objects.
+/// Lists objects.
 pub(crate) struct List {
     pub(crate) pattern: Pattern,
     /// Only those that this owner pins.
@@ -334,7 +334,7 @@ impl Operation for Describe {
     }
 }
 
-/// Tells how bytes go.
+/// Lists the transports to nodes.
 pub(crate) struct Routes;
 
 impl Operation for Routes {
@@ -350,7 +350,7 @@ impl Operation for Routes {
     }
 }
 
-/// Gives each success as `give` makes it, and what stands for a missing object where one is missing.
+/// Converts each success with `give`, and replaces missing objects with the given substitute.
 pub(crate) fn gather<T>(
     py: Python<'_>,
     is_one: bool,

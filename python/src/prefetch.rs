@@ -1,7 +1,7 @@
-//! Bringing objects that only a disk has into memory: what is begun, and how it is waited for.
+//! Promoting objects that are only on a disk: starting a prefetch, and waiting for it.
 //!
-//! A prefetch runs by itself from the moment it was asked for. What Python holds of it is a [`Prefetch`]: it
-//! may be waited for any number of times, cancelled, or forgotten, and then goes on.
+//! A prefetch runs in the background from its request on. Python holds a [`Prefetch`]: it may be waited for
+//! any number of times, cancelled, or dropped; dropping does not stop it.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome};
+use tiffin_core::units::Count;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout_at;
@@ -19,10 +20,10 @@ use crate::keys::{Keys, UNGIVEN};
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{Each, gather};
 
-/// What became of all keys, as soon as that is known.
+/// The outcomes of all keys, as soon as they are known.
 type Told = watch::Receiver<Option<Each<PrefetchOutcome>>>;
 
-/// Which objects a probe brings into memory, as Python says it.
+/// Which objects a probe promotes, from the argument in Python.
 pub(crate) fn ahead(py: Python<'_>, word: &str) -> PyResult<Ahead> {
     match word {
         "none" => Ok(Ahead::Nothing),
@@ -35,7 +36,7 @@ pub(crate) fn ahead(py: Python<'_>, word: &str) -> PyResult<Ahead> {
     }
 }
 
-/// Begins a prefetch.
+/// Starts a prefetch.
 pub(crate) struct Begin {
     pub(crate) keys: Keys,
     pub(crate) ahead: Ahead,
@@ -72,9 +73,9 @@ async fn work(
     tell.send_replace(Some(outcomes));
 }
 
-/// Objects on their way into memory. Made by `tiffin.Store.prefetch`.
+/// A prefetch of objects into memory. Made by `tiffin.Store.prefetch`.
 ///
-/// It goes on by itself, whether or not anybody waits for it or keeps this.
+/// It runs in the background, even if this object is dropped.
 #[pyclass(frozen, module = "tiffin")]
 pub(crate) struct Prefetch {
     caller: Caller,
@@ -87,23 +88,23 @@ pub(crate) struct Prefetch {
 methods! {
     class Prefetch, with self and py;
 
-    /// Waits for the end, and says what became of each key, in the order in which they were given; for one
-    /// key, of that one.
+    /// Waits for the end, and returns the outcome of each key, in the order of the keys; for one key, of that
+    /// one.
     ///
     /// `"done"`: it is in memory now. `"resident"`: it was already. `"absent"`: there is no such object.
-    /// `"skipped"`: memory has no space for it, too much is under way, or it lies behind a gap. `"failed"`:
+    /// `"skipped"`: memory is short, too many promotions are running, or the key is after a gap. `"failed"`:
     /// it could not be read, now or a short while ago. `"running"`: the times of the prefetch and of this
-    /// call were over, and it is still on its way.
+    /// call were over, and the promotion is still running.
     ///
-    /// Raises `tiffin.Timeout` if `timeout` comes first, and the prefetch goes on; and
+    /// Raises `tiffin.Timeout` if `timeout` comes first, and the prefetch continues; and
     /// `concurrent.futures.CancelledError` if it was cancelled.
     call result() {
         Wait { told: self.told.clone(), is_one: self.is_one, keys: Arc::clone(&self.keys) }
     }
 
-    /// Gives it up: what was not begun is not, what is on its way and nobody else wants is given up, and what
-    /// is all but in memory still comes. `result` raises `concurrent.futures.CancelledError` from then on.
-    /// Returns whether the prefetch was under way; if not, nothing changes.
+    /// Cancels it. Promotions that have not started, or that no other client wants, are given up; those that
+    /// are almost complete still complete. `result` raises `concurrent.futures.CancelledError` from then on.
+    /// Returns whether the prefetch was running; if not, nothing changes.
     call cancel() {
         Cancel { told: self.told.clone(), task: self.task.clone(), keys: Arc::clone(&self.keys) }
     }
@@ -113,6 +114,14 @@ methods! {
         #[getter]
         fn is_done(&self) -> bool {
             self.told.borrow().is_some() || self.told.has_changed().is_err()
+        }
+
+        fn __repr__(&self) -> String {
+            let state = if self.is_done() { "done" } else { "running" };
+            match &self.keys[..] {
+                [key] => format!("<tiffin.Prefetch of `{key}`, {state}>"),
+                keys => format!("<tiffin.Prefetch of {}, {state}>", Count(keys.len() as u64, "key")),
+            }
         }
     }
 }
@@ -124,7 +133,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// The time of the prefetch was over before that of this call: waits on for what is still on its way.
+    /// The time of the prefetch was over before that of this call: waits for promotions that still run.
     async fn wait_on(&self, client: &Client, outcomes: &mut Each<PrefetchOutcome>, deadline: Deadline) {
         let places = self.keys.iter().zip(outcomes.iter_mut());
         let places = places.filter(|(_, it)| matches!(it, Ok(PrefetchOutcome::Running)));
@@ -183,7 +192,7 @@ impl Operation for Cancel {
         let is_under_way = self.told.borrow().is_none() && self.told.has_changed().is_ok();
         self.task.abort();
         if is_under_way {
-            // While somebody waits for it, it is wanted: the master hears first that nobody does.
+            // The master does not cancel a promotion that a request waits for, so the wait ends first.
             let mut told = self.told.clone();
             while told.changed().await.is_ok() {}
             client.cancel_prefetch(&self.keys, deadline).await.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -1,15 +1,14 @@
 //! Values that belong to one process, in a program that may fork.
 //!
-//! A forked child has a copy of its parent's memory, but of all its threads only the one that forked. So
-//! nothing that the parent's other threads were using can be relied on: a lock may be held for ever, sockets
-//! are shared, tasks do not run. A child therefore neither uses nor drops what it inherited. It *forgets* it,
-//! and makes its own.
+//! A forked child has a copy of its parent's memory, but only the thread that forked. State that the parent's
+//! other threads were using is unreliable: a lock may be held for ever, sockets are shared, tasks do not run.
+//! A child therefore neither uses nor drops inherited values. It *forgets* them, and makes its own.
 //!
 //! **Invariant:** the path of a child takes no lock that a thread of its parent may have held: it compares
 //! process ids, allocates, and swaps a pointer. (The C library makes allocation safe after a fork.)
 //!
-//! **Invariant:** what is here is never freed while somebody may use it: a value is dropped only together
-//! with its [`PerProcess`], by the process that made it.
+//! **Invariant:** a value is never freed while it may be in use: it is dropped only together with its
+//! [`PerProcess`], by the process that made it.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -45,7 +44,7 @@ impl<T: Send + Sync> PerProcess<T> {
         (entry.process == current()).then_some(&entry.value)
     }
 
-    /// What a forked child has inherited, as long as it has made nothing of its own.
+    /// The inherited value of a forked child that has not made its own.
     pub(crate) fn inherited(&self) -> Option<&T> {
         // SAFETY: an entry that was published is not freed before `self` is dropped.
         let entry = unsafe { self.newest.load(Ordering::Acquire).as_ref() }?;
@@ -65,7 +64,7 @@ impl<T: Send + Sync> PerProcess<T> {
             // SAFETY: the entry was published just now, and is not freed before `self` is dropped.
             Ok(_) => Ok(unsafe { &(*entry).value }),
             Err(other) => {
-                // SAFETY: this entry was not published, so nobody else knows it.
+                // SAFETY: this entry was not published, so no other thread knows it.
                 drop(unsafe { Box::from_raw(entry) });
                 // SAFETY: only a thread of this process can have published something meanwhile, and that is
                 // not freed before `self` is dropped.
@@ -84,11 +83,11 @@ impl<T> PerProcess<T> {
     /// Takes the value out, if this process made it.
     pub(crate) fn take(&mut self) -> Option<T> {
         let entry = *self.newest.get_mut();
-        // SAFETY: a published entry is valid, and `&mut self` says that nobody else uses it.
+        // SAFETY: a published entry is valid, and `&mut self` says that no other code uses it.
         let is_ours = unsafe { entry.as_ref() }.is_some_and(|entry| entry.process == current());
         is_ours.then(|| {
             *self.newest.get_mut() = ptr::null_mut();
-            // SAFETY: as above, and nobody finds the entry any more.
+            // SAFETY: as above, and no thread finds the entry any more.
             unsafe { Box::from_raw(entry) }.value
         })
     }

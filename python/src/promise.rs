@@ -1,7 +1,7 @@
 //! Answers for an event loop: work runs on the runtime, its answer is set on an asyncio future.
 //!
-//! Cancelling the future stops the work at the next moment when it waits for something. What the work owns is
-//! dropped then and not before, so memory that it was reading or filling stays valid until it has let go.
+//! Cancelling the future stops the work at its next await. Values of the work are dropped then and not
+//! before, so memory that it reads or fills stays valid until then.
 
 use std::future::Future;
 
@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::runtime;
 
-/// Starts some work, and gives the future that its answer will be set on. Needs a running event loop.
+/// Starts work, and returns the future of its answer. Needs a running event loop.
 pub(crate) fn start<T: Send + 'static>(
     py: Python<'_>,
     work: impl Future<Output = T> + Send + 'static,
@@ -23,7 +23,7 @@ pub(crate) fn start<T: Send + 'static>(
     let future = promise.future.clone_ref(py);
     let task = runtime::runtime()?.spawn(async move {
         let outcome = work.await;
-        runtime::deliver(Box::new(move |py| promise.settle(py, answer(py, outcome))));
+        runtime::run_attached(Box::new(move |py| promise.settle(py, answer(py, outcome))));
     });
     let stop = Py::new(py, Stop { task: task.abort_handle() })?;
     future.call_method1(py, intern!(py, "add_done_callback"), (stop,))?;
@@ -44,7 +44,7 @@ impl Promise {
         Ok(Self { event_loop: event_loop.unbind(), future: future.unbind() })
     }
 
-    /// Has the loop set the answer. A loop that is closed already has nobody who waits.
+    /// Has the loop set the answer. On a closed loop no task waits for it.
     fn settle(self, py: Python<'_>, answer: PyResult<Py<PyAny>>) {
         let (value, error) = match answer {
             Ok(value) => (Some(value), None),

@@ -1,10 +1,11 @@
-//! Room that is reserved ahead of the data, and putting into it.
+//! Space that is reserved ahead of the data, and puts into it.
 
 use std::sync::Arc;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{Client, Deadline, Effect, Error, Patience, PutOptions, Reserved, Room, Stored};
+use tiffin_core::units::Count;
 
 use crate::handle::Operation;
 use crate::keys::{self, Pairs, UNGIVEN};
@@ -14,7 +15,7 @@ use crate::operations::{Each, gather};
 use crate::process::Ours;
 use crate::{errors, lifetimes};
 
-/// Reserves room.
+/// Reserves space.
 pub(crate) struct ReserveAll {
     rooms: Vec<Room>,
     is_one: bool,
@@ -61,11 +62,10 @@ impl Operation for ReserveAll {
     }
 }
 
-/// Room that is reserved for one object. Made by `tiffin.Store.reserve`.
+/// Space that is reserved for one object. Made by `tiffin.Store.reserve`.
 ///
-/// It ends when it was put into, when it is released, and when it is dropped, the store is closed or the
-/// process ends; never because time passed. As a context manager it is released at the end, unless it was
-/// used.
+/// It ends when it is used by a put, when it is released or dropped, or when the store is closed or the
+/// process ends; never by a timer. As a context manager it is released at the end, unless it was used.
 ///
 /// >>> import tiffin
 /// >>> store = tiffin.connect()
@@ -87,11 +87,12 @@ pub(crate) struct Reservation {
 methods! {
     class Reservation, with self and py;
 
-    /// Stores a value in the room, as `tiffin.Store.put` does; it has exactly `nbytes` bytes.
+    /// Stores a value in the reserved space, as `tiffin.Store.put` does. The value has exactly `nbytes`
+    /// bytes.
     ///
-    /// If it has more or fewer, `tiffin.InvalidArgument` is raised and the room stays reserved. Otherwise the
-    /// reservation is used up, also where the put fails: the room is given back then. Returns whether the
-    /// value was stored: `False` if an existing object was kept.
+    /// If it has more or fewer, `tiffin.InvalidArgument` is raised and the reservation stays. Otherwise the
+    /// reservation ends, also if the put fails; then the space is freed. Returns whether the value was
+    /// stored: `False` if an existing object was kept.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -108,25 +109,26 @@ methods! {
         PutReserved { reserved: Arc::clone(&self.reserved), value, refuses_existing: self.refuses_existing }
     }
 
-    /// Gives the room back. Whoever waits for room is woken. Releasing what was used or released is harmless.
+    /// Frees the space. Puts that wait for space are woken. Releasing a reservation that was used or released
+    /// is harmless.
     call release() {
         Release { reserved: Arc::clone(&self.reserved) }
     }
 
     others {
-        /// The name of the object to come.
+        /// The key of the object.
         #[getter]
         fn key<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
             keys::show(py, self.reserved.key())
         }
 
-        /// How many bytes it is to have.
+        /// The size of the object.
         #[getter]
         fn nbytes(&self) -> u64 {
             self.reserved.len()
         }
 
-        /// Whether the room is still there to be put into.
+        /// Whether the space is still reserved.
         #[getter]
         fn is_held(&self) -> bool {
             self.reserved.is_here() && !self.caller.handle.is_closed() && self.reserved.is_held()
@@ -143,7 +145,7 @@ methods! {
             _error: &Any<'_>,
             _traceback: &Any<'_>,
         ) -> PyResult<()> {
-            // What a store has reserved ends with it, and a forked child has nothing to give back.
+            // Reservations of a store end with it, and a forked child has none to release.
             if self.is_held() { self.release(py, None).map(drop) } else { Ok(()) }
         }
 
@@ -153,13 +155,13 @@ methods! {
                 () if self.is_held() => "held",
                 () => "ended",
             };
-            let (key, nbytes) = (self.reserved.key().to_string(), self.nbytes());
-            format!("<tiffin.Reservation of {nbytes} bytes for {key:?}, {state}>")
+            let (key, nbytes) = (self.reserved.key(), Count(self.nbytes(), "byte"));
+            format!("<tiffin.Reservation of {nbytes} for `{key}`, {state}>")
         }
     }
 }
 
-/// Stores a value in reserved room.
+/// Stores a value in reserved space.
 struct PutReserved {
     reserved: Arc<Ours<Reserved>>,
     value: Memory,
@@ -177,7 +179,7 @@ impl Operation for PutReserved {
     }
 
     fn answer(self, py: Python<'_>, stored: Stored) -> PyResult<Py<PyAny>> {
-        // The value may be used again before the answer is looked at.
+        // The caller may change the value again before the answer is converted.
         drop(self.value);
         errors::warn_unconfirmed(py, [(self.reserved.key(), stored.unconfirmed.as_slice())].into_iter())?;
         match stored.effect {
@@ -187,7 +189,7 @@ impl Operation for PutReserved {
     }
 }
 
-/// Gives reserved room back.
+/// Frees reserved space.
 struct Release {
     reserved: Arc<Ours<Reserved>>,
 }

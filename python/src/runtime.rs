@@ -1,15 +1,14 @@
-//! The one tokio runtime of a process, and how Python waits for what runs on it.
+//! The one tokio runtime of a process, and how Python waits for its work.
 //!
-//! The runtime is made when it is first needed, and once more in a forked child (see [`crate::process`]). It
-//! is never shut down: a store that nobody uses any more closes itself, and the rest ends with the process.
+//! The runtime is made at its first use, and once more in a forked child (see [`crate::process`]). It is
+//! never shut down: a store without users closes itself, and the rest ends with the process.
 //!
-//! **Invariant:** no thread of the runtime waits for the interpreter. Whoever waits for the runtime has let
-//! go of the interpreter before, and what comes back to an event loop is carried there by a thread of its
-//! own.
+//! **Invariant:** no thread of the runtime waits for the interpreter. A thread that waits for the runtime has
+//! released the interpreter before, and a thread of its own sets answers on event loops.
 //!
-//! **Invariant:** no thread but the main one asks for an interpreter that is being taken down: CPython would
+//! **Invariant:** no thread but the main one attaches to an interpreter that is shutting down: CPython would
 //! end the thread in the middle of our code. [`leave`] is called before that, and from then on other threads
-//! stay outside; only threads that nobody waits for are left by then.
+//! do not attach. No thread waits for those that are left by then.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,34 +28,34 @@ use crate::process::{self, PerProcess, Poller};
 
 /// How many threads carry messages; bytes of a blocking call are copied by the caller's own thread.
 const WORKERS_MAX: usize = 4;
-/// How often the main thread looks for signals while it waits, so that Ctrl-C is heard.
+/// How often the main thread checks for signals while it waits, so that Ctrl-C works.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
-/// How many parcels the courier delivers before it lets others have the interpreter.
-const PARCELS_MAX: usize = 256;
+/// How many jobs run before other threads get the interpreter.
+const JOBS_MAX: usize = 256;
 
 static ENGINE: PerProcess<Engine> = PerProcess::new();
 
-/// Something to be done with the interpreter attached.
-pub(crate) type Parcel = Box<dyn FnOnce(Python<'_>) + Send>;
+/// Work that needs the interpreter.
+pub(crate) type Job = Box<dyn FnOnce(Python<'_>) + Send>;
 
 struct Engine {
     runtime: Runtime,
-    courier: mpsc::Sender<Parcel>,
+    jobs: mpsc::Sender<Job>,
     is_leaving: AtomicBool,
-    /// How many threads are on their way into the interpreter, or are couriers inside.
+    /// How many threads are about to attach to the interpreter, or run jobs in it.
     entering: AtomicUsize,
     /// Watches all sockets of the runtime.
     poller: Poller,
 }
 
-/// A thread's leave to enter the interpreter.
+/// A thread's permission to attach to the interpreter.
 struct Entry<'a>(&'a Engine);
 
 impl Engine {
-    /// Leave to enter the interpreter, unless it is about to be taken down.
+    /// Permission to attach to the interpreter, unless it is about to shut down.
     fn entry(&self) -> Option<Entry<'_>> {
-        // Counted first and looked at then, as `leave` announces first and counts then: one of both sees the
-        // other.
+        // This counts first and then checks the flag; `leave` sets the flag first and then checks the count.
+        // So at least one of them sees the other.
         self.entering.fetch_add(1, Ordering::SeqCst);
         let entry = Entry(self);
         (!self.is_leaving.load(Ordering::SeqCst)).then_some(entry)
@@ -74,13 +73,12 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     Ok(&engine()?.runtime)
 }
 
-/// Waits for some work with the interpreter released. On the main thread signals are heard meanwhile: if a
-/// handler raises (as that of Ctrl-C does), the work is dropped where it stands and the exception is passed
-/// on.
+/// Waits for work with the interpreter released. On the main thread signal handlers run meanwhile: if one
+/// raises (as that of Ctrl-C does), the work is dropped and the exception is passed on.
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
     let engine = engine()?;
     if is_main_thread() {
-        return py.detach(|| hearing_signals(engine, work));
+        return py.detach(|| block_on_with_signals(engine, work));
     }
     let (result, entry) = py.detach(|| {
         let result = while_waiting_is(Waiting::Now, || engine.runtime.block_on(work()));
@@ -93,8 +91,8 @@ pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + 
     Ok(result)
 }
 
-/// Does something with the interpreter attached, in the middle of work that runs without; `None` if it is
-/// about to be taken down. A thread of the runtime lets others do its tasks meanwhile.
+/// Attaches to the interpreter in the middle of work that runs without it; `None` if it is about to shut
+/// down. Other threads of the runtime take over its tasks meanwhile.
 pub(crate) fn enter<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     if is_main_thread() {
         return Some(Python::attach(work));
@@ -103,29 +101,27 @@ pub(crate) fn enter<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     Some(tokio::task::block_in_place(|| Python::attach(work)))
 }
 
-/// Has something done with the interpreter attached, soon, on a thread that may wait for it.
-pub(crate) fn deliver(parcel: Parcel) {
+/// Runs a job soon with the interpreter attached, on a thread that may wait for it.
+pub(crate) fn run_attached(job: Job) {
     if let Ok(engine) = engine()
-        && let Err(mpsc::SendError(parcel)) = engine.courier.send(parcel)
+        && let Err(mpsc::SendError(job)) = engine.jobs.send(job)
     {
-        // The courier leaves only when the interpreter does. What the parcel holds cannot be released any
-        // more.
-        std::mem::forget(parcel);
+        // The thread for jobs ends only with the interpreter. The references of the job cannot be released.
+        std::mem::forget(job);
     }
 }
 
-/// Gives back what Python lent, wherever this is called from. Without an interpreter there is nobody to give
-/// it to.
-pub(crate) fn give_back(parcel: impl FnOnce(Python<'_>) + Send + 'static) {
+/// Releases Python references, from any thread. Without an interpreter there is nothing to release.
+pub(crate) fn give_back(job: impl FnOnce(Python<'_>) + Send + 'static) {
     if tokio::runtime::Handle::try_current().is_ok() {
-        deliver(Box::new(parcel));
+        run_attached(Box::new(job));
     } else {
-        Python::try_attach(parcel);
+        Python::try_attach(job);
     }
 }
 
-/// Called by Python at its exit, while everything still works: waits until no other thread is on its way into
-/// the interpreter, and lets none set out any more.
+/// Called by Python at its exit, while everything still works: waits until no other thread is about to attach
+/// to the interpreter, and prevents new ones.
 #[pyfunction]
 pub(crate) fn leave(py: Python<'_>) {
     if let Some(engine) = ENGINE.here() {
@@ -147,9 +143,9 @@ pub(crate) fn forked() {
     }
 }
 
-/// Waits for some work, and runs signal handlers in between. They run outside the runtime, since they may use
-/// a store themselves.
-fn hearing_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResult<T> {
+/// Waits for work, and runs signal handlers in between. They run outside the runtime, since they may use a
+/// store themselves.
+fn block_on_with_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResult<T> {
     let process = process::current();
     let mut work = pin!(work());
     loop {
@@ -193,29 +189,29 @@ fn make() -> io::Result<Engine> {
         .enable_all()
         .build()?;
     let poller = {
-        // A socket that was registered with the runtime shows who watches its sockets.
+        // A socket that is registered with the runtime reveals the epoll instance of the runtime.
         let _inside = runtime.enter();
         let (marker, _other) = UnixStream::pair()?;
         Poller::of(&marker)
     };
-    let (courier, parcels) = mpsc::channel();
-    std::thread::Builder::new().name("tiffin-courier".to_owned()).spawn(move || carry(&parcels))?;
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new().name("tiffin-jobs".to_owned()).spawn(move || run_jobs(&receiver))?;
     let (is_leaving, entering) = (AtomicBool::new(false), AtomicUsize::new(0));
-    Ok(Engine { runtime, courier, is_leaving, entering, poller })
+    Ok(Engine { runtime, jobs: sender, is_leaving, entering, poller })
 }
 
-/// Delivers parcels, as many at a time as there are, until the interpreter ends.
-fn carry(parcels: &mpsc::Receiver<Parcel>) {
-    while let Ok(first) = parcels.recv() {
+/// Runs jobs in batches, until the interpreter ends.
+fn run_jobs(jobs: &mpsc::Receiver<Job>) {
+    while let Ok(first) = jobs.recv() {
         let mut load = VecDeque::from([first]);
-        load.extend(parcels.try_iter().take(PARCELS_MAX - 1));
+        load.extend(jobs.try_iter().take(JOBS_MAX - 1));
         let Some(entry) = ENGINE.here().and_then(Engine::entry) else {
             std::mem::forget(load);
             return;
         };
         Python::attach(|py| {
-            while let Some(parcel) = load.pop_front() {
-                parcel(py);
+            while let Some(job) = load.pop_front() {
+                job(py);
             }
         });
         drop(entry);
@@ -225,7 +221,7 @@ fn carry(parcels: &mpsc::Receiver<Parcel>) {
 /// Python runs its signal handlers on the thread that the process began with.
 fn is_main_thread() -> bool {
     thread_local! {
-        /// The process in which the kernel was asked, and what it said: a fork makes any thread the main one.
+        /// The process that asked the kernel, and the answer: a fork makes any thread the main one.
         static ASKED: Cell<Option<(u32, bool)>> = const { Cell::new(None) };
     }
     let process = process::current();

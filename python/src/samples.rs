@@ -1,7 +1,7 @@
 //! Samples: groups of tensors that are put as one, leased, read and acknowledged.
 //!
-//! What a Python object says of its elements, and the memory that tensors are read into, is the business of
-//! `tiffin/_tensors.py`, which knows numpy where that is installed.
+//! `tiffin/_tensors.py` finds the element types of Python objects, and allocates memory to read tensors into;
+//! it uses numpy where that is installed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Operation for PutSamples {
 
     fn answer(self, py: Python<'_>, outcome: Each<SampleRef>) -> PyResult<Py<PyAny>> {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        // The arrays may be used again before the answer is looked at.
+        // The caller may change the arrays again before the answer is converted.
         drop(self.samples);
         let stored = outcome.iter().filter_map(|it| it.as_ref().ok());
         errors::warn_unconfirmed(py, stored.map(|it| (&it.id, it.unconfirmed.as_slice())))?;
@@ -174,7 +174,7 @@ fn metadata_of_many(given: &Any<'_>) -> PyResult<BTreeMap<Key, Vec<u8>>> {
     items.iter().map(item).collect()
 }
 
-/// What a producer wrote beside the tensors.
+/// Metadata of a producer, stored with the tensors.
 fn bytes(given: &Any<'_>) -> PyResult<Vec<u8>> {
     match given.extract::<PyBackedBytes>() {
         Ok(bytes) => Ok(bytes.to_vec()),
@@ -184,7 +184,7 @@ fn bytes(given: &Any<'_>) -> PyResult<Vec<u8>> {
     }
 }
 
-/// Who is to consume a sample: `once`, `retained`, or the names of groups.
+/// The consumers of a sample: `once`, `retained`, or the names of groups.
 fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
     let Some(given) = given else { return Ok(Consumption::Once) };
     let hint = "it is \"once\", \"retained\", or a list of the groups that consume it once each";
@@ -199,7 +199,7 @@ fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
     groups.map(Consumption::Groups).map_err(|_| wrong_type("consume is text or a list of it", given, hint))
 }
 
-/// Tells what samples are made of.
+/// Returns the contents of samples.
 pub(crate) struct Manifests {
     pub(crate) keys: Keys,
 }
@@ -244,7 +244,7 @@ pub(crate) fn lease(lease: tiffin_client::Lease, caller: &Caller) -> Lease {
     Lease { lease: Arc::new(Ours::new(lease)), caller: caller.clone() }
 }
 
-/// Says that a group is done with samples.
+/// Acknowledges samples on behalf of a group.
 pub(crate) struct AckAll {
     samples: Vec<(Key, Generation)>,
     is_one: bool,
@@ -290,7 +290,7 @@ impl Operation for AckAll {
     }
 }
 
-/// Takes samples away, whoever was to consume them.
+/// Removes samples, whether or not they were consumed.
 pub(crate) struct AbortAll(AckAll);
 
 impl AbortAll {
@@ -331,7 +331,7 @@ impl Samples {
     }
 }
 
-/// The sample that something names, if it names one by itself.
+/// The sample that an object names by itself, if it names one.
 fn named(given: &Any<'_>) -> PyResult<Option<(Key, Option<Generation>)>> {
     if keys::is_key(given) {
         return Ok(Some((keys::key(given)?, None)));
@@ -349,9 +349,9 @@ fn no_sample(given: &Any<'_>) -> PyErr {
 
 /// A sample that is leased to this process. Made by `tiffin.Store.lease`.
 ///
-/// It says to the store that somebody is about to consume the sample. It ends when it is released, when the
-/// sample is gone, or when the process is; never because time passed. Reads are right with or without it:
-/// what was consumed, deleted or replaced meanwhile raises an error.
+/// It tells the store that this process is about to consume the sample. It ends when it is released, when the
+/// sample is gone, or when the process ends; never by a timer. Reads are correct with or without it: reading
+/// a sample that was consumed, deleted or replaced meanwhile raises an error.
 ///
 /// >>> import tiffin
 /// >>> store = tiffin.connect()
@@ -388,16 +388,15 @@ impl Lease {
 methods! {
     class Lease, with self and py;
 
-    /// Reads the tensors, or those with these names, and gives them by name.
+    /// Reads the tensors, or those with these names, and returns them by name.
     ///
-    /// They are numpy arrays where numpy is installed, else memoryviews, of the type and shape that they were
-    /// put with and in memory of their own, which may be written. Types that numpy has no name for, such as
-    /// bfloat16, come as unsigned integers of the same size, unless the package `ml_dtypes` is installed;
-    /// `manifest` has the true type.
+    /// They are numpy arrays where numpy is installed, else memoryviews, of their original type and shape, in
+    /// writable memory of their own. Types that numpy lacks, such as bfloat16, are returned as unsigned
+    /// integers of the same size, unless the package `ml_dtypes` is installed; `manifest` has the true type.
     ///
-    /// With `copy=False` they are read-only and look at the bytes where they lie, if this process can map
-    /// them (else they are a copy). They stay what they are after the lease and the sample are gone, and hold
-    /// the whole sample's room until the last of them is.
+    /// With `copy=False` they are read-only and in place, if this process can map the memory (else they are a
+    /// copy). They stay valid after the end of the lease and the sample, and keep the memory of the whole
+    /// sample until the last of them is gone.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -413,11 +412,11 @@ methods! {
         if copy { Read::into_memory(py, lease, tensors)? } else { Read { lease, tensors, how: How::Look } }
     }
 
-    /// Reads tensors into memory that is there already: a mapping from their names to buffers.
+    /// Reads tensors into existing memory: a mapping from their names to buffers.
     ///
-    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It has
-    /// the type and shape of its tensor, or is plain bytes; of these there may be more than are needed. If
-    /// one of them does not fit, nothing is read.
+    /// A buffer is any writable, contiguous object with the buffer protocol or `__dlpack__`. It has the type
+    /// and shape of its tensor, or is plain bytes, which may be larger than the tensor. If one of them does
+    /// not fit, nothing is read.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -457,7 +456,7 @@ methods! {
             (generation.epoch, generation.counter)
         }
 
-        /// What the sample is made of, as `tiffin.Manifest`.
+        /// The contents of the sample, as `tiffin.Manifest`.
         #[getter]
         fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
             manifest(py, self.lease.manifest())
@@ -493,7 +492,7 @@ methods! {
                 () if self.is_released() => "released",
                 () => "held",
             };
-            format!("<tiffin.Lease of {:?}, {state}>", self.lease.id().to_string())
+            format!("<tiffin.Lease of `{}`, {state}>", self.lease.id())
         }
     }
 }
@@ -505,13 +504,13 @@ struct Read {
     how: How,
 }
 
-/// Where the bytes go.
+/// The destination of the bytes.
 enum How {
-    /// Into memory that was made for them, which is then these arrays.
+    /// Memory that was allocated for them, and the arrays over it.
     Make(Vec<Memory>, Vec<Py<PyAny>>),
-    /// Into the caller's memory.
+    /// The caller's memory.
     Fill(Vec<Memory>),
-    /// Nowhere: they are looked at where they lie.
+    /// None: the arrays are in place.
     Look,
 }
 
@@ -521,13 +520,13 @@ impl Read {
         lease: Arc<Ours<tiffin_client::Lease>>,
         tensors: Vec<Tensor>,
     ) -> PyResult<Self> {
-        static ROOM: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static ALLOCATE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let (mut memories, mut arrays) =
             (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
         for tensor in &tensors {
             let shape = PyTuple::new(py, &tensor.shape)?;
-            let room = ROOM.import(py, "tiffin._tensors", "room")?;
-            let made = room.call1((tensor.dtype.long_name(), shape, tensor.bytes))?;
+            let allocate = ALLOCATE.import(py, "tiffin._tensors", "allocate")?;
+            let made = allocate.call1((tensor.dtype.long_name(), shape, tensor.bytes))?;
             let (buffer, array): (Any<'_>, Py<PyAny>) = made.extract()?;
             memories.push(Memory::to_write(&buffer)?);
             arrays.push(array);
@@ -556,7 +555,7 @@ impl Operation for Read {
     }
 
     fn answer(self, py: Python<'_>, views: Self::Outcome) -> PyResult<Py<PyAny>> {
-        static LOOK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static IN_PLACE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let by_name = PyDict::new(py);
         match self.how {
             How::Fill(_) => return Ok(py.None()),
@@ -567,10 +566,10 @@ impl Operation for Read {
                 }
             }
             How::Look => {
-                let look = LOOK.import(py, "tiffin._tensors", "look")?;
+                let in_place = IN_PLACE.import(py, "tiffin._tensors", "in_place")?;
                 for (tensor, view) in self.tensors.iter().zip(views) {
                     let shape = PyTuple::new(py, &tensor.shape)?;
-                    let array = look.call1((View::new(view), tensor.dtype.long_name(), shape))?;
+                    let array = in_place.call1((View::new(view), tensor.dtype.long_name(), shape))?;
                     by_name.set_item(&tensor.name, array)?;
                 }
             }

@@ -1,6 +1,6 @@
-//! The class `Store`: which methods there are, and what their arguments mean.
+//! The class `Store`: its methods and their arguments.
 //!
-//! The same class serves blocking callers and event loops. For a loop every method gives an asyncio future;
+//! The same class serves blocking callers and event loops. For a loop every method returns an asyncio future;
 //! the coroutines of `tiffin.aio` await it.
 
 use std::sync::Arc;
@@ -29,21 +29,20 @@ use crate::streams::{DropAll, End, Look, Open, PullNext};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
 ///
-/// Where a method takes a key it takes many just as well. One key gives one result. Many give a list of
-/// results in the same order: any iterable of keys, and for `put` and `get_into` a mapping from keys to
-/// values or buffers, or a list of keys and one of what goes with each. A call with many keys does all it
-/// can; if some of them failed, it raises the error of the first one, and `error.results` tells about each
-/// key.
+/// A method that takes a key also takes many. One key gives one result. Many keys give a list of results in
+/// the same order: pass any iterable of keys. `put` and `get_into` take a mapping from keys to values or
+/// buffers, or two lists. A call with many keys does all it can. If some keys failed, it raises the error of
+/// the first one, and `error.results` has the result of each key.
 ///
 /// A key is `str` or `bytes`; a `str` is its UTF-8, so `"k"` and `b"k"` are the same key. Every method takes
-/// a `timeout` in seconds, which is that of the store unless given, and raises `tiffin.Timeout` when it has
-/// passed. For `pull`, `tail`, `wait_usage`, `prefetch` and puts with `wait=True` it is how long they wait;
-/// then they answer, and only an answer that takes longer than the time limit of the store beyond that raises
-/// `tiffin.Timeout`.
+/// a `timeout` in seconds (default: that of the store), and raises `tiffin.Timeout` when it has passed. For
+/// `pull`, `tail`, `wait_usage`, `prefetch` and puts with `wait=True` it is how long they wait; then they
+/// return. They raise `tiffin.Timeout` only if the answer takes longer than the time limit of the store
+/// beyond that.
 ///
 /// A store may be used from many threads at once; while a call waits, other threads run. A forked child may
-/// use it too, and gets a connection of its own. It can be pickled for another process of the same host (or,
-/// if it is a cluster, of any host that reaches it); its token travels with it.
+/// use it too, with a connection of its own. It can be pickled for another process of the same host, or, if
+/// it is a cluster, of any host that reaches it. The pickle contains its token.
 ///
 /// >>> import tiffin
 /// >>> with tiffin.connect() as store:
@@ -67,23 +66,22 @@ methods! {
     /// Stores a value under a key, or many: `put(key, value)` or `put({key: value, …})`.
     ///
     /// A value is anything with the buffer protocol (bytes, bytearray, memoryview, arrays of any element
-    /// type) or with `__dlpack__` (tensors in host memory). Its bytes are stored as they lie in memory; if
-    /// they do not lie in one piece, in the order of its elements. When the call has returned, everybody can
+    /// type) or with `__dlpack__` (tensors in host memory). Its bytes are stored in the order of memory, or,
+    /// if it is not contiguous, in the order of its elements. When the call has returned, every client can
     /// read the object.
     ///
-    /// `on_exists` says what to do if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
+    /// `on_exists` decides what happens if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,
-    /// there are fewer copies. An object with `pin=True` is never evicted; one with `soft_pin=60` for the
-    /// next 60 seconds only after all others. `owner` says whose pin it is, so that `unpin` and `drop_pins`
-    /// find it.
+    /// there are fewer copies. An object with `pin=True` is never evicted; one with `soft_pin=60` is evicted
+    /// after all others, for the next 60 seconds. `owner` names the owner of the pin, for `unpin` and
+    /// `drop_pins`.
     ///
-    /// If there is no room, `tiffin.Full` is raised at once, or `tiffin.OverQuota` if it is the namespace
-    /// that may not hold more. With `wait=True` the put waits in line for room until its `timeout`, and is
-    /// woken by what makes room.
+    /// If there is no space, the put raises `tiffin.Full` at once, or `tiffin.OverQuota` if the namespace may
+    /// not hold more. With `wait=True` the put waits in a queue until there is space, or until its `timeout`.
     ///
     /// Returns whether the value was stored: `False` if an existing object was kept. If nodes could not
-    /// confirm in time that the object which was replaced is gone, there is a `tiffin.UnconfirmedWarning`
-    /// with their names.
+    /// confirm in time that a replaced object is gone, there is a `tiffin.UnconfirmedWarning` with their
+    /// names.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -109,14 +107,14 @@ methods! {
         PutAll { keys, values, options, patience: patience(wait), refuses_existing }
     }
 
-    /// Reserves room ahead of the data, for one object or for many: `reserve(key, nbytes)` or
-    /// `reserve({key: nbytes, …})`. Gives a `tiffin.Reservation`, which is what to put the data into.
+    /// Reserves space ahead of the data, for one object or for many: `reserve(key, nbytes)` or
+    /// `reserve({key: nbytes, …})`. Returns a `tiffin.Reservation`, which takes the data.
     ///
-    /// What is reserved can be put, however full the store is by then; until then nobody else gets the room,
-    /// and it counts as used by the namespace. `nbytes` is a number, or text such as `"8MiB"`: exactly as
-    /// many bytes as are put later. The other arguments are those of `put`, for the object that is to come;
-    /// with `wait=True` room is waited for in the same line. A key that exists, and is not to be replaced,
-    /// raises `tiffin.Exists` at once. The name itself is not claimed: another put may come first.
+    /// A reserved object can be put however full the store is by then. Until then no other put gets the
+    /// space, and it counts as used by the namespace. `nbytes` is a number, or text such as `"8MiB"`: the
+    /// exact size of the object. The other arguments are those of `put`; with `wait=True` the call waits in
+    /// the same queue. A key that exists, and is not to be replaced, raises `tiffin.Exists` at once. The name
+    /// itself is not claimed: another put may come first.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect(memory="64MiB")
@@ -165,10 +163,9 @@ methods! {
     /// Reads an object into a writable buffer and returns how many bytes it has, or many:
     /// `get_into(key, buffer)` or `get_into({key: buffer, …})`; also `get_into([key, …], [buffer, …])`.
     ///
-    /// A buffer is anything writable with the buffer protocol or `__dlpack__` that lies in one piece. It may
-    /// be larger than the object; what is not needed is not touched. If it is smaller, `tiffin.TooSmall` is
-    /// raised and nothing is written. After any other error its content is unspecified. `range` is as for
-    /// `get`.
+    /// A buffer is any writable, contiguous object with the buffer protocol or `__dlpack__`. It may be larger
+    /// than the object; the rest is not changed. If it is smaller, `tiffin.TooSmall` is raised and nothing is
+    /// written. After any other error its content is unspecified. `range` is as for `get`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -186,7 +183,7 @@ methods! {
         GetIntoAll { keys, buffers, ranges }
     }
 
-    /// Looks at an object, or at many, where the bytes lie: see `tiffin.View`. `range` is as for `get`.
+    /// Views an object, or many, in place: see `tiffin.View`. `range` is as for `get`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -212,20 +209,19 @@ methods! {
     /// >>> "a" in store
     /// True
     ///
-    /// `prefetch` says which objects that only a disk has are to come into memory meanwhile: `"none"`,
-    /// `"all"`, or those in front of the first key that does not exist (`"leading"`), which is what a cache
-    /// of prefixes can use. The answer is the same and does not wait for them.
+    /// `prefetch` says which objects that are only on a disk are promoted to memory meanwhile: `"none"`,
+    /// `"all"`, or those before the first key that does not exist (`"leading"`), for prefix caches. The
+    /// answer is the same and does not wait for the promotions.
     call exists(key: &Any<'py>; prefetch: &str = "none") {
         ExistAll { keys: Keys::parse(key)?, ahead: prefetch::ahead(py, prefetch)? }
     }
 
-    /// Brings an object that only a disk has into memory before it is asked for, or many: at once, and in the
-    /// background. Gives a `tiffin.Prefetch`, to wait for the end of it or to cancel it.
+    /// Promotes an object that is only on a disk to memory, or many, in the background. Returns a
+    /// `tiffin.Prefetch`, to wait for the end or to cancel it.
     ///
-    /// With `leading=True` only those in front of the first key that does not exist are brought. It does not
-    /// count as a use of the objects, and no other process brings the same ones at the same time. When memory
-    /// has no room but by letting go of what is used more, they stay where they are. `timeout` is how long
-    /// all of it may take.
+    /// With `leading=True` it promotes only those before the first key that does not exist. It does not count
+    /// as a use of the objects, and no other process promotes the same ones at the same time. Objects stay on
+    /// the disk if memory is full of objects that are used more. `timeout` limits the whole prefetch.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -238,7 +234,7 @@ methods! {
         Begin { keys: Keys::parse(key)?, ahead, caller: self.caller.clone() }
     }
 
-    /// What is known of an object, or of many, as `tiffin.ObjectInfo`. Does not count as a use of it.
+    /// The `tiffin.ObjectInfo` of an object, or of many. Does not count as a use of it.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -252,9 +248,9 @@ methods! {
 
     /// Deletes an object, or many, and returns whether it existed.
     ///
-    /// When the call has returned, nobody can read the object any more; only views that began before still
-    /// see it. Deleting what does not exist is no error. `force` deletes what a lease protects, where leases
-    /// do.
+    /// When the call has returned, no client can read the object any more, except through views that began
+    /// before. Deleting a key that does not exist is not an error. `force` deletes objects that a lease
+    /// protects, in the lease mode in which leases do that.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -266,7 +262,7 @@ methods! {
         DeleteAll { keys: Keys::parse(key)?, options: DeleteOptions { force } }
     }
 
-    /// Deletes all objects whose key starts so, and returns how many there were.
+    /// Deletes all objects whose key starts with `prefix`, and returns how many there were.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -283,7 +279,8 @@ methods! {
         DeleteMatching { pattern: Pattern::Prefix(prefix), options: DeleteOptions { force } }
     }
 
-    /// Deletes all objects in whose key the regular expression is found, and returns how many there were.
+    /// Deletes all objects whose key the regular expression matches anywhere, and returns how many there
+    /// were.
     ///
     /// The syntax is that of the Rust crate `regex`: like Python's, but without look-around and
     /// back-references.
@@ -305,8 +302,8 @@ methods! {
 
     /// All objects whose key starts with `prefix`, as `tiffin.ObjectInfo`, in the order of their keys.
     ///
-    /// It is no snapshot: what is put or deleted meanwhile may or may not be in the list. With `pinned_by`
-    /// only what that owner pins is in it.
+    /// It is not a snapshot: objects that are put or deleted meanwhile may or may not be in the list. With
+    /// `pinned_by` it lists only the objects that this owner pins.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -321,10 +318,10 @@ methods! {
         List { pattern, pinned_by }
     }
 
-    /// Protects an object, or many, from eviction, on behalf of an owner: a run, say.
+    /// Protects an object, or many, from eviction, on behalf of an owner, such as a run.
     ///
-    /// A pin ends with `unpin`, `drop_pins`, or the object; what is pinned can be deleted. To pin twice is as
-    /// good as once, and each owner's pin stands by itself. A key that does not exist raises
+    /// A pin ends with `unpin`, `drop_pins`, or the object; a pinned object can be deleted. Pinning twice is
+    /// the same as once, and each owner has a pin of its own. A key that does not exist raises
     /// `tiffin.NotFound`.
     ///
     /// >>> import tiffin
@@ -341,8 +338,7 @@ methods! {
         PinAll { keys: Keys::parse(key)?, owner: owner.to_owned(), on: true }
     }
 
-    /// Ends an owner's pin of an object, or of many. The objects stay; where there is no such pin, none is
-    /// ended.
+    /// Ends an owner's pin of an object, or of many. The objects stay. A missing pin is not an error.
     call unpin(key: &Any<'py>, owner: &str = "") {
         PinAll { keys: Keys::parse(key)?, owner: owner.to_owned(), on: false }
     }
@@ -355,13 +351,13 @@ methods! {
     /// Changes the limits of the namespace, for all its clients. Only the limits that are given change;
     /// `None` removes a limit. Objects that are already there stay.
     ///
-    /// `quota` is how many bytes it may hold, all copies counted: a number, or text such as `"8GiB"`.
-    /// `max_hold` is for how many seconds a sample without a lease may wait before it is dropped: at least a
+    /// `quota` is how many bytes it may hold, with all copies: a number, or text such as `"8GiB"`. `max_hold`
+    /// is for how many seconds a sample without a lease may wait before it is dropped: at least a
     /// millisecond, at most 30 years.
     ///
-    /// `demotion` says what becomes of its objects where nodes have disks: they go there before their memory
-    /// is used again (`"on-pressure"`), have a copy there soon after they were put (`"write-through"`), or
-    /// never go there (`"never"`). `None` stands for the default in the master's settings.
+    /// `demotion` decides when objects go to disks: before their memory is used again (`"on-pressure"`), soon
+    /// after their put (`"write-through"`), or never (`"never"`). `None` is the default of the master's
+    /// settings.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -389,8 +385,9 @@ methods! {
         ReadPolicy
     }
 
-    /// Waits until the namespace holds at most, or at least, so many bytes, and says how it is then, as
-    /// `tiffin.Namespace`. Nobody polls: the master wakes it. `tiffin.Timeout` if that comes first.
+    /// Waits until the namespace holds at most, or at least, so many bytes, and returns its state then, as
+    /// `tiffin.Namespace`. The master wakes the call; it does not poll. Raises `tiffin.Timeout` if that comes
+    /// first.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -400,7 +397,7 @@ methods! {
         WaitUsage::parse(py, at_most, at_least)?
     }
 
-    /// Why an object, or each of many, is still here, or what took it away, as `tiffin.Why`.
+    /// Why an object, or each of many, exists, or what removed it, as `tiffin.Why`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -416,26 +413,26 @@ methods! {
     }
 
     /// Stores a sample, or many: tensors by name, visible as a whole or not at all. Returns its
-    /// `tiffin.SampleRef`, which is what to tell the consumers. Many are given as
+    /// `tiffin.SampleRef`, which the producer sends to the consumers. Many are given as
     /// `put_sample({id: tensors, …})`.
     ///
-    /// A tensor is an array with `dtype` and `shape`, such as that of numpy or torch in host memory, or
-    /// anything with the buffer protocol. It is stored from where it lies; if it does not lie in one piece,
-    /// in the order of its elements. `metadata` is bytes beside the tensors; for many samples, a mapping from
-    /// ids to bytes.
+    /// A tensor is an array with `dtype` and `shape`, such as one of numpy or torch in host memory, or
+    /// anything with the buffer protocol. It is stored directly from its memory; if it is not contiguous, in
+    /// the order of its elements. `metadata` is bytes that are stored with the tensors; for many samples, a
+    /// mapping from ids to bytes.
     ///
-    /// A sample is never evicted: it is gone when it was consumed. `consume` says by whom: `"once"` by
-    /// whoever acknowledges it first, a list of names by each of these groups once, `"retained"` any number
-    /// of times, until it is deleted. A sample of that id takes the place of an older one, whose refs then
-    /// lead nowhere; with `replace=False` that is an error (`tiffin.Exists`). `replicas`, `pin`, `owner` and
+    /// A sample is never evicted: it is freed when it was consumed. `consume` names the consumers: `"once"`
+    /// for the first that acknowledges it, a list of names for each of these groups once, `"retained"` for
+    /// any number, until it is deleted. A sample replaces an older one of the same id, whose refs are then
+    /// invalid; with `replace=False` that is an error (`tiffin.Exists`). `replicas`, `pin`, `owner` and
     /// `wait` are as for `put`, and so is `tiffin.UnconfirmedWarning`.
     ///
-    /// With `stream` it is the next in the stream of that name, from where consumers `pull` it. An id that
-    /// somebody has consumed from the stream is used up, so that a put may be repeated: it raises
-    /// `tiffin.Exists`. If too much is in flight, `tiffin.Behind` is raised, or waited for with `wait=True`.
+    /// With `stream` it is appended to the stream of that name, from which consumers `pull` it. An id that
+    /// was consumed from the stream cannot be used again, so that a put may be repeated safely: it raises
+    /// `tiffin.Exists`. If too much is in flight, the put raises `tiffin.Behind`, or waits with `wait=True`.
     ///
-    /// `elsewhere` is how many bytes of the sample lie in another store: its stream counts them or, if it is
-    /// in none, the quota of the namespace does.
+    /// `elsewhere` is how many bytes of the sample are in another store. They count for its stream or,
+    /// without one, for the quota of the namespace.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -477,8 +474,8 @@ methods! {
         LeaseAll { samples: Samples::parse(sample)?, group: group.to_owned(), caller: self.caller.clone() }
     }
 
-    /// What a sample, or each of many, is made of, and which generation that is: a pair of
-    /// `tiffin.Manifest` and the generation. Nothing is leased.
+    /// The contents of a sample, or of each of many: a pair of `tiffin.Manifest` and generation. Takes no
+    /// lease.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -490,14 +487,14 @@ methods! {
         Manifests { keys: Keys::parse(key)? }
     }
 
-    /// Says that a consumer group is done with a sample, or with many; no lease is needed for that.
+    /// Acknowledges a sample, or many, on behalf of a consumer group. That needs no lease.
     ///
-    /// A sample is named by its ref or by its lease. Returns `"freed"` if nobody else was waited for: it is
-    /// gone then, and its room can be used. Else `"recorded"`; or `"stale"` if there is no sample of that
-    /// generation any more, so that to acknowledge twice is harmless.
+    /// A sample is named by its ref or by its lease. Returns `"freed"` if no other consumer is awaited: the
+    /// sample is gone, and its space is free. Else returns `"recorded"`, or `"stale"` if there is no sample
+    /// of that generation any more: acknowledging twice is harmless.
     ///
-    /// With `unless_leased=True` nothing is done to what somebody has leased, and it is `"recorded"`: if
-    /// everybody says this after letting go of a lease, the last one frees the sample.
+    /// With `unless_leased=True` a sample that is still leased stays, and the answer is `"recorded"`. If
+    /// every consumer calls this after releasing its lease, the last one frees the sample.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -508,11 +505,11 @@ methods! {
         AckAll::parse(sample, group.to_owned(), unless_leased)?
     }
 
-    /// Takes a sample, or many, away at once, whoever was to consume it, and returns whether it was there.
+    /// Removes a sample, or many, at once, whether or not it was consumed, and returns whether it existed.
     ///
-    /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every
-    /// process and its room is free. A ref of an older put of the id takes nothing away; and with
-    /// `unless_leased=True` nothing that somebody has leased is taken away.
+    /// A sample is named by its ref or by its lease. When the call has returned, it is gone for every process
+    /// and its space is free. A ref of an older put of the id removes nothing; and with `unless_leased=True`
+    /// a leased sample stays.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -523,15 +520,15 @@ methods! {
         AbortAll::parse(sample, unless_leased)?
     }
 
-    /// Opens a stream, or only asks how it stands, and tells that as `tiffin.Stream`.
+    /// Opens a stream, or only asks for its state, and returns it as `tiffin.Stream`.
     ///
     /// A stream is made of the samples that are put with its name, in that order. `refs_high` and
-    /// `bytes_high` limit what may be in flight, which is what was put, or is about to be, and not
-    /// everybody has consumed: at a high mark no more is taken in until it is at or below the low marks,
-    /// which are three quarters of the high ones unless given. What is not given stays as it is.
+    /// `bytes_high` limit the samples in flight: those that were put or are being put, and that not all
+    /// groups have consumed. At a high mark puts wait until the stream is at or below the low marks, which
+    /// are three quarters of the high ones by default. Limits that are not given stay as they are.
     ///
-    /// With `group` this store belongs to that group of consumers, and takes `window` samples before it
-    /// acknowledges any. If that could never be so many, `tiffin.InvalidArgument` says why.
+    /// With `group` this store is a consumer of that group, and may hold `window` samples before it
+    /// acknowledges any. If the limits can never allow that many, it raises `tiffin.InvalidArgument`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -552,8 +549,8 @@ methods! {
         Open::parse(name, refs, (bytes_high, bytes_low), (group, window))?
     }
 
-    /// Ends a stream: nothing is appended any more. Who pulls from it gets `tiffin.EndOfStream` behind the
-    /// last sample; or, with a `failure`, `tiffin.StreamFailed` at once.
+    /// Ends a stream: no sample can be appended any more. A consumer that pulls from it gets
+    /// `tiffin.EndOfStream` after the last sample; or, with a `failure`, `tiffin.StreamFailed` at once.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -563,8 +560,8 @@ methods! {
         End { name: name.to_owned(), failure }
     }
 
-    /// Takes away all samples of a stream that are left, and returns how many. Who pulls from it gets
-    /// `tiffin.StreamFailed`.
+    /// Removes all samples that are left in a stream, and returns how many. A consumer that pulls from it
+    /// gets `tiffin.StreamFailed`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -575,15 +572,15 @@ methods! {
         DropAll { name: name.to_owned() }
     }
 
-    /// Leases the next samples of a stream that nobody else of the group has, and gives a list of
+    /// Leases the next samples of a stream that no other consumer of the group has, and returns a list of
     /// `tiffin.Lease`, in the order of the stream.
     ///
-    /// It waits until there are `at_least` so many, and gives `at_most` so many. At its `timeout` it
-    /// gives what there is, which may be nothing. Behind the last sample it raises `tiffin.EndOfStream`;
+    /// It waits until there are `at_least` so many, and returns `at_most` so many. At its `timeout` it
+    /// returns those that there are, or an empty list. After the last sample it raises `tiffin.EndOfStream`;
     /// if the stream has failed, `tiffin.StreamFailed`.
     ///
-    /// What is pulled comes again to the group if its lease is released, or its process dies, before it is
-    /// acknowledged; after the group's `ack` it never comes again.
+    /// A pulled sample is delivered to the group again if its lease is released, or its process dies, before
+    /// it is acknowledged. After the group's `ack` it is never delivered again.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -604,9 +601,10 @@ methods! {
         PullNext { pull, caller: self.caller.clone() }
     }
 
-    /// Looks at the samples of a stream behind a place, whoever has them, and gives a list of
-    /// `tiffin.SampleRef`. Nothing is taken, and consumed samples are not seen. A place is the generation
-    /// of a ref; it waits for the first sample behind it, and at its `timeout` gives an empty list.
+    /// The samples of a stream after a position, whichever consumer has them, as a list of
+    /// `tiffin.SampleRef`. It takes no lease, and does not show consumed samples. A position is the
+    /// generation of a ref. The call waits for the first sample after it, and returns an empty list at its
+    /// `timeout`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -622,8 +620,8 @@ methods! {
         Look { stream: stream.to_owned(), behind: behind.unwrap_or_default(), at_most }
     }
 
-    /// What is lost if the store is closed now, as `tiffin.Losses`: the objects whose only copy is in this
-    /// process. A store that is elsewhere loses nothing.
+    /// The objects that are lost if the store is closed now, as `tiffin.Losses`: those whose only copy is in
+    /// this process. A store elsewhere loses nothing.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -635,7 +633,7 @@ methods! {
         TellLosses { handle: Arc::clone(&self.caller.handle) }
     }
 
-    /// How full the store is, who is in it, and how many bytes went which way, as `tiffin.Stats`.
+    /// Usage, nodes, namespaces, clients and traffic, as `tiffin.Stats`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect(memory="64MiB")
@@ -661,13 +659,13 @@ methods! {
     }
 
     others {
-        /// Lets go of the store. Calls under way are waited for; later ones raise `tiffin.Closed`. A store
-        /// that lives in this process ends, and its objects with it; views of them stay valid. Closing twice
-        /// is harmless.
+        /// Closes the store. Waits for calls in progress; later calls raise `tiffin.Closed`. A store inside
+        /// this process ends, and its objects with it; views of them stay valid. Closing twice is harmless.
         ///
-        /// What has its only copy in this process is lost: `losses()` tells what that is. `on_loss` says what
-        /// to do if some of it is pinned or a sample that waits to be consumed: `"warn"` (a line in the log
-        /// `tiffin`), `"error"` (`tiffin.WouldLose`, for any object, and the store stays open) or `"ignore"`.
+        /// Objects whose only copy is in this process are lost: `losses()` lists them. `on_loss` decides what
+        /// happens if some of them are pinned, or are samples that wait to be consumed: `"warn"` (a line in
+        /// the log `tiffin`), `"error"` (`tiffin.WouldLose`, for any object, and the store stays open) or
+        /// `"ignore"`.
         #[pyo3(signature = (*, on_loss = "warn", timeout = None))]
         fn close<'py>(
             &self,
@@ -685,8 +683,8 @@ methods! {
             closing::answer(py, block_on(py, async || closing.await)?)
         }
 
-        /// Where other processes reach the store: give it to `tiffin.connect`. That of a store inside this
-        /// process is good for other processes of the same user on this host.
+        /// The address for other processes: pass it to `tiffin.connect`. That of a store inside this process
+        /// is valid for other processes of the same user on this host.
         #[getter]
         fn address(&self) -> &str {
             &self.caller.handle.again().address

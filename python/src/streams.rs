@@ -73,7 +73,7 @@ impl Operation for End {
     }
 }
 
-/// Takes away what is left of a stream.
+/// Removes the samples of a stream.
 pub(crate) struct DropAll {
     pub(crate) name: String,
 }
@@ -93,7 +93,7 @@ impl Operation for DropAll {
     }
 }
 
-/// Leases what is next in a stream.
+/// Leases the next samples of a stream.
 pub(crate) struct PullNext {
     pub(crate) pull: Pull,
     pub(crate) caller: Caller,
@@ -122,7 +122,7 @@ impl Operation for PullNext {
     }
 }
 
-/// Looks at what is in a stream.
+/// Lists samples of a stream.
 pub(crate) struct Look {
     pub(crate) stream: String,
     pub(crate) behind: Generation,

@@ -34,7 +34,7 @@ pub(crate) fn usage<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, 
     class(py, &CLASS, "Usage")?.call1((capacity, free, granted, committed, held, objects, metadata))
 }
 
-/// What a put lacks, as Python names it.
+/// The name of the resource that a put lacks.
 pub(crate) fn resource(lacks: Resource) -> &'static str {
     match lacks {
         Resource::Bytes => "bytes",

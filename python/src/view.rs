@@ -1,11 +1,10 @@
-//! An object looked at where it lies, as a Python buffer.
+//! A view of an object in place, as a Python buffer.
 //!
-//! Whoever was lent the bytes, by the buffer protocol or by DLPack, owns a part of the [`Sight`]: it ends
-//! when the view was released and the last of them has let go, and only then may the node use the memory
-//! again.
+//! Each buffer that was exported, by the buffer protocol or by DLPack, owns a part of the [`Sight`]. The view
+//! ends when it was released and the last buffer is gone; only then may the node use the memory again.
 //!
-//! **Invariant:** bytes are lent only in the process that began the view. A forked child has no mapping of
-//! them, and neither ends the view nor frees anything of it.
+//! **Invariant:** bytes are exported only in the process that began the view. A forked child has no mapping
+//! of them, and neither ends the view nor frees anything of it.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,22 +14,23 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tiffin_client::Error;
+use tiffin_core::units::Count;
 
 use crate::dlpack::{self, DEVICE_CPU};
 use crate::errors;
 use crate::process::Ours;
 
-/// What a view and all that it lent share.
+/// The part that a view and its exported buffers share.
 type Sight = Arc<Ours<tiffin_client::View>>;
 
-/// An object's bytes, looked at where they lie: no copy is made where the store's memory can be mapped.
+/// An object's bytes in place: no copy is made if the store's memory can be mapped.
 ///
-/// A view is a read-only buffer. Anything that takes one will do: `memoryview(view)`, `bytes(view)`,
+/// A view is a read-only buffer. Any consumer of buffers can use it: `memoryview(view)`, `bytes(view)`,
 /// `numpy.frombuffer(view, dtype)`, `numpy.from_dlpack(view)`, or a file's `write(view)`.
 ///
-/// The bytes stay as they are for as long as anybody looks, even if the object is deleted or replaced
-/// meanwhile. They take up room in the store until the view is released *and* every buffer made from it is
-/// gone.
+/// The bytes do not change while the view or one of its buffers exists, even if the object is deleted or
+/// replaced meanwhile. They use memory of the store until the view is released *and* every buffer made from
+/// it is gone.
 ///
 /// >>> import tiffin
 /// >>> store = tiffin.connect()
@@ -40,8 +40,8 @@ type Sight = Arc<Ours<tiffin_client::View>>;
 /// ...     print(len(view), view.is_borrowed, bytes(memoryview(view)[1:3]))
 /// 5 True b'el'
 ///
-/// A view belongs to the process that asked for it. In a forked child it raises `tiffin.Closed`; arrays that
-/// were made from it before the fork must not be touched there, because their memory is not mapped.
+/// A view belongs to the process that requested it. In a forked child it raises `tiffin.Closed`; arrays that
+/// were made from it before the fork must not be used there, because their memory is not mapped.
 #[pyclass(frozen, module = "tiffin")]
 pub(crate) struct View {
     sight: Ours<Mutex<Option<Sight>>>,
@@ -75,8 +75,8 @@ impl View {
 
 #[pymethods]
 impl View {
-    /// Whether the bytes are looked at where they lie. If not, they are a copy: the store is on another host,
-    /// or the object lies in several pieces.
+    /// Whether the bytes are in place. If not, they are a copy: the store is on another host, or the object
+    /// is in several pieces.
     #[getter]
     fn is_borrowed(&self) -> bool {
         self.is_borrowed
@@ -94,7 +94,7 @@ impl View {
         self.generation
     }
 
-    /// Lets go. Buffers that were made from the view stay valid, and hold the room for as long as they live.
+    /// Releases the view. Buffers that were made from it stay valid, and keep the memory while they exist.
     /// Releasing twice is harmless.
     fn release(&self) {
         if self.sight.is_here() {
@@ -129,10 +129,10 @@ impl View {
             () if self.is_borrowed => "borrowed",
             () => "copied",
         };
-        format!("<tiffin.View of {} bytes, {how}>", self.len)
+        format!("<tiffin.View of {}, {how}>", Count(self.len as u64, "byte"))
     }
 
-    /// The bytes for a library that speaks DLPack 1.0 or later, which can say that they are read-only.
+    /// The bytes for a library with DLPack 1.0 or later, which knows read-only memory.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,
@@ -167,12 +167,12 @@ impl View {
         unsafe { dlpack::lend(py, start, len, false, Box::new(Arc::clone(&sight))) }
     }
 
-    /// Where the bytes are: in the memory of the host.
+    /// The device of the bytes: host memory.
     fn __dlpack_device__(&self) -> (i32, i32) {
         DEVICE_CPU
     }
 
-    /// Lends the bytes to a buffer, which gets a part of the sight.
+    /// Exports the bytes to a buffer, which owns a part of the sight.
     ///
     /// # Safety
     /// Python calls it with a place for one buffer.
@@ -199,7 +199,7 @@ impl View {
         Ok(())
     }
 
-    /// Takes the part of the sight back.
+    /// Drops the buffer's part of the sight.
     ///
     /// # Safety
     /// Python calls it with a buffer that [`Self::__getbuffer__`] filled, once.

@@ -38,7 +38,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def mooncake():
-    """The address of a Mooncake master, or of what stands for one."""
+    """The address of a Mooncake master, or of its substitute."""
     pytest.importorskip("mooncake")
     if feature_stores.PEER is not None:
         yield feature_stores.PEER
@@ -58,7 +58,7 @@ def plane(mooncake):
 
 @pytest.fixture
 def make(request, cluster):
-    """Makes feature stores of one backend; those of one test share what they hold."""
+    """Makes feature stores of one backend; those of one test share their contents."""
     made, name = [], f"t-{uuid.uuid4().hex[:12]}"
 
     def make(kind, **options):

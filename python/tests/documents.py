@@ -1,4 +1,4 @@
-"""Runs what a Markdown document shows, the way a reader would.
+"""Runs the commands and programs of a Markdown document.
 
 A fenced block marked `console` is a terminal: a line that starts with `$ ` is a command, the lines below
 it are what it prints. `…` stands for anything in a line, and alone on a line for any number of lines. A
@@ -27,7 +27,7 @@ import threading
 SECONDS_MAX = 60
 ANYTHING = "…"
 PORT = re.compile(r"(?<=127\.0\.0\.1:)[1-9]\d*|(?<=localhost:)[1-9]\d*|(?<=port=)[1-9]\d*")
-#: Where the servers listen and where the clients look if nobody says otherwise.
+#: The default addresses of servers and clients.
 DEFAULT_PORTS = {"TIFFIN_MASTER_LISTEN": "7400", "TIFFIN_MASTER_HTTP": "7401", "TIFFIN_MASTER": "7400"}
 
 
@@ -42,7 +42,7 @@ class Block:
 
 @dataclasses.dataclass
 class Step:
-    """One command of a terminal and what is shown below it."""
+    """One command of a terminal and its expected output."""
 
     command: str
     shown: list
@@ -68,12 +68,12 @@ def steps(console):
         elif found:
             found[-1].shown.append(line)
         else:
-            raise AssertionError(f"a console block starts with {line!r}, which is no command")
+            raise AssertionError(f"a console block starts with {line!r}, which is not a command")
     return found
 
 
 def pattern(shown):
-    """What the output must match, as a regular expression."""
+    """The expected output as a regular expression."""
     lines = []
     for line in shown:
         if line.strip() == ANYTHING:
@@ -84,7 +84,7 @@ def pattern(shown):
 
 
 class Reader:
-    """Somebody who tries a document in an empty folder, with the wheels installed."""
+    """Runs a document in an empty folder, with the wheels installed."""
 
     def __init__(self, folder, environment=()):
         self.folder = folder
@@ -109,7 +109,7 @@ class Reader:
                 process.wait()
 
     def follow(self, document):
-        """Run every block; an AssertionError names the line of the first that does not do what it shows."""
+        """Run every block; an AssertionError names the line of the first with another output."""
         for block in blocks(PORT.sub(lambda match: self.port(match[0]), document)):
             try:
                 self.console(block.text) if block.kind == "console" else self.python(block.text)

@@ -1,4 +1,4 @@
-"""What the tests of the feature store share: samples, a store whose calls fail, code in other processes."""
+"""Helpers of the feature store's tests: samples, a store whose calls fail, code in other processes."""
 
 import os
 import pickle
@@ -48,7 +48,7 @@ class Faulty:
 
 
 def start(program, *arguments):
-    """A program in a process of its own, which reads what is written to it and says something."""
+    """A program in a process of its own, which reads commands and prints answers."""
     prelude = f"import pickle\narguments = pickle.loads({pickle.dumps(arguments)!r})\n"
     return subprocess.Popen(
         [sys.executable, "-c", prelude + program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""What several tests need: servers, code in other interpreters, forked children, peers without manners."""
+"""Helpers of several tests: servers, code in other interpreters, forked children, silent peers."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ SECONDS_MAX = 60
 
 @contextlib.contextmanager
 def server(*arguments, **environment):
-    """A process of the command `tiffin`, which keeps what it must in a folder of its own."""
+    """A process of the command `tiffin`, which keeps its state in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "tiffin", *arguments],
@@ -48,8 +48,8 @@ def up(*arguments, **environment):
 
 
 def run(program, *arguments, **environment):
-    """What a program prints in a new interpreter, where `arguments` are these."""
-    # Who runs the tests in the background hands down a Ctrl-C that nobody hears.
+    """The output of a program in a new interpreter, with these `arguments`."""
+    # A background job ignores Ctrl-C, and its children inherit that.
     prelude = "import pickle, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     prelude += f"arguments = pickle.loads({pickle.dumps(arguments)!r})\n"
     done = subprocess.run(
@@ -65,7 +65,7 @@ def run(program, *arguments, **environment):
 
 
 def in_child(work):
-    """What `work()` gives in a forked child; an exception there fails here."""
+    """The result of `work()` in a forked child; an exception there fails here."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,23 +101,23 @@ def stop(process):
 
 @contextlib.contextmanager
 def silent_peer():
-    """The address of somebody who accepts and never answers."""
+    """The address of a server that accepts and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def eventually(condition):
-    """Waits until something holds that others bring about."""
+    """Polls until a condition holds."""
     deadline = time.monotonic() + SECONDS_MAX
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         pause.wait(0.01)
 
 
 @contextlib.contextmanager
 def disk_folder(*wanted):
-    """A folder on a filesystem with direct I/O: below the first of these that has it, or beside the build."""
+    """A folder on a filesystem with direct I/O: below the first of these with it, or in the build folder."""
     for parent in (*wanted, pathlib.Path(__file__).parents[2] / "target"):
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=parent) as name:
             probe = pathlib.Path(name, "probe")
@@ -129,6 +129,6 @@ def disk_folder(*wanted):
 
 
 def sum_of_ids(features, ref):
-    """What a worker does with a feature store: it reads a sample, and leaves without a word."""
+    """The work of a worker with a feature store: it reads a sample, and ends without a release."""
     tensors, _ = features.get(ref)
     return int(tensors["ids"].sum())

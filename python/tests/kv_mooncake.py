@@ -35,7 +35,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Where the wheel's interpreter finds ours beside its own packages."""
+    """The path on which the wheel's interpreter finds our packages as well."""
     folder = tmp_path_factory.mktemp("beside")
     for package in (pathlib.Path(tiffin.__file__).parent, pathlib.Path(numpy.__file__).parent):
         (folder / package.name).symlink_to(package)
@@ -46,7 +46,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def cluster(environment):
-    """The address of a master, beside which a process has memory."""
+    """The address of a master, with a process that has memory."""
     ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     rpc, metrics = (port.getsockname()[1] for port in ports)
     for port in ports:
@@ -100,7 +100,7 @@ def test_it_is_the_official_wheel(environment):
     assert sys.executable != str(PEER)
 
 
-def test_the_second_engine_hits_what_the_first_computed(environment, cluster):
+def test_second_engine_hits_pages_of_the_first(environment, cluster):
     toy = ("toy.py", "--mooncake", cluster, "--mooncake-memory", 0, "--json")
     with start(environment, *toy) as process:
         (first,) = lines(process)
@@ -114,7 +114,7 @@ def test_the_second_engine_hits_what_the_first_computed(environment, cluster):
 
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
-def test_an_engine_that_is_killed_leaves_what_it_has_stored(environment, cluster, which):
+def test_killed_engine_leaves_its_stored_pages(environment, cluster, which):
     # Both serve the same; one of them, whichever, is killed in the middle of whatever it does.
     toy = ("toy.py", "--mooncake", cluster, "--mooncake-memory", 0, "--json", "--rounds")
     rounds = (0, 4) if which == "the first" else (4, 0)

@@ -19,7 +19,7 @@ WINDOW = 2
 
 
 def tensors(number):
-    """What sample `number` is made of."""
+    """The tensors of sample `number`."""
     hidden = np.random.default_rng(number).standard_normal((8 + number % 5, 64), dtype=np.float32)
     return {"hidden": hidden, "ids": np.full(8, number)}
 
@@ -32,13 +32,13 @@ def connect(place, store_id):
     address, mooncake = place
     backend = None
     if mooncake is not None:
-        # The segment is somebody else's: whoever is killed takes none along.
+        # Another process has the segment, so that a killed process loses none.
         backend = Mooncake.at(mooncake, global_segment_size=0, local_buffer_size=16 << 20)
     return FeatureStore(store_id, address=address, backend=backend, timeout=60, **options)
 
 
 def produce(place, store_id, numbers, limit):
-    """Put these samples, as far as is allowed yet. What was put before this process died is not put again."""
+    """Put these samples, as far as is allowed yet. Skips samples that were put before a restart."""
     features, pause = connect(place, store_id), threading.Event()
     for number in numbers:
         while number >= limit.value:

@@ -68,7 +68,7 @@ def test_it_has_every_method_of_the_blocking_one():
         if callable(method):
             assert inspect.iscoroutinefunction(twin), name
             assert twin.__doc__
-            # Doctest of Python 3.12 looks for the source behind every function.
+            # Doctest of Python 3.12 needs the source of every function.
             assert inspect.unwrap(twin).__code__, name
             assert list(inspect.signature(method).parameters) == list(inspect.signature(twin).parameters), (
                 name
@@ -160,7 +160,7 @@ def test_waiting_can_be_given_up():
 
 
 def is_free(buffer):
-    """Whether nobody holds the memory: only then can it grow."""
+    """Whether the memory is not in use: only then can it grow."""
     try:
         buffer.append(0)
     except BufferError:
@@ -169,7 +169,7 @@ def is_free(buffer):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_cancelled_calls_hold_their_memory_until_nobody_touches_it(cluster, shared_memory):
+def test_cancelled_calls_keep_their_memory_while_it_is_used(cluster, shared_memory):
     async def work(store):
         await store.put("k", VALUE * 8)
         for turn in range(60):
@@ -192,7 +192,7 @@ def test_cancelled_calls_hold_their_memory_until_nobody_touches_it(cluster, shar
     go(work, address=cluster, shared_memory=shared_memory)
 
 
-def test_room_of_cancelled_puts_comes_back():
+def test_memory_of_cancelled_puts_is_freed():
     async def work(store):
         for turn in range(50):
             task = asyncio.create_task(store.put(f"k{turn}", bytes(8 << 20)))
@@ -200,7 +200,7 @@ def test_room_of_cancelled_puts_comes_back():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # A put that was cancelled too late takes effect, perhaps after what was there before is gone.
+        # A put that was cancelled too late takes effect, perhaps after the older object is gone.
         for _ in range(3000):
             await store.clear()
             usage = (await store.stats()).usage

@@ -1,4 +1,4 @@
-"""The counters of the master that an operator uses to prove what was read."""
+"""The counters of the master that show an operator what was read."""
 
 import json
 import urllib.request
@@ -20,7 +20,7 @@ def test_reads_from_cached_locations_are_counted():
         told = json.loads(process.stdout.readline())
         with tiffin.connect(told["master"]) as store:
             store.put({"a": b"1", "b": b"22"})
-            # The client knows where it put them, and asks nobody.
+            # The client has cached their locations, and does not ask the master.
             for _ in range(5):
                 assert store.get("a") == b"1"
             for _ in range(3):

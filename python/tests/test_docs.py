@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_document_shows_what_happens(path, tmp_path):
+def test_document_output_is_reproduced(path, tmp_path):
     with documents.Reader(tmp_path) as reader:
         reader.follow(path.read_text())
 
@@ -67,7 +67,7 @@ BAD = {
     "a command that fails": (("console", "$ false"), "`false` ended with 1"),
     "a failure that does not happen": (("console", "$ echo error: no\nerror: no"), "ended with 0"),
     "a server that does not come up": (("console", "$ echo no &\nready"), "`echo no &` shows"),
-    "output before any command": (("console", "a"), "which is no command"),
+    "output before any command": (("console", "a"), "which is not a command"),
     "a program that fails": (("python", "assert False"), "the program ended with 1"),
     "a session that differs": (("python", ">>> 1 + 1\n3"), "the program ended with 1"),
 }

@@ -1,4 +1,4 @@
-"""What `gc` says of samples that the master has freed, when several threads ask."""
+"""Results of `gc` about samples that the master has freed, in several threads."""
 
 import threading
 import types
@@ -8,7 +8,7 @@ from tiffin.features import FeatureStore
 
 
 class Watched:
-    """A lock that tells when a thread has to wait for it."""
+    """A lock that signals when a thread has to wait for it."""
 
     def __init__(self):
         self.lock, self.moved = threading.Lock(), threading.Event()

@@ -35,7 +35,7 @@ def test_only_the_last_release_of_the_current_generation_frees(features):
         features.get(ref)
 
 
-def test_a_superseded_sample_cannot_be_read_and_its_handles_free_nothing(features):
+def test_superseded_sample_is_unreadable_and_frees_nothing(features):
     old = features.put(TENSORS, sample_id="s")
     _, stale = features.get(old)
     new = features.put({"hidden": TENSORS["hidden"] + 1}, sample_id="s")
@@ -78,7 +78,7 @@ def test_a_retained_sample_is_freed_by_its_acknowledgement(features):
     same(trainer.get(refs[2])[0])
 
 
-def test_old_samples_that_nobody_leases_are_given_up(make):
+def test_old_samples_without_lease_are_freed(make):
     now = [100.0]
     features = make("embedded", max_hold_age_s=50, clock=lambda: now[0])
     kept, old = (features.put(TENSORS, sample_id=name) for name in ("kept", "old"))
@@ -93,7 +93,7 @@ def test_old_samples_that_nobody_leases_are_given_up(make):
     features.release(handle)
 
 
-def test_samples_that_the_master_gives_up_are_told(make):
+def test_samples_freed_by_the_master_are_reported(make):
     features = make("embedded", max_hold_age_s=0.05)
     other = make("embedded", max_hold_age_s=0.05)
     features.put(TENSORS, sample_id="s")
@@ -109,7 +109,7 @@ def test_samples_that_the_master_gives_up_are_told(make):
     assert (stat.samples_expired, stat.samples_expired_size) == (1, freed["force_freed_bytes"])
 
 
-def test_a_sample_whose_last_lessee_was_killed_is_freed(make, cluster):
+def test_sample_of_a_killed_lessee_is_freed(make, cluster):
     features = make("cluster")
     ref = features.put(TENSORS, sample_id="s")
     program = """
@@ -131,7 +131,7 @@ sys.stdin.read()
     assert features.index.why(features._entries.key("s")).cause == "consumed"
 
 
-def test_what_another_process_wrote_is_adopted_by_looking_it_up(features):
+def test_samples_of_other_processes_are_adopted(features):
     other = features.again()
     ref = features.put(TENSORS, sample_id="s")
     other.track_external_attempt("s", generation=1, feature_names=["hidden"])
@@ -147,7 +147,7 @@ def test_what_another_process_wrote_is_adopted_by_looking_it_up(features):
 
 
 class Lifetimes(RuleBasedStateMachine):
-    """Two processes' worth of stores against a model: what is there, and who has what leased."""
+    """Two processes' worth of stores against a model of samples and leases."""
 
     def __init__(self, stores):
         super().__init__()
@@ -322,7 +322,7 @@ def test_without_put_from_bytes_go_through_put_and_get(make, plane):
         Mooncake(object())
 
 
-def test_what_a_dead_process_left_undone_is_taken_up(make, plane):
+def test_work_of_a_dead_process_is_completed(make, plane):
     features = make("mooncake")
     told = json.dumps({"sample_id": "dead", "names": ["x"]}).encode()
     life = features.index.put_sample(f"{features.store_id}.life/dead", {"life": told})
@@ -331,7 +331,7 @@ def test_what_a_dead_process_left_undone_is_taken_up(make, plane):
     ref = features.put(TENSORS, sample_id="s")
     with features.index.lease(life):
         features.gc()
-        assert plane.is_exist(key) == 1, "whoever writes it lives"
+        assert plane.is_exist(key) == 1, "its writer is alive"
     features.gc()
     assert plane.is_exist(key) == 0
     assert [it.key for it in features.index.list(f"{features.store_id}.")] == [ref.metadata["life"]]
@@ -357,7 +357,7 @@ def test_an_abort_under_a_read_is_seen_by_the_reader(features, monkeypatch):
 
 def test_an_abort_after_the_last_byte_is_seen_too(make, plane):
     class Late(Faulty):
-        """Reads, and then somebody aborts what was read."""
+        """Reads, and then another client aborts the sample."""
 
         def get_into(self, key, *arguments):
             count = self._store.get_into(key, *arguments)
@@ -373,7 +373,7 @@ def test_an_abort_after_the_last_byte_is_seen_too(make, plane):
 
 def test_frees_that_a_lease_defers_are_done_when_it_has_run_out(make, plane):
     class Old(Faulty):
-        """A version that knows no `force`: what was read just now cannot be removed."""
+        """A version without `force`: an object that was just read cannot be removed."""
 
         def remove(self, key):
             return deferred.pop() if deferred else self._store.remove(key)

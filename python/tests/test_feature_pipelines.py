@@ -17,7 +17,7 @@ import helpers
 import pipeline
 from feature_stores import BACKENDS, PEER
 
-#: What Mooncake answers who asks for, or removes, an object whose put has not ended.
+#: Mooncake's answer to a get or remove of an object whose put has not ended.
 NOT_READY = -703
 #: Samples between two kills.
 PHASE = 16
@@ -53,7 +53,7 @@ class Crew:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_nobody_who_is_killed_loses_or_repeats_a_sample(make, request, cluster, tmp_path, kind):
+def test_killed_processes_lose_and_repeat_no_sample(make, request, cluster, tmp_path, kind):
     if kind == "mooncake":
         request.getfixturevalue("plane")
     features = make(kind, stream=pipeline.STREAM, groups=[pipeline.GROUP])
@@ -88,7 +88,7 @@ def test_nobody_who_is_killed_loses_or_repeats_a_sample(make, request, cluster, 
 
 
 def check(features, folder, total, plane):
-    """What became of every sample, as the consumers wrote it down and as the store counts it."""
+    """The fate of every sample, as the consumers recorded it and as the store counts it."""
     lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
     lines.sort(key=lambda line: line["at"])
     names = {f"s{number}" for number in range(total)}
@@ -100,7 +100,7 @@ def check(features, folder, total, plane):
         acked |= {line["id"]} if line["what"] == "acked" else set()
     stat = features.index.open_stream(pipeline.STREAM)
     assert (stat.appended, stat.consumed, stat.refs) == (total, total, 0)
-    # What those who were killed had leased ends when that is known.
+    # Leases of killed processes end when their death is known.
     helpers.eventually(
         lambda: features.gc() and len(features.index.list("")) <= len(unended(features, plane))
     )
@@ -110,7 +110,7 @@ def check(features, folder, total, plane):
 
 def unended(features, plane):
     """The puts that a killed producer has not ended, where Mooncake keeps their memory for ten minutes, and
-    lets nobody remove them before: so long they count."""
+    does not allow their removal before, so they count until then."""
     found = set()
     for info in features.index.list(f"{features.store_id}.life/") if plane is not None else ():
         with features.index.lease(info.key) as lease:

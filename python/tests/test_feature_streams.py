@@ -114,7 +114,7 @@ sys.stdin.read()
 """
 
 
-def test_what_a_killed_consumer_had_comes_again(make, cluster):
+def test_samples_of_a_killed_consumer_are_redelivered(make, cluster):
     features = make("cluster", stream="train")
     for i in range(3):
         features.put(TENSORS, sample_id=f"s{i}")
@@ -145,7 +145,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_producer_leaves_what_it_put_and_nothing_provisional(make, cluster):
+def test_killed_producer_leaves_only_complete_samples(make, cluster):
     features = make("cluster", stream="train")
     process = start(PRODUCE, cluster, features.store_id)
     try:
@@ -164,7 +164,7 @@ GROUPS = ("trainer", "eval")
 
 
 class Streams(RuleBasedStateMachine):
-    """A stream of two groups against a model: what is there in order, who has it, and who is done with it."""
+    """A stream of two groups against a model: samples in order, consumers, acknowledgements."""
 
     def __init__(self, features):
         super().__init__()
@@ -174,7 +174,7 @@ class Streams(RuleBasedStateMachine):
         self.held = {group: [] for group in GROUPS}
 
     def ready(self, group):
-        """What comes next to a group."""
+        """The next samples of a group."""
         out = {ref.generation for ref in self.held[group]}
         refs = sorted(self.current.values(), key=lambda ref: ref.generation)
         return [it for it in refs if it.generation not in out and group not in self.acked[it.sample_id]]

@@ -13,7 +13,7 @@ from tiffin.features.pending import Pending
 
 
 class Watched:
-    """A lock that tells when a thread has to wait for it."""
+    """A lock that signals when a thread has to wait for it."""
 
     def __init__(self, lock):
         self.lock, self.contended = lock, threading.Event()

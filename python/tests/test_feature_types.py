@@ -62,7 +62,7 @@ def test_arrays_of_every_type_come_back(features):
 
 
 class Tensor:
-    """What is asked of a tensor of torch. Like most versions of torch, it lends only plain types."""
+    """The interface of a torch tensor. Like most versions of torch, it exports only plain types."""
 
     def __init__(self, bits, dtype):
         self.bits, self.dtype, self.shape = bits, f"torch.{dtype}", bits.shape
@@ -114,9 +114,9 @@ sys.modules["numpy"] = None
 from tiffin import _tensors
 for dtype in {list(DTYPES)!r}:
     size = 6 * _tensors.ITEM_BYTES[dtype]
-    data, tensor = _tensors.room(dtype, (2, 3), size)
+    data, tensor = _tensors.allocate(dtype, (2, 3), size)
     assert len(data) == size and tensor.nbytes == size and tensor.shape[:2] == (2, 3), dtype
-    assert _tensors.look(bytes(size), dtype, (2, 3)).nbytes == size
+    assert _tensors.in_place(bytes(size), dtype, (2, 3)).nbytes == size
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -29,13 +29,13 @@ def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
     dropped = []
     recycler = Recycler(max_bytes=8 << 20, register=lambda *_: None, unregister=dropped.append)
     old, new = (ctypes.addressof(recycler.allocate(size)) for size in (4 << 20, 6 << 20))
-    room = recycler.allocate(1 << 20)
+    block = recycler.allocate(1 << 20)
     assert dropped == [old], "together they are more than may be kept, and it was not used for longer"
-    room = recycler.allocate(7 << 20)
-    assert ctypes.addressof(room) == new
-    room[:3] = b"abc"
-    assert ctypes.addressof(recycler.allocate(8 << 20)) != new and bytes(room[:3]) == b"abc", "it is in use"
-    room = None
+    block = recycler.allocate(7 << 20)
+    assert ctypes.addressof(block) == new
+    block[:3] = b"abc"
+    assert ctypes.addressof(recycler.allocate(8 << 20)) != new and bytes(block[:3]) == b"abc", "it is in use"
+    block = None
     dropped.clear()
     large = ctypes.addressof(recycler.allocate(9 << 20))
     recycler.allocate(1 << 20)
@@ -45,11 +45,11 @@ def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
 def test_memory_is_taken_before_the_rest_is_too_much():
     dropped = []
     recycler = Recycler(max_bytes=10 << 20, register=lambda *_: None, unregister=dropped.append)
-    rooms = [recycler.allocate(size) for size in (8 << 20, 2 << 20, 8 << 20)]
-    places = {ctypes.addressof(room) for room in rooms}
-    del rooms
-    room = recycler.allocate(8 << 20)
-    assert ctypes.addressof(room) in places and not dropped, "one is in use again, and two fit"
+    blocks = [recycler.allocate(size) for size in (8 << 20, 2 << 20, 8 << 20)]
+    places = {ctypes.addressof(block) for block in blocks}
+    del blocks
+    block = recycler.allocate(8 << 20)
+    assert ctypes.addressof(block) in places and not dropped, "one is in use again, and two fit"
 
 
 def test_a_pool_reuses_buffers_once_they_are_safe():

@@ -1,4 +1,4 @@
-"""The contract of the feature store: what is put is what is read, and bad input has a name."""
+"""The contract of the feature store: samples are read back unchanged, and bad input has its own error."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_all_types_and_layouts_come_back(features):
     assert resident(features) == 0
 
 
-def test_what_get_returns_is_independent_of_the_store(features):
+def test_tensors_of_get_are_independent_of_the_store(features):
     ref = features.put(TENSORS, sample_id="s")
     first, handle = features.get(ref)
     first["hidden"][:] = -1
@@ -73,7 +73,7 @@ def test_views_are_lent_and_outlive_their_sample(make):
     ],
     ids=["no tensors", "objects", "no tensor", "no JSON"],
 )
-def test_what_cannot_be_stored_is_refused(features, tensors, metadata):
+def test_invalid_samples_are_refused(features, tensors, metadata):
     with pytest.raises(ValueError):
         features.put(tensors, sample_id="s", metadata=metadata)
     assert resident(features) == 0
@@ -138,7 +138,7 @@ def test_the_servers_check_the_credential_too():
 
 def test_a_full_namespace_says_that_the_consumer_is_behind(features):
     full = features.again(store_id=f"{features.store_id}-f", max_resident_bytes="96KiB")
-    # What one process put counts for the others, and so does what lies in another store.
+    # Samples of one process count for the others, and so do bytes in another store.
     other = full if features.kind == "embedded" else features.again(store_id=full.store_id)
     array = np.zeros(60_000, dtype=np.uint8)
     ref = full.put({"x": array}, sample_id="a")
@@ -158,7 +158,7 @@ def test_a_group_that_never_acknowledges_stops_its_producers_by_name(features):
         for i in range(3):
             stream.put({"x": array}, sample_id=f"s{i}")
             assert trainer.ack(trainer.pull()) == ["recorded"]
-        # What lies in another store counts, too.
+        # Bytes in another store count, too.
         with pytest.raises(ConsumerBehind, match="3 samples"):
             stream.put({"x": array}, sample_id="s3")
     assert resident(stream) == 3
@@ -183,7 +183,7 @@ def test_a_tensor_that_changes_during_put_matches_its_checksum(make, request):
 
 
 class Exporter:
-    """What knows DLPack and nothing else."""
+    """An object with DLPack and nothing else."""
 
     def __init__(self, array):
         self._array = array

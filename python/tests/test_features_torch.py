@@ -98,7 +98,7 @@ def test_tensor_that_cannot_be_stored_is_refused(features, tensor):
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 @pytest.mark.parametrize("kind", [workers.Refs, workers.Lent])
-def test_a_data_loader_reads_through_it_and_its_leases_end_with_its_workers(features, how, kind):
+def test_leases_of_a_data_loader_end_with_its_workers(features, how, kind):
     features._retain = True
     refs = [
         features.put({"x": torch.full((300, 300), i, dtype=torch.bfloat16)}, sample_id=f"s{i}")
@@ -183,7 +183,7 @@ def test_the_mooncake_store_of_specforge_runs_on_the_drop_in(mooncake, specforge
 
     joined = mooncake_setup(mooncake, global_segment_size=0, local_buffer_size=1 << 20)
     store = MooncakeFeatureStore(store_id="theirs", store=joined)
-    # What it makes of a store that is handed in is no config of Mooncake's; one that it makes itself is.
+    # For a store that was passed in it makes no config of Mooncake; for its own store it does.
     store._put_config = ReplicateConfig()
     store._put_config.with_hard_pin = True
     first = store.put(sample(1), sample_id="s", metadata=metadata(1))

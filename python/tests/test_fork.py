@@ -62,7 +62,7 @@ def test_a_child_that_leaves_takes_nothing_along(any_store):
     assert not any_store.is_closed
 
 
-def test_what_was_closed_stays_closed(store):
+def test_closed_store_stays_closed_in_a_child(store):
     store.close()
 
     def work():
@@ -134,7 +134,7 @@ def test_a_store_that_a_child_opened_is_its_own(store):
 
 
 def test_leases_and_views_are_those_of_their_process(any_store):
-    """A child can tell what they are, cannot use them, and ends none of them by using or leaving them."""
+    """A child can inspect them, cannot use them, and does not end them by its use or exit."""
     ref = any_store.put_sample("s", {"x": b"1"}, pin=True, owner="run")
     any_store.put("k", b"2")
     lease, view = any_store.lease(ref), any_store.view("k")
@@ -281,7 +281,7 @@ def double(key):
 STORE = []
 
 
-def test_a_pool_uses_what_its_parent_has(store):
+def test_pool_uses_the_store_of_its_parent(store):
     STORE[:] = [store]
     keys = [f"k{index}" for index in range(20)]
     store.put({key: key.encode() for key in keys})

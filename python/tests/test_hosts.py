@@ -26,7 +26,7 @@ with tiffin.connect(address, shared_memory=shared_memory, timeout=30) as store:
 
 
 def exchange(store, shared_memory=True):
-    """What another process moved which way, after it has read from this store and written into it."""
+    """The traffic of another process that has read from this store and written into it."""
     value = bytes(range(256)) * (SIZE // 256)
     store.put("from one", value)
     traffic, ways, is_borrowed = json.loads(helpers.run(OTHER, store.address, shared_memory, SIZE))

@@ -175,7 +175,7 @@ def test_bad_input_has_a_defined_answer(store):
         kv.Engine(numpy.frombuffer(bytes(64), numpy.uint8).reshape(4, 16), host_pages=4)
 
 
-def test_memory_of_the_caller_is_used_where_it_lies_and_kept(store):
+def test_memory_of_the_caller_is_used_in_place_and_kept(store):
     host = numpy.zeros((32, PAGE_BYTES), numpy.uint8)
     serving = make(store, host=host)
     long = prompt(1, 40)
@@ -277,7 +277,7 @@ def test_replay_is_that_of_the_command(tmp_path):
 
 
 class Pages:
-    """What a Mooncake store is to an engine, in a dictionary. It fails when it is told to."""
+    """The part of a Mooncake store that an engine uses, over a dictionary. It can be made to fail."""
 
     def __init__(self):
         self.pages, self.registered, self.raises = {}, {}, None
@@ -389,13 +389,13 @@ def finish(process):
     return [json.loads(line) for line in said.splitlines()]
 
 
-def test_the_second_engine_hits_what_the_first_computed():
+def test_second_engine_hits_pages_of_the_first():
     with helpers.up("--memory", "64MiB") as (address, _):
         (first,) = finish(start(address))
         (second,) = finish(start(address))
         assert first["found in the store"] == 0 and first["faults"] == second["faults"] == 0
         computed = first["prompt tokens"] - first["found on the device"]
-        # All but what fills no page, and what it computes itself in the same round.
+        # All but incomplete pages, and those that it computes itself in the same round.
         assert second["found in the store"] > computed // 3, (first, second)
         for it in (first, second):
             found = sum(it[f"found {where}"] for where in ("on the device", "in the host", "in the store"))
@@ -403,7 +403,7 @@ def test_the_second_engine_hits_what_the_first_computed():
 
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
-def test_an_engine_that_is_killed_leaves_what_it_has_stored(which):
+def test_killed_engine_leaves_its_stored_pages(which):
     with helpers.up("--memory", "64MiB") as (address, _):
         # Both serve the same; one of them, whichever, is killed in the middle of whatever it does.
         rounds = (0, 6) if which == "the first" else (6, 0)
@@ -418,7 +418,7 @@ def test_an_engine_that_is_killed_leaves_what_it_has_stored(which):
         assert after["found in the store"] > 0 and after["faults"] == 0
 
 
-def test_an_engine_whose_store_is_killed_serves_on():
+def test_engine_survives_the_death_of_its_store():
     with helpers.up("--memory", "64MiB") as (address, process):
         store = tiffin.connect(address, timeout=2)
         serving = make(store, op_patience=0.3, hint_patience=0.1, stop_base=0.2, cooldown=60)
@@ -467,7 +467,7 @@ def test_settings_for_type_checkers_are_those_of_the_engine():
 
 
 def on_ranks(ranks, story):
-    """What a story gives on each rank, each of which is a thread."""
+    """The results of a scenario on each rank; each rank is a thread."""
     group, results = kv.local_group(ranks), [None] * ranks
 
     def run(rank):
@@ -500,7 +500,7 @@ def test_the_story_of_293(cluster):
             assert said == again == toy.answer(long, 1) and first.total == 0
             assert (stats["faults"], stats["conflicts"]) == (0, 0)
             fetches = [op for op in serving.operations if op.kind == "fetch"]
-            # Nobody leaves before all are here.
+            # No rank leaves before all ranks are here.
             gather(b"")
             serving.engine.close()
             return stats["pages_done"]["fetch"] - before, found, digest, fetches[-1].completed
@@ -512,13 +512,13 @@ def test_the_story_of_293(cluster):
     assert {completed for *_, completed in results} == {(6, 6, 6, 6)}
 
 
-def test_the_example_tells_it_too(cluster):
+def test_example_shows_it_too(cluster):
     command = [sys.executable, str(TOY.with_name("story.py")), "--store", cluster]
     said = subprocess.run(command, capture_output=True, check=True, timeout=helpers.SECONDS_MAX).stdout
     assert json.loads(said)["pages read"] == 24
 
 
-def test_what_one_rank_lost_counts_for_none(cluster):
+def test_page_that_one_rank_lost_does_not_count(cluster):
     def story(rank, gather):
         with tiffin.connect(cluster, timeout=30) as store:
             options = {"ranks": 2, "gather": gather, "namespace": kv.Namespace("lost")}
@@ -636,7 +636,7 @@ def test_vllm(store):
         helpers.eventually(lambda: half.get_num_new_matched_tokens(request, computed)[0] is not None)
         return half.get_num_new_matched_tokens(request, computed)
 
-    # Nothing is stored: what is computed is saved, page by page, and the blocks stay until that has ended.
+    # Nothing is stored: computed pages are saved one by one, and the blocks stay until that has ended.
     first = request_of_vllm("1", tokens)
     assert matched(first, 0) == (0, False)
     half.update_state_after_alloc(first, [10, 11, 12, 13, 14], 0)
@@ -648,7 +648,7 @@ def test_vllm(store):
     assert half.request_finished(first, [10, 11, 12, 13, 14]) == (True, None)
     half.update_connector_output(types.SimpleNamespace(finished_sending={"1"}))
 
-    # What every rank has is loaded, behind what is computed, and not saved again.
+    # Pages that every rank has are loaded after the computed ones, and not saved again.
     for rank, count in ((0, 5), (1, 3)):
         names = kv.names(root, hashes[:count], parts[rank])
         store.put(dict.fromkeys(names, b"page"))
@@ -688,7 +688,7 @@ def test_tokenspeed(store):
     serving.engine.close()
 
 
-def test_tokenspeed_tells_what_begins_and_ends_by_name(store):
+def test_tokenspeed_names_operations_and_events(store):
     from tiffin.integrations import tokenspeed
 
     device = numpy.zeros((16, 64), numpy.uint8)

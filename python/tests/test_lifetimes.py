@@ -1,4 +1,4 @@
-"""How long things stay: pins by owner, limits, waiting for room, why, and what closing loses."""
+"""Lifetimes: pins by owner, limits, waiting for space, why, and losses at closing."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ def test_pins_belong_to_owners(store):
     assert store.list(pinned_by="run-2") == [] and len(store.list()) == 3
 
 
-def test_a_pin_without_an_owner_is_nobodys_in_particular(store):
+def test_pin_without_owner_has_an_empty_owner(store):
     store.put("a", b"1", pin=True)
     assert keys(store.list(pinned_by="")) == ["a"] and store.why("a").pins == ("",)
     store.unpin("a")
@@ -62,7 +62,7 @@ def test_bad_pins(store):
         store.pin("a", "x" * 10_000)
 
 
-# Limits, and waiting for room.
+# Limits, and waiting for space.
 
 
 def test_a_quota_is_a_typed_answer(small):
@@ -78,7 +78,7 @@ def test_a_quota_is_a_typed_answer(small):
     assert small.put("b", bytes(900_000)) is True
 
 
-def test_a_put_waits_for_room(small):
+def test_put_waits_for_space(small):
     small.put("a", bytes(900_000), pin=True)
     put = threading.Thread(target=lambda: small.put("b", bytes(900_000), wait=True, timeout=60))
     put.start()
@@ -139,11 +139,11 @@ def test_a_put_larger_than_the_quota_does_not_wait(small):
     assert "raise the quota" in str(error)
 
 
-def test_what_nobody_leases_is_dropped(store):
+def test_sample_without_lease_is_dropped_after_max_hold(store):
     store.set_policy(max_hold=0.05)
     store.put_sample("s", {"x": b"1"})
     helpers.eventually(lambda: store.why("s").state == "gone")
-    assert store.why("s").cause == "held too long" and "nobody leased it" in str(store.why("s"))
+    assert store.why("s").cause == "held too long" and "no client leased it" in str(store.why("s"))
 
 
 def test_limits_can_be_read(store):
@@ -205,7 +205,7 @@ def test_a_regular_expression_that_explodes(store):
 # Closing.
 
 
-def test_closing_says_what_is_lost(caplog):
+def test_closing_reports_lost_objects(caplog):
     with tiffin.connect(memory="64MiB", timeout=30) as store:
         assert store.losses() == tiffin.Losses()
         store.put({"plain": b"12", "pinned": b"345"})
@@ -225,7 +225,7 @@ def test_closing_says_what_is_lost(caplog):
     assert "3 objects" in record.getMessage() and "1 pinned and 1 unconsumed" in record.getMessage()
 
 
-def test_closing_is_silent_where_nobody_wanted_to_keep_anything(caplog):
+def test_closing_without_pins_or_samples_is_silent(caplog):
     with tiffin.connect(memory="64MiB") as store:
         store.put("plain", b"1")
     with tiffin.connect(memory="64MiB") as store:
@@ -238,7 +238,7 @@ def test_closing_is_silent_where_nobody_wanted_to_keep_anything(caplog):
     assert caplog.records == []
 
 
-def test_what_has_another_copy_is_not_lost(caplog):
+def test_object_with_another_copy_is_not_lost(caplog):
     """A node that joined the store in this process holds the second copies."""
     with tiffin.connect(memory="64MiB", timeout=30) as store:
         with helpers.server("node", "--master", store.address, "--memory", "64MiB", "--json") as node:
@@ -258,7 +258,7 @@ def test_what_has_another_copy_is_not_lost(caplog):
     assert caplog.records == []
 
 
-def test_a_server_that_is_stopped_says_what_is_lost(tmp_path):
+def test_stopped_server_reports_lost_objects(tmp_path):
     command = [sys.executable, "-m", "tiffin", "up", "--listen", "127.0.0.1:0", "--http", "off"]
     process = subprocess.Popen(
         command,
@@ -277,7 +277,7 @@ def test_a_server_that_is_stopped_says_what_is_lost(tmp_path):
     assert "1 object (3 B) has its only copy here, among them 1 pinned and 0 unconsumed: `wanted`" in said
 
 
-# Puts that follow what a node could not confirm.
+# Puts after a removal that a node could not confirm.
 
 
 def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
@@ -290,7 +290,7 @@ def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
                 store.put(key, b"old", replicas=2)
                 store.put_sample(key + "s", sample, replicas=2)
                 assert store.info(key).replicas == 2
-            room = store.reserve("c", 3)
+            reservation = store.reserve("c", 3)
             assert list(recwarn) == []
             helpers.stop(process.pid)
             with pytest.warns(tiffin.UnconfirmedWarning) as caught:
@@ -303,8 +303,8 @@ def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
                 assert store.put_sample("as", sample, timeout=2).is_replacement
             assert caught.pop(tiffin.UnconfirmedWarning).message.keys == ("as",)
             with pytest.warns(tiffin.UnconfirmedWarning):
-                assert room.put(b"new", timeout=2) is True
-            # Whoever wants an error has one; the value is stored all the same.
+                assert reservation.put(b"new", timeout=2) is True
+            # A filter turns the warning into an error; the value is stored all the same.
             with warnings.catch_warnings():
                 warnings.simplefilter("error", tiffin.UnconfirmedWarning)
                 with pytest.raises(tiffin.UnconfirmedWarning):
@@ -312,7 +312,7 @@ def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
             assert store.get("b") == b"new"
 
 
-# Who keeps what.
+# Holders of memory.
 
 
 def test_a_leak_names_its_holder(cluster):
@@ -351,11 +351,55 @@ def test_why(store):
     with store.view("a"):
         seen = store.why("a")
         assert (seen.views, seen.viewers_more, seen.sends) == (1, 0, 0) and len(seen.viewers) == 1
-        assert f"1 look at it in place: `{seen.viewers[0]}`" in str(seen)
+        assert f"1 open: `{seen.viewers[0]}`" in str(seen)
         assert str(os.getpid()) in seen.viewers[0]
     store.put("a", b"")
     assert store.why("a").pins == ()
     assert pickle.loads(pickle.dumps(here)) == here
+
+
+#: Keys as a program gives them, and as they are shown.
+SHOWN = {
+    "naïve/キー": "naïve/キー",
+    "é\n\x1b[31m": r"é\n\x1b[31m",
+    "naïve".encode(): "naïve",
+    b"a\xff\x00b": r"a\xff\x00b",
+    "k" * 121: "k" * 120 + "… (121 bytes)",
+}
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_keys_are_shown_as_text(store, key):
+    shown = f"`{SHOWN[key]}`"
+    with pytest.raises(tiffin.NotFound) as raised:
+        store.get(key)
+    assert str(raised.value).startswith(f"{shown} does not exist")
+    store.put_sample(key, {"x": b"12"})
+    with store.lease(key) as lease:
+        assert f"tiffin.Lease of {shown}, held" in repr(lease)
+    with store.reserve(key, 1) as reservation:
+        assert f"tiffin.Reservation of 1 byte for {shown}, held" in repr(reservation)
+    prefetch = store.prefetch(key)
+    prefetch.result()
+    assert repr(prefetch) == f"<tiffin.Prefetch of {shown}, done>"
+    if len(key) < 100:
+        assert str(store.why(key)).startswith(f"{shown} is here: generation ")
+    store.delete(key)
+    if len(key) < 100:
+        assert str(store.why(key)).startswith(f"{shown} is gone: generation ")
+    results = [*store.list(), *store.stats(), store.losses(), store.why(key)]
+    assert not [result for result in results if "\x1b" in repr(result) or "\n" in repr(result)]
+
+
+def test_results_show_sizes_with_units(store):
+    for nbytes, shown in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), ((1 << 20) - 1, "1.0 MiB")]:
+        store.put("k", bytes(nbytes))
+        assert f", {shown}\n" in str(store.why("k"))
+        with store.view("k") as view:
+            assert repr(view).startswith(f"<tiffin.View of {nbytes} bytes, ")
+    why = store.why("k")._replace(disk_bytes_max=20 << 20)
+    assert "takes objects of at most 20.0 MiB;" in str(why)
+    assert "2 keys" in repr(store.prefetch(["k", "l"]))
 
 
 def test_the_same_for_asyncio():

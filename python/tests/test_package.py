@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: installed, without the repository beside it."""
+"""The wheel as a user gets it: installed, without the repository."""
 
 import importlib.metadata
 import pathlib
@@ -11,7 +11,7 @@ def test_the_installed_wheel_is_what_is_tested():
     assert pathlib.Path(tiffin.__file__).is_relative_to(sysconfig.get_paths()["platlib"])
 
 
-def test_the_version_is_told_the_same_everywhere():
+def test_version_is_the_same_everywhere():
     assert tiffin.__version__ == importlib.metadata.version("tiffin")
     assert tiffin.__version__ == importlib.metadata.version("tiffin-mooncake")
 

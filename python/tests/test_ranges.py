@@ -103,7 +103,7 @@ def test_a_buffer_that_is_smaller_than_the_range(holder):
         (["k"], [7], TypeError),
     ],
 )
-def test_what_is_no_range(store, key, given, error):
+def test_invalid_ranges_are_refused(store, key, given, error):
     store.put("k", VALUE)
     for call in (store.get, store.view):
         with pytest.raises(error):

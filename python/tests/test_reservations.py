@@ -1,4 +1,4 @@
-"""Room that is reserved ahead of the data: whose it is, and how it comes back."""
+"""Space that is reserved ahead of the data: its owner, and how it is freed."""
 
 import asyncio
 import gc
@@ -20,10 +20,10 @@ def used(store):
     return store.wait_usage(at_least=0).used
 
 
-def test_what_is_reserved_is_put_however_full_it_is(small):
+def test_reserved_object_can_be_put_into_a_full_store(small):
     reservation = small.reserve("k", MIB, pin=True, owner="run")
     assert (reservation.key, reservation.nbytes, reservation.is_held) == ("k", MIB, True)
-    assert '1048576 bytes for "k", held' in repr(reservation)
+    assert "1048576 bytes for `k`, held" in repr(reservation)
     assert used(small) == MIB
     with pytest.raises(tiffin.OverQuota):
         small.put("n", b"1")
@@ -37,7 +37,7 @@ def test_what_is_reserved_is_put_however_full_it_is(small):
     assert not reservation.is_held and "ended" in repr(reservation)
 
 
-def test_data_is_what_a_put_takes(store):
+def test_reservation_takes_the_values_of_a_put(store):
     class Tensor:
         """Has DLPack and nothing else."""
 
@@ -58,7 +58,7 @@ def test_data_is_what_a_put_takes(store):
         assert reservation.is_held
 
 
-def test_another_number_of_bytes_is_refused_and_the_room_is_kept(store):
+def test_wrong_size_is_refused_and_the_reservation_stays(store):
     reservation = store.reserve("k", 3)
     for wrong in (b"", b"12", b"1234"):
         with pytest.raises(tiffin.InvalidArgument, match="exactly 3 bytes"):
@@ -71,7 +71,7 @@ def test_another_number_of_bytes_is_refused_and_the_room_is_kept(store):
 
 
 @pytest.mark.parametrize("how", ["release", "with", "drop"])
-def test_room_that_is_given_back_wakes_whoever_waits(small, how):
+def test_released_space_wakes_waiting_puts(small, how):
     reservation = small.reserve("k", MIB)
     woken = []
     waiter = threading.Thread(target=lambda: woken.append(small.reserve("n", MIB, wait=True)))
@@ -160,7 +160,7 @@ def test_a_forked_child_has_none_of_it(store):
     assert reservation.is_held and reservation.put(b"123") is True
 
 
-def test_room_of_a_process_that_is_killed_comes_back(small):
+def test_space_of_a_killed_process_is_freed(small):
     program = (
         f"import sys, tiffin\nstore = tiffin.connect({small.address!r})\n"
         f"held = store.reserve('k', {MIB})\nprint('ready', flush=True)\nsys.stdin.read()"

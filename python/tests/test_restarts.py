@@ -20,7 +20,7 @@ def start(servers, *command):
 
 
 async def outcomes(address, ref):
-    """What calls that depend on a node answer, all at once: each waits for most of its deadline."""
+    """The answers of concurrent calls that depend on a node: each waits for most of its deadline."""
     async with await tiffin.aio.connect(address, timeout=8) as store:
         calls = {
             "get": store.get("k"),

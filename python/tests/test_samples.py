@@ -23,7 +23,7 @@ ARRAYS = {
 }
 
 
-def test_a_sample_is_what_was_put(store):
+def test_sample_has_the_tensors_that_were_put(store):
     ref = store.put_sample("s", ARRAYS, metadata=b"step 1")
     assert (ref.id, ref.is_replacement) == ("s", False) and pickle.loads(pickle.dumps(ref)) == ref
     with store.lease(ref) as lease:
@@ -97,7 +97,7 @@ def test_consumption(store):
     assert [store.ack(ref), store.ack(ref)] == ["recorded", "recorded"] and "s" in store
 
 
-def test_refs_of_what_was_replaced_lead_nowhere(store):
+def test_refs_of_replaced_samples_are_superseded(store):
     old = store.put_sample("s", {"x": b"1"})
     lease = store.lease(old)
     new = store.put_sample("s", {"x": b"2"})
@@ -160,7 +160,7 @@ class Said:
         (None, {}, TypeError),
     ],
 )
-def test_what_is_no_sample(store, tensors, options, error):
+def test_object_that_is_not_a_sample_is_refused(store, tensors, options, error):
     with pytest.raises(error):
         store.put_sample("s", tensors, **options)
     assert "s" not in store
@@ -288,7 +288,7 @@ def test_tensors_are_read_into_memory_that_is_there(store):
         lease.get_into({"half": plain})
 
 
-def test_arrays_that_do_not_lie_in_one_piece_are_stored_in_the_order_of_their_elements(store):
+def test_noncontiguous_arrays_are_stored_in_element_order(store):
     whole = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     apart = {"step": whole[:, ::2], "back": whole[::-1], "turned": whole.transpose(2, 0, 1)}
     with store.lease(store.put_sample("s", apart)) as lease:
@@ -311,7 +311,7 @@ def test_a_lease_may_be_released_twice_and_acks_need_none(store):
         store.lease(wrong)
 
 
-def test_abort_takes_a_sample_away_whoever_was_to_consume_it(store):
+def test_abort_removes_an_unconsumed_sample(store):
     for consume in ("once", "retained", ["a", "b"]):
         old = store.put_sample("s", {"x": b"1"}, consume=consume, pin=True)
         new = store.put_sample("s", {"x": b"2"}, consume=consume)

@@ -48,7 +48,7 @@ def test_without_an_address_the_store_is_in_the_process(monkeypatch, cluster):
     ("given", "named"),
     [({"memory": "8GiB"}, "memory="), ({"ssd": "path=/x,size=1GiB"}, "ssd="), ({"memory": 1}, "memory=")],
 )
-def test_what_an_address_would_ignore_is_refused(cluster, given, named):
+def test_arguments_without_effect_are_refused(cluster, given, named):
     with pytest.raises(tiffin.InvalidArgument, match=named) as caught:
         tiffin.connect(cluster, **given)
     assert "hint:" in str(caught.value) and "inside this process" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every method of a store, for one key and for many, and what it says when something is wrong."""
+"""Every method of a store, for one key and for many, and its errors."""
 
 import math
 import os
@@ -97,7 +97,7 @@ def test_the_same_key_may_be_asked_for_twice(store):
     assert store.delete(["k", "k"]) == [True, False]
 
 
-def test_what_happens_to_an_object_that_exists(store):
+def test_on_exists_decides_about_existing_objects(store):
     assert store.put("k", b"1")
     assert store.put("k", b"2")
     assert store.get("k") == b"2"
@@ -124,7 +124,7 @@ def test_generations_only_grow(store):
     assert store.view("k").generation == store.info("k").generation == store.list()[0].generation
 
 
-def test_what_is_missing(store):
+def test_missing_objects(store):
     store.put("a", b"1")
     for call in (store.get, store.info, store.view):
         with pytest.raises(tiffin.NotFound, match="`b` does not exist") as error:
@@ -156,7 +156,7 @@ def test_a_buffer_that_is_too_small_is_not_touched(store):
     assert (error.value.key, error.value.size, buffer) == ("k", 5, b"....")
 
 
-def test_deleting_what_matches(store):
+def test_deleting_by_pattern(store):
     store.put({f"run{run}/{index}": b"" for run in (1, 2) for index in range(5)})
     assert store.delete_prefix("run1/") == 5
     assert store.delete_prefix(b"run1/") == 0
@@ -191,10 +191,10 @@ def test_full_says_how_full():
         with pytest.raises(tiffin.Full):
             store.put("larger than the store", bytes(17 << 20))
         assert store.clear() > 0
-        assert store.put("now there is room", bytes(1 << 20))
+        assert store.put("now there is space", bytes(1 << 20))
 
 
-def test_what_is_not_pinned_makes_room():
+def test_unpinned_objects_are_evicted():
     with tiffin.connect(memory="16MiB") as store:
         store.put("pinned", bytes(1 << 20), pin=True)
         for index in range(100):
@@ -205,7 +205,7 @@ def test_what_is_not_pinned_makes_room():
 
 def test_usage_returns_to_nothing(store):
     store.put({f"k{index}": bytes(index * 1000) for index in range(50)})
-    # A node tells how full it is from time to time.
+    # A node reports its usage from time to time.
     helpers.eventually(lambda: store.stats().usage.objects == 50)
     usage = store.stats().usage
     assert usage.used >= sum(index * 1000 for index in range(50))
@@ -283,7 +283,7 @@ def test_errors_survive_pickling(store):
         assert isinstance(again, (tiffin.Error, Warning))
 
 
-def test_errors_are_also_what_python_would_raise():
+def test_errors_are_also_builtin_exceptions():
     for error, base in [
         (tiffin.NotFound, KeyError),
         (tiffin.Timeout, TimeoutError),
@@ -346,7 +346,7 @@ def test_bad_arguments_never_crash(store):
     assert store.get("k") == b"1"
 
 
-def test_an_iterator_that_raises_is_heard(store):
+def test_exception_of_an_iterator_is_raised(store):
     def keys():
         yield "a"
         raise ZeroDivisionError
@@ -355,7 +355,7 @@ def test_an_iterator_that_raises_is_heard(store):
         store.get(keys())
 
 
-def test_a_hint_says_what_to_do(store):
+def test_errors_have_hints(store):
     for call, hint in [
         (lambda: store.put("k", "text"), "encode"),
         (lambda: store.put("k", 5), "give bytes"),
@@ -369,7 +369,7 @@ def test_a_hint_says_what_to_do(store):
             call()
 
 
-def test_no_time_is_too_little_time(store):
+def test_timeout_of_zero_times_out(store):
     for call in (lambda: store.put("k", b"", timeout=0), lambda: store.get("k", timeout=0)):
         with pytest.raises(tiffin.Timeout, match="hint: "):
             call()
@@ -389,7 +389,7 @@ def test_a_store_that_stopped_becomes_a_timeout():
             store.get("l", timeout=0.2)
         with pytest.raises(tiffin.Timeout):
             store.get(["k", "l"], timeout=0.2)
-        assert store.get("k", timeout=30) == b"1", "where it lies is known, so nobody is asked"
+        assert store.get("k", timeout=30) == b"1", "the location is cached, so the master is not asked"
         os.kill(pid, signal.SIGCONT)
         assert not store.exists("l", timeout=30)
         os.kill(pid, signal.SIGKILL)
@@ -397,7 +397,7 @@ def test_a_store_that_stopped_becomes_a_timeout():
             store.get("l", timeout=1)
 
 
-def test_connecting_to_nobody_says_to_whom():
+def test_failed_connection_names_the_address():
     with helpers.silent_peer() as address:
         pass
     with pytest.raises(tiffin.Unreachable, match=f"{address}(.|\n)*hint: ") as error:

@@ -148,7 +148,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_is_heard_while_connecting():
+def test_ctrl_c_interrupts_connecting():
     assert helpers.run(INTERRUPTED) == "interrupted\n"
 
 
@@ -174,7 +174,7 @@ print(store.get("k"))
 """
 
 
-def test_ctrl_c_is_heard_in_a_call_and_the_store_goes_on():
+def test_ctrl_c_interrupts_a_call_and_the_store_survives():
     with helpers.up() as (address, pid):
         folder = str(pathlib.Path(helpers.__file__).parent)
         assert helpers.run(INTERRUPTED_CALL, address, pid, folder) == "interrupted\nb'1'\n"

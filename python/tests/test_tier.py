@@ -1,4 +1,4 @@
-"""Stores with disks: what memory has no room for is read there, comes back, and outlives the store."""
+"""Stores with disks: objects beyond memory are demoted, read, promoted, and outlive the store."""
 
 import asyncio
 import concurrent.futures
@@ -50,7 +50,7 @@ def is_in_memory(store, key):
 
 
 def only_on_disk(store):
-    """Keys that only the disk has, after there was made room in memory for them."""
+    """Keys that only the disk has, after memory was freed for them."""
     fill(store)
     shelved = [key for key in KEYS if not is_in_memory(store, key)]
     store.delete([key for key in KEYS if key not in shelved])
@@ -58,7 +58,7 @@ def only_on_disk(store):
     return shelved
 
 
-def test_what_memory_has_no_room_for_is_read_from_the_disk(store):
+def test_objects_beyond_memory_are_read_from_the_disk(store):
     fill(store)
     assert all(store.exists(KEYS))
     assert [key for key in KEYS if store.get(key) != value(key)] == []
@@ -76,7 +76,7 @@ def test_what_memory_has_no_room_for_is_read_from_the_disk(store):
     assert [node.is_disk for node in stats.nodes].count(True) == 1
 
 
-def test_a_store_that_comes_back_has_what_was_on_its_disk(disk):
+def test_reopened_store_has_the_objects_of_its_disk(disk):
     with with_disk(disk) as store:
         store.set_policy(demotion="write-through")
         assert store.policy().demotion == "write-through"
@@ -106,7 +106,7 @@ def test_a_namespace_that_never_goes_to_disk(store):
         store.set_policy(demotion="sometimes")
 
 
-def test_a_prefetch_brings_it_into_memory(store):
+def test_prefetch_promotes_to_memory(store):
     shelved = only_on_disk(store)
     prefetch = store.prefetch([*shelved[:8], "absent"])
     assert prefetch.result() == ["done"] * 8 + ["absent"]
@@ -120,14 +120,14 @@ def test_a_prefetch_brings_it_into_memory(store):
     assert store.prefetch(shelved[0]).result() == "resident"
 
 
-def test_a_probe_prefetches_what_leads(store):
+def test_probe_prefetches_the_leading_run(store):
     shelved = only_on_disk(store)
     keys = [*shelved[:3], "absent", *shelved[3:5]]
     answer = [True] * 3 + [False] + [True] * 2
     assert store.exists(keys) == answer
     assert not any(is_in_memory(store, key) for key in shelved)
     assert store.exists(keys, prefetch="leading") == answer
-    # It joins what is under way, and begins nothing behind the gap.
+    # It joins running promotions, and begins none after the gap.
     outcomes = store.prefetch(keys, leading=True).result()
     assert set(outcomes[:3]) <= {"done", "resident"} and outcomes[3:] == ["absent", "skipped", "skipped"]
     assert [is_in_memory(store, key) for key in shelved[:5]] == [True] * 3 + [False] * 2
@@ -145,7 +145,7 @@ def test_a_prefetch_that_is_cancelled(store):
         with pytest.raises(concurrent.futures.CancelledError):
             prefetch.result()
     assert prefetch.is_done
-    # What was given up may be asked for again at once, and what was not has come.
+    # Cancelled promotions may be requested again at once; the others have completed.
     assert set(store.prefetch(shelved[:4]).result()) <= {"done", "resident"}
     assert store.get(shelved[0]) == value(shelved[0])
 

@@ -15,12 +15,12 @@ import helpers
 KEYS = 8
 SIZES = (100, 5_000, 300_000)
 READS = 400
-#: What a reader may be told instead of bytes.
+#: Errors that a reader may get instead of bytes.
 GONE = (tiffin.NotFound, tiffin.Contended, tiffin.OutOfRange, tiffin.Superseded, tiffin.Consumed)
 
 
 def value(chance, name):
-    """Bytes that say what they are: a header with their key and checksum, and a pattern behind it."""
+    """Self-describing bytes: a header with key and checksum, followed by a pattern."""
     body = chance.randbytes(16) * (chance.choice(SIZES) // 16)
     head = f"{name}:{zlib.crc32(body)}:{len(body)}".encode().ljust(64)
     return head + body
@@ -62,9 +62,9 @@ def read(store, chance, count):
 
 
 def write(store, chance, ended):
-    """Puts, replaces, deletes, aborts and acknowledges, until it is told to stop."""
+    """Puts, replaces, deletes, aborts and acknowledges, until it is stopped."""
     while not ended.is_set():
-        # What readers look at takes up room, too.
+        # Objects in view use memory, too.
         with contextlib.suppress(tiffin.Full):
             change(store, chance)
 
@@ -141,7 +141,7 @@ def test_readers_are_never_lied_to(shared_memory):
                 writer.join()
         assert failures == []
         assert sum(done for done, _ in counts) > 0 and sum(map(sum, counts)) == 3 * READS
-        # At rest, memory is exactly what the objects need, and all of it comes back.
+        # At rest, the objects use exactly their memory, and all of it is freed.
         helpers.eventually(lambda: store.stats().usage.in_view == 0)
         helpers.eventually(lambda: store.stats().usage.reserved == 0)
         store.clear(force=True)

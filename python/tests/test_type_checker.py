@@ -1,4 +1,4 @@
-"""What a type checker says: nothing of the installed package, and of its users what is true."""
+"""Type checkers: no errors in the installed packages, and the right errors in code of users."""
 
 import pathlib
 import subprocess
@@ -35,6 +35,15 @@ store.put("j", Array())
 store.put("b", b"1", pin=True)
 store.put("m", memoryview(b"1"))
 several: list[bool] = store.put({"a": array, "b": array})
+store.put({"a": array, "b": b"1", "c": Tensor()})
+store.put({b"a": array, b"b": bytearray(1)})
+by_name: dict[str, bytes] = {"a": b"1"}
+store.put(by_name)
+by_key: dict[str | bytes, bytes] = {"a": b"1", b"b": b"2"}
+store.put(by_key)
+store.put(["a", b"b"], [b"1", array])
+store.get_into({"a": array, "b": bytearray(1)})
+store.reserve({"a": 1, "b": "1MiB"})
 data: bytes = store.get("a")
 maybe: bytes | None = store.get("a", missing=None)
 many: list[bytes] = store.get(["a", "b"])
@@ -44,7 +53,8 @@ with store.view("a") as view:
     np.frombuffer(memoryview(view), np.uint8)
 store.set_policy(quota="1GiB")
 store.set_policy(max_hold=None)
-ref: tiffin.SampleRef = store.put_sample("s", {"x": array, "y": Tensor()})
+ref: tiffin.SampleRef = store.put_sample("s", {"x": array, "y": Tensor(), "z": b"1"})
+refs: list[tiffin.SampleRef] = store.put_sample({"s": {"x": array, "y": b"1"}}, metadata={b"s": b"m"})
 with store.lease(ref) as lease:
     tensors: dict[str, Any] = lease.tensors()
 acked: str = store.ack(ref)
@@ -59,6 +69,7 @@ plan: kv.Plan = kv.Engine(np.zeros((8, 64), np.uint8), page_tokens=4).step(submi
 async def main() -> bytes:
     async with await tiffin.aio.connect() as other:
         await other.put("t", Tensor())
+        await other.put({"a": array, "b": b"1"})
         return await other.get("t")
 
 asyncio.run(main())
@@ -68,6 +79,11 @@ BAD = {
     'store.put("k", 3)': "call-overload",
     'store.put(3, b"")': "call-overload",
     'store.put("k", object())': "call-overload",
+    'store.put({"k": b"1", "l": 3})': "dict-item",
+    'store.put({"k": b"1", "l": "text"})': "dict-item",
+    'store.put({3: b"1"})': "type-var",
+    'store.put_sample("s", {"x": b"1", "y": object()})': "dict-item",
+    'store.put_sample({"s": {"x": b"1", "y": 1.5}})': "dict-item",
     'number: int = store.get("k")': "assignment",
     'store.set_policy(demotion="sometimes")': "arg-type",
     "tiffin.connect(memory=1.5)": "arg-type",
@@ -81,8 +97,9 @@ def check(folder, *arguments):
     return (done.stdout + done.stderr).strip()
 
 
-def test_the_installed_package_has_no_errors(tmp_path):
-    assert check(tmp_path, "-p", "tiffin") == ""
+@pytest.mark.parametrize("package", ["tiffin", "mooncake"])
+def test_an_installed_package_has_no_errors(tmp_path, package):
+    assert check(tmp_path, "-p", package) == ""
 
 
 def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):

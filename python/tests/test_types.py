@@ -1,4 +1,4 @@
-"""Stubs say what is there, and what is there has a docstring."""
+"""Stubs agree with the modules, and everything public has a docstring."""
 
 import ast
 import doctest
@@ -14,7 +14,7 @@ import tiffin.types
 from tiffin import _native
 
 STUB = ast.parse(pathlib.Path(_native.__file__).with_name("_native.pyi").read_text())
-#: What the interpreter adds by itself, or what PEP 688 calls what Rust calls otherwise.
+#: Members that the interpreter adds, or that have another name in PEP 688 than in Rust.
 UNSPOKEN = {"__new__", "__repr__", "__doc__", "__module__", "__buffer__", "__release_buffer__"}
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
 
@@ -76,7 +76,7 @@ def test_the_stub_of_the_twins_is_that_of_the_originals():
     assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(installed)), "run `make docs`"
 
 
-def test_twins_have_what_the_originals_have():
+def test_twins_have_all_members_of_the_originals():
     for kind in ("Store", "Lease", "Prefetch", "Reservation"):
         original, twin = getattr(tiffin, kind), getattr(tiffin.aio, f"Async{kind}")
         for name, member in vars(original).items():
@@ -167,7 +167,7 @@ def test_an_error_of_every_kind_is_an_error():
     for name in tiffin.errors.__all__:
         error = getattr(tiffin, name)
         assert str(error("what")) == "what"
-        # What is done, but not in every respect, is only warned of.
+        # A put that is done but not confirmed is only a warning.
         if issubclass(error, Warning):
             assert (error("a").keys, error("a").nodes) == ((), ())
             continue

@@ -1,4 +1,4 @@
-"""What can be stored and read into: anything that lends its memory, whatever its shape."""
+"""Values and destinations: any object that exports its memory, of any shape."""
 
 import array
 import ctypes
@@ -89,7 +89,7 @@ def test_a_tensor_is_as_good_as_a_buffer(store, name, is_new):
     assert store.get("k") == in_order(value)
 
 
-def test_elements_that_nobody_can_speak_of_are_refused_by_their_library(store):
+def test_element_types_without_a_name_are_refused(store):
     dates = np.zeros(3, dtype="M8[s]")
     with pytest.raises(ValueError):
         memoryview(dates)
@@ -97,7 +97,7 @@ def test_elements_that_nobody_can_speak_of_are_refused_by_their_library(store):
         store.put("k", dates)
 
 
-def test_what_cannot_be_spoken_of_as_a_buffer_may_be_a_tensor(store):
+def test_array_without_buffer_format_is_stored_as_a_tensor(store):
     class Bfloat16(np.ndarray):
         """Has the buffer protocol and cannot use it, as arrays of bfloat16 do."""
 
@@ -133,7 +133,7 @@ def test_reading_into_memory_of_many_kinds(store):
         assert target.tobytes() == value
 
 
-def test_what_cannot_be_read_into(store):
+def test_invalid_destinations_are_refused(store):
     store.put("k", bytes(8))
     read_only = np.zeros(8, dtype=np.uint8)
     read_only.flags.writeable = False
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_into(store):
             store.get_into("k", buffer)
 
 
-def test_what_cannot_be_stored(store):
+def test_invalid_values_are_refused(store):
     class Liar:
         def __dlpack__(self, **_):
             return "no capsule"
@@ -182,7 +182,7 @@ def test_what_cannot_be_stored(store):
 
     class OnDevice:
         def __dlpack__(self, **_):
-            raise AssertionError("nobody may ask")
+            raise AssertionError("must not be called")
 
         def __dlpack_device__(self):
             return (2, 0)
@@ -235,7 +235,7 @@ def test_a_value_is_free_again_when_the_call_is_over(store):
         max_size=20,
     )
 )
-def test_what_was_put_is_got(shared, items):
+def test_any_value_is_read_back(shared, items):
     shared.clear()
     shared.put(items)
     assert dict(zip(items, shared.get(list(items)), strict=True)) == items

@@ -1,4 +1,4 @@
-"""Views: bytes where they lie, for as long as anybody looks."""
+"""Views: bytes in place, for as long as a buffer of them exists."""
 
 import gc
 import io
@@ -44,7 +44,7 @@ def test_it_is_a_buffer(view):
     assert np.frombuffer(view, dtype="<u4").tobytes() == VALUE
 
 
-def test_nobody_writes_through_it(store, view):
+def test_view_is_read_only(store, view):
     with pytest.raises(TypeError):
         memoryview(view)[0] = 1
     with pytest.raises(ValueError):
@@ -83,7 +83,7 @@ def test_dlpack(view):
         view.__dlpack__((1, 0))
 
 
-def test_a_capsule_that_nobody_takes_is_taken_back(store, view):
+def test_unused_capsule_is_freed(store, view):
     capsule = view.__dlpack__(max_version=(1, 0))
     view.release()
     store.delete("k")
@@ -92,7 +92,7 @@ def test_a_capsule_that_nobody_takes_is_taken_back(store, view):
     helpers.eventually(lambda: in_view(store) == 0)
 
 
-def test_delete_and_replace_do_not_change_what_is_seen(store, view):
+def test_view_survives_delete_and_replace(store, view):
     store.delete("k")
     assert bytes(view) == VALUE
     store.put("k", bytes(len(VALUE)))
@@ -113,7 +113,7 @@ LENDERS = {
 
 
 @pytest.mark.parametrize("lend", LENDERS.values(), ids=LENDERS)
-def test_memory_lives_as_long_as_anybody_looks(store, view, lend):
+def test_memory_lives_as_long_as_its_last_buffer(store, view, lend):
     lent = lend(view)
     expected = bytes(lent)
     view.release()

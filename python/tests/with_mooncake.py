@@ -33,7 +33,7 @@ def main():
 
 
 def wait_for(port):
-    """Wait until somebody listens."""
+    """Wait until a server listens."""
     pause = threading.Event()
     for _ in range(UP_SECONDS_MAX * 20):
         try:

@@ -1,10 +1,10 @@
-"""What runs in the workers of a data loader; a spawned one imports it from here."""
+"""Code of the workers of a data loader; a spawned worker imports it from here."""
 
 import os
 
 
 class Samples:
-    """What a data loader is given: it holds a store, and travels to its workers with it."""
+    """A dataset for a data loader: it holds a store, and is pickled with it for the workers."""
 
     def __init__(self, store):
         self.store = store
@@ -22,7 +22,7 @@ def serve(samples, indexes, results):
 
 
 class Refs:
-    """What a data loader of torch is given: refs, which its workers read through the store."""
+    """A dataset for a data loader of torch: refs, which its workers read through the store."""
 
     def __init__(self, features, refs):
         self.features, self.refs = features, refs
@@ -36,7 +36,7 @@ class Refs:
 
 
 class Lent(Refs):
-    """The same, without a copy: what is collated looks at the store's memory."""
+    """The same, without a copy: the collated batch is a view of the store's memory."""
 
     def __getitem__(self, at):
         tensors, _ = self.features.get(self.refs[at], lend=True)

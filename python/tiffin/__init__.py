@@ -6,13 +6,13 @@
 True
 >>> store.get("greeting")
 b'hello'
->>> with store.view("greeting") as view:    # no copy: the bytes where they lie
+>>> with store.view("greeting") as view:    # no copy: the bytes in place
 ...     print(memoryview(view)[0])
 104
 >>> store.close()
 
-`tiffin.connect("host:port")` joins a cluster instead, and everything else stays the same. `tiffin.aio` has
-the same for asyncio, `tiffin.errors` says what can go wrong, `tiffin.types` what a store tells of itself.
+`tiffin.connect("host:port")` connects to a cluster instead, and everything else stays the same. `tiffin.aio`
+has the same calls for asyncio, `tiffin.errors` the exceptions, `tiffin.types` the types of results.
 """
 
 from __future__ import annotations
@@ -141,20 +141,19 @@ def connect(
 
     Without an address the store is inside this process, has `memory` bytes (a number, or text such as
     `"8GiB"`; 1 GiB if it is not given), and ends with it. Other processes of the same user on this host may
-    join it at `store.address`. What memory has no room for goes to `ssd`, a directory on a disk and how much
-    of it may be used, as in `"path=/data/tiffin,size=100GiB"`, or several of them; what lies there is there
-    again for the next store that is given the same directory.
+    connect to it at `store.address`. Objects that do not fit into memory go to `ssd`: a directory on a disk
+    and a size, as in `"path=/data/tiffin,size=100GiB"`, or several of them. The next store with the same
+    directory finds these objects again.
 
-    With an address, such as `"host:port"`, it is the cluster of the master that listens there, whose nodes
-    have memory and disks of their own: `memory` and `ssd` are refused. `token` is the secret that its
-    servers were started with.
+    With an address, such as `"host:port"`, it is the cluster of the master that listens there. Its nodes have
+    memory and disks of their own: `memory` and `ssd` are refused. `token` is the secret that its servers were
+    started with.
 
     All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
-    on other hosts. `timeout`, in seconds, is how long connecting may take, and each call that does not say
-    otherwise.
+    on other hosts. `timeout`, in seconds, limits connecting, and is the default of each call.
 
-    Which store it is depends on the address alone. Where another argument is not given, the environment is
-    asked, and then the default is taken: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
+    Only the address decides which store it is. For other arguments that are not given, environment variables
+    apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
     `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
 
     >>> import tiffin
@@ -194,7 +193,7 @@ def _arguments(
 
 
 def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[str]) -> None:
-    """A cluster has the memory and the disks of its nodes: arguments that would have no effect are errors."""
+    """Rejects arguments that have no effect: a cluster has the memory and the disks of its nodes."""
     flags = {"memory": "--memory 8GiB", "ssd": "--ssd path=/data/tiffin,size=100GiB"}
     given = [name for name, value in (("memory", memory), ("ssd", disks or None)) if value is not None]
     if not given:
@@ -208,5 +207,5 @@ def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[st
 
 
 def _connect_again(address: str, namespace: str, token: str, shared_memory: bool, timeout: float) -> Store:
-    """A pickled store, in another process."""
+    """Restores a pickled store in another process."""
     return connect(address, namespace=namespace, token=token, shared_memory=shared_memory, timeout=timeout)

@@ -8,7 +8,7 @@ from . import _native
 
 def main() -> None:
     """Run the command line with the arguments of this process and leave with its status."""
-    # Python's own handler would only take a note, and nobody would look at it before the command has ended.
+    # Python's handler only sets a flag, which the interpreter would not check before the command has ended.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_native.cli(sys.argv))
 

@@ -30,6 +30,10 @@ class SupportsDLPack(Protocol):
 Value: TypeAlias = Buffer | SupportsDLPack
 
 _Missing = TypeVar("_Missing")
+# The keys of a mapping are invariant: `Mapping[Key, Value]` would reject a `dict[str, bytes]`. With a union
+# of mappings, type checkers would infer `object` for mixed values; with a variable they infer `Value`.
+_AnyKey = TypeVar("_AnyKey", bound=str | bytes)
+_OtherKey = TypeVar("_OtherKey", bound=str | bytes)
 
 class View(Buffer):
     @property
@@ -128,7 +132,7 @@ class Store:
     @overload
     def put(
         self,
-        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        key: Mapping[_AnyKey, Value],
         value: None = None,
         *,
         on_exists: OnExists = "replace",
@@ -170,7 +174,7 @@ class Store:
     @overload
     def reserve(
         self,
-        key: Mapping[Key, int | str] | Mapping[str, int | str] | Mapping[bytes, int | str],
+        key: Mapping[_AnyKey, int | str],
         nbytes: None = None,
         *,
         on_exists: OnExists = "replace",
@@ -221,7 +225,7 @@ class Store:
     @overload
     def get_into(
         self,
-        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        key: Mapping[_AnyKey, Value],
         buffer: None = None,
         *,
         range: Ranges | None = None,
@@ -329,10 +333,10 @@ class Store:
     @overload
     def put_sample(
         self,
-        id: Mapping[Key, Mapping[str, Value]] | Mapping[str, Mapping[str, Value]],
+        id: Mapping[_AnyKey, Mapping[str, Value]],
         tensors: None = None,
         *,
-        metadata: Mapping[Key, bytes | bytearray] | Mapping[str, bytes | bytearray] | None = None,
+        metadata: Mapping[_OtherKey, bytes | bytearray] | None = None,
         consume: Consume = "once",
         replace: bool = True,
         replicas: int = 1,
@@ -446,6 +450,13 @@ def connect(
 def checksum(value: Value) -> int: ...
 def cli(argv: Sequence[str]) -> int: ...
 
+class _Mooncake(Protocol):
+    """The submodule `mooncake`. The stub of `mooncake.store` declares its classes."""
+
+    def mooncake_master(self, argv: Sequence[str]) -> int: ...
+
+mooncake: _Mooncake
+
 class KvEngine:
     """See `tiffin.kv.Engine`."""
 
@@ -462,7 +473,7 @@ class KvEngine:
         rank_part: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
         gather: Any,
     ) -> None: ...
-    def step(self, told: Any) -> tuple[builtins.list[Any], ...]: ...
+    def step(self, inputs: Any) -> tuple[builtins.list[Any], ...]: ...
     def wait(self, seconds: float) -> bool: ...
     def match(
         self, space: int, tokens: bytes, media: Sequence[tuple[int, bytes]]

@@ -21,9 +21,9 @@ SHARED_MEMORY = "TIFFIN_CLIENT_SHARED_MEMORY"
 #: How long a call may take, such as `10s` or `500ms`. Unset: `10s`.
 TIMEOUT = "TIFFIN_TIMEOUT"
 
-#: How long a call may take unless told otherwise, in seconds.
+#: The default time limit of a call, in seconds.
 TIMEOUT_DEFAULT = 10.0
-#: How much memory a store inside the process has unless told otherwise.
+#: The default memory of a store inside the process.
 MEMORY_DEFAULT = "1GiB"
 
 #: The largest size there can be, in bytes.
@@ -66,12 +66,12 @@ def address(given: str | None) -> str | None:
 
 
 def text(given: str | None, variable: str) -> str | None:
-    """What was given, else what the environment says; an empty variable says nothing."""
+    """The argument, else the environment variable, unless that is empty."""
     return given if given is not None else os.environ.get(variable) or None
 
 
 def switch(given: bool | None, variable: str) -> bool:
-    """The same for something that is on unless it is switched off."""
+    """The same for a switch, which is on by default."""
     if given is not None:
         return given
     said = os.environ.get(variable) or "on"
@@ -81,7 +81,7 @@ def switch(given: bool | None, variable: str) -> bool:
 
 
 def seconds(given: float | None, variable: str) -> float:
-    """The same for a time, which the environment gives with a unit."""
+    """The same for a time, which has a unit in the environment."""
     if given is not None:
         return given
     said = os.environ.get(variable)
@@ -118,7 +118,7 @@ def _measure(said: str, units: Mapping[str, float], complaint: str, hint: str) -
 
 
 def _reason(said: str, match: re.Match[str] | None) -> str:
-    """Why a size or a duration is invalid, in the words of the command line."""
+    """Why a size or a duration is invalid, as the command line says it."""
     if match is not None:
         return f"there is no unit `{match[2]}`"
     said = said.strip()

@@ -1,4 +1,4 @@
-"""What arrays say of their elements, and memory that tensors are read into: numpy's where it is installed."""
+"""Element types of arrays, and memory to read tensors into: numpy arrays where numpy is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _import_numpy() -> Any:
 #: The module, or `None` where it is not installed.
 numpy: Any = _import_numpy()
 
-#: What one element is called in the buffer protocol, by its type.
+#: The format characters of the buffer protocol, by element type.
 _FORMATS: dict[str, Any] = {
     "bool": "?",
     "uint8": "B",
@@ -47,8 +47,8 @@ _SMALL_FLOATS = (
     "float4_e2m1fn",
     "float4_e2m1fn_x2",
 )
-#: Types that torch, DLPack or ml_dtypes name, and numpy and the buffer protocol do not: what holds the bits
-#: of an element. Elements smaller than a byte have a byte each, unless their type says that it packs several.
+#: For types of torch, DLPack or ml_dtypes that numpy and the buffer protocol lack: the type that holds the
+#: bits of an element. Elements smaller than a byte have a byte each, unless their type packs several.
 HOLDERS = {
     "bfloat16": "uint16",
     **dict.fromkeys(_SMALL_FLOATS, "uint8"),
@@ -68,21 +68,21 @@ ITEM_BYTES: dict[str, int] = {
     "complex128": 16,
     **{dtype: _WIDTHS[_FORMATS[holder]] for dtype, holder in HOLDERS.items()},
 }
-#: What torch lends through DLPack in every version, by the bytes of an element.
+#: The types that every version of torch exports through DLPack, by the bytes of an element.
 _TORCH_LENDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-#: Types of torch whose elements mean nothing without more than their bits.
+#: Quantized types of torch: their bits mean nothing without a scale.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _TYPES = {code: dtype for dtype, code in _FORMATS.items()}
 _TYPES |= {"c": "uint8", "Zf": "complex64", "Zd": "complex128"}
 
 
-#: What types of array libraries are called; to ask them takes longer than to look it up.
+#: The names of element types. A lookup is faster than `str` of a type.
 _NAMES: dict[Any, str] = {}
 
 
 def _name(dtype: Any) -> str:
     name = str(dtype).rpartition(".")[2]
-    # Whoever makes up types for each array does not fill this up.
+    # A bound, for programs that create a new type for each array.
     if len(_NAMES) < 256:
         _NAMES[dtype] = name
     return name
@@ -106,9 +106,9 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
-    """What lends the memory of a tensor, the type of its elements, and its shape.
+    """The object that exports the memory of a tensor, the type of its elements, and its shape.
 
-    Types that array libraries cannot lend are lent as the integers that hold their bits.
+    Types that array libraries cannot export are exported as the integers that hold their bits.
 
     >>> exposed(b"abc")
     (b'abc', 'uint8', (3,))
@@ -116,7 +116,7 @@ def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
     dtype, shape = describe(value)
     if dtype in _QUANTIZED:
         raise TypeError(
-            f"{dtype} has a scale beside its bits\n\nhint: `tensor.int_repr()`, and store the scale"
+            f"{dtype} has a scale besides its bits\n\nhint: `tensor.int_repr()`, and store the scale"
         )
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -130,10 +130,10 @@ def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
     return value, dtype, shape
 
 
-def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
-    """Bytes to be filled, and the tensor that they are then.
+def allocate(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
+    """Memory to be filled, and the tensor over it.
 
-    >>> data, tensor = room("float32", (2, 3), 24)
+    >>> data, tensor = allocate("float32", (2, 3), 24)
     >>> len(data), tensor.shape
     (24, (2, 3))
     """
@@ -144,10 +144,10 @@ def room(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
     return data, data.view(numpy_type(dtype)).reshape(shape)
 
 
-def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor that is where it lies, and read-only.
+def in_place(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A read-only tensor over the memory of a view.
 
-    >>> look(bytes(8), "float32", (2, 1)).tolist()
+    >>> in_place(bytes(8), "float32", (2, 1)).tolist()
     [[0.0], [0.0]]
     """
     if numpy is None:
@@ -158,7 +158,7 @@ def look(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
-    """What a buffer is that is neither such a tensor nor plain bytes.
+    """Why a buffer is neither such a tensor nor plain bytes, if so.
 
     >>> misfit(bytearray(8), "float32", (2,))
     >>> misfit(memoryview(bytearray(8)).cast("i"), "float32", (2,))
@@ -176,18 +176,18 @@ def _cast(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
     code: Any = _PARTS.get(dtype) or _FORMATS[HOLDERS.get(dtype, dtype)]
     # A memoryview cannot be cast to half precision: the bits come instead.
     code = "H" if code == "e" else code
-    # A memoryview cannot have an empty dimension beside others.
+    # A memoryview of several dimensions cannot be empty.
     if not len(memory):
         return memory.cast(code)
     return memory.cast(code, (*shape, 2) if dtype in _PARTS else shape)
 
 
 def numpy_type(dtype: str) -> Any:
-    """What numpy calls a type, or the integer that holds its bits."""
+    """The numpy type of that name, or the integer that holds its bits."""
     if dtype not in HOLDERS:
         return numpy.dtype(dtype)
     try:
-        # Not by a statement: type checkers would ask for a package that nobody needs.
+        # No import statement: type checkers would require a package that is optional.
         ml_dtypes = importlib.import_module("ml_dtypes")
     except ImportError:
         return numpy.dtype(HOLDERS[dtype])
@@ -195,7 +195,7 @@ def numpy_type(dtype: str) -> Any:
 
 
 def torch_type(torch: Any, dtype: str) -> Any:
-    """What torch calls a type, or the integer that holds its bits where this version has no name for it."""
+    """The torch type of that name, or the integer that holds its bits if this version has no such type."""
     lent = _TORCH_LENDS.get(ITEM_BYTES[dtype], "uint8")
     return (
         getattr(torch, dtype, None) or getattr(torch, HOLDERS.get(dtype, lent), None) or getattr(torch, lent)

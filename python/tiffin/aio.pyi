@@ -25,6 +25,8 @@ from ._native import (
 from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Stream, Why
 
 _Missing = TypeVar("_Missing")
+_AnyKey = TypeVar("_AnyKey", bound=str | bytes)
+_OtherKey = TypeVar("_OtherKey", bound=str | bytes)
 
 class AsyncLease:
     @property
@@ -96,7 +98,7 @@ class AsyncStore:
     @overload
     async def put(
         self,
-        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        key: Mapping[_AnyKey, Value],
         value: None = None,
         *,
         on_exists: OnExists = "replace",
@@ -138,7 +140,7 @@ class AsyncStore:
     @overload
     async def reserve(
         self,
-        key: Mapping[Key, int | str] | Mapping[str, int | str] | Mapping[bytes, int | str],
+        key: Mapping[_AnyKey, int | str],
         nbytes: None = None,
         *,
         on_exists: OnExists = "replace",
@@ -189,7 +191,7 @@ class AsyncStore:
     @overload
     async def get_into(
         self,
-        key: Mapping[Key, Value] | Mapping[str, Value] | Mapping[bytes, Value],
+        key: Mapping[_AnyKey, Value],
         buffer: None = None,
         *,
         range: Ranges | None = None,
@@ -309,10 +311,10 @@ class AsyncStore:
     @overload
     async def put_sample(
         self,
-        id: Mapping[Key, Mapping[str, Value]] | Mapping[str, Mapping[str, Value]],
+        id: Mapping[_AnyKey, Mapping[str, Value]],
         tensors: None = None,
         *,
-        metadata: Mapping[Key, bytes | bytearray] | Mapping[str, bytes | bytearray] | None = None,
+        metadata: Mapping[_OtherKey, bytes | bytearray] | None = None,
         consume: Consume = "once",
         replace: bool = True,
         replicas: int = 1,

@@ -61,9 +61,9 @@ __all__ = [
 
 
 class Error(Exception):
-    """Anything that the store could not do. The message says what happened, and what may help."""
+    """The base of all errors of a store. The message says what happened, and has a hint."""
 
-    #: The key that it is about, if it is about one.
+    #: The key that it concerns, if it concerns one.
     key: str | bytes | None = None
     #: From a call with many keys: one entry for each, in order, its result or its error.
     results: list[Any] | None = None
@@ -80,7 +80,7 @@ class NotFound(Error, KeyError):
 
 
 class Exists(Error):
-    """An object of that name exists, and was not to be replaced (`on_exists="error"`, `replace=False`)."""
+    """The object exists, and the put must not replace it (`on_exists="error"`, `replace=False`)."""
 
     #: Which put of the key it is; only of a sample.
     generation: tuple[int, int] | None = None
@@ -91,44 +91,45 @@ class Full(Error):
 
     #: How many bytes the object has.
     size: int | None = None
-    #: How full all nodes are together; not said where it is the namespace that is full.
+    #: How full all nodes are together; `None` if the namespace is full.
     usage: Usage | None = None
-    #: What is missing: `bytes`, `slots`, `key space` or `contiguous space`; not said of a full namespace.
+    #: The missing resource: `bytes`, `slots`, `key space` or `contiguous space`; `None` if the namespace is
+    #: full.
     lacks: str | None = None
 
 
 class OverQuota(Full):
     """The namespace may not hold that much, and has nothing of its own to evict."""
 
-    #: How many bytes the object counts. If they are more than the quota, the put was refused at once.
+    #: How many bytes the object needs. If they exceed the quota, the put was refused at once.
     size: int
-    #: How many bytes the namespace holds, all copies counted.
+    #: How many bytes the namespace holds, with all copies.
     used: int
     #: How many bytes it may hold.
     quota: int
 
 
 class Behind(Full):
-    """The consumers of a stream are behind: it takes in no more until they have caught up."""
+    """The consumers of a stream are behind: it accepts no puts until they have caught up."""
 
-    #: How many samples are in flight, those counted that are about to be put.
+    #: How many samples are in flight, including those that are being put.
     refs: int
     #: How many bytes they have.
     used: int
 
 
 class EndOfStream(Error):
-    """There is nothing more in the stream for this group, and nothing will come."""
+    """The stream has ended, and has no more samples for this group."""
 
-    #: How many samples other consumers of the group have and have not acknowledged. They come again if those
-    #: die: who waits for them pulls once more after acknowledging its own.
+    #: How many samples other consumers of the group have and have not acknowledged. They are delivered again
+    #: if these consumers die: acknowledge your own samples and pull once more to wait for them.
     outstanding: int
 
 
 class StreamFailed(Error):
-    """Somebody ended the stream because something went wrong."""
+    """A client ended the stream with a failure."""
 
-    #: What, as it was said.
+    #: The reason that it gave.
     failure: str
 
 
@@ -140,7 +141,7 @@ class TooSmall(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """The deadline came first. What was asked may or may not have been done."""
+    """The deadline has passed. The request may or may not have been carried out."""
 
 
 class Unreachable(Error, ConnectionError):
@@ -166,10 +167,11 @@ class Leased(Error):
 
 
 class Unconfirmed(Error):
-    """It is as asked, but some nodes could not confirm it.
+    """The request is carried out, but some nodes could not confirm it.
 
-    That is, that they gave their copies up, or that they have a pin or an acknowledgement in writing. They
-    must before they are used again; ask once more to learn when it is confirmed.
+    They have not confirmed that their copies are removed, or that they have recorded a pin or an
+    acknowledgement. They must do so before they are used again. Repeat the request to learn when it is
+    confirmed.
     """
 
     #: The names of the nodes.
@@ -179,35 +181,35 @@ class Unconfirmed(Error):
 class UnconfirmedWarning(UserWarning):
     """A put is done, but some nodes could not confirm in time that the older object of that name is gone.
 
-    Lookups find the new one. Until those nodes hear of it, a reader that knows where the old one lies there
-    may still read it; a delete of the name, or another put, says whether that is over. A warning, not an
-    error, because the value is stored: with `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the
+    Lookups find the new object. Until those nodes learn of it, a reader with a cached location may still read
+    the old one; a delete of the name, or another put, tells whether that is over. It is a warning and not an
+    error because the value is stored. With `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the
     put raises it, and the value is stored all the same.
     """
 
-    #: What was put.
+    #: The keys of the puts.
     keys: tuple[str | bytes, ...] = ()
     #: The names of the nodes.
     nodes: tuple[str, ...] = ()
 
 
 class Contended(Error):
-    """The object was replaced again and again while it was read."""
+    """The object was replaced repeatedly while it was read."""
 
 
 class InvalidArgument(Error, ValueError):
-    """The request makes no sense."""
+    """An argument is invalid."""
 
 
 class OutOfRange(InvalidArgument):
-    """The object is shorter than the range that was asked for. Nothing was read."""
+    """The object is shorter than the requested range. Nothing was read."""
 
     #: How many bytes the object has.
     size: int
 
 
 class Superseded(Error):
-    """The sample was replaced: refs of the older generation lead nowhere any more."""
+    """The sample was replaced: refs of the older generation are no longer valid."""
 
     #: Which put of the id is there now.
     generation: tuple[int, int]
@@ -225,16 +227,16 @@ class NotASample(Error):
 
 
 class WrongGroup(Error):
-    """The group is none of those that the sample is for."""
+    """The sample is not for this group."""
 
     #: The group that asked.
     group: str
 
 
 class WouldLose(Error):
-    """A store that was to be closed only if nothing is lost with it. It stays open."""
+    """Closing the store would lose objects, so it stays open (`on_loss="error"`)."""
 
-    #: What would be lost, as `tiffin.Losses`.
+    #: The objects that would be lost, as `tiffin.Losses`.
     losses: Losses
 
 
@@ -243,7 +245,7 @@ class Unauthenticated(Error):
 
 
 class Refused(Error):
-    """The server said no, for another reason."""
+    """The server refused the request for another reason."""
 
 
 class Closed(Error):

@@ -25,9 +25,9 @@ Match(device=2, host=2, coming=2)
 >>> engine.close()
 True
 
-A step tells the engine everything that happened and gives back everything that is to be done, in one call and
-with the interpreter released; it never waits for I/O. What moves pages are threads of the engine, between
-`device`, `host` and `store`. `docs/kv.md` says what is promised.
+One call of `step` reports all events to the engine and returns all actions. It releases the interpreter and
+never waits for I/O. Threads of the engine move pages between `device`, `host` and `store`. `docs/kv.md`
+states the guarantees.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Settings(TypedDict, total=False):
 
 
 class Namespace(NamedTuple):
-    """Everything, beside tokens, media and ranks, that changes the bytes of a page."""
+    """Everything except tokens, media and ranks that changes the bytes of a page."""
 
     model: str = ""
     revision: str = ""
@@ -118,7 +118,7 @@ class Namespace(NamedTuple):
 
 
 class Media(NamedTuple):
-    """Something other than a token that changes what follows it: where it begins, and what it shows."""
+    """An input other than a token that changes the pages after it: its position and a digest."""
 
     at: int
     content: bytes
@@ -191,11 +191,11 @@ class Operation(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An operation that begins: what it moves, page by page, and between which pages.
+    """An operation that begins, and the pages that it copies.
 
-    A `fetch` brings pages from the store into host pages, a `load` from the host to the device, a `save` from
-    the device to the host, a `backup` from the host to the store. `sources` and `targets` are `int32` arrays,
-    empty where that is the store.
+    A `fetch` copies pages from the store into host pages, a `load` from the host to the device, a `save` from
+    the device to the host, a `backup` from the host to the store. `sources` and `targets` are `int32` arrays;
+    the side of the store is empty.
     """
 
     id: int
@@ -207,23 +207,23 @@ class Begun(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step came to."""
+    """The result of a step."""
 
     #: Requests that may be computed.
     ready: list[Ready]
     #: Pages for the tokens that come next.
     granted: list[Grant]
-    #: (request, token): what the store promised did not come from there on, and is computed instead.
+    #: (request, token): pages that the store had promised did not arrive; compute from that token on.
     recompute: list[tuple[int, int]]
-    #: (request, reason): it is no longer on the device, and becomes ready again by itself.
+    #: (request, reason): it was removed from the device, and becomes ready again by itself.
     retracted: list[tuple[int, str]]
     #: (request, "finished", "aborted" or "too-long").
     ended: list[tuple[int, str]]
-    #: Inputs that count for nothing, and why.
+    #: Inputs that were rejected, and why.
     refused: list[str]
-    #: (tier, namespace, hash): copies that can be matched from now on, where `events` are wanted.
+    #: (tier, namespace, hash): copies that can be matched from now on; only with `events`.
     stored: list[tuple[str, int, bytes]]
-    #: The same of copies that are gone.
+    #: The same for copies that were removed.
     removed: list[tuple[str, int, bytes]]
     #: Operations that have ended.
     operations: list[Operation]
@@ -232,7 +232,7 @@ class Plan(NamedTuple):
 
 
 class Match(NamedTuple):
-    """How far a prefix is there, in pages: on the device, also in the host, also on its way there."""
+    """The length of a cached prefix in pages: on the device, plus the host, plus fetches in progress."""
 
     device: int
     host: int
@@ -242,8 +242,8 @@ class Match(NamedTuple):
 class Engine:
     """The control plane of a KV hierarchy, and the threads that move its pages.
 
-    `device` is the memory that is computed in: an array or a tensor in host memory with a row for each page,
-    which is used where it lies and kept until nothing touches it any more. Or it is an object with
+    `device` is the memory that the model computes in: an array or a tensor in host memory with a row for each
+    page. It is used in place, and kept until no operation uses it any more. Or it is an object with
     `load(host_pages, device_pages)` and `save(device_pages, host_pages)`, which take `int32` arrays, are
     called on threads of the engine, and return how many pages they have copied (nothing for all); then
     `device_pages` and `page_bytes` say how large it is.
@@ -252,15 +252,16 @@ class Engine:
     is a `tiffin.Store`, or any object with the batched calls of Mooncake's `MooncakeDistributedStore`
     (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or nothing.
 
-    `namespace` says what the pages are of; it can be changed with `define`, which makes all that was
-    under the old one unreachable. A fetch begins if the store has more pages than `threshold_pages`, counted
+    `namespace` identifies the contents of the pages. `define` changes it, and pages of the old namespace
+    become unreachable. A fetch begins if the store has more pages than `threshold_pages`, counted
     from the first that is not here (`start="hits"`, the default); with `start="missing"`, if at least that
     many are missing here, however many of them the store has. The other `settings` are sizes, times and
     policies: `docs/kv-settings.md` lists them with their defaults. Times are in seconds.
 
-    Tensor- or pipeline-parallel ranks have an engine each, are told the same in the same order, and step
-    equally often. `gather` takes this rank's bytes and gives those of all, in order: one call per step,
-    and with `torch.distributed` a few lines. `rank_part` says which part of every page this rank keeps.
+    Tensor- or pipeline-parallel ranks have an engine each. All get the same inputs in the same order, and
+    step equally often. `gather` takes this rank's bytes and returns those of all ranks, in order: one call
+    per step, and with `torch.distributed` a few lines. `rank_part` says which part of every page this rank
+    keeps.
     """
 
     def __init__(
@@ -341,15 +342,15 @@ class Engine:
         vanished: Iterable[tuple[int, str, Sequence[bytes]]] = (),
         pressure: Iterable[tuple[str, str]] = (),
     ) -> Plan:
-        """One step: tells what happened, begins what is to be moved, and gives what is left to do.
+        """One step: reports events, begins operations, and returns what the caller must do.
 
-        Said between two passes of the model, and told in this order: what the last pass `computed`, of all
-        requests before anybody gets room for more, then `finish`, `abort`, `retract`, the rest, and `submit`.
-        What it gives is to be heeded in the order `retracted`, `ready`, `granted`. A `vanished` is
-        (namespace, "device", "host" or "store", hashes), a `pressure` is a place and "calm", "tight" or
-        "full". What makes no sense is in `refused`, and changes nothing.
+        Call it between two passes of the model. The engine applies `computed` of all requests first, then
+        `finish`, `abort`, `retract`, the rest, and `submit`. The caller applies `retracted`, `ready` and
+        `granted`, in this order. A `vanished` is (namespace, "device", "host" or "store", hashes). A
+        `pressure` is a place and "calm", "tight" or "full". Invalid inputs are in `refused`, and change
+        nothing.
         """
-        told = SimpleNamespace(
+        inputs = SimpleNamespace(
             define=[(id, tuple(namespace)) for id, namespace in self._define],
             clear=self._clear,
             vanished=[(id, place, list(hashes)) for id, place, hashes in vanished],
@@ -360,7 +361,7 @@ class Engine:
             retract=list(retract),
             submit=[_submission(request) for request in submit],
         )
-        plan = self._native.step(told)
+        plan = self._native.step(inputs)
         self._define, self._clear = [], []
         ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun = plan
         return Plan(
@@ -377,12 +378,12 @@ class Engine:
         )
 
     def wait(self, timeout: float) -> bool:
-        """Waits until there is something to step for: an operation has ended here, or time alone brings
-        something about. Says whether there is."""
+        """Waits until a step has work: an operation has ended, or a time limit has passed. Returns whether
+        there is work."""
         return self._native.wait(timeout)
 
     def match(self, tokens: Any, *, namespace: int = 0, media: Sequence[tuple[int, bytes]] = ()) -> Match:
-        """How far a prefix is there. Changes nothing, and asks nobody."""
+        """The length of a cached prefix. Changes nothing, and does not ask the store."""
         return Match(*self._native.match(namespace, _tokens(tokens), _media(media)))
 
     def pages(self, request: int) -> numpy.ndarray | None:
@@ -391,25 +392,25 @@ class Engine:
         return None if table is None else _ids(table)
 
     def state(self, request: int) -> str | None:
-        """Where a request is in its life, if it is here."""
+        """The state of a request, if the engine has it."""
         return self._native.state(request)
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far: counts of the engine, pages by use, pages moved by kind of operation."""
+        """Counters: events of the engine, pages by use, pages moved by kind of operation."""
         return self._native.stats()
 
     def digest(self) -> int:
-        """A number that is the same for engines that would decide the same."""
+        """A digest of the state. Engines with equal digests make equal decisions."""
         return self._native.digest()
 
     def check(self) -> None:
-        """Holds everything against the invariants of `docs/kv.md`, and raises what is broken."""
+        """Checks the invariants of `docs/kv.md`, and raises an error if one is violated."""
         if violation := self._native.check():
             raise Error(f"{violation}\n\nhint: this is a bug; please report it")
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Ends the engine: backups are waited for, all else is stopped. Says whether all of it has ended in
-        time; memory is kept in any case until nothing touches it any more. Closing twice is harmless."""
+        """Closes the engine: waits for backups, and stops all other operations. Returns whether all of them
+        have ended in time. Memory is kept until no operation uses it. Closing twice is harmless."""
         return self._native.close(timeout)
 
     def __enter__(self) -> Engine:
@@ -460,7 +461,7 @@ def chain(
 
 
 def names(root: bytes, hashes: Sequence[bytes], rank_part: RankPart = ((0, 1), (0, 1), (0, 1))) -> list[str]:
-    """What these pages of a rank are called in a shared store.
+    """The keys of these pages of a rank in a shared store.
 
     >>> root, hashes = chain(range(9), page_tokens=4)
     >>> [name.startswith("kv1/") for name in names(root, hashes)]
@@ -470,7 +471,7 @@ def names(root: bytes, hashes: Sequence[bytes], rank_part: RankPart = ((0, 1), (
 
 
 def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], list[bytes]]]:
-    """The `gather` of each of so many ranks that are threads of this process.
+    """The `gather` functions of ranks that are threads of this process.
 
     >>> group = local_group(2)
     >>> other = threading.Thread(target=group[1], args=(b"1",))
@@ -485,10 +486,10 @@ def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], lis
         def gather(word: bytes) -> list[bytes]:
             words[rank] = word
             barrier.wait(timeout)
-            everybody = list(words)
-            # Nobody writes the next word before all have read this one.
+            gathered = list(words)
+            # No rank writes its next word before all ranks have read this one.
             barrier.wait(timeout)
-            return everybody
+            return gathered
 
         return gather
 
@@ -496,7 +497,7 @@ def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], lis
 
 
 class _Device:
-    """A device of the user's, which sees page ids as arrays."""
+    """An adapter for the user's device, which gets page ids as arrays."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -511,7 +512,7 @@ class _Device:
 
 
 def _exist_options(store: Any) -> Any:
-    """What has a Mooncake store bring closer what a probe finds, if it knows of that."""
+    """The option with which a probe of a Mooncake store prefetches, if the store has it."""
     module = sys.modules.get(type(store).__module__)
     options = getattr(module, "ExistOptions", None)
     return None if options is None else options(prefetch_to_memory=True)
@@ -522,7 +523,7 @@ _COUNT_MAX = 2**32 - 1
 
 
 def _check_counts(**settings: Any) -> None:
-    """Refuse whole numbers that count nothing."""
+    """Rejects integers out of range."""
     for name, value in settings.items():
         if isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
             raise ValueError(f"{name}={value}\n\nhint: it is between 0 and {_COUNT_MAX}")
@@ -533,7 +534,7 @@ def _pages(memory: Any, what: str) -> tuple[int, int]:
     shape, nbytes = getattr(memory, "shape", None), getattr(memory, "nbytes", None)
     if not shape or nbytes is None or shape[0] == 0:
         raise ValueError(
-            f"`{what}` is no array with a row for each page\n\n"
+            f"`{what}` is not an array with a row for each page\n\n"
             "hint: as in `numpy.zeros((pages, page_bytes), 'u1')`"
         )
     return int(shape[0]), int(nbytes) // int(shape[0])

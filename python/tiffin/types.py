@@ -1,4 +1,4 @@
-"""What a store tells: plain tuples with names, which can be compared, unpacked and pickled."""
+"""The results of a store: named tuples, which can be compared, unpacked and pickled."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ class Usage(NamedTuple):
 
     #: All of it.
     capacity: int
-    #: In nobody's use.
+    #: Not in use.
     free: int
-    #: Given to puts that are under way, or reserved ahead of their data.
+    #: Allocated to puts in progress, or reserved ahead of their data.
     reserved: int
     #: Of objects that can be read.
     used: int
-    #: Of objects that are gone, but that somebody still looks at.
+    #: Of removed objects that views still use.
     in_view: int
     #: How many objects can be read.
     objects: int
-    #: Of records and keys, which grow with the number of objects; those of a few hundred objects are free.
+    #: Of records and keys. It grows with the number of objects; the first few hundred objects cost nothing.
     metadata: int = 0
 
 
 class Holder(NamedTuple):
-    """A client that keeps something from being freed."""
+    """A client that keeps memory from being freed."""
 
-    #: How: `reserved` is room for what is to be written; `leased` are samples; `in view` are objects that are
-    #: gone, but that it still looks at.
+    #: How: `reserved` is memory for future writes; `leased` are samples; `in view` are removed objects that
+    #: the client still views.
     kept: str
-    #: What the client calls itself.
+    #: The client's name for itself.
     who: str
     #: How many objects or reservations, and their bytes.
     objects: int
@@ -79,13 +79,13 @@ class Node(NamedTuple):
     name: str
     #: Whether it answers.
     is_alive: bool
-    #: How full it is, as it last said.
+    #: How full it is, as of its last report.
     usage: Usage
-    #: `host:port` where other hosts reach it; empty if they do not.
+    #: `host:port` for other hosts; empty if they cannot reach it.
     address: str
-    #: Who looks at objects that are gone, as it last said: those that keep most of its room first.
+    #: The clients that view removed objects, as of its last report; the most memory first.
     holders: tuple[Holder, ...] = ()
-    #: Whether it is not memory but the disk beside the memory of a node.
+    #: Whether it is a disk of a node, and not its memory.
     is_disk: bool = False
 
 
@@ -98,11 +98,11 @@ class Namespace(NamedTuple):
     objects: int
     #: How many bytes they have, each object counted once.
     size: int
-    #: How many bytes it holds, all copies and reservations counted: this is what a quota limits.
+    #: How many bytes it holds, with all copies and reservations. A quota limits this number.
     used: int = 0
     #: How many bytes it may hold; `None` if that is not limited.
     quota: int | None = None
-    #: How many puts wait for room.
+    #: How many puts wait for space.
     waiting: int = 0
     #: How many samples wait to be consumed, and how many of these are leased.
     samples: int = 0
@@ -112,16 +112,16 @@ class Namespace(NamedTuple):
     #: How many bytes the samples have, and how many of these are leased; each sample counted once.
     samples_size: int = 0
     samples_leased_size: int = 0
-    #: For how many seconds the oldest sample that is leased has been here.
+    #: The age in seconds of the oldest leased sample.
     oldest_leased_sample: float = 0.0
-    #: For how many seconds a sample that nobody leases may wait; `None` if that is not limited.
+    #: For how many seconds a sample without a lease may wait; `None` if that is not limited.
     max_hold: float | None = None
     #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
     demotion: str = "on-pressure"
-    #: Who pins most, the most bytes first: owner to (objects, bytes). The empty name is for pins without an
-    #: owner.
+    #: The owners of pins, the most bytes first: owner to (objects, bytes). The empty name is for pins without
+    #: an owner.
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    #: Which clients keep most of it, by leases and reservations, the most bytes first.
+    #: The clients that hold it by leases and reservations, the most bytes first.
     holders: tuple[Holder, ...] = ()
     #: How many samples were freed because they waited for longer than `max_hold`, and their bytes, since the
     #: master started.
@@ -134,14 +134,14 @@ class Policy(NamedTuple):
 
     #: How many bytes it may hold, all copies counted.
     quota: int | None = None
-    #: For how many seconds a sample that nobody leases may wait.
+    #: For how many seconds a sample without a lease may wait.
     max_hold: float | None = None
     #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
     demotion: str = "on-pressure"
 
 
 class Losses(NamedTuple):
-    """What is lost when a store that lives in this process is closed."""
+    """The objects that are lost when a store inside this process is closed."""
 
     #: How many objects have their only copy there, and how many bytes these have.
     objects: int = 0
@@ -156,7 +156,7 @@ class Losses(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """How many bytes this store has moved in this process, by the way they went."""
+    """How many bytes this store has moved in this process, by transport."""
 
     #: Read from a node inside this process, and written to it.
     local_read: int
@@ -170,48 +170,48 @@ class Traffic(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """What went to disks and came back, of the whole cluster, since the master started."""
+    """Demotions, promotions and prefetches of the whole cluster, since the master started."""
 
-    #: How many copies lie on disks now.
+    #: How many copies are on disks now.
     shelved_objects: int = 0
     #: How many objects were written to disks, and their bytes; and how many could not be.
     demoted_objects: int = 0
     demoted_bytes: int = 0
     demotions_failed: int = 0
-    #: How many a disk refused because they are larger than it takes; `why` of such an object says so.
+    #: How many a disk refused because they are too large for it; `why` of such an object says so.
     demotions_refused: int = 0
-    #: How many were evicted from memory before a disk had them: it could not keep up.
+    #: How many were evicted before they were on a disk, because the disk could not keep up.
     evicted_unshelved: int = 0
-    #: How many objects came back into memory, and their bytes.
+    #: How many objects were promoted to memory, and their bytes.
     promoted_objects: int = 0
     promoted_bytes: int = 0
-    #: Of these, how many were read before they left again, and how many were not.
+    #: How many of these were read before they left memory again, and how many were not.
     promoted_used: int = 0
     promoted_unused: int = 0
-    #: Prefetches of what was in memory, of what was on its way or had just come, that could not be read, that
-    #: were not begun for lack of room, and that were given up.
+    #: Prefetches by outcome: the object was in memory; it was being promoted or had just been; it could not
+    #: be read; memory was short; the prefetch was cancelled.
     prefetch_redundant: int = 0
     prefetch_joined: int = 0
     prefetch_failed: int = 0
     prefetch_skipped: int = 0
     prefetch_cancelled: int = 0
-    #: Gets that the master answered with memory, with a disk, and of these with one of another host. What a
-    #: client knows is read without asking.
+    #: Gets that the master answered with a copy in memory, with one on a disk, and with one on a disk of
+    #: another host. Reads from cached locations do not ask the master, and are not counted here.
     gets_from_memory: int = 0
     gets_from_disk: int = 0
     gets_from_far_disk: int = 0
-    #: Batches of gets that waited for what was on its way and had it in time, or too late; and for how many
+    #: Batches of gets that waited for a promotion that ended in time, or too late; and for how many
     #: milliseconds all of them waited.
     gets_waited: int = 0
     gets_late: int = 0
     waited_ms: int = 0
-    #: Copies that disks gave up to make room, and that turned out to be unreadable.
+    #: Copies that disks evicted, and copies that turned out to be unreadable.
     disk_evicted: int = 0
     disk_corrupt: int = 0
 
 
 class Stats(NamedTuple):
-    """What the master knows of the cluster, and what this store did."""
+    """The state of the cluster as the master knows it, and the traffic of this store."""
 
     #: How full the memory of all nodes is together.
     usage: Usage
@@ -228,31 +228,31 @@ class Stats(NamedTuple):
     traffic: Traffic
     #: How full the disks of all nodes are together.
     disk_usage: Usage = Usage(0, 0, 0, 0, 0, 0)
-    #: What went to disks and came back, since the master started.
+    #: Demotions, promotions and prefetches, since the master started.
     tier: Tier = Tier()
 
 
 class Route(NamedTuple):
-    """How bytes go to and from a node."""
+    """The transport between this store and a node."""
 
     #: The node's name.
     node: str
     #: `local`, `shared memory` or `tcp`; `None` while there is no connection.
     way: str | None
-    #: Why its memory is not mapped where it is not, or why there is no connection where there is none.
+    #: Why its memory is not mapped, or why there is no connection.
     why: str | None
 
 
 class SampleRef(NamedTuple):
-    """A sample that was put: what a producer tells its consumers, who give it to `lease` and `ack`."""
+    """A reference to a sample. The producer sends it to consumers, which pass it to `lease` and `ack`."""
 
     #: Its name: `str` where that is valid UTF-8, else `bytes`.
     id: str | bytes
     #: Which put of the name it is.
     generation: tuple[int, int]
-    #: How many bytes the whole of it has.
+    #: How many bytes the whole sample has.
     size: int
-    #: Whether it took the place of an older sample.
+    #: Whether it replaced an older sample.
     is_replacement: bool
 
 
@@ -261,44 +261,44 @@ class Group(NamedTuple):
 
     #: Its name.
     name: str
-    #: Samples that nobody of the group has.
+    #: Samples that no consumer of the group has.
     ready: int
-    #: Samples that somebody of the group has and has not acknowledged.
+    #: Samples that a consumer of the group has and has not acknowledged.
     out: int
-    #: How often a sample was given to one of the group, in this life of the master.
+    #: How often a sample was delivered to a consumer of the group, in this epoch of the master.
     delivered: int
-    #: Samples that the group has acknowledged, each counted once, in this life of the master.
+    #: Samples that the group has acknowledged, each counted once, in this epoch of the master.
     acked: int
     #: How many stores belong to it.
     consumers: int
-    #: How many samples these take together before they acknowledge any.
+    #: How many samples all of them may hold before they acknowledge any.
     window: int
 
 
 class Stream(NamedTuple):
-    """How a stream stands."""
+    """The state of a stream."""
 
-    #: Samples that are there.
+    #: Samples in it.
     refs: int
     #: Their bytes.
     size: int
-    #: Samples that are about to be put.
+    #: Samples that are being put.
     reserved: int
-    #: The marks: of samples the high and the low one, of bytes the high and the low one. 0 is none.
+    #: The limits: high and low mark in samples, high and low mark in bytes. 0 is no limit.
     marks: tuple[int, int, int, int]
-    #: Whether no more is taken in, until it is at or below the low marks.
+    #: Whether puts wait until it is at or below the low marks.
     is_shut: bool
     #: Whether it has ended.
     is_ended: bool
-    #: What went wrong, if something did.
+    #: The reason of a failure, if it ended with one.
     failure: str | None
-    #: Samples that were put, in this life of the master.
+    #: Samples that were put, in this epoch of the master.
     appended: int
-    #: Samples that were there when this life of the master began.
+    #: Samples that were there when this epoch of the master began.
     recovered: int
-    #: Samples that everybody has consumed, in this life of the master.
+    #: Samples that all groups have consumed, in this epoch of the master.
     consumed: int
-    #: Who consumes it.
+    #: The groups that consume it.
     groups: tuple[Group, ...]
 
 
@@ -316,66 +316,66 @@ class TensorInfo(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a sample is made of."""
+    """The contents of a sample."""
 
     #: The tensors, in the order of their bytes.
     tensors: tuple[TensorInfo, ...]
-    #: What the producer wrote beside them.
+    #: Bytes of the producer, stored with the tensors.
     metadata: bytes
-    #: How many bytes the whole of it has.
+    #: How many bytes the whole sample has.
     size: int
 
 
 class Why(NamedTuple):
-    """Why an object is here, or what took it away. `str(why)` says it in words.
+    """Why an object exists, or what removed it. `str(why)` says it in words.
 
     Times are in seconds.
     """
 
     #: Its name: `str` where that is valid UTF-8, else `bytes`.
     key: str | bytes
-    #: `here`, `gone`, or `unknown`: it never was here, or that was long ago.
+    #: `here`, `gone`, or `unknown`: it never existed, or was removed long ago.
     state: str
     #: Which put of the key it is, or was.
     generation: tuple[int, int] | None = None
-    #: Of what is here: how many bytes it has.
+    #: How many bytes it has, if it is here.
     size: int | None = None
     #: The nodes that hold it, and those of them that cannot be reached now.
     nodes: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
     #: The owners of its pins.
     pins: tuple[str, ...] = ()
-    #: Whether it is evicted only after all others.
+    #: Whether it has a soft pin: it is evicted after all others.
     is_soft_pinned: bool = False
-    #: Of a sample: `once`, `retained`, or the groups that consume it; and those that have.
+    #: Of a sample: `once`, `retained`, or its groups; and the groups that have acknowledged it.
     consume: str | tuple[str, ...] | None = None
     acked: tuple[str, ...] = ()
-    #: The clients that have it leased, as they call themselves.
+    #: The names of the clients that lease it.
     leases: tuple[str, ...] = ()
-    #: How many look at it where it lies.
+    #: How many views of it exist.
     views: int = 0
-    #: The clients that do, as they call themselves, and how many more there are.
+    #: The names of the clients that view it, and how many more there are.
     viewers: tuple[str, ...] = ()
     viewers_more: int = 0
-    #: How many copies of it are on their way through sockets.
+    #: How many transfers of it through sockets are in progress.
     sends: int = 0
-    #: Since when it is here, when it was last used, and for how long that keeps it from eviction yet.
+    #: How long ago it was put, how long ago it was last used, and how long its lease still lasts.
     age: float | None = None
     idle: float | None = None
     lease_left: float | None = None
-    #: Who put it, and who used it last, as they call themselves.
+    #: The names of the clients that put it and that read it last.
     writer: str = ""
     reader: str = ""
-    #: Of what is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
+    #: If it is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
     cause: str | None = None
-    #: Who took it away, and how long ago; for what was evicted, whose put needed the room.
+    #: The client that removed it, and how long ago; of an eviction, the client whose put needed the space.
     by: str = ""
     ago: float | None = None
-    #: The node that was lost with it, or on which it made room; empty where it was in the way of a quota.
+    #: The node that was lost with it, or that evicted it; empty if it was evicted for a quota.
     node: str = ""
-    #: What it made room for.
+    #: The key of the put that it was evicted for.
     for_key: str | bytes | None = None
-    #: The most bytes that its disk takes for one object, if the disk refused this one.
+    #: The largest object that its disk accepts, in bytes, if the disk refused this one.
     disk_bytes_max: int | None = None
 
     def __str__(self) -> str:
@@ -388,18 +388,18 @@ class Why(NamedTuple):
         if self.state == "gone":
             by = f" by {_quote(self.by)}" if self.by else ""
             on = f" on {_quote(self.node)}" if self.node else ""
-            room = on if self.for_key is None else f"{on} for a put of {_quote(self.for_key)}"
-            what = _CAUSES.get(self.cause or "", "is gone").format(by=by, on=on, room=room)
+            place = on if self.for_key is None else f"{on} for a put of {_quote(self.for_key)}"
+            what = _CAUSES.get(self.cause or "", "is gone").format(by=by, on=on, place=place)
             disk = f"\n  disk     {self._refused()}" if self.disk_bytes_max else ""
             return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}{disk}"
-        lines = [f"{name} is here: generation {generation}, {self.size} bytes"]
+        lines = [f"{name} is here: generation {generation}, {_size(self.size or 0)}"]
         lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
         return "\n".join(lines)
 
     def _refused(self) -> str:
         if not self.disk_bytes_max:
             return ""
-        most = f"{self.disk_bytes_max} bytes"
+        most = _size(self.disk_bytes_max)
         return f"refused it: it takes objects of at most {most}; use a larger disk, or split the object"
 
     def _details(self) -> list[tuple[str, str]]:
@@ -410,7 +410,7 @@ class Why(NamedTuple):
             ("pins", ", ".join(map(_quote, self.pins))),
             ("leases", ", ".join(map(_quote, self.leases))),
             ("views", self._views()),
-            ("sends", f"{self.sends} are under way" if self.sends else ""),
+            ("sends", f"{self.sends} in progress" if self.sends else ""),
             ("disk", self._refused()),
             ("sample", self._waits_for()),
             ("put", f"{_ago(self.age)} by {_quote(self.writer)}"),
@@ -420,8 +420,8 @@ class Why(NamedTuple):
     def _views(self) -> str:
         if not self.views:
             return ""
-        who = [*map(_quote, self.viewers), *([f"{self.viewers_more} more"] if self.viewers_more else [])]
-        return f"{self.views} look at it in place" + (f": {', '.join(who)}" if who else "")
+        names = [*map(_quote, self.viewers), *([f"{self.viewers_more} more"] if self.viewers_more else [])]
+        return f"{self.views} open" + (f": {', '.join(names)}" if names else "")
 
     def _kept(self) -> str:
         if self.pins:
@@ -429,16 +429,17 @@ class Why(NamedTuple):
         if self.consume is not None:
             return "until it is consumed or removed: samples are never evicted"
         if self.lease_left:
-            return f"for {self.lease_left:.0f} s more, because it was just read; then until room is needed"
+            reason = "because it was just read or probed; then until space is needed"
+            return f"for {self.lease_left:.0f} s more, {reason}"
         if self.is_soft_pinned:
-            return "until room is needed and nothing else is left: it is soft-pinned"
-        return "until room is needed"
+            return "until space is needed and nothing else is left: it is soft-pinned"
+        return "until space is needed"
 
     def _waits_for(self) -> str:
         if self.consume is None:
             return ""
         if self.consume == "once":
-            return "waits for the first who consumes it"
+            return "waits for its first consumer"
         if self.consume == "retained":
             return "stays until it is removed, however often it is consumed"
         waiting = ", ".join(_quote(group) for group in self.consume if group not in self.acked)
@@ -446,22 +447,33 @@ class Why(NamedTuple):
         return f"waits for {waiting}{done}"
 
 
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _CAUSES = {
     "deleted": "was removed{by}",
     "replaced": "was replaced{by}",
-    "evicted": "was evicted to make room{room}{by}",
+    "evicted": "was evicted to free space{place}{by}",
     "node lost": "was lost with its last node{on}",
     "consumed": "was consumed{by}",
-    "held too long": "was dropped: nobody leased it for longer than the namespace allows",
+    "held too long": "was dropped: no client leased it for longer than the namespace allows",
 }
 
 
 def _quote(name: str | bytes) -> str:
     if name == "":
-        return "nobody in particular"
-    # Names are given by others, and must not be able to play with a terminal.
+        return "an unnamed client"
+    # Other clients choose names, which must not send control sequences to a terminal.
     text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
     return "`" + "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text) + "`"
+
+
+def _size(nbytes: int) -> str:
+    """A size as the commands write it, such as `17 B` or `20.0 MiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    # A size that rounds up to the next unit is written in that unit.
+    sizes = ((round(nbytes * 10 / 1024**power), unit) for power, unit in enumerate(_UNITS, 1))
+    tenths, unit = next(size for size in sizes if size[0] < 10_240)
+    return f"{tenths // 10}.{tenths % 10} {unit}"
 
 
 def _ago(seconds: float | None) -> str:

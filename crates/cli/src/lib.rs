@@ -140,7 +140,12 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
 }
 
 async fn dispatch(command: Command, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    log::start(&context.common, matches!(command, Command::Master(_) | Command::Node(_)))?;
+    let usual = match command {
+        Command::Master(_) | Command::Node(_) => log::Usual::Daemon,
+        Command::Up(_) => log::Usual::Up,
+        _ => log::Usual::Quiet,
+    };
+    log::start(&context.common, usual)?;
     let signals = Signals::listen()?;
     match command {
         Command::Up(up) => up::run(up, context, console, signals).await,

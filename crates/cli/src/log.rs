@@ -7,15 +7,23 @@ use tracing_subscriber::EnvFilter;
 
 use crate::console::Failure;
 
-/// Default log level of interactive commands. The master of a store in one process would only log that its
-/// own node left, which is how such a store ends.
-const QUIET_LEVEL: &str = "error,tiffin_server::master=off";
+/// How much a command logs, if the settings do not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Usual {
+    /// A server that runs on its own: the default of the settings.
+    Daemon,
+    /// `tiffin up`, which a person watches: the warnings of its master and node.
+    Up,
+    /// Any other command. A store in its own process only loses its node at the end, which is no news.
+    Quiet,
+}
 
 /// Starts the log of this process. If there is one already, it stays.
-pub(crate) fn start(common: &CommonArgs, is_daemon: bool) -> Result<(), Failure> {
+pub(crate) fn start(common: &CommonArgs, usual: Usual) -> Result<(), Failure> {
     let config = common.log();
-    let level = match &common.log_level {
-        None if !is_daemon => QUIET_LEVEL,
+    let level = match (&common.log_level, usual) {
+        (None, Usual::Up) => "warn",
+        (None, Usual::Quiet) => "error,tiffin_server::master=off",
         _ => config.level.as_str(),
     };
     let filter = EnvFilter::try_new(level).map_err(|error| {

@@ -26,7 +26,7 @@ pub(crate) struct Pin {
     client: ClientArgs,
 }
 
-/// Ends pins of an owner. The objects stay until their memory is needed.
+/// Ends pins of an owner. The objects stay where they are, and are evicted when space is needed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Unpin {
     #[command(flatten)]

@@ -68,8 +68,8 @@ fn kept(info: &Info) -> &'static str {
     match (info.hard_pin, info.soft_pin, info.leased) {
         (true, ..) => "pinned: never evicted",
         (_, true, _) => "soft-pinned: evicted after all others",
-        (.., true) => "leased: protected from eviction for a while",
-        _ => "until memory is needed",
+        (.., true) => "leased: a reader keeps it from eviction for a while",
+        _ => "until space is needed",
     }
 }
 

@@ -122,11 +122,14 @@ fn kept(here: &Here) -> String {
     } else if here.sample.is_some() {
         "until it is consumed or removed: samples are never evicted".to_owned()
     } else if here.lease_ms > 0 {
-        format!("leased for {} more; then until memory is needed", time(here.lease_ms))
+        format!(
+            "for {} more, because it was just read or probed; then until space is needed",
+            time(here.lease_ms)
+        )
     } else if here.found.soft_pin {
-        "soft-pinned: evicted after all other objects".to_owned()
+        "until space is needed and nothing else is left: it is soft-pinned".to_owned()
     } else {
-        "until memory is needed".to_owned()
+        "until space is needed".to_owned()
     }
 }
 
@@ -139,7 +142,7 @@ fn sample(consumption: &Consumption, acked: &[String]) -> String {
     let list = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
     match consumption {
         Consumption::Once => "waits for its first consumer".to_owned(),
-        Consumption::Retained => "kept until it is removed".to_owned(),
+        Consumption::Retained => "stays until it is removed, however often it is consumed".to_owned(),
         Consumption::Groups(groups) => {
             let open: Vec<_> = groups.iter().filter(|it| !acked.contains(it)).cloned().collect();
             let done =
@@ -158,11 +161,13 @@ fn cause(gone: &Gone) -> String {
     match gone.cause {
         Cause::Deleted => format!("was removed{by}"),
         Cause::Replaced => format!("was replaced{by}"),
-        Cause::Evicted => format!("was evicted to free memory{}{by}", eviction_reason(gone)),
+        Cause::Evicted => format!("was evicted to free space{}{by}", eviction_reason(gone)),
         Cause::NodeLost if gone.node.is_empty() => "was lost with its last node".to_owned(),
         Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.node)),
         Cause::Consumed => format!("was consumed{by}"),
-        Cause::HeldTooLong => "was dropped: it was not leased within the namespace's limit".to_owned(),
+        Cause::HeldTooLong => {
+            "was dropped: no client leased it for longer than the namespace allows".to_owned()
+        }
     }
 }
 
@@ -306,10 +311,10 @@ mod tests {
         for (cause, expected) in [
             (Cause::Deleted, "was removed by `x`"),
             (Cause::Replaced, "was replaced by `x`"),
-            (Cause::Evicted, "was evicted to free memory on `n` for a put of `new` by `x`"),
+            (Cause::Evicted, "was evicted to free space on `n` for a put of `new` by `x`"),
             (Cause::NodeLost, "was lost with its last node, `n`"),
             (Cause::Consumed, "was consumed by `x`"),
-            (Cause::HeldTooLong, "was dropped: it was not leased within the namespace's limit"),
+            (Cause::HeldTooLong, "was dropped: no client leased it for longer than the namespace allows"),
         ] {
             let (by, node, reader) = ("x".to_owned(), "n".to_owned(), "r".to_owned());
             let for_key = Some(Key::new(b"new").unwrap());

@@ -5,7 +5,8 @@
 //! bytes. That makes the answer of a get that asked nobody as good as any other.
 //!
 //! What is used in this way is told to the master a moment later, so that eviction knows it, and in any
-//! case before this client asks for room.
+//! case before this client asks for room. Probes that take a lease are told in the same way, but not as
+//! reads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +74,8 @@ impl State {
     /// How much there is to report. A get is counted after its key was noted as used, and may be all that is
     /// left.
     fn news_count(&self) -> usize {
-        self.known.used_count().max(usize::from(!self.reads.0.is_empty()))
+        let probed = self.known.probed_count();
+        self.known.used_count().max(probed).max(usize::from(!self.reads.0.is_empty()))
     }
 }
 
@@ -108,6 +110,14 @@ impl Memory {
         let mut state = self.lock();
         if state.news_count() < enough {
             return None;
+        }
+        if state.known.used_count() == 0 && state.reads.0.is_empty() {
+            let keys = state.known.take_probed(TOLD_MAX);
+            return Some(Request::Exists(Exists {
+                keys: keys.iter().collect(),
+                lease: true,
+                ..Exists::default()
+            }));
         }
         let lease = std::mem::take(&mut state.lease);
         let keys = state.known.take_used(TOLD_MAX);
@@ -178,12 +188,15 @@ pub(crate) fn is_there(inner: &Inner, keys: &Keys, options: ResolveOptions) -> V
     let mut there = vec![false; keys.len()];
     let epoch = inner.current_master().map(|it| it.epoch);
     let Some(epoch) = epoch.filter(|_| !(options.lease && inner.has_strict_leases())) else { return there };
-    let is_use = options.touch || options.lease;
     let mut uses = Vec::with_capacity(keys.len());
     let mut state = inner.known.lock();
-    state.lease |= options.lease;
+    state.lease |= options.touch && options.lease;
     for (index, key) in keys.iter().enumerate() {
-        let found = if is_use { state.known.find(key) } else { state.known.peek(key) };
+        let found = match options {
+            ResolveOptions { touch: true, .. } => state.known.find(key),
+            ResolveOptions { lease: true, .. } => state.known.probe(key),
+            _ => state.known.peek(key),
+        };
         let Some(Found { generation, replicas, .. }) = found else { continue };
         for &Location { segment, slot, stamp } in replicas {
             uses.push(Use { segment, named: generation.epoch, index, slot: slot.0, stamp: stamp.0 });
@@ -290,6 +303,24 @@ mod tests {
         memory.lock().reads.count(&[GetOutcome::Read(Found::default())], &[false]);
         let Some(Request::Exists(told)) = memory.used(1) else { panic!("the get is told, too") };
         assert_eq!((told.keys.len(), told.reads.singles), (0, 1));
+        assert_eq!(memory.used(1), None);
+    }
+
+    #[test]
+    fn a_probe_is_told_as_a_lease_and_not_as_a_read() {
+        let memory = Memory::new(8, 1);
+        let keys = [b"a", b"b"].map(|name| Key::new(name).unwrap());
+        for key in &keys {
+            memory.learn_put(key, Generation::default(), 1, &[Location::default()]);
+        }
+        assert!(memory.lock().known.find(&keys[0]).is_some());
+        assert!(memory.lock().known.probe(&keys[1]).is_some());
+        let told = [(); 2].map(|()| match memory.used(1) {
+            Some(Request::Exists(told)) => (told.keys, told.touch, told.lease),
+            other => panic!("{other:?}"),
+        });
+        let [read, probed] = keys.map(|key| [key].iter().collect());
+        assert_eq!(told, [(read, true, false), (probed, false, true)]);
         assert_eq!(memory.used(1), None);
     }
 

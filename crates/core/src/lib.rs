@@ -251,7 +251,14 @@ impl fmt::Display for Key {
         const SHOWN_MAX: usize = 120;
         let shown = self.0.get(..SHOWN_MAX).unwrap_or(&self.0);
         for chunk in shown.utf8_chunks() {
-            write!(out, "{}{}", chunk.valid(), chunk.invalid().escape_ascii())?;
+            for c in chunk.valid().chars() {
+                match u8::try_from(c) {
+                    Ok(byte) if c.is_ascii_control() => write!(out, "{}", std::ascii::escape_default(byte))?,
+                    _ if c.is_control() => write!(out, "{}", c.escape_unicode())?,
+                    _ => write!(out, "{c}")?,
+                }
+            }
+            write!(out, "{}", chunk.invalid().escape_ascii())?;
         }
         if shown.len() < self.0.len() {
             write!(out, "… ({} bytes)", self.0.len())?;
@@ -278,8 +285,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_not_text_is_shown_escaped() {
-        assert_eq!(Key::new(b"a\xff\x00b").unwrap().to_string(), "a\\xff\0b");
+    fn a_key_is_shown_as_text_without_control_characters() {
+        for (key, shown) in
+            [(&b"a\xff\x00b"[..], "a\\xff\\x00b"), ("é\n\u{1b}[31m\u{85}".as_bytes(), "é\\n\\x1b[31m\\u{85}")]
+        {
+            assert_eq!(Key::new(key).unwrap().to_string(), shown);
+        }
         assert!(Key::new(&vec![b'x'; 500]).unwrap().to_string().ends_with("… (500 bytes)"));
     }
 

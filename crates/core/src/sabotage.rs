@@ -173,6 +173,8 @@ tiffin_sabotage::variants! {
         WrittenIsHot: "T16: what nobody has read makes way";
         /// A look at where objects lie counts as a get of them.
         LookCounts: "T14: a look changes nothing";
+        /// A lookup that only takes a lease counts as a read.
+        LeaseReads: "T14: a lease alone is not a read";
         /// A promotion that found no memory is not tried again.
         RetryNever: "T20: what found no memory is tried again";
         /// The master takes the answer to a promotion that it gave up for one to the next.

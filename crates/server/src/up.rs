@@ -70,6 +70,7 @@ impl Embedded {
 
     /// Closes everything; answers that are ready still go out until the deadline.
     pub async fn shutdown(self, deadline: Instant) {
+        self.master.expect_departures();
         self.node.leave(deadline).await;
         self.master.shutdown().await;
     }
@@ -106,6 +107,7 @@ impl Up {
 
     /// Closes everything; answers that are ready still go out until the deadline.
     pub async fn shutdown(self, deadline: Instant) {
+        self.master.expect_departures();
         self.node.leave(deadline).await;
         self.master.shutdown().await;
     }

@@ -74,17 +74,11 @@ impl World {
                 let keys: Vec<_> = (0..self.rng.between(1, 4)).map(|_| self.name(namespace).key()).collect();
                 let lease = self.rng.percent(20);
                 let report_wait_ms = self.rng.between(0, 300);
-                let exists = || Exists { keys: keys.iter().collect(), report_wait_ms, ..Exists::default() };
-                let request = match keys.len() % 2 == 0 && !lease {
-                    true => Request::Exists(exists()),
-                    false => Request::Resolve(Resolve {
-                        keys,
-                        touch: false,
-                        lease,
-                        locate: false,
-                        report_wait_ms,
-                        ..Resolve::default()
-                    }),
+                let request = if keys.len() % 2 == 0 {
+                    let keys = keys.iter().collect();
+                    Request::Exists(Exists { keys, lease, report_wait_ms, ..Exists::default() })
+                } else {
+                    Request::Resolve(Resolve { keys, lease, report_wait_ms, ..Resolve::default() })
                 };
                 self.call_once(client, Kind::Question, request);
             }

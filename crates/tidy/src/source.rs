@@ -48,7 +48,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "python/src/dlpack.rs",
     "python/src/memory.rs",
     "python/src/process.rs",
-    "python/src/room.rs",
+    "python/src/read_buffers.rs",
     "python/src/view.rs",
 ];
 

@@ -9,10 +9,10 @@ use tiffin_client::Deadline;
 use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
 use tiffin_kv_exec::{ClusterStore, Device, Executor, Gather, HostDevice, Pages, Parts, StepError, Threads};
 
+use super::convert::{self, Coordinates, Inputs, Mediums};
+use super::python_objects::{PythonDevice, PythonGather, PythonStore};
 use super::settings::{self, Shape};
-use super::theirs::{TheirDevice, TheirGather, TheirStore};
-use super::words::{self, Coordinates, Mediums, Told};
-use super::{memory, words::kind_word};
+use super::{convert::kind_word, memory};
 use crate::errors::{closed, invalid};
 use crate::memory::Memory;
 use crate::methods::Any;
@@ -20,9 +20,9 @@ use crate::process::PerProcess;
 use crate::runtime::{self, block_on};
 use crate::store::Store;
 
-/// The longest that anything is waited for, which is as good as for ever.
+/// The longest wait, which is practically unlimited.
 const SECONDS_MAX: f64 = 1e6;
-/// How often signals are looked for while somebody waits.
+/// How often a waiting call checks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// The engine of a KV hierarchy over memory of Python. `tiffin.kv.Engine` is what users see of it.
@@ -53,13 +53,13 @@ impl KvEngine {
         gather: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let config = settings::config(&shape, settings)?;
-        let no_room = || invalid(py, format!("there is no memory for {} host pages", config.host_pages));
+        let no_memory = || invalid(py, format!("there is no memory for {} host pages", config.host_pages));
         let host = match host {
             Some(host) => lent(host, config.host_pages, page_bytes)?,
-            None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_room)?,
+            None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_memory)?,
         };
         let device: Box<dyn Device> = if device.hasattr("load")? && device.hasattr("save")? {
-            Box::new(TheirDevice(device.clone().unbind()))
+            Box::new(PythonDevice(device.clone().unbind()))
         } else {
             Box::new(HostDevice::new(Arc::new(lent(device, config.device_pages, page_bytes)?)))
         };
@@ -67,8 +67,8 @@ impl KvEngine {
             host: Arc::new(host),
             device,
             store: store.map(|store| open_store(py, store, exist_options)).transpose()?,
-            rank: words::rank(rank_part),
-            gather: gather.map(|gather| Box::new(TheirGather(gather)) as Box<dyn Gather>),
+            rank: convert::rank(rank_part),
+            gather: gather.map(|gather| Box::new(PythonGather(gather)) as Box<dyn Gather>),
             threads: Threads::default(),
             compare_every: shape.compare_every,
         };
@@ -76,18 +76,18 @@ impl KvEngine {
         Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))) })
     }
 
-    /// One step: tells, begins, and gives what is left to do.
-    fn step<'py>(&self, py: Python<'py>, told: Told) -> PyResult<Bound<'py, PyTuple>> {
-        let inputs = told.inputs(py)?;
+    /// One step: applies inputs, begins operations, and returns what the caller must do.
+    fn step<'py>(&self, py: Python<'py>, inputs: Inputs) -> PyResult<Bound<'py, PyTuple>> {
+        let inputs = inputs.parse(py)?;
         let step = self.with(py, |executor| executor.step(inputs))?;
-        words::plan(py, &step.map_err(|error| raise_step(py, &error))?)
+        convert::plan(py, &step.map_err(|error| raise_step(py, &error))?)
     }
 
-    /// Waits until there is something to step for, with the interpreter released.
+    /// Waits until a step has work, with the interpreter released.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let until = Deadline::after(Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX)));
         loop {
-            // Others may step meanwhile: only the list of what has ended is waited on.
+            // Other threads may step meanwhile: this waits only for the list of ended operations.
             let waiter = self.with(py, |executor| executor.waiter())?;
             if py.detach(|| waiter.wait(until.remaining().min(SIGNALS_EVERY))) {
                 return Ok(true);
@@ -99,7 +99,7 @@ impl KvEngine {
         }
     }
 
-    /// How far a prefix is there, in pages: on the device, also in the host, also on its way there.
+    /// The length of a cached prefix in pages: on the device, plus the host, plus fetches in progress.
     #[pyo3(name = "match")]
     fn match_prefix(
         &self,
@@ -108,7 +108,7 @@ impl KvEngine {
         tokens: &[u8],
         media: Mediums,
     ) -> PyResult<(u32, u32, u32)> {
-        let prompt = Prompt::Tokens { tokens: words::tokens(tokens), media: words::media(media) };
+        let prompt = Prompt::Tokens { tokens: convert::tokens(tokens), media: convert::media(media) };
         let found = self.with(py, |executor| executor.engine().match_prefix(SpaceId(space), &prompt))?;
         Ok((found.device, found.host, found.coming))
     }
@@ -116,7 +116,7 @@ impl KvEngine {
     /// The device pages of a request that is computed.
     fn block_table<'py>(&self, py: Python<'py>, request: u64) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let table = self.with(py, |executor| executor.engine().block_table(ReqId(request)))?;
-        Ok(table.map(|pages| words::page_ids(py, &pages)))
+        Ok(table.map(|pages| convert::page_ids(py, &pages)))
     }
 
     /// The state of a request, in words.
@@ -125,7 +125,7 @@ impl KvEngine {
         Ok(state.map(|state| format!("{state:?}").to_lowercase()))
     }
 
-    /// What happened so far, by name.
+    /// Counters, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (stats, moved, pages, open, requests) = self.with(py, |executor| {
             let engine = executor.engine();
@@ -159,18 +159,18 @@ impl KvEngine {
         Ok(all)
     }
 
-    /// A number that is the same for engines that would decide the same.
+    /// A digest of the state. Engines with equal digests make equal decisions.
     fn digest(&self, py: Python<'_>) -> PyResult<u128> {
         self.with(py, |executor| executor.engine().digest())
     }
 
-    /// Holds everything against the invariants, and gives what is wrong.
+    /// Checks the invariants, and returns the first violation.
     fn check(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let checked = self.with(py, |executor| executor.engine().check())?;
         Ok(checked.err().map(|violation| violation.to_string()))
     }
 
-    /// Ends it: what is under way is stopped, backups are waited for. Says whether all of it has ended.
+    /// Closes it: waits for backups, and stops other operations. Returns whether all have ended.
     fn close(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let at_most = Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX));
         let Some(executor) = self.executor.here() else { return Ok(true) };
@@ -182,7 +182,7 @@ impl KvEngine {
 }
 
 impl KvEngine {
-    /// Does something with the executor, with the interpreter released.
+    /// Calls the executor with the interpreter released.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Executor) -> T + Send) -> PyResult<T> {
         let forked = || closed(py, "the engine belongs to another process\n\nhint: make one in each process");
         let executor = self.executor.here().ok_or_else(forked)?;
@@ -202,7 +202,7 @@ fn open_store(
     exist_options: Option<Py<PyAny>>,
 ) -> PyResult<Box<dyn tiffin_kv_exec::PageStore>> {
     let Ok(ours) = store.cast::<Store>() else {
-        return Ok(Box::new(TheirStore { store: store.clone().unbind(), exist_options }));
+        return Ok(Box::new(PythonStore { store: store.clone().unbind(), exist_options }));
     };
     let caller = &ours.get().caller;
     let deadline = Deadline::after(caller.time);

@@ -16,7 +16,7 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         // SAFETY: it is taken out here and nowhere else, and `self` is not used any more.
         let memory = unsafe { ManuallyDrop::take(&mut self.0) };
-        runtime::deliver(Box::new(move |_| drop(memory)));
+        runtime::run_attached(Box::new(move |_| drop(memory)));
     }
 }
 

@@ -4,15 +4,15 @@
 //! |---|---|
 //! | `engine` | the class: a step is one crossing, with the interpreter released |
 //! | `settings` | the configuration of an engine, from arguments |
-//! | `words` | inputs from tuples, and what a step came to as tuples |
-//! | `theirs` | a store, a device and a collective that are Python objects |
+//! | `convert` | inputs from tuples, and results as tuples |
+//! | `python_objects` | a store, a device and a collective that are Python objects |
 //! | `memory` | memory of Python, in pages |
 
+mod convert;
 mod engine;
 mod memory;
+mod python_objects;
 mod settings;
-mod theirs;
-mod words;
 
 use std::ffi::OsString;
 
@@ -22,7 +22,7 @@ use tiffin_kv::{ChainHash, RankPart, hash};
 use tiffin_kv_exec::PageName;
 
 use crate::errors::invalid;
-use words::{Coordinates, Mediums, Names};
+use convert::{Coordinates, Mediums, Names};
 
 /// Adds what is here to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -46,8 +46,8 @@ fn kv_chain<'py>(
         return Err(invalid(py, "a page has 0 tokens\n\nhint: 16 to 64 are usual"));
     }
     let (root, hashes) = py.detach(|| {
-        let root = words::namespace(namespace).root(page_tokens);
-        let (tokens, media) = (words::tokens(tokens), words::media(media));
+        let root = convert::namespace(namespace).root(page_tokens);
+        let (tokens, media) = (convert::tokens(tokens), convert::media(media));
         (root, hash::chain(root, 0, page_tokens, &tokens, &media))
     });
     let bytes = |ChainHash(hash): &ChainHash| PyBytes::new(py, hash);
@@ -57,7 +57,7 @@ fn kv_chain<'py>(
 /// What these pages of a rank are called in a shared store.
 #[pyfunction]
 fn kv_names(root: [u8; 16], rank: Coordinates, hashes: Vec<[u8; 16]>) -> Vec<String> {
-    let rank: RankPart = words::rank(rank);
+    let rank: RankPart = convert::rank(rank);
     let name = |hash: [u8; 16]| PageName::new(ChainHash(root), &rank, ChainHash(hash)).as_str().to_owned();
     hashes.into_iter().map(name).collect()
 }

@@ -1,11 +1,11 @@
-//! Arguments as Mooncake's methods take them: what does not fit is a `TypeError`, whatever is wrong with it.
+//! Arguments of Mooncake's methods. An argument that does not fit is a `TypeError`, for any reason.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 use tiffin_core::{Key, Keys};
 
-/// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long; [`KeyArg::key`] tells.
+/// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long: see [`KeyArg::key`].
 #[derive(Clone, Debug)]
 pub(crate) struct KeyArg(Option<Key>);
 
@@ -14,7 +14,7 @@ impl KeyArg {
         Self(Key::new(bytes).ok())
     }
 
-    /// The key, or nothing where no object can have it.
+    /// The key; `None` if no object can have it.
     pub(crate) fn key(&self) -> Option<Key> {
         self.0.clone()
     }
@@ -28,8 +28,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for KeyArg {
     }
 }
 
-/// Many keys that are only asked about. They lie in one piece of memory: an allocation for each would be most
-/// of what the question costs.
+/// The keys of a probe, in one allocation: one for each key would dominate the cost of the call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NameArgs {
     /// Those that an object can have.
@@ -44,7 +43,7 @@ impl NameArgs {
         self.keys.len() + self.unfit.len()
     }
 
-    /// Puts an answer for those that no object can have between the answers for the others.
+    /// Inserts an answer for the keys that no object can have.
     pub(crate) fn merge<A: Copy>(&self, answers: impl IntoIterator<Item = A>, unfit: A) -> Vec<A> {
         let (mut answers, mut places) = (answers.into_iter(), self.unfit.iter().peekable());
         let mut last = unfit;
@@ -52,7 +51,7 @@ impl NameArgs {
             if places.next_if(|it| **it == place).is_some() {
                 return unfit;
             }
-            // One failure may stand for all.
+            // A single failure applies to all keys.
             last = answers.next().unwrap_or(last);
             last
         };

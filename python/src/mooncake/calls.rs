@@ -1,4 +1,4 @@
-//! Calls of the client, with Mooncake's codes for what comes back. Each waits with the interpreter released.
+//! Calls of the client, with results as Mooncake's codes. Each waits with the interpreter released.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use super::open::{Open, tell};
 
 /// How long a removal waits for nodes to confirm, at most. A node that is stopped must not stop its callers.
 const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long the master may take to show that it lives.
+/// How long the master may take to answer a health check.
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
-/// Mooncake's reads and probes protect what they find for a while.
+/// Mooncake's probes protect the objects that they find for a while. They are not reads.
 const LEASED: ResolveOptions =
-    ResolveOptions { touch: true, lease: true, locate: false, ahead: Ahead::Nothing };
+    ResolveOptions { touch: false, lease: true, locate: false, ahead: Ahead::Nothing };
 
-/// A probe that brings what only a disk has into memory is none: it takes no lease and is no use.
+/// A probe that prefetches takes no lease.
 const AHEAD: ResolveOptions =
     ResolveOptions { touch: false, lease: false, locate: false, ahead: Ahead::LeadingRun };
 
-/// Puts what can be put; items that have a code already keep it.
+/// Puts the items that have no code yet; the others keep theirs.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
     let (known, puts) = split(puts);
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
@@ -45,7 +45,7 @@ pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) 
     Ok(merge(known, codes))
 }
 
-/// Gets what can be got, and tells the bytes of each; items that have a code already keep it.
+/// Gets the items that have no code yet, and returns the size of each; the others keep their code.
 pub(super) fn get_into(
     py: Python<'_>,
     open: &Open,
@@ -100,7 +100,7 @@ pub(super) fn get_blocks(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResu
     Ok(merge(known, blocks.take(read.iter().map(Result::is_ok))))
 }
 
-/// Looks keys up, and gives each what `found` or `failed` makes of the answer.
+/// Looks up keys, and converts each answer with `found` or `failed`.
 pub(super) fn look(
     py: Python<'_>,
     open: &Open,
@@ -118,14 +118,14 @@ pub(super) fn look(
     Ok(merge(known, codes))
 }
 
-/// Tells the copies of each key; no copies where there is no such object.
+/// The copies of each key; none if there is no such object.
 pub(super) fn copies(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Vec<ReplicaDescriptor>>> {
     let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(Vec::new)).collect());
     let deadline = Deadline::after(open.call_time);
-    // To ask where something lies is no use of it: nothing is leased, counted or moved.
+    // A descriptor query has no side effects: no lease, no use, no promotion.
     let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
     let infos = ask(py, open, deadline, async |client| client.resolve(&keys, options, deadline).await)?;
-    // One failure may stand for all.
+    // A single failure applies to all keys.
     let mut infos = infos.into_iter();
     let copies = keys.iter().map(|_| match infos.next() {
         Some(Ok(Some(info))) => ReplicaDescriptor::of(&info),
@@ -141,7 +141,7 @@ pub(super) fn disk_reads(py: Python<'_>, open: &Open) -> PyResult<u64> {
     Ok(counted.unwrap_or_default())
 }
 
-/// Tells for each key whether it can be read, or what `failed` makes of the failure.
+/// Whether each key can be read, or a failure as `failed` converts it.
 pub(super) fn exist(
     py: Python<'_>,
     open: &Open,
@@ -184,7 +184,7 @@ pub(super) fn remove(
     Ok(merge(known, codes))
 }
 
-/// Removes what matches, and tells how many that were.
+/// Removes objects that match, and returns how many there were.
 pub(super) fn remove_matching(
     py: Python<'_>,
     open: &Open,
@@ -215,7 +215,7 @@ pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. }))))
 }
 
-/// The bytes that the client has written and read, by the way they went.
+/// The bytes that the client has written and read, by transport.
 pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(&'static str, (u64, u64))>> {
     let deadline = Deadline::after(open.call_time);
     let counted = open.handle.call(py, deadline, async |client| {
@@ -226,7 +226,7 @@ pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(&'static str
     Ok(counted.unwrap_or_default())
 }
 
-/// Asks the client, and gives every item of the batch the same failure where there is no client.
+/// Calls the client. Without a client, every item of the batch gets the same failure.
 fn ask<T: Send>(
     py: Python<'_>,
     open: &Open,
@@ -243,7 +243,7 @@ fn tell_unconfirmed(error: &Error) {
     }
 }
 
-/// Takes out the items that are to be asked about; the others have their answer.
+/// Separates the items without an answer from those with one.
 fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<Option<A>>, Vec<T>) {
     let mut wanted = Vec::with_capacity(items.len());
     let known = items.into_iter().map(|item| match item {
@@ -256,7 +256,7 @@ fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<Option<A>>, Vec<T>) {
     (known.collect(), wanted)
 }
 
-/// Puts the answers back between those that were known.
+/// Merges new answers with the known ones.
 fn merge<A>(known: Vec<Option<A>>, answers: impl IntoIterator<Item = A>) -> Vec<A> {
     let mut answers = answers.into_iter();
     known.into_iter().filter_map(|known| known.or_else(|| answers.next())).collect()

@@ -11,7 +11,7 @@ use tiffin_client::probe::{Access, Coverage, is_accessible, is_mapped};
 use super::codes;
 use super::open::{Open, tell};
 
-/// What to do about an address that is refused.
+/// The hint for an address that is refused.
 const HINT: &str = "hint: copy device memory to the host first, as in `tensor.cpu()`, and keep host memory \
                     mapped until the call returns";
 
@@ -30,7 +30,7 @@ pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access
     let whole: BTreeSet<_> = spans.into_iter().filter(is_whole).map(|(region, _)| region).collect();
     let mut refused = None;
     let mut is_usable = |range: &(u64, u64)| {
-        // No memory can be there, which is found out without asking the kernel.
+        // No memory can be there, which needs no question to the kernel.
         if range.0 == 0 || range.0.checked_add(range.1).is_none() {
             return true;
         }
@@ -49,7 +49,7 @@ pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access
     usable
 }
 
-/// The same for one range; nothing is said.
+/// The same for one range, without a message.
 pub(super) fn is_usable(open: &Open, start: u64, len: u64, access: Access) -> bool {
     match open.registry.region(start, len, access) {
         Some(_) if is_mapped(start as usize, len as usize) => true,
@@ -57,7 +57,7 @@ pub(super) fn is_usable(open: &Open, start: u64, len: u64, access: Access) -> bo
     }
 }
 
-/// Says in one line which address was refused, and why.
+/// Reports in one line which address was refused, and why.
 pub(super) fn tell_refused(what: &str, start: u64, len: u64, access: Access) {
     let can = match access {
         Access::Read => "read",

@@ -5,13 +5,13 @@ use tiffin_core::message::Reason;
 
 /// Done.
 pub(crate) const OK: i64 = 0;
-/// Setting up failed, for a reason that the log tells.
+/// The setup failed; the log has the reason.
 pub(crate) const INTERNAL_ERROR: i64 = -1;
-/// No segment has room, nor anything to evict.
+/// No segment has space, or objects to evict.
 pub(crate) const NO_AVAILABLE_HANDLE: i64 = -200;
-/// An argument makes no sense; also: not set up, or closed.
+/// An argument is invalid; also: not set up, or closed.
 pub(crate) const INVALID_PARAMS: i64 = -600;
-/// It exists, but cannot be read just now.
+/// The object exists, but cannot be read now.
 pub(crate) const REPLICA_IS_NOT_READY: i64 = -703;
 /// There is no such object.
 pub(crate) const OBJECT_NOT_FOUND: i64 = -704;
@@ -21,14 +21,14 @@ pub(crate) const OBJECT_HAS_LEASE: i64 = -706;
 pub(crate) const TRANSFER_FAIL: i64 = -800;
 /// The master could not be reached, or could not finish.
 pub(crate) const RPC_FAIL: i64 = -900;
-/// The deadline came first.
+/// The deadline has passed.
 pub(crate) const RPC_TIMEOUT: i64 = -901;
 /// There is no distributed file system.
 pub(crate) const DFS_SERVICE_UNAVAILABLE: i64 = -1601;
 
-/// What `health_check` answers before `setup` and after `close`.
+/// The answer of `health_check` before `setup` and after `close`.
 pub(crate) const HEALTH_NOT_SET_UP: i64 = 1;
-/// What `health_check` answers when the master does not.
+/// The answer of `health_check` if the master does not answer.
 pub(crate) const HEALTH_NO_MASTER: i64 = 2;
 
 /// The code for an error of the client.
@@ -48,7 +48,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         Error::Leased { .. } => OBJECT_HAS_LEASE,
         Error::NodeDown { .. } => TRANSFER_FAIL,
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => RPC_TIMEOUT,
-        // The master cannot be reached, sends us away, or could not get a node's word for what it did.
+        // The master cannot be reached, rejects the client, or a node did not confirm the request.
         Error::Unreachable { .. }
         | Error::NoHandshake { is_silent: false, .. }
         | Error::UnknownHost { .. }

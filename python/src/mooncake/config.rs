@@ -1,5 +1,5 @@
-//! `ReplicateConfig`: how an object is to be kept, in both generations of spellings, and what it comes to;
-//! and `ExistOptions`, what a probe is to do.
+//! `ReplicateConfig`, the options of a put, in both generations of spellings; and `ExistOptions`, the options
+//! of a probe.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl Default for ReplicateConfig {
     }
 }
 
-/// Which call a config is for: some take what others refuse.
+/// The call that a config is for: some calls accept options that others refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PutForm {
     /// One key or many, each from one place.
@@ -61,7 +61,7 @@ pub(crate) enum PutForm {
 }
 
 impl ReplicateConfig {
-    /// What it comes to for a put of so many keys, or Mooncake's code for what is wrong with it.
+    /// The options of a put of so many keys, or Mooncake's code for an invalid config.
     pub(crate) fn options(&self, keys: usize, form: PutForm) -> Result<PutOptions, i64> {
         if self.dfs_replica_num > 0 {
             return Err(codes::DFS_SERVICE_UNAVAILABLE);
@@ -102,7 +102,7 @@ impl ReplicateConfig {
     }
 }
 
-/// What a probe does beside answering.
+/// Options of a probe.
 #[pyclass(module = "mooncake.store", from_py_object)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ExistOptions {
@@ -120,7 +120,7 @@ impl ExistOptions {
         Self { prefetch_to_memory: prefetch_to_memory.0 }
     }
 
-    /// Whether objects that only a disk has are brought into memory, up to the first key that is not there.
+    /// Whether objects that are only on a disk are prefetched, up to the first key that does not exist.
     #[getter]
     fn prefetch_to_memory(&self) -> bool {
         self.prefetch_to_memory

@@ -1,7 +1,7 @@
-//! What `get_replica_desc` tells of the copies of an object.
+//! The results of `get_replica_desc`: the copies of an object.
 //!
-//! Mooncake's copies are of one kind each, and asking one for what another kind has raises `RuntimeError`.
-//! Ours lie in memory or on the disk of a node, which Mooncake calls a local disk.
+//! Each of Mooncake's copies has one kind, and a getter of another kind raises `RuntimeError`. Ours are in
+//! memory or on the disk of a node, which Mooncake calls a local disk.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ pub(crate) struct Descriptor {
     /// Always 0: an address in a node's memory means nothing outside it.
     #[pyo3(get)]
     buffer_address: u64,
-    /// The name of the segment, as `get_hostname()` tells it there.
+    /// The name of the segment, as `get_hostname()` returns it there.
     #[pyo3(get)]
     transport_endpoint: String,
 }
@@ -70,28 +70,28 @@ impl ReplicaDescriptor {
 
 #[pymethods]
 impl ReplicaDescriptor {
-    /// How far the copy is: always `COMPLETE`, since others are not shown.
+    /// The state of the copy: always `COMPLETE`, since others are not shown.
     #[getter]
     fn status(&self) -> ReplicaStatus {
         ReplicaStatus::Complete
     }
 
-    /// Whether it lies in memory.
+    /// Whether it is in memory.
     fn is_memory_replica(&self) -> bool {
         !self.is_on_disk
     }
 
-    /// Whether it lies in a file that every client can read: never.
+    /// Whether it is in a file that every client can read: never.
     fn is_disk_replica(&self) -> bool {
         false
     }
 
-    /// Whether it lies on the disk of a node, which reads it for everybody.
+    /// Whether it is on the disk of a node, which reads it for all clients.
     fn is_local_disk_replica(&self) -> bool {
         self.is_on_disk
     }
 
-    /// Returns where it lies in memory; raises `RuntimeError` if it does not.
+    /// Returns its place in memory; raises `RuntimeError` if it is not in memory.
     fn get_memory_descriptor(&self) -> PyResult<MemoryDescriptor> {
         if self.is_on_disk {
             return Err(PyRuntimeError::new_err("Expected MemoryDescriptor"));
@@ -99,7 +99,7 @@ impl ReplicaDescriptor {
         Ok(MemoryDescriptor { buffer_descriptor: self.buffer.clone() })
     }
 
-    /// Raises `RuntimeError`: no copy lies in a file that every client can read.
+    /// Raises `RuntimeError`: no copy is in a file that every client can read.
     fn get_disk_descriptor(&self) -> PyResult<DiskDescriptor> {
         Err(PyRuntimeError::new_err("Expected DiskDescriptor"))
     }

@@ -1,9 +1,8 @@
-//! The disk of a store that is set up with `enable_ssd_offload`: how much of it is used, and which directory
-//! is this store's own.
+//! The disk of a store with `enable_ssd_offload`: its size, and the directory of this store.
 //!
-//! Ranks of one host are commonly given the same path. Each takes a directory of its own below it, the first
-//! in order that nobody has, so that a rank which starts again finds what was left there. What lies on a disk
-//! belongs to the cluster, so it does not matter which rank brings it back.
+//! Ranks of one host often get the same path. Each uses the first directory below it that no other rank uses,
+//! so that a restarted rank finds the objects that were left there. Objects on a disk belong to the cluster,
+//! so it does not matter which rank reopens them.
 //!
 //! **Invariant:** a directory is claimed by a lock that is held for as long as the store is open, and by one
 //! store at a time.
@@ -19,16 +18,16 @@ use tiffin_server::config::{Engine, SsdConfig};
 
 use crate::process;
 
-/// How much of a disk is used unless told otherwise, if it has that much; Mooncake's default.
+/// How much of a disk is used by default, if it has that much; Mooncake's default.
 const SIZE_DEFAULT: u64 = 2 << 40;
 /// Stores that may share one path.
 const RANKS_MAX: u32 = 1024;
-/// What was said of the disk.
+/// The settings of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskSettings {
     /// The directory that ranks may share.
     pub(crate) path: PathBuf,
-    /// How many bytes this store may use there, if that was said.
+    /// How many bytes this store may use there, if that is set.
     pub(crate) size: Option<u64>,
     /// How it is read and written.
     pub(crate) engine: Engine,
@@ -53,8 +52,8 @@ impl Drop for Claim {
 }
 
 impl DiskSettings {
-    /// Takes a directory of its own, and says how the node is to use it and what the user should hear; or
-    /// what is wrong.
+    /// Claims a directory. Returns the configuration of the node's disk and warnings for the user, or an
+    /// error.
     pub(crate) fn claim(&self) -> Result<(Claim, SsdConfig, Option<String>), String> {
         self.check()?;
         let cannot = |what: &str, path: &Path, error: io::Error| {
@@ -90,24 +89,24 @@ impl DiskSettings {
         }
         match fs::metadata(&self.path) {
             Ok(found) if found.is_dir() => Ok(()),
-            Ok(_) => fail("it is no directory"),
+            Ok(_) => fail("it is not a directory"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => fail("there is no such directory"),
             Err(error) => fail(&error.to_string()),
         }
     }
 
-    /// How many bytes to use: what was asked for, as far as there is room. Who asked for nothing keeps what
-    /// is there, or takes half of what is free, so that the next one finds some too: all of it is set aside
-    /// at once.
+    /// How many bytes to use: the requested size, as far as there is space. Without a request, the size of
+    /// what is there, or half of the free space, so that the next rank finds some, too: all of it is
+    /// allocated at once.
     fn size_at(&self, path: &Path) -> Result<(u64, Option<String>), String> {
-        let room = statvfs(&self.path).map_err(|error| {
+        let filesystem = statvfs(&self.path).map_err(|error| {
             format!("`{}` cannot be looked at: {}", self.path.display(), io::Error::from(error))
         })?;
-        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        let free = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         let held = held_bytes(path);
         let (size, wanted) = match self.size {
             Some(said) if said <= free.saturating_add(held) => (said, said),
-            // Some of it is left to others: a filesystem that is full to the brim is no good to anybody.
+            // Other users of the filesystem need some free space.
             Some(said) => ((free / 10 * 9).saturating_add(held), said),
             None if held > 0 => (held, held),
             None => (SIZE_DEFAULT.min(free / 2), SIZE_DEFAULT),
@@ -123,7 +122,7 @@ impl DiskSettings {
     }
 }
 
-/// What the files of a directory take up; nothing where there is none.
+/// The allocated size of the files of a directory; 0 if there is no directory.
 fn held_bytes(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(path) else { return 0 };
     let files = entries.filter_map(|entry| entry.and_then(|it| it.metadata()).ok());

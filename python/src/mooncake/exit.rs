@@ -1,5 +1,5 @@
-//! Stores that nobody closed are closed when the interpreter ends, so that their segments leave the cluster
-//! at once and not when the master gives up on them.
+//! Open stores are closed when the interpreter ends, so that their segments leave the cluster at once, and
+//! not when the master declares them lost.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -29,7 +29,7 @@ pub(super) fn close_open_stores(py: Python<'_>) -> PyResult<()> {
         let tasks: Vec<_> =
             open.into_iter().map(|open| tokio::spawn(async move { open.close().await })).collect();
         for task in tasks {
-            // A task that panicked has told so; the others still end.
+            // A task that panicked has printed its message; the others still end.
             drop(task.await);
         }
     })

@@ -43,14 +43,14 @@ fn range(address: u64, len: u64) -> Option<(NonNull<u8>, usize)> {
 /// A value given through the buffer protocol. It stays exported, and so stays where it is, until this is
 /// dropped.
 pub(crate) enum Lent<'py> {
-    /// It lies in one piece.
+    /// It is contiguous.
     Whole(PyUntypedBuffer),
-    /// It had to be put together.
+    /// A contiguous copy.
     Copied(Bound<'py, PyBytes>),
 }
 
 impl<'py> Lent<'py> {
-    /// Borrows every byte of a value, whatever the size of its items and wherever they lie.
+    /// Borrows every byte of a value, with items of any size and layout.
     pub(crate) fn new(value: &Bound<'py, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(value)?;
         if buffer.is_c_contiguous() {
@@ -127,7 +127,7 @@ impl<'a> Landing<'a> for &'a Blocks {
         let block = blocks.last()?;
         let (start, len) = (block.start(), block.len());
         // SAFETY: the block has exactly that many bytes, which stay where they are when it moves, and lives
-        // as long as the borrow of `self`. Nobody else knows them before it is taken out.
+        // as long as the borrow of `self`. No other code has their address before it is taken out.
         Some(vec![unsafe { TargetBuf::new(start, len) }])
     }
 }

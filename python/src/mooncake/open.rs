@@ -1,7 +1,7 @@
 //! A store that is set up: its client, the storage node in this process if there is one, and its name.
 //!
-//! Setting up goes from cheap to dear: what the arguments say, whether the metadata server and the master
-//! answer, and only then memory and sockets. Whatever fails is told in one line on standard error.
+//! The setup does cheap steps first: it checks the arguments, then the metadata server and the master, and
+//! only then allocates memory and sockets. A failure prints one line on standard error.
 
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,13 +24,13 @@ use crate::handle::{Handle, Opened, Servers};
 
 /// How long the master may take to answer a client that sets up.
 const CONNECT_TIME: Duration = Duration::from_secs(4);
-/// How long the master may take to take a node in.
+/// How long the master may take to accept the registration of a node.
 const JOIN_TIME: Duration = Duration::from_secs(10);
 /// How long the metadata server may take.
 const METADATA_TIME: Duration = Duration::from_secs(2);
-/// How long a disk may take to be let go of by who had it before.
+/// How long the previous user of a disk may take to release it.
 const DISK_TIME: Duration = Duration::from_secs(2);
-/// How long to rest before it is tried again.
+/// The pause between two tries.
 const DISK_REST: Duration = Duration::from_millis(20);
 /// How long closing may take.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
@@ -41,30 +41,30 @@ const LOSSES_TIME: Duration = Duration::from_secs(1);
 /// A store between `setup` and `close`.
 pub(crate) struct Open {
     pub(crate) handle: Arc<Handle>,
-    /// As `get_hostname` tells it; the name of the segment, if there is one.
+    /// The result of `get_hostname`; the name of the segment, if there is one.
     pub(crate) hostname: String,
     pub(crate) buffer_bytes: u64,
     pub(crate) call_time: Duration,
-    /// How long a put may wait for room.
+    /// How long a put may wait for space.
     pub(crate) put_wait: Duration,
-    /// Memory that was not registered is refused.
+    /// Whether memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
     /// The local buffer, once something was read into it.
     arena: Mutex<Option<Arc<Arena>>>,
-    /// How long a get waits for what is on its way from a disk into memory, if that was said.
+    /// How long a get waits for a promotion, if that is set.
     pub(crate) promotion_wait_ms: Option<u64>,
-    /// Keeps the directory of the disk, so that no other store takes it.
+    /// The lock of the disk's directory.
     _claim: Option<Claim>,
-    /// Keeps the port of a client without a segment, so that nobody else gets that name.
+    /// The port of a client without a segment, kept so that no other client gets that name.
     _port: Option<TcpSocket>,
 }
 
 /// Why a store is not set up.
 pub(crate) struct Failure {
-    /// What `setup` answers.
+    /// The answer of `setup`.
     pub(crate) code: i64,
-    /// What it says.
+    /// The message.
     pub(crate) what: String,
     /// A store that works all the same, as a client without a segment.
     pub(crate) rest: Option<Box<Open>>,
@@ -87,7 +87,7 @@ struct Name {
 }
 
 impl Name {
-    /// What setting up answers when the name is right and all else is not.
+    /// The answer of `setup` if the name is valid and the rest fails.
     fn code(&self) -> i64 {
         if self.port.is_some() { codes::INVALID_PARAMS } else { codes::INTERNAL_ERROR }
     }
@@ -163,7 +163,7 @@ impl Open {
             Failure::new(name.code(), format!("cannot use the master at {master}: {error}"))
         })?;
         node.attach_local(client.id());
-        // A forked child has no node: it comes back as a client like any other.
+        // A forked child has no node: it reconnects as a plain client.
         let opened = Opened { client, again: options, servers: Servers::Node(node) };
         Ok(Self { _claim: claim, ..Self::made(settings, hostname, opened, None) })
     }
@@ -215,7 +215,7 @@ impl Open {
         }
     }
 
-    /// Whether these bytes lie in registered memory, or in the local buffer.
+    /// Whether these bytes are in registered memory, or in the local buffer.
     pub(crate) fn is_registered(&self, start: u64, len: u64) -> bool {
         let is_local = || self.lock_arena().as_ref().is_some_and(|it| it.contains(start, len));
         self.registry.covers(start, len) || is_local()
@@ -225,8 +225,8 @@ impl Open {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what is lost, and ends the client and then the node: what has its only copy there goes with it.
-    /// In a forked child that is only the client of that child, and the parent's node keeps serving.
+    /// Reports the objects that are lost, closes the client, and then the node. In a forked child this closes
+    /// only the client of that child, and the parent's node keeps serving.
     pub(crate) async fn close(&self) {
         let losses = self.handle.losses(Deadline::after(LOSSES_TIME)).await;
         if !losses.is_empty() {
@@ -278,7 +278,7 @@ async fn find_name(text: &str) -> Result<Name, Failure> {
     };
     let found = match host.as_str() {
         "" => return Err(problem("it is empty".to_owned())),
-        // Whatever the resolver says first, both families reach it.
+        // Both address families reach it, whichever the resolver returns first.
         "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
         name => match timeout(CONNECT_TIME, lookup_host((name, 0))).await {
             Ok(Ok(mut found)) => match found.next() {
@@ -292,7 +292,7 @@ async fn find_name(text: &str) -> Result<Name, Failure> {
     Ok(Name { host, ip: found, port })
 }
 
-/// Asks an HTTP metadata server whether it is there. Nothing of ours needs one, so the others are only names.
+/// Checks that an HTTP metadata server answers. Nothing is stored there, so other addresses are not checked.
 async fn check_metadata(server: &str) -> Result<(), Failure> {
     let Some(rest) = server.strip_prefix("http://") else { return Ok(()) };
     let (authority, path) = match rest.split_once('/') {
@@ -303,7 +303,7 @@ async fn check_metadata(server: &str) -> Result<(), Failure> {
     let answer = timeout(METADATA_TIME, ask_metadata(&address, authority, path)).await;
     let why = match answer {
         Ok(Ok(true)) => return Ok(()),
-        Ok(Ok(false)) => "that is no HTTP server".to_owned(),
+        Ok(Ok(false)) => "it is not an HTTP server".to_owned(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it does not answer".to_owned(),
     };
@@ -331,7 +331,7 @@ async fn start_node(
     let exposed = !name.ip.is_loopback() && environment.token.is_empty();
     if exposed {
         tell(&format!(
-            "warning: {} can be reached from other machines, and without TIFFIN_TOKEN anybody may use it",
+            "warning: {} can be reached from other machines, and without TIFFIN_TOKEN any process may use it",
             name.ip
         ));
     }
@@ -358,8 +358,7 @@ async fn start_node(
     Err(Failure::new(name.code(), why))
 }
 
-/// Starts a node. The directory of its disk is this store's own, so who still has it is a store of this
-/// process that was closed a moment ago.
+/// Starts a node. Only a store of this process that was just closed can still use the directory of its disk.
 async fn start_when_free(config: NodeConfig) -> Result<NodeServer, StartError> {
     let deadline = tokio::time::Instant::now() + DISK_TIME;
     loop {
@@ -387,7 +386,7 @@ fn own_port(name: &Name, environment: &Environment) -> Result<(u16, TcpSocket), 
     Err(Failure::new(codes::INTERNAL_ERROR, what))
 }
 
-/// The ports to try: the one that was asked for, or some of the range, beginning anywhere.
+/// The ports to try: the requested one, or some of the range, from a random start.
 fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
     if let Some(port) = name.port {
         return Ok(vec![port]);
@@ -406,6 +405,6 @@ fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
 /// One line on standard error.
 pub(crate) fn tell(what: &str) {
     let line = what.replace("\n\nhint: ", "; hint: ").replace('\n', " ");
-    // Who closed standard error does not want to hear of it.
+    // A program that closed standard error does not want the line.
     let _ = writeln!(io::stderr(), "mooncake.store: {line}");
 }

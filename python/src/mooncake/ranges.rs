@@ -70,7 +70,7 @@ enum Refused {
     Code(i64),
 }
 
-/// Says in one line which address was refused, and why.
+/// Reports in one line which address was refused, and why.
 fn tell_refused(open: &Open, start: u64, len: u64) {
     let what = "get_into_ranges refused";
     if !checks::is_usable(open, start, len, Access::Write) {
@@ -101,7 +101,7 @@ fn fragment(
     Ok(GetInto::scattered(key, vec![target]).range(source..end))
 }
 
-/// The answers in the shape of the question.
+/// The answers in the shape of the request.
 pub(super) fn nest(answers: Vec<i64>, counts: &[Vec<usize>]) -> Vec<Vec<Vec<i64>>> {
     let mut answers = answers.into_iter();
     let mut take = |count: &usize| answers.by_ref().take(*count).collect();

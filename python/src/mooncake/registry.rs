@@ -1,6 +1,6 @@
 //! Which memory the caller has registered.
 //!
-//! Nothing here needs registration: bytes go through shared memory or a socket from wherever they lie. The
+//! Nothing here needs registration: bytes are copied through shared memory or a socket from any address. The
 //! record is kept because callers check the answers, because the access rights of a registered range need not
 //! be probed in every call, and so that a test can refuse what RDMA would refuse.
 //!
@@ -54,7 +54,7 @@ impl Registry {
         self.lock().remove(&start).is_some()
     }
 
-    /// Whether all of those bytes lie inside one range.
+    /// Whether all of those bytes are inside one range.
     pub(crate) fn covers(&self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else { return false };
         self.lock().range(..=start).next_back().is_some_and(|(at, it)| end <= at + it.len)

@@ -1,4 +1,4 @@
-//! What `setup` was told: its arguments in both forms, and the environment.
+//! The settings of `setup`: its arguments in both forms, and the environment.
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ const MASTER_DEFAULT: &str = "127.0.0.1:50051";
 const SIZE_MIN: u64 = 1024;
 /// The largest local buffer of a dict.
 const LOCAL_BUFFER_MAX: u64 = 1 << 40;
-/// Where a client looks for a port of its own, unless told otherwise.
+/// The default range in which a client looks for a port.
 const PORTS_DEFAULT: (u16, u16) = (12_300, 14_300);
-/// How often it looks, unless told otherwise.
+/// The default number of tries.
 const PORT_TRIES_DEFAULT: u32 = 20;
-/// Where the disk is, unless told otherwise; Mooncake's default.
+/// The default directory of the disk; Mooncake's default.
 const DISK_PATH_DEFAULT: &str = "/data/file_storage";
-/// How long one call may take, unless told otherwise; Mooncake's default.
+/// The default time limit of a call; Mooncake's default.
 const CALL_TIME_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Gives puts a time to wait for room.
+/// The time that puts wait for space.
 const PUT_WAIT_VARIABLE: &str = "TIFFIN_PUT_WAIT";
-/// The longest time to wait for room, which is as good as for ever.
+/// The longest time to wait for space, which is practically unlimited.
 const PUT_WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
 
 /// The parameters of `setup`, in order; the first so many are required.
@@ -57,7 +57,7 @@ const REQUIRED: usize = 7;
 const ALIASES: [(&str, &str); 2] =
     [("device_name", "rdma_devices"), ("master_server_address", "master_server_addr")];
 
-/// What `setup` was told.
+/// The settings of `setup`.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// `host` or `host:port`.
@@ -65,23 +65,23 @@ pub(crate) struct Settings {
     pub(crate) metadata_server: String,
     /// Bytes of the node in this process; none for zero.
     pub(crate) segment_bytes: u64,
-    /// What `put` and `get` of bytes accept.
+    /// The largest value of `put` and `get` of bytes.
     pub(crate) buffer_bytes: u64,
     pub(crate) protocol: String,
     pub(crate) master: String,
-    /// What is asked for and has no effect, for the log.
+    /// Settings without an effect, for the log.
     pub(crate) ignored: Vec<&'static str>,
-    /// What else the user should hear.
+    /// Other warnings for the user.
     pub(crate) warnings: Vec<String>,
-    /// The disk beside the node in this process, if there is to be one.
+    /// The disk of the node in this process, if there is one.
     pub(crate) disk: Option<DiskSettings>,
-    /// How long a get waits for what is on its way from a disk into memory, if that was said.
+    /// How long a get waits for a promotion, if that is set.
     pub(crate) ssd_get_wait_ms: Option<u64>,
     /// From the environment.
     pub(crate) environment: Environment,
 }
 
-/// What the environment says. Each of these has a flag of `tiffin` or of Mooncake beside it.
+/// The settings of the environment. Each also has a flag of `tiffin` or of Mooncake.
 #[derive(Clone, Debug)]
 pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
@@ -90,28 +90,28 @@ pub(crate) struct Environment {
     /// Whether this client maps the segments of others, and whether others may map its own.
     pub(crate) shared_memory: bool,
     pub(crate) node_shared_memory: bool,
-    /// Memory that was not registered is refused, as RDMA does.
+    /// Whether memory that was not registered is refused, as with RDMA.
     pub(crate) require_registered: bool,
     /// How long one call may take.
     pub(crate) call_time: Duration,
-    /// How long a put may wait for room, beyond that; zero if it is refused at once, as Mooncake does.
+    /// How long a put may wait for space, beyond that; zero if it is refused at once, as in Mooncake.
     pub(crate) put_wait: Duration,
-    /// How long a get waits for what is on its way from a disk; wins over what `setup` was told.
+    /// How long a get waits for a promotion; overrides the argument of `setup`.
     pub(crate) ssd_get_wait_ms: Option<u64>,
-    /// What it says of the disk.
+    /// The settings of the disk.
     disk: DiskEnvironment,
 }
 
-/// What the environment says of the disk, as text.
+/// The environment's settings of the disk, as text.
 #[derive(Clone, Debug, Default)]
 struct DiskEnvironment {
     path: Option<String>,
-    /// The first of these that says a size is believed.
+    /// Sizes; the first one that is set counts.
     sizes: Vec<(&'static str, String)>,
     uses_uring: Option<bool>,
 }
 
-/// What `setup` was told of the tier below memory.
+/// The arguments of `setup` for the disk.
 struct Tier {
     is_on: bool,
     path: String,
@@ -121,7 +121,7 @@ struct Tier {
 }
 
 impl Tier {
-    /// What it comes to: the disk, and what the user should hear.
+    /// The resulting disk, and warnings for the user.
     fn settle(
         &self,
         segment_bytes: u64,
@@ -144,7 +144,7 @@ impl Tier {
             return Ok((None, warnings));
         }
         if segment_bytes == 0 {
-            let what = "enable_ssd_offload has no effect without a segment: a disk stands beside memory";
+            let what = "enable_ssd_offload has no effect without a segment: a disk belongs to a segment";
             warnings.push(what.to_owned());
             return Ok((None, warnings));
         }
@@ -155,7 +155,7 @@ impl Tier {
             match parse_size(given) {
                 Some(0) => {}
                 Some(bytes) => size = size.or(Some(bytes)),
-                None => return Err(Problem::Refuse(format!("{name} is `{given}`, which is no size"))),
+                None => return Err(Problem::Refuse(format!("{name}: invalid size `{given}`"))),
             }
         }
         let engine = match said.uses_uring {
@@ -168,11 +168,11 @@ impl Tier {
     }
 }
 
-/// Why there are no settings.
+/// Why settings are invalid.
 pub(crate) enum Problem {
     /// The call itself is wrong.
     Raise(PyErr),
-    /// A value is: -600, and this for the log.
+    /// A value is invalid: -600, and this message for the log.
     Refuse(String),
 }
 
@@ -280,7 +280,7 @@ impl Settings {
             None => Ok(SIZE_DEFAULT),
             Some(given) => match parse_size(&given) {
                 Some(bytes) if bytes == 0 || bytes >= SIZE_MIN => Ok(bytes),
-                _ => Err(Problem::Refuse(format!("`{name}` is `{given}`, which is no size"))),
+                _ => Err(Problem::Refuse(format!("{name}: invalid size `{given}`"))),
             },
         };
         let mut ignored = Vec::new();
@@ -305,7 +305,7 @@ impl Settings {
             None => Ok(None),
             Some(given) => match given.trim().parse() {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(Problem::Refuse(format!("`{name}` is `{given}`, which is no number"))),
+                Err(_) => Err(Problem::Refuse(format!("{name}: invalid number `{given}`"))),
             },
         };
         let tier = Tier {
@@ -334,8 +334,7 @@ impl Settings {
 }
 
 impl Environment {
-    /// Reads the variables as they are now. Through Python, so that what a program sets in `os.environ`
-    /// counts.
+    /// Reads the current variables, through Python, so that changes of `os.environ` count.
     fn read(py: Python<'_>) -> PyResult<Self> {
         let text = |name: &str| environ(py, name);
         let port = |name: &str, default: u16| -> PyResult<u16> {
@@ -385,11 +384,11 @@ fn environ(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
     py.import("os")?.getattr("environ")?.call_method1("get", (name,))?.extract()
 }
 
-/// How long a put may wait, as a setting of that name says it.
+/// How long a put may wait, from the setting of that name.
 fn put_wait_of(name: &str, said: &str) -> Result<Duration, Problem> {
     parse_time(said).ok_or_else(|| {
         let hint = "a number and a unit, such as `30s` or `500ms`, or `off`";
-        Problem::Refuse(format!("`{name}` is `{said}`, which is no time\n\nhint: {hint}"))
+        Problem::Refuse(format!("{name}: invalid duration `{said}`\n\nhint: {hint}"))
     })
 }
 
@@ -434,7 +433,7 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
     }
 }
 
-/// Which value each parameter has, or a `TypeError` that names what does not fit.
+/// The value of each parameter, or a `TypeError` that names the argument that does not fit.
 fn bind<'py>(
     args: &Bound<'py, PyTuple>,
     named: Option<&Bound<'py, PyDict>>,

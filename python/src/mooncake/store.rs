@@ -49,7 +49,7 @@ impl MooncakeDistributedStore {
         self.lock().clone()
     }
 
-    /// Puts values given as Python objects. What is wrong with one of them is wrong with the call.
+    /// Puts values that are Python objects. An error of one of them is the error of the call.
     fn put_values(
         &self,
         py: Python<'_>,
@@ -139,8 +139,8 @@ impl MooncakeDistributedStore {
         Self { open: Mutex::new(None) }
     }
 
-    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; what is
-    /// wrong is told in one line on standard error. A second setup replaces the first.
+    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; one line
+    /// on standard error has the reason. A second setup replaces the first.
     ///
     /// :param local_hostname: this client's host, or host:port; the name of its segment
     /// :param metadata_server: "P2PHANDSHAKE", or "http://host:port/metadata", which must answer
@@ -151,15 +151,15 @@ impl MooncakeDistributedStore {
     /// :param rdma_devices: has no effect
     /// :param master_server_addr: host:port of the master
     /// :param engine: has no effect
-    /// :param enable_ssd_offload: whether the segment has a disk, for what does not fit its memory
+    /// :param enable_ssd_offload: whether the segment has a disk, for objects that do not fit its memory
     /// :param ssd_offload_path: a directory on that disk, which ranks may share; without one
     ///     MOONCAKE_OFFLOAD_FILE_STORAGE_PATH says it, or it is "/data/file_storage"
     /// :param tenant_id: has no effect: there is one tenant
     /// :param enable_client_http_server: has no effect
     /// :param client_http_port: has no effect
     ///
-    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for what is on its way from
-    /// a disk into memory (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of
+    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for a promotion in flight
+    /// (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of
     /// the master here, and have no effect.
     ///
     /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB"; `device_name` and
@@ -227,8 +227,8 @@ impl MooncakeDistributedStore {
         self.open().map_or_else(String::new, |open| open.hostname.clone())
     }
 
-    /// Not Mooncake's: the bytes that this client has written and read so far, by the way they went. Zeros
-    /// behind "tcp" prove that none went through a socket.
+    /// Not Mooncake's: the bytes that this client has written and read so far, by transport. Zeros for "tcp"
+    /// prove that none went through a socket.
     fn _traffic<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let traffic = PyDict::new(py);
         if let Some(open) = self.open() {
@@ -274,8 +274,7 @@ impl MooncakeDistributedStore {
         self.put_values(py, &[key], &[vec![Lent::new(value)?]], &config)
     }
 
-    /// Store the parts of a value, one behind the other. Returns 0, and stores nothing if there is no byte in
-    /// them.
+    /// Store the concatenation of the parts. Returns 0, and stores nothing if all parts are empty.
     #[pyo3(signature = (key, *parts, config=ReplicateConfig::default()))]
     fn put_parts(
         &self,
@@ -364,7 +363,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Returns the bytes of an object, or b"" if it cannot be had.
+    /// Returns the bytes of an object, or b"" if it cannot be read.
     fn get<'py>(&self, py: Python<'py>, key: KeyArg) -> PyResult<Bound<'py, PyBytes>> {
         let found = match self.open() {
             Some(open) => calls::get(py, &open, &[key])?.pop().flatten(),
@@ -373,7 +372,7 @@ impl MooncakeDistributedStore {
         Ok(PyBytes::new(py, &found.unwrap_or_default()))
     }
 
-    /// Returns the bytes of many objects, with b"" for those that cannot be had.
+    /// Returns the bytes of many objects, with b"" for those that cannot be read.
     fn get_batch<'py>(&self, py: Python<'py>, keys: Items<KeyArg>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let found = match self.open() {
             Some(open) if !keys.0.is_empty() => calls::get(py, &open, &keys.0)?,
@@ -402,7 +401,7 @@ impl MooncakeDistributedStore {
     }
 
     /// Read many objects, each to a list of addresses that has exactly its size. Returns the bytes of each,
-    /// or a negative code: -600 if there is less room than bytes, -800 if there is more.
+    /// or a negative code: -600 if the memory is smaller than the object, -800 if it is larger.
     #[pyo3(
         signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=Flag(false)),
         text_signature = "($self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False)"
@@ -421,12 +420,12 @@ impl MooncakeDistributedStore {
             return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
         };
         let read = self.get_ranges(py, &keys.0, &ranges, "batch_get_into_multi_buffers")?;
-        let room = ranges.iter().map(|ranges| ranges.iter().map(|(_, size)| *size as i64).sum::<i64>());
-        let exact = |(read, room): (i64, i64)| match read {
-            0.. if read != room => codes::TRANSFER_FAIL,
+        let sizes = ranges.iter().map(|ranges| ranges.iter().map(|(_, size)| *size as i64).sum::<i64>());
+        let exact = |(read, sizes): (i64, i64)| match read {
+            0.. if read != sizes => codes::TRANSFER_FAIL,
             _ => read,
         };
-        Ok(read.into_iter().zip(room).map(exact).collect())
+        Ok(read.into_iter().zip(sizes).map(exact).collect())
     }
 
     /// Read ranges of objects: into each registered buffer, of each of its keys, some fragments, each from
@@ -453,8 +452,8 @@ impl MooncakeDistributedStore {
         Ok(ranges::nest(calls::get_into(py, &open, gets)?, &counts))
     }
 
-    /// Returns an object as a `BufferHandle` in the local buffer, or `None` if it cannot be had, or does not
-    /// fit what live handles leave of the local buffer.
+    /// Returns an object as a `BufferHandle` in the local buffer, or `None` if it cannot be read, or does not
+    /// fit into the part of the local buffer that live handles leave.
     fn get_buffer(&self, py: Python<'_>, key: KeyArg) -> PyResult<Option<BufferHandle>> {
         let found = match self.open() {
             Some(open) => calls::get_blocks(py, &open, &[key])?.pop().flatten(),
@@ -463,7 +462,7 @@ impl MooncakeDistributedStore {
         Ok(found.map(BufferHandle::new))
     }
 
-    /// Returns many objects as `BufferHandle`, with `None` for those that cannot be had.
+    /// Returns many objects as `BufferHandle`, with `None` for those that cannot be read.
     fn batch_get_buffer(&self, py: Python<'_>, keys: Items<KeyArg>) -> PyResult<Vec<Option<BufferHandle>>> {
         let found = match self.open() {
             Some(open) => calls::get_blocks(py, &open, &keys.0)?,
@@ -481,21 +480,21 @@ impl MooncakeDistributedStore {
         first(calls::look(py, &open, &[key], codes::of, size)?)
     }
 
-    /// Returns 1 if an object can be read, 0 if not, or a negative code. It is then leased.
+    /// Returns 1 if an object can be read, 0 if not, or a negative code. Takes a lease of the object.
     ///
-    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings it into memory if only a disk has it.
-    /// The answer is the same, nothing is leased, and it does not count as a use.
+    /// :param options: `ExistOptions(prefetch_to_memory=True)` promotes it to memory if only a disk has it.
+    ///     The answer is the same; it takes no lease.
     #[pyo3(signature = (key, options=None), text_signature = "($self, key)")]
     fn is_exist(&self, py: Python<'_>, key: KeyArg, options: Option<ExistOptions>) -> PyResult<i64> {
         first(self.batch_is_exist(py, NameArgs::from(&key), options)?)
     }
 
-    /// Returns for each key 1 if it can be read, 0 if not, or a negative code. What can be read is then
-    /// leased.
+    /// Returns for each key 1 if it can be read, 0 if not, or a negative code. Takes a lease of the objects
+    /// that can be read.
     ///
-    /// :param options: `ExistOptions(prefetch_to_memory=True)` brings what only a disk has into memory, from
-    ///     the first key to the one before the first that is not there: what a prefix cache can use. The
-    ///     answer is the same, nothing is leased, and it does not count as a use.
+    /// :param options: `ExistOptions(prefetch_to_memory=True)` promotes objects that are only on a disk, up
+    /// to
+    ///     the first key that does not exist, for prefix caches. The answer is the same; it takes no lease.
     #[pyo3(signature = (keys, options=None), text_signature = "($self, keys)")]
     fn batch_is_exist(
         &self,
@@ -513,8 +512,8 @@ impl MooncakeDistributedStore {
         calls::exist(py, &open, &keys, options.unwrap_or_default(), failed)
     }
 
-    /// Returns where the copies of an object are, each as a `ReplicaDescriptor`: none if there is no such
-    /// object. Nothing is leased, and it does not count as a use.
+    /// Returns the copies of an object, each as a `ReplicaDescriptor`; none if there is no such object. It
+    /// has no side effects.
     fn get_replica_desc(&self, py: Python<'_>, key: KeyArg) -> PyResult<Vec<ReplicaDescriptor>> {
         match self.open() {
             Some(open) => Ok(calls::copies(py, &open, &[key])?.pop().unwrap_or_default()),
@@ -522,7 +521,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Returns where the copies of many objects are, by key. Keys of which there is no object are left out.
+    /// Returns the copies of many objects, by key. Keys that do not exist are left out.
     fn batch_get_replica_desc<'py>(
         &self,
         py: Python<'py>,
@@ -544,15 +543,15 @@ impl MooncakeDistributedStore {
         self.open().map_or(Ok(0), |open| calls::disk_reads(py, &open))
     }
 
-    /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses: force=True does it all
-    /// the same.
+    /// Remove an object. Returns 0, -704 if there is none, or -706 if a lease refuses; force=True overrides a
+    /// lease.
     #[pyo3(signature = (key, force=Flag(false)), text_signature = "($self, key, force=False)")]
     fn remove(&self, py: Python<'_>, key: KeyArg, force: Flag) -> PyResult<i64> {
         first(self.batch_remove(py, Items(vec![key]), force)?)
     }
 
-    /// Remove many objects. Returns for each 0, -704 if there is none, or -706 if a lease refuses: force=True
-    /// does it all the same.
+    /// Remove many objects. Returns for each 0, -704 if there is none, or -706 if a lease refuses; force=True
+    /// overrides a lease.
     #[pyo3(signature = (keys, force=Flag(false)), text_signature = "($self, keys, force=False)")]
     fn batch_remove(&self, py: Python<'_>, keys: Items<KeyArg>, force: Flag) -> PyResult<Vec<i64>> {
         match self.open() {
@@ -561,8 +560,8 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Remove every object in whose key the pattern is found. Returns how many, or a negative code; what a
-    /// lease protects stays, unless force=True.
+    /// Remove every object whose key the pattern matches anywhere. Returns how many, or a negative code;
+    /// objects that a lease protects stay, unless force=True.
     #[pyo3(
         signature = (regex_pattern, force=Flag(false)),
         text_signature = "($self, regex_pattern, force=False)"
@@ -577,7 +576,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Remove every object. Returns how many, or a negative code; what a lease protects stays, unless
+    /// Remove every object. Returns how many, or a negative code; objects that a lease protects stay, unless
     /// force=True.
     #[pyo3(signature = (force=Flag(false)), text_signature = "($self, force=False)")]
     fn remove_all(&self, py: Python<'_>, force: Flag) -> PyResult<i64> {
@@ -627,8 +626,7 @@ fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<Ta
     if is_usable { ranges.iter().map(target).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 
-/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is
-/// asked for.
+/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is set.
 fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),

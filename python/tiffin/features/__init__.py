@@ -3,8 +3,8 @@
 >>> from tiffin.features import FeatureStore, SampleRef
 >>> features = FeatureStore("run-7", memory="64MiB")
 >>> ref = features.put({"hidden": memoryview(bytes(24)).cast("f")}, sample_id="s0")
->>> told = ref.to_json()                          # what the producer sends to the trainer
->>> tensors, handle = features.get(SampleRef.from_json(told))
+>>> message = ref.to_json()                       # the producer sends it to the trainer
+>>> tensors, handle = features.get(SampleRef.from_json(message))
 >>> features.release(handle)                      # the last release frees it
 
 docs/features.md describes it. Everything here imports without torch, without numpy and without mooncake.

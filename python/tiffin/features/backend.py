@@ -1,7 +1,7 @@
 """Backends: stores for the bytes of samples, which are our own or a Mooncake cluster that runs already.
 
 A backend moves the bytes of tensors and nothing else. Which samples exist, which generation is current, and
-who has leased or consumed them is always decided by our master: the *index*.
+which clients have leased or consumed them is always decided by our master: the *index*.
 """
 
 from __future__ import annotations

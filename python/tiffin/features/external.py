@@ -88,10 +88,10 @@ class ExternalPlacement:
 
     def _begin(self, sample: Prepared, pieces: _Pieces) -> tuple[SampleRef, tiffin.SampleRef]:
         """Put the lifetime record, whose generation makes the keys of the tensors unique."""
-        told = json.dumps({"sample_id": sample.sample_id, "names": list(pieces)}).encode()
+        contents = json.dumps({"sample_id": sample.sample_id, "names": list(pieces)}).encode()
         lifetime = self._index.put_sample(
             f"{self._lifetimes}{uuid.uuid4().hex}",
-            {"life": told},
+            {"life": contents},
             elsewhere=sample.record.estimated_bytes * self._entries.replicas,
             wait=self._entries.wait_s > 0,
             timeout=self._entries.wait_s or None,
@@ -107,7 +107,7 @@ class ExternalPlacement:
         return self._entries.look_up(sample_id)
 
     def describe(self, lease: tiffin.Lease) -> Stored:
-        """What the record in the entry says."""
+        """The contents of the record in the entry."""
         record = self._entries.leased(lease)
         tensors = {name: (it.dtype, it.shape) for name, it in record.feature_specs.items()}
         return Stored(record.metadata["generation"], tensors, record)
@@ -154,11 +154,11 @@ class ExternalPlacement:
     def _end(self, key: str | bytes, generation: Number) -> None:
         """Remove a lifetime record with its tensors, unless the index names its generation."""
         with self._index.lease(key) as lease:
-            told = json.loads(bytes(lease.tensors()["life"]))
-            current = self._entries.look_up(told["sample_id"])
+            contents = json.loads(bytes(lease.tensors()["life"]))
+            current = self._entries.look_up(contents["sample_id"])
             if current is not None and current.metadata["generation"] == generation:
                 return
-            if self.remove_attempt(told["sample_id"], generation, told["names"]):
+            if self.remove_attempt(contents["sample_id"], generation, contents["names"]):
                 self._index.delete(key, force=True)
 
     @property

@@ -103,9 +103,9 @@ class FeatureStore:
         self._replicas, self._hard_pin = replica_num, hard_pin
         self._wait_s, self._linger_s, self._clock = wait_s, linger_s, clock
         self._set_up()
-        # What this store gave up, and of that what `gc` has told: samples, and their bytes.
-        self._given_up, self._told = (0, 0), (0, 0)
-        # What the master had given up when it was asked last.
+        # Samples that this store freed for their age, and those that `gc` has reported; with their bytes.
+        self._given_up, self._reported = (0, 0), (0, 0)
+        # The same for the master, as of the last request.
         self._expired = (0, 0)
         if max_resident_bytes is not None:
             self.index.set_policy(quota=max_resident_bytes)
@@ -171,9 +171,9 @@ class FeatureStore:
         stay: its `results` has for each sample its ref, or its error.
         """
         self._check_credential()
-        told = metadata or {}
+        by_id = metadata or {}
         # Bad input is refused before anything is stored.
-        ready = [self._prepare(name, tensors, told.get(name)) for name, tensors in samples.items()]
+        ready = [self._prepare(name, tensors, by_id.get(name)) for name, tensors in samples.items()]
         if len(ready) < 2:
             return [self._placement.put(sample, replace) for sample in ready]
         return self._placement.put_many(ready, replace)
@@ -280,7 +280,7 @@ class FeatureStore:
     def adopt(self, ref: Any) -> bool:
         """Take note of a sample that another process wrote, and say whether it is there.
 
-        Its lifetime is the store's business whoever wrote it, so this is a lookup. Raises `ValueError` for a
+        The store manages its lifetime in any case, so this is a lookup. Raises `ValueError` for a
         ref without a generation.
         """
         ref = as_ref(ref)
@@ -359,8 +359,9 @@ class FeatureStore:
         self._sweep()
         expired = self._expired_since()
         with self._lock:
-            count, size = (now - told for now, told in zip(self._given_up, self._told, strict=True))
-            self._told = self._given_up
+            pairs = zip(self._given_up, self._reported, strict=True)
+            count, size = (now - reported for now, reported in pairs)
+            self._reported = self._given_up
         return {
             "force_freed": count + expired[0],
             "force_freed_bytes": size + expired[1],
@@ -552,9 +553,9 @@ class FeatureStore:
         stored = self._placement.describe(lease)
         if ref.metadata["generation"] != stored.generation:
             raise NotAvailable(f"sample `{ref.sample_id}` was superseded")
-        told = {name: (it.dtype, it.shape) for name, it in ref.feature_specs.items()}
-        if told != stored.tensors:
-            wrong = sorted({name for name, _ in told.items() ^ stored.tensors.items()})
+        expected = {name: (it.dtype, it.shape) for name, it in ref.feature_specs.items()}
+        if expected != stored.tensors:
+            wrong = sorted({name for name, _ in expected.items() ^ stored.tensors.items()})
             raise BadRef(f"the ref of sample `{ref.sample_id}` does not match what is stored: {wrong}")
         return stored.record
 

@@ -100,8 +100,8 @@ class Consumer:
         trains on none twice. One consumer of the group acknowledges for all of its ranks then.
         """
         if step is not None:
-            told = {"step": step, "refs": [json.loads(ref.to_json()) for ref in window]}
-            self._features.index.put(self._marker, json.dumps(told).encode(), pin=True)
+            marker = {"step": step, "refs": [json.loads(ref.to_json()) for ref in window]}
+            self._features.index.put(self._marker, json.dumps(marker).encode(), pin=True)
             self.step = step
         outcomes = self._features.ack(window, group=self.group)
         # The leases of a freed sample end with it; there is nothing to wait for.
@@ -122,10 +122,10 @@ class Consumer:
         return f"{self._features.store_id}.step/{self._features.stream}/{self.group}"
 
     def _finish_step(self) -> None:
-        told = json.loads(self._features.index.get(self._marker, missing=b"null"))
-        if told is not None:
-            self.step = told["step"]
-            self._features.ack(told["refs"], group=self.group)
+        marker = json.loads(self._features.index.get(self._marker, missing=b"null"))
+        if marker is not None:
+            self.step = marker["step"]
+            self._features.ack(marker["refs"], group=self.group)
 
     def give_back(self, window: list[SampleRef]) -> None:
         """Give these to another consumer of the group."""

@@ -89,7 +89,7 @@ def shaped(memory: Any, spec: FeatureSpec) -> Any:
     """The tensor at the beginning of some memory, which it keeps."""
     torch, numpy = sys.modules.get("torch"), _tensors.numpy
     if torch is None and numpy is None:
-        data, tensor = _tensors.room(spec.dtype, spec.shape, spec.nbytes)
+        data, tensor = _tensors.allocate(spec.dtype, spec.shape, spec.nbytes)
         memoryview(data)[:] = memoryview(memory).cast("B")[: spec.nbytes]
         return tensor
     return _fill(torch, numpy, memory, spec, spec.nbytes)[1]

@@ -1,4 +1,4 @@
-"""Operations and events as TokenSpeed's scheduler has them: what begins, and what has ended on every rank.
+"""Operations and events in TokenSpeed's form: operations that begin, and those that have ended on all ranks.
 
 >>> from tiffin import kv
 >>> ended = [kv.Operation(7, "fetch", 1, 6, (6, 4)), kv.Operation(8, "backup", None, 2, (2, -1))]
@@ -9,10 +9,10 @@ BackUpDoneEvent(op_id=8, success=False, completed_pages=0, pages_by_rank=(2, 0))
 >>> to_payload(event)["kind"]
 'BackUpDoneEvent'
 
-Classes and fields have TokenSpeed's names, and requests are called by text, so that its
-`cache_event_to_payload` and what intersects the payloads of several ranks take them as they are. An operation
-has ended when every rank has said so, by its id, and what counts is the least that any rank has. A failure is
-told, never dropped: its `success` is false, and none of its pages counts.
+Classes and fields have TokenSpeed's names, and request ids are text. Its `cache_event_to_payload`, and its
+code that intersects the payloads of several ranks, accept them unchanged. An operation has ended when every
+rank has reported its id; the smallest number of pages of any rank counts. A failure is reported, never
+dropped: its `success` is false, and none of its pages counts.
 """
 
 from __future__ import annotations
@@ -125,37 +125,37 @@ def _name(names: Mapping[int, str], request: int | None) -> str:
 
 def events(ended: Iterable[kv.Operation], names: Mapping[int, str] | None = None) -> list[Event]:
     """The events of operations that have ended, in order. `names` says what requests are called."""
-    told: list[Event] = []
+    found: list[Event] = []
     for op in ended:
         by_rank = tuple(max(0, pages) for pages in op.completed)
         success = min(op.completed) >= 0
         completed = op.leading if success else 0
         name = _name(names or {}, op.request)
         if op.kind == "fetch":
-            told.append(PrefetchDoneEvent(op.id, name, success, completed, by_rank))
+            found.append(PrefetchDoneEvent(op.id, name, success, completed, by_rank))
         elif op.kind == "load":
-            told.append(LoadBackDoneEvent(op.id, name, success, completed, by_rank))
+            found.append(LoadBackDoneEvent(op.id, name, success, completed, by_rank))
         elif op.kind == "save":
-            told.append(WriteBackDoneEvent(op.id, name, success, completed, by_rank))
+            found.append(WriteBackDoneEvent(op.id, name, success, completed, by_rank))
         elif op.kind == "backup":
-            told.append(BackUpDoneEvent(op.id, success, completed, by_rank))
-    return told
+            found.append(BackUpDoneEvent(op.id, success, completed, by_rank))
+    return found
 
 
 def operations(begun: Iterable[kv.Begun], names: Mapping[int, str] | None = None) -> list[Operation]:
     """The operations of a plan that begin, in order. `names` says what requests are called."""
-    told: list[Operation] = []
+    found: list[Operation] = []
     for op in begun:
         name = _name(names or {}, op.request)
         if op.kind == "fetch":
-            told.append(PrefetchOperation(op.id, name, op.hashes, op.targets))
+            found.append(PrefetchOperation(op.id, name, op.hashes, op.targets))
         elif op.kind == "load":
-            told.append(LoadBackOperation(op.id, name, op.sources, op.targets))
+            found.append(LoadBackOperation(op.id, name, op.sources, op.targets))
         elif op.kind == "save":
-            told.append(WriteBackOperation(op.id, name, op.sources, op.targets))
+            found.append(WriteBackOperation(op.id, name, op.sources, op.targets))
         elif op.kind == "backup":
-            told.append(BackUpOperation(op.id, op.sources, op.hashes))
-    return told
+            found.append(BackUpOperation(op.id, op.sources, op.hashes))
+    return found
 
 
 def to_payload(event: Event) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def to_payload(event: Event) -> dict[str, Any]:
 
 
 class Adapter:
-    """Steps an engine whose requests are called by text, and tells what begins and what has ended.
+    """Steps an engine whose requests are called by text, and reports the operations that begin and end.
 
     Requests are submitted with text as their `id`, and `computed`, `finish`, `abort` and `retract` name them
     in the same way; so does the plan.
@@ -184,7 +184,7 @@ class Adapter:
         finish: Iterable[str] = (),
         abort: Iterable[str] = (),
         retract: Iterable[str] = (),
-        **told: Any,
+        **inputs: Any,
     ) -> tuple[Any, list[Operation], list[Event]]:
         """As `tiffin.kv.Engine.step`: the plan, what begins, and what has ended."""
         plan = self.engine.step(
@@ -193,7 +193,7 @@ class Adapter:
             abort=[self._known(id) for id in abort],
             retract=[self._known(id) for id in retract],
             submit=[request._replace(id=self._new(str(request.id))) for request in submit],
-            **told,
+            **inputs,
         )
         begun, ended = operations(plan.begun, self._names), events(plan.operations, self._names)
         named = self._named(plan)

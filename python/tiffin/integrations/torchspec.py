@@ -1,10 +1,9 @@
-"""TorchSpec's way to use `mooncake.store`, in one file: what its `EagleMooncakeStore` does.
+"""TorchSpec's use of `mooncake.store`, in one file: the calls of its `EagleMooncakeStore`.
 
-Four keys for a sample, put in one batch with a hard pin; read in one batch, and deleted right after. On our
-drop-in (the wheel `tiffin-mooncake`) that is safe as it is: a delete is immediate whatever the lease's time,
-a reader that began before sees the old bytes or an error and never a mix, and nobody needs a thread that
-deletes later. So what is left of the original is this. Trainers call `setup` with a segment of 0; buffers are
-in host memory.
+A sample has four keys. They are put in one batch with a hard pin, read in one batch, and deleted right after.
+With our drop-in (the wheel `tiffin-mooncake`) that is safe: a delete is immediate in spite of a lease, and a
+reader that began before gets the old bytes or an error, never a mix. No thread for late deletes is needed.
+Trainers call `setup` with a segment of 0; buffers are in host memory.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: What stands behind a sample's name in the keys of its tensors.
+#: The suffixes of a sample's name in the keys of its tensors.
 SUFFIXES = {"hidden_states": "_hs", "input_ids": "_ids", "target": "_tgt", "last_hidden_states": "_lhs"}
-#: What `mooncake.store` answers for a key that it does not have.
+#: The answer of `mooncake.store` for a missing key.
 _NO_SUCH_KEY = -704
 
 
@@ -24,7 +23,7 @@ class EagleStore:
     """Samples of hidden states under four keys each, in a `mooncake.store.MooncakeDistributedStore`.
 
     A sample is a mapping from some of `hidden_states`, `input_ids`, `target` and `last_hidden_states` to
-    arrays; the reader says which shapes and types it expects, as its prompt tells it.
+    arrays. The reader passes the shapes and types that it expects.
     """
 
     def __init__(self, store: Any, *, hard_pin: bool = True) -> None:
@@ -34,7 +33,7 @@ class EagleStore:
         self._config.with_hard_pin = hard_pin
 
     def put(self, base: str, tensors: Mapping[str, Any]) -> list[str]:
-        """Store a sample's tensors in one batch, straight from where they lie, and give their keys."""
+        """Store a sample's tensors in one batch, directly from their memory, and return their keys."""
         import numpy as np
 
         arrays = {_key(base, name): np.ascontiguousarray(array) for name, array in tensors.items()}

@@ -1,12 +1,11 @@
-"""The scheduler half of a vLLM connector: what is in a shared store, and which blocks are loaded and saved.
+"""The scheduler half of a vLLM connector: lookups in a shared store, and the blocks to load and to save.
 
-It has the methods that vLLM's scheduler calls of a `KVConnectorBase_V1`, and decides; the worker half
-moves the blocks that `Meta` names. vLLM owns the blocks of the device and its own index of them, so this
-half stands on the names and the store of `tiffin.kv`, not on its engine.
+It has the methods of a `KVConnectorBase_V1` that vLLM's scheduler calls, and decides; the worker half moves
+the blocks that `Meta` names. vLLM owns the blocks of the device and their index, so this half uses the names
+and the store of `tiffin.kv`, and not its engine.
 
-Nothing here waits: a question to the store is asked on a thread, and until it is answered vLLM is told to
-ask again. A page counts only if every rank has it. Every page that is moved is one record of position,
-name and block.
+No method waits: a thread asks the store, and until it has an answer, vLLM gets the reply to ask again. A page
+counts only if every rank has it. A record of position, name and block describes each page that is moved.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class SchedulerHalf:
         return meta
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What the workers have ended: until then the blocks of a save are nobody else's."""
+        """Saves that the workers have finished. Until then no other request may use their blocks."""
         for id in getattr(connector_output, "finished_sending", None) or ():
             self._requests.pop(id, None)
 

@@ -53,11 +53,11 @@ fn evicted_object_is_explained() {
     store.run_with(["put", "old"], &large).ok();
     store.run_with(["put", "new"], &large).ok();
     let gone = why(&store, "old");
-    assert!(gone.contains("was evicted to free memory on `127.0.0.1"), "{gone}");
+    assert!(gone.contains("was evicted to free space on `127.0.0.1"), "{gone}");
     assert!(gone.contains("for a put of `new` by `tiffin, process N`"), "{gone}");
     let json = store.run(["why", "old", "--json"]).json();
     assert_eq!((&json["cause"], &json["for"]), (&"evicted".into(), &"new".into()), "{json}");
-    assert!(why(&store, "new").contains("until memory is needed"), "{}", why(&store, "new"));
+    assert!(why(&store, "new").contains("until space is needed"), "{}", why(&store, "new"));
 }
 
 #[test]

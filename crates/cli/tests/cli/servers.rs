@@ -109,6 +109,43 @@ fn restarted_master_has_a_later_epoch() {
 }
 
 #[test]
+fn up_shows_warnings_and_stops_without_any() {
+    // Direct I/O needs a real disk.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let ssd = format!("path={},size=64MiB", folder.path().join("log").display());
+    let mut command = tiffin();
+    command.args(["up", "--listen", "127.0.0.1:0", "--http", "off", "--memory", "96MiB", "--ssd", &ssd]);
+    let mut child = command
+        .arg("--json")
+        .env("XDG_STATE_HOME", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    // Most of the memory, so that the master demotes it, and more than the disk takes.
+    let value = vec![b'x'; 80 << 20];
+    let client = |args: &[&str]| {
+        let mut command = tiffin();
+        command.args(args).env("TIFFIN_MASTER", ready["master"].as_str().unwrap());
+        command
+    };
+    crate::ran(client(&["put", "clé"]), &value).ok();
+    while crate::ran(client(&["stat", "--json"]), b"").json()["tier"]["demotions_refused"] == 0 {}
+    crate::send(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let log = String::from_utf8(output.stderr).unwrap();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
+    let [warning] = warnings[..] else { panic!("{log}") };
+    for part in ["larger than its disk takes", "key=clé", "hint: "] {
+        assert!(warning.contains(part), "{warning}");
+    }
+}
+
+#[test]
 fn commands_shown_by_up_work_in_a_shell() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = tiffin();

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
 
 mod broken_disks;
+#[path = "../common/mod.rs"]
+mod common;
 mod counters;
 mod disks;
 mod faults;

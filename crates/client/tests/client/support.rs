@@ -1,15 +1,10 @@
 //! Clusters for tests: real servers, in this process, on free ports.
 
-use std::time::Duration;
-
-use tiffin_client::{Client, ConnectOptions, Deadline, Key, Put, PutOptions};
+use tiffin_client::{Client, ConnectOptions, Put, PutOptions};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
 
-/// Longer than anything here takes, on any machine.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// How often a state is looked at that nobody tells about.
-const LOOK: Duration = Duration::from_millis(2);
+pub(crate) use crate::common::{LONG, eventually, key, only, soon};
 
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<NodeServer>,
@@ -66,14 +61,6 @@ impl Cluster {
     }
 }
 
-pub(crate) fn soon() -> Deadline {
-    Deadline::after(LONG)
-}
-
-pub(crate) fn key(name: impl AsRef<[u8]>) -> Key {
-    Key::new(name.as_ref()).unwrap()
-}
-
 /// Bytes that tell which object and which place they belong to.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
@@ -83,21 +70,4 @@ pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
 pub(crate) fn pinned<'a>(name: &str, bytes: &'a [u8]) -> Put<'a> {
     let options = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
     Put { options, ..Put::new(key(name), bytes) }
-}
-
-/// The outcome of a batch of one.
-pub(crate) fn only<T>(mut results: Vec<T>) -> T {
-    assert_eq!(results.len(), 1);
-    results.remove(0)
-}
-
-/// Waits for a state that nobody tells about.
-pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        let mut look = tokio::time::interval(LOOK);
-        while !holds() {
-            look.tick().await;
-        }
-    };
-    assert!(tokio::time::timeout(LONG, waiting).await.is_ok(), "never: {what}");
 }

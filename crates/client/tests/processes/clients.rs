@@ -86,7 +86,7 @@ pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
     let options = PutOptions { hard_pin: true, ..PutOptions::default() };
     let put = async |number: usize| {
         let bytes = small(number);
-        let put = Put { options: options.clone(), ..Put::new(key(&format!("pinned/{number}")), &bytes) };
+        let put = Put { options: options.clone(), ..Put::new(key(format!("pinned/{number}")), &bytes) };
         only(client.put(&[put], soon()).await)
     };
     for round in 0..ROUNDS {
@@ -126,11 +126,11 @@ pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
             assert_eq!(sum, MEMORY, "{usage:?}");
             child.go_on();
             for number in (0..count).chain(0..count) {
-                let name = [key(&format!("pinned/{number}"))];
+                let name = [key(format!("pinned/{number}"))];
                 let got = only(client.get(&name, GetOptions::default(), soon()).await).unwrap();
                 assert!(got.bytes == small(number), "round {round}: other bytes than were put");
             }
-            let names: Vec<_> = (0..count).map(|it| key(&format!("pinned/{it}"))).collect();
+            let names: Vec<_> = (0..count).map(|it| key(format!("pinned/{it}"))).collect();
             let deleted = client.delete(&names, DeleteOptions { force: true }, soon()).await;
             assert!(deleted.iter().all(|it| *it == Ok(true)), "{deleted:?}");
         });

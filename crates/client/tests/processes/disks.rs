@@ -31,7 +31,7 @@ pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
         runtime.block_on(async {
             let client = connect(&master, round % 2 == 0).await;
             for (it, state) in &mut model {
-                let got = only(client.get(&[key(&format!("k{it}"))], GetOptions::default(), soon()).await);
+                let got = only(client.get(&[key(format!("k{it}"))], GetOptions::default(), soon()).await);
                 match (&state, got) {
                     (Some(put), Ok(object)) => {
                         assert!(object.bytes == content_of(*it, *put), "round {round}, k{it}: other bytes");
@@ -49,7 +49,7 @@ pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
             }
             for step in 0..STEPS {
                 let it = (step * 7 + round * 13) % 60;
-                let name = key(&format!("k{it}"));
+                let name = key(format!("k{it}"));
                 match step % 5 {
                     4 => {
                         let deleted = only(client.delete(&[name], DeleteOptions::default(), soon()).await);
@@ -96,12 +96,12 @@ pub(crate) fn a_node_whose_disk_takes_no_more(runtime: &Runtime) {
         while is_disk_there().await {
             puts += 1;
             let bytes = content_of(puts, puts);
-            let put = [Put::new(key(&format!("p{puts}")), &bytes)];
+            let put = [Put::new(key(format!("p{puts}")), &bytes)];
             only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
         }
         assert!(puts * (96 << 10) > 16 << 20, "it took only {puts} objects");
         for more in puts + 1..puts + 200 {
-            let (name, bytes) = (key(&format!("p{more}")), content_of(more, more));
+            let (name, bytes) = (key(format!("p{more}")), content_of(more, more));
             let put = [Put::new(name.clone(), &bytes)];
             only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
             let got = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();

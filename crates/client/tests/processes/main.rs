@@ -11,6 +11,8 @@
 )]
 
 mod clients;
+#[path = "../common/mod.rs"]
+mod common;
 mod disks;
 mod masters;
 mod nodes;

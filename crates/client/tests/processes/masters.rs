@@ -12,7 +12,7 @@ use crate::support::{LONG, LOOK, MEMORY, Process, key, only, soon};
 /// Puts, one after the other, until one fails, and tells of each that was acknowledged.
 async fn put_until_it_fails(client: Client, prefix: String, acknowledged: mpsc::UnboundedSender<Key>) {
     for number in 0.. {
-        let key = key(&format!("{prefix}/{number}"));
+        let key = key(format!("{prefix}/{number}"));
         if only(client.put(&[Put::new(key.clone(), prefix.as_bytes())], soon()).await).is_err() {
             return;
         }

@@ -22,7 +22,7 @@ pub(crate) fn a_node_killed_under_its_readers(runtime: &Runtime) {
             let client = connect(&master, shared_memory).await;
             let bytes = pattern(1 << 20);
             let options = PutOptions { replicas: 2, ..PutOptions::default() };
-            let keys: Vec<_> = (0..8).map(|it| key(&format!("k{it}"))).collect();
+            let keys: Vec<_> = (0..8).map(|it| key(format!("k{it}"))).collect();
             let put = |key: &Key| Put { options: options.clone(), ..Put::new(key.clone(), &bytes) };
             let stored = client.put(&keys.iter().map(put).collect::<Vec<_>>(), soon()).await;
             assert!(stored.into_iter().all(|it| it.unwrap().copies == 2));
@@ -127,7 +127,7 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         let writer = connect(&master, false).await;
         let reader = connect(&master, false).await;
         let sizes = [100, 20_000, 1 << 20, 5 << 20];
-        let object = |(at, len): (usize, &usize)| (key(&format!("k{at}")), pattern(*len));
+        let object = |(at, len): (usize, &usize)| (key(format!("k{at}")), pattern(*len));
         let objects: Vec<_> = sizes.iter().enumerate().map(object).collect();
         for (key, bytes) in &objects {
             let options = PutOptions { replicas: 2, ..PutOptions::default() };

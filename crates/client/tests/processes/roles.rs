@@ -100,7 +100,7 @@ pub(crate) async fn be_putter(master: &str) {
 pub(crate) async fn be_small_putter(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     for number in 0.. {
-        let (name, bytes) = (key(&format!("small/{}", number % SMALL_KEYS)), small(number));
+        let (name, bytes) = (key(format!("small/{}", number % SMALL_KEYS)), small(number));
         match only(client.put(&[Put::new(name.clone(), &bytes)], soon()).await) {
             Ok(_) => match only(client.get(&[name], GetOptions::default(), soon()).await) {
                 Ok(got) => assert!(got.bytes == bytes, "other bytes than were put"),

@@ -6,15 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use tiffin_client::{Client, ConnectOptions, Deadline, Key};
+use tiffin_client::{Client, ConnectOptions};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
 
-/// Longer than anything here takes, on any machine.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
-
-/// How often a state is looked at that nobody tells about.
-pub(crate) const LOOK: Duration = Duration::from_millis(2);
+pub(crate) use crate::common::{LONG, LOOK, eventually, key, only, soon};
 
 pub(crate) const MEMORY: u64 = 16 << 20;
 
@@ -94,14 +90,6 @@ pub(crate) async fn connect(master: &MasterServer, shared_memory: bool) -> Clien
     Client::connect(ConnectOptions { shared_memory, ..options }).await.unwrap()
 }
 
-pub(crate) fn soon() -> Deadline {
-    Deadline::after(LONG)
-}
-
-pub(crate) fn key(name: &str) -> Key {
-    Key::new(name.as_bytes()).unwrap()
-}
-
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8)) as u8).collect()
 }
@@ -116,19 +104,4 @@ pub(crate) fn content_of(it: usize, put: usize) -> Vec<u8> {
     (0..96 << 10)
         .map(|at: usize| (at.wrapping_mul(31) ^ (at >> 8) ^ it.wrapping_mul(97) ^ put) as u8)
         .collect()
-}
-
-pub(crate) fn only<T>(mut results: Vec<T>) -> T {
-    assert_eq!(results.len(), 1);
-    results.remove(0)
-}
-
-pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        let mut look = tokio::time::interval(LOOK);
-        while !holds() {
-            look.tick().await;
-        }
-    };
-    assert!(tokio::time::timeout(LONG, waiting).await.is_ok(), "never: {what}");
 }

@@ -382,19 +382,24 @@ impl Master {
         self.membership.register(&mut self.objects, conn, id, register);
     }
 
-    /// A node's connection is closed: whatever it was asked there, it will not answer.
+    /// A node's connection is closed without a goodbye.
     pub(super) fn node_away(&mut self, node: NodeIndex, conn: ConnId) {
-        let Some(member) = self.objects.cx.members.get_mut(node) else { return };
-        if member.conn != Some(conn) {
-            return;
+        let member = self.objects.cx.members.get(node).filter(|it| it.conn == Some(conn));
+        if let Some(name) = member.map(|it| it.info.name.clone()) {
+            self.objects.cx.notice(Notice::NodeAway(name));
+            self.disconnect(node, conn);
         }
+    }
+
+    /// A node's connection has ended: the node will not answer what it was asked there.
+    fn disconnect(&mut self, node: NodeIndex, conn: ConnId) {
+        let member = self.objects.cx.members.get_mut(node).filter(|it| it.conn == Some(conn));
+        let Some(member) = member else { return };
         member.conn = None;
         // The answers may be lost.
         let told = std::mem::take(&mut member.told_owed);
         member.owed.extend(told);
         member.standing = Standing::Away(self.objects.cx.now);
-        let name = member.info.name.clone();
-        self.objects.cx.notice(Notice::NodeAway(name));
         self.objects.tier.member_away(&mut self.objects.cx, node);
         let asked: Vec<_> =
             self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
@@ -439,7 +444,7 @@ impl Master {
     pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         self.objects.cx.connections.set_node(conn, None);
         self.forget_answers(conn);
-        self.node_away(node, conn);
+        self.disconnect(node, conn);
         let (_, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
         self.objects.cx.when_saved(version, Effect::Reply(conn, id, Reply::Done));
         self.objects.cx.when_saved(version, Effect::Disconnect(conn));
@@ -452,7 +457,7 @@ impl Master {
         let Some(member) = members.get(node).filter(|it| !it.is_disk()) else { return };
         if let Some(conn) = member.conn {
             self.fence(conn);
-            self.node_away(node, conn);
+            self.disconnect(node, conn);
         }
         self.membership.lose(&mut self.objects, node, Notice::NodeLost);
     }

@@ -82,8 +82,9 @@ impl Objects {
                 found.iter().flatten().for_each(|index| self.tier.unshield(*index));
             }
             if resolve.touch || resolve.lease {
-                let (found, reader) = (found.get(..keys.len()).unwrap_or(&[]), visitor.index);
-                self.cx.catalog.touch_all(found, self.cx.now, lease, resolve.touch.then_some(reader));
+                let found = found.get(..keys.len()).unwrap_or(&[]);
+                let is_read = resolve.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
+                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(visitor.index));
             }
             // After they count as read: what is brought for one of them must not drive out another.
             let counts = resolve.touch || sabotaged!(self.cx.config.sabotage, LookCounts);
@@ -130,8 +131,9 @@ impl Objects {
                 if lease.is_some() {
                     found.iter().flatten().for_each(|index| self.tier.unshield(*index));
                 }
-                let (found, reader) = (found.get(..keys.len()).unwrap_or(&[]), visitor.index);
-                self.cx.catalog.touch_all(found, self.cx.now, lease, exists.touch.then_some(reader));
+                let found = found.get(..keys.len()).unwrap_or(&[]);
+                let is_read = exists.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
+                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(visitor.index));
             }
         }
         if !ahead.is_empty() {

@@ -5,7 +5,8 @@
 //! its cluster, because a node that the master has given up is not told of deletes any more.
 //!
 //! Gets that ask nobody would hide from the master what is used. So every use is noted here, once however
-//! often it happens, until it is taken away to be told.
+//! often it happens, until it is taken away to be told. The same holds for probes that take a lease; the
+//! master must not count these as reads, so they are noted apart.
 //!
 //! **Invariant:** at most as many objects are known as the capacity says. Those that were not used since the
 //! hand last passed them are forgotten first.
@@ -31,6 +32,8 @@ pub struct Known {
     sabotage: Sabotage,
     /// Entries that were used and of which nobody was told yet.
     used: Vec<u32>,
+    /// Entries that a probe is to lease and that the master was not told of yet.
+    probed: Vec<u32>,
     /// The newest generation that was ever known, of any object, and is not any more.
     forgotten: Generation,
 }
@@ -43,6 +46,8 @@ struct Entry {
     is_recent: bool,
     /// Listed in `used`.
     is_noted: bool,
+    /// Listed in `probed`.
+    is_probed: bool,
     /// What is known is of no use any more; the place is free.
     is_forgotten: bool,
 }
@@ -60,6 +65,7 @@ impl Known {
             hash_seed,
             sabotage,
             used: Vec::new(),
+            probed: Vec::new(),
             forgotten: Generation::default(),
         }
     }
@@ -94,6 +100,7 @@ impl Known {
             found: found.clone(),
             is_recent: false,
             is_noted: false,
+            is_probed: false,
             is_forgotten: false,
         };
         let at = if self.entries.len() < self.capacity {
@@ -102,7 +109,7 @@ impl Known {
         } else {
             let at = self.make_room();
             if let Some(place) = self.entries.get_mut(at) {
-                *place = Entry { is_noted: place.is_noted, ..entry };
+                *place = Entry { is_noted: place.is_noted, is_probed: place.is_probed, ..entry };
             }
             at
         };
@@ -116,6 +123,17 @@ impl Known {
         entry.is_recent = true;
         if !std::mem::replace(&mut entry.is_noted, true) {
             self.used.push(at as u32);
+        }
+        Some(&entry.found)
+    }
+
+    /// Where the object lies, as far as is known. It counts as probed with a lease, and not as read.
+    pub fn probe(&mut self, key: &(impl AsRef<[u8]> + ?Sized)) -> Option<&Found> {
+        let at = self.place(key)?;
+        let entry = self.entries.get_mut(at)?;
+        entry.is_recent = true;
+        if !std::mem::replace(&mut entry.is_probed, true) {
+            self.probed.push(at as u32);
         }
         Some(&entry.found)
     }
@@ -174,6 +192,26 @@ impl Known {
         for at in self.used.drain(..most.min(self.used.len())) {
             if let Some(entry) = self.entries.get_mut(at as usize) {
                 entry.is_noted = false;
+                if !entry.is_forgotten {
+                    keys.push(entry.key.clone());
+                }
+            }
+        }
+        keys
+    }
+
+    /// How many probes with a lease the master was not told of.
+    #[must_use]
+    pub fn probed_count(&self) -> usize {
+        self.probed.len()
+    }
+
+    /// Removes and returns the keys of probes with a lease, oldest first, at most `most` of them.
+    pub fn take_probed(&mut self, most: usize) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for at in self.probed.drain(..most.min(self.probed.len())) {
+            if let Some(entry) = self.entries.get_mut(at as usize) {
+                entry.is_probed = false;
                 if !entry.is_forgotten {
                     keys.push(entry.key.clone());
                 }
@@ -329,14 +367,31 @@ mod tests {
     }
 
     #[test]
+    fn probes_are_told_apart_from_reads() {
+        let mut known = Known::new(4, 0, Sabotage::None);
+        (0..3).for_each(|number| known.learn(&key(number), &found(number)));
+        for number in [2, 0, 2, 1] {
+            assert_eq!(known.probe(&key(number)), Some(&found(number)));
+        }
+        known.find(&key(1));
+        known.remove(&key(0));
+        assert_eq!((known.used_count(), known.take_used(9)), (1, vec![key(1)]));
+        assert_eq!((known.probed_count(), known.take_probed(1)), (3, vec![key(2)]));
+        assert_eq!(known.take_probed(9), [key(1)], "a deleted object takes no lease");
+        known.probe(&key(2));
+        assert_eq!((known.take_probed(9), known.probed_count()), (vec![key(2)], 0), "probed again");
+    }
+
+    #[test]
     fn places_are_used_again() {
         let mut known = Known::new(2, 0, Sabotage::None);
         for number in 0..100 {
             known.learn(&key(number), &found(number));
             known.find(&key(number));
+            known.probe(&key(number));
             known.remove(&key(number));
         }
-        assert!(known.entries.len() <= 2 && known.used.len() <= 2);
+        assert!(known.entries.len() <= 2 && known.used.len() <= 2 && known.probed.len() <= 2);
         assert!((0..100).all(|number| known.peek(&key(number)).is_none()));
         let mut nothing = Known::new(0, 0, Sabotage::None);
         nothing.learn(&key(1), &found(1));

@@ -74,7 +74,8 @@ pub struct CommonArgs {
     pub token: Option<String>,
 
     /// The lowest level that is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
-    /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `error` for all else.
+    /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `warn` for
+    /// `tiffin up`, `error` for other commands.
     #[arg(long, env = "TIFFIN_LOG_LEVEL", value_name = "LEVEL", global = true)]
     pub log_level: Option<String>,
 

@@ -12,7 +12,7 @@
 mod state;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    /// The process is stopping, and its own members are about to leave.
+    is_stopping: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -221,6 +223,11 @@ impl MasterServer {
     #[must_use]
     pub fn summary(&self) -> String {
         self.shared.summary()
+    }
+
+    /// Announces that the members in this process are about to stop: their departure is no warning.
+    pub(crate) fn expect_departures(&self) {
+        self.shared.is_stopping.store(true, Ordering::Release);
     }
 
     /// Closes every connection and every port. Nodes keep their objects for the next life.
@@ -373,6 +380,7 @@ impl Shared {
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            is_stopping: AtomicBool::new(false),
         })
     }
 
@@ -563,6 +571,9 @@ impl Shared {
             Notice::NodeSilent(node) => {
                 tracing::warn!(node, "a node is silent, and not used until it speaks")
             }
+            Notice::NodeAway(node) if self.is_stopping.load(Ordering::Acquire) => {
+                tracing::info!(node, "a node has stopped");
+            }
             Notice::NodeAway(node) => tracing::warn!(node, "a node is away"),
             Notice::NodeAbsent { node, removed, kept: 0 } => {
                 tracing::warn!(node, removed, "a node is absent: the objects that only it has were removed");
@@ -610,19 +621,18 @@ impl Shared {
                 tracing::debug!(memory, disk, far, waited_ms, late, "a get was told of disks");
             }
             Notice::DemotionRefused { disk, key, bytes, bytes_max, total } => {
-                let key = key.as_bytes().escape_ascii().to_string();
                 // Where many objects are too large, the lines become rarer; the metrics count all.
                 match total.is_power_of_two() {
                     true => tracing::warn!(
                         disk,
-                        key,
+                        %key,
                         bytes,
                         bytes_max,
                         total,
                         "an object is larger than its disk takes, and stays in memory only; hint: use a \
                          larger disk, or split the object"
                     ),
-                    false => tracing::debug!(disk, key, bytes, bytes_max, "larger than its disk takes"),
+                    false => tracing::debug!(disk, %key, bytes, bytes_max, "larger than its disk takes"),
                 }
             }
             Notice::Promoted { done, bytes, took_ms } => {

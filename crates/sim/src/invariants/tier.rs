@@ -58,6 +58,10 @@ pub(crate) struct Probe {
     ahead: Ahead,
     /// It neither touches nor leases.
     is_pure: bool,
+    /// Whether it counts as a read.
+    is_read: bool,
+    /// Which of the objects had been read before.
+    read: Vec<bool>,
     before: Vec<Option<(Tick, Tick)>>,
     begun: u64,
     evicted: Vec<Generation>,
@@ -334,20 +338,22 @@ impl Oracle {
 impl World {
     /// A probe arrives. Its side effects are checked when it is answered.
     pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
-        let (names, ahead, is_pure) = match request {
+        let (names, ahead, touch, lease) = match request {
             Request::Exists(it) => {
-                let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
-                (names, it.ahead, !it.touch && !it.lease)
+                let names: Vec<_> = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
+                (names, it.ahead, it.touch, it.lease)
             }
             // A lookup without a read is not a use.
             Request::Resolve(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
-                (names, Ahead::Nothing, !it.touch && !it.lease)
+                (names, Ahead::Nothing, it.touch, it.lease)
             }
             _ => return,
         };
-        let mut probe = Probe { names, ahead, is_pure, ..Probe::default() };
+        let is_pure = !touch && !lease;
+        let mut probe = Probe { names, ahead, is_pure, is_read: touch, ..Probe::default() };
         probe.before = self.uses(&probe.names);
+        probe.read = self.were_read(&probe.names);
         probe.counted = self.counted();
         self.probe = Some(probe);
     }
@@ -396,6 +402,11 @@ impl World {
                 return self.oracle.fail("t16", what);
             }
         }
+        let read = self.were_read(&probe.names);
+        if !probe.is_read && read != probe.read {
+            let before = &probe.read;
+            self.oracle.fail("t14", || format!("a question without a read made {read:?} of {before:?}"));
+        }
         if probe.is_pure {
             self.coverage.hit(Point::CheckedProbe);
             let counted = self.counted();
@@ -432,6 +443,13 @@ impl World {
         let Some(master) = &self.master else { return Vec::new() };
         let last = |it: &Name| master.last_use(keyspace::namespace_name(it.namespace), &it.key());
         names.iter().map(last).collect()
+    }
+
+    /// Whether the master knows of a read of each object.
+    fn were_read(&self, names: &[Name]) -> Vec<bool> {
+        let Some(master) = &self.master else { return Vec::new() };
+        let read = |it: &Name| master.last_read(keyspace::namespace_name(it.namespace), &it.key());
+        names.iter().map(|it| read(it).is_some()).collect()
     }
 
     /// The consistency of the master's tier state.

@@ -376,23 +376,21 @@ impl Catalog {
         self.lines.unread.get(node.0 as usize).copied().unwrap_or(0)
     }
 
-    /// Objects that are on a disk, too, and whose memory, `need` bytes or more, is better used for what comes
-    /// back: first those that were never read, then those that were not read for a while. The longest unused
-    /// first; nothing that is leased or has a soft pin, and nothing that was read or promoted after `since`,
-    /// or at that moment and is spared. `None` if they are not enough.
+    /// Objects that are on a disk, too, and whose memory, `need` bytes or more, is better used for promoted
+    /// objects. Those that were never read and never leased come first, then those that were not used for a
+    /// while; the least recently used first. Leased and soft-pinned objects stay, and so does an object that
+    /// was read or promoted after `since`. An ended lease alone protects nothing. `is_promoted` tells which
+    /// objects were promoted and not read since. `None` if they are not enough.
     pub(in crate::master) fn cold_victims(
         &self,
         scope: Scope,
         (since, now): (Tick, Tick),
         (unread_ms, read_ms): (u64, u64),
         need: u64,
-        is_spared: impl Fn(ObjectIndex) -> bool,
+        is_promoted: impl Fn(ObjectIndex) -> bool,
     ) -> Option<Vec<ObjectIndex>> {
         let (mut found, mut seen, mut sum) = (Vec::new(), BTreeSet::new(), 0);
-        for (lines, warm_ms, last) in [
-            (&[Line::ShelvedUnread][..], unread_ms, Tick(u64::MAX)),
-            (&[Line::ShelvedIdle, Line::ShelvedLeased], read_ms, since),
-        ] {
+        for lines in [&[Line::ShelvedUnread][..], &[Line::ShelvedIdle, Line::ShelvedLeased]] {
             let mut next = self.heads(scope, lines);
             while sum < need {
                 let touched = |at: &(NodeIndex, u32)| self.objects.get(at.1).map(Object::touched);
@@ -400,12 +398,18 @@ impl Catalog {
                 let Some((_, at)) = oldest else { break };
                 let (node, index) = next.swap_remove(at);
                 let Some(object) = self.objects.get(index) else { continue };
-                // What follows in the same line was used later.
+                // A promotion protects by a lease, so the first lines have no promoted objects.
+                let is_promoted = lines != [Line::ShelvedUnread] && is_promoted(ObjectIndex(index));
+                let (warm_ms, last) = match object.was_read() || is_promoted {
+                    true => (read_ms, since),
+                    false => (unread_ms, Tick(u64::MAX)),
+                };
+                // The objects that follow in the same line were used later.
                 let is_warm = warm_ms > 0 && object.touched().after(warm_ms) > now;
                 if object.leased(now) || is_warm || object.touched() > last {
                     continue;
                 }
-                let is_spared = object.touched() == last && is_spared(ObjectIndex(index));
+                let is_spared = object.touched() == last && is_promoted;
                 if !is_spared && seen.insert(index) {
                     sum += object.room_of_one();
                     found.push(ObjectIndex(index));
@@ -433,12 +437,13 @@ impl Catalog {
         heads
     }
 
-    /// When the next object on a node that was read is cold, or its lease has ended, as far as the
-    /// longest unused of each line tell.
+    /// When the next lease on a node ends, or the next object that was read is cold, as far as the least
+    /// recently used object of each line tells.
     pub(in crate::master) fn next_cold(&self, node: NodeIndex, now: Tick, warm_ms: u64) -> Option<Tick> {
         let heads = self.lines.of_node(node).flat_map(|it| READ.map(|line| it.get(line as usize)));
         let held = heads.flatten().filter(|it| it.oldest != NIL);
-        held.map(|it| it.touched.after(warm_ms).max(it.lease_until)).filter(|at| *at > now).min()
+        let times = held.flat_map(|it| [it.lease_until, it.touched.after(warm_ms).max(it.lease_until)]);
+        times.filter(|at| *at > now).min()
     }
 
     /// The object on a node that was unused for longest and is not on a disk, of those that are wanted there.

@@ -9,7 +9,9 @@ use super::{
     *,
 };
 use crate::disk::{Disk, DiskConfig};
-use crate::message::{Ahead, Demotion, Exists, Policy, PrefetchOutcome, ReserveOutcome, Resolve, TierStat};
+use crate::message::{
+    Ahead, Demotion, Exists, Policy, PrefetchOutcome, Presence, ReserveOutcome, Resolve, TierStat,
+};
 
 use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
 
@@ -141,6 +143,49 @@ fn what_was_read_often_enough_is_in_memory_soon() {
     cluster.carry_out();
     read(&mut cluster, "a");
     assert_eq!(cluster.where_is("a"), (true, true));
+}
+
+/// A probe with a lease, as the drop-in's `is_exist` sends it.
+fn lease(cluster: &mut Cluster, name: &str) {
+    let keys = [key(name)];
+    let exists = Exists { keys: keys.iter().collect(), lease: true, ..Exists::default() };
+    assert_eq!(cluster.ask(Request::Exists(exists)), Some(Reply::Present(vec![Presence::Here])));
+}
+
+/// A lease protects the copies in memory from eviction. It does not delay a copy to or from the disk.
+#[test]
+fn a_lease_does_not_delay_copies_of_the_object() {
+    let mut cluster = full_of_unread(4, &["a", "b"], |config| {
+        (config.tier.promote_on_hit, config.tier.promote_hits) = (true, 1);
+    });
+    lease(&mut cluster, "a");
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
+    lease(&mut cluster, "b");
+    read(&mut cluster, "b");
+    assert_eq!(cluster.where_is("b"), (true, true));
+    cluster.disks[0].held_up = true;
+    cluster.put("new", UNIT, plain());
+    lease(&mut cluster, "new");
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.where_is("new"), (true, true));
+}
+
+/// An object that was only written and probed makes way as soon as its lease has ended, also for a promotion
+/// that was requested before the probe.
+#[test]
+fn an_ended_lease_is_not_a_read() {
+    // Leases last 100 ms in these tests.
+    let mut cluster = full_of_unread(1, &["a", "b"], |config| config.tier.protect_ms = 500);
+    lease(&mut cluster, "filler0");
+    let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
+    cluster.wait(50);
+    lease(&mut cluster, "filler0");
+    cluster.wait(99);
+    assert_eq!(cluster.answer(id), None, "a lease protects");
+    cluster.wait(1);
+    assert_eq!(cluster.answer(id).unwrap(), [Done]);
+    assert_eq!(cluster.where_is("filler0"), (false, true));
+    assert_eq!(cluster.master.last_read("default", &key("filler0")), None);
 }
 
 /// To ask where objects lie, whether they are there or why, is no use of them.

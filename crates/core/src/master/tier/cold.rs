@@ -27,9 +27,9 @@ impl Tier {
             return false;
         }
         let times = (requested, cx.now);
-        let is_spared = |it| self.promotions.is_unread(it);
+        let is_promoted = |it| self.promotions.is_unread(it);
         let scope = Scope::Node(node);
-        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - free, is_spared);
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - free, is_promoted);
         let Some(victims) = victims else { return false };
         for victim in victims {
             let memory = cx.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
@@ -57,8 +57,8 @@ impl Tier {
         }
         let limit = cx.room.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
         let scope = Scope::Namespace(namespace);
-        let (times, is_spared) = ((requested, cx.now), |it| self.promotions.is_unread(it));
-        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - left, is_spared);
+        let (times, is_promoted) = ((requested, cx.now), |it| self.promotions.is_unread(it));
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - left, is_promoted);
         let Some(victims) = victims.filter(|_| need <= limit) else { return false };
         victims.into_iter().for_each(|victim| self.evict_cold(cx, victim, None));
         cx.quota_left(namespace) >= need

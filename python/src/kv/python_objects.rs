@@ -1,7 +1,7 @@
 //! A store, a device and a collective that are Python objects, called on threads of ours.
 //!
-//! The store is Mooncake's own class, `MooncakeDistributedStore`, or whatever has its three batched calls;
-//! its calls let go of the interpreter while they move bytes.
+//! The store is Mooncake's own class, `MooncakeDistributedStore`, or any object with its three batched calls,
+//! which release the interpreter while they move bytes.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -9,22 +9,22 @@ use tiffin_kv_exec::{
     Device, Fault, Gather, GatherError, PageName, PageReadGuard, PageStore, PageWriteGuard, Stop,
 };
 
-use super::words::page_ids;
+use super::convert::page_ids;
 use crate::runtime;
 
-/// Says what is there in Mooncake's API.
+/// Mooncake's answer for an object that exists.
 const IS_THERE: i64 = 1;
-/// Says that something went well in Mooncake's API.
+/// Mooncake's answer for success.
 const IS_OK: i64 = 0;
 
 /// A store with `batch_is_exist`, `batch_get_into` and `batch_put_from`.
-pub(super) struct TheirStore {
+pub(super) struct PythonStore {
     pub(super) store: Py<PyAny>,
-    /// What a probe is given beside its keys, where the store can bring closer what it finds.
+    /// The option with which a probe prefetches, if the store has it.
     pub(super) exist_options: Option<Py<PyAny>>,
 }
 
-impl PageStore for TheirStore {
+impl PageStore for PythonStore {
     fn probe(&self, names: &[PageName], _stop: &Stop) -> Result<u32, Fault> {
         let said = self.ask("batch_is_exist", names.iter(), None)?;
         Ok(leading(&said, |_, number| number == IS_THERE))
@@ -44,7 +44,7 @@ impl PageStore for TheirStore {
         let names = pages.iter().map(|(name, _)| name);
         let said = self.ask("batch_put_from", names, Some((&addresses, &sizes)))?;
         match said.first() {
-            Some(code) if *code != IS_OK => Err(Fault::Other(format!("batch_put_from said {code}"))),
+            Some(code) if *code != IS_OK => Err(Fault::Other(format!("batch_put_from answered {code}"))),
             _ => Ok(leading(&said, |_, number| number == IS_OK)),
         }
     }
@@ -55,26 +55,26 @@ impl PageStore for TheirStore {
             removed.extract::<i64>(py)
         })
         .and_then(|count| {
-            if count < 0 { Err(Fault::Other(format!("remove_by_regex said {count}"))) } else { Ok(()) }
+            if count < 0 { Err(Fault::Other(format!("remove_by_regex answered {count}"))) } else { Ok(()) }
         })
     }
 
     fn register(&self, address: usize, bytes: usize) -> Result<(), Fault> {
         within(|py| self.store.call_method1(py, "register_buffer", (address, bytes))?.extract::<i64>(py))
             .and_then(|code| {
-                let said = || Fault::Other(format!("register_buffer said {code}"));
+                let said = || Fault::Other(format!("register_buffer answered {code}"));
                 if code == IS_OK { Ok(()) } else { Err(said()) }
             })
     }
 
     fn unregister(&self, address: usize) {
-        // Where it cannot be told any more, it has ended too.
+        // If the call fails, the store has ended, and the registration with it.
         let _ = within(|py| self.store.call_method1(py, "unregister_buffer", (address,)).map(drop));
     }
 }
 
-impl TheirStore {
-    /// One of the batched calls: keys, and where the bytes of each lie, if there are any.
+impl PythonStore {
+    /// One of the batched calls: keys, and the memory of each, if there is any.
     fn ask<'a>(
         &self,
         method: &str,
@@ -96,10 +96,10 @@ impl TheirStore {
 }
 
 /// A device with `load(host_pages, device_pages)` and `save(device_pages, host_pages)`.
-pub(super) struct TheirDevice(pub(super) Py<PyAny>);
+pub(super) struct PythonDevice(pub(super) Py<PyAny>);
 
-impl TheirDevice {
-    /// Gives two lists of page ids, and hears how many were done; nothing stands for all.
+impl PythonDevice {
+    /// Passes two lists of page ids, and returns how many were done; `None` means all.
     fn call(&self, method: &str, from: &[u32], to: &[u32]) -> Result<u32, Fault> {
         within(|py| {
             let done = self.0.call_method1(py, method, (page_ids(py, from), page_ids(py, to)))?;
@@ -108,7 +108,7 @@ impl TheirDevice {
     }
 }
 
-impl Device for TheirDevice {
+impl Device for PythonDevice {
     fn load(&self, pages: &[(PageReadGuard<'_>, u32)], _stop: &Stop) -> Result<u32, Fault> {
         let (host, device): (Vec<_>, Vec<_>) = pages.iter().map(|(host, to)| (host.page(), *to)).unzip();
         self.call("load", &host, &device)
@@ -120,10 +120,10 @@ impl Device for TheirDevice {
     }
 }
 
-/// A callable that takes bytes and gives the bytes of all ranks, in order.
-pub(super) struct TheirGather(pub(super) Py<PyAny>);
+/// A callable that takes bytes and returns the bytes of all ranks, in order.
+pub(super) struct PythonGather(pub(super) Py<PyAny>);
 
-impl Gather for TheirGather {
+impl Gather for PythonGather {
     fn all_gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, GatherError> {
         let gathered = within(|py| {
             let all = self.0.bind(py).call1((PyBytes::new(py, &mine),))?;
@@ -133,7 +133,7 @@ impl Gather for TheirGather {
     }
 }
 
-/// Something with the interpreter; what it raises is a fault.
+/// Calls Python; an exception becomes a fault.
 fn within<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Fault> {
     let done = runtime::enter(|py| work(py).map_err(|error| Fault::Other(error.to_string())));
     done.unwrap_or_else(|| Err(Fault::Other("the interpreter ends".to_owned())))

@@ -1,7 +1,8 @@
-//! Room for objects that are read into `bytes`: made when their size is known, filled once, and never copied.
+//! Buffers for objects that are read into `bytes`: allocated when the size is known, filled once, never
+//! copied.
 //!
-//! A large object is read straight into a `bytes` that nobody else knows yet. For a small one it is cheaper
-//! to copy it later than to enter the interpreter in the middle of a call.
+//! A large object is read directly into a new `bytes` object. For a small one it is cheaper to copy it later
+//! than to attach to the interpreter in the middle of a call.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -15,13 +16,13 @@ use tiffin_client::{Landing, TargetBuf};
 
 use crate::runtime;
 
-/// From this size on an object is read straight into its `bytes`.
+/// From this size on an object is read directly into its `bytes`.
 const DIRECT_BYTES_MIN: usize = 64 << 10;
 
-/// Room for the objects of one call. Blocks are only ever added while it is borrowed, so a range in one stays
+/// Buffers for the objects of one call. Blocks are only added while it is borrowed, so ranges in them stay
 /// valid.
-pub(crate) struct Room {
-    /// Of each object the blocks, and how many bytes were asked for.
+pub(crate) struct ReadBuffers {
+    /// The blocks of each object, with their sizes.
     items: Vec<Mutex<Vec<(usize, Block)>>>,
     ranges: Vec<Option<Range<u64>>>,
 }
@@ -29,26 +30,26 @@ pub(crate) struct Room {
 enum Block {
     Direct(Py<PyBytes>),
     Small(Vec<u8>),
-    /// There was no memory for it.
+    /// The allocation failed.
     Failed(PyErr),
 }
 
-impl Room {
-    /// Room for objects, or for these ranges of them.
+impl ReadBuffers {
+    /// Buffers for objects, or for these ranges of them.
     pub(crate) fn new(ranges: Vec<Option<Range<u64>>>) -> Self {
         Self { items: ranges.iter().map(|_| Mutex::default()).collect(), ranges }
     }
 
-    /// The `bytes` of an object of that size, which was read into the room that was given for it last.
+    /// The `bytes` of an object of that size, which was read into its last buffer.
     pub(crate) fn take(&self, py: Python<'_>, item: usize, len: u64) -> PyResult<Py<PyAny>> {
         let block = self.items.get(item).and_then(|blocks| lock(blocks).pop()).map(|(_, block)| block);
         match block {
             Some(Block::Direct(bytes)) => {
-                assert_eq!(bytes.as_bytes(py).len() as u64, len, "an object and its room differ in size");
+                assert_eq!(bytes.as_bytes(py).len() as u64, len, "an object and its buffer differ in size");
                 Ok(bytes.into_any())
             }
             Some(Block::Small(bytes)) => {
-                assert_eq!(bytes.len() as u64, len, "an object and its room differ in size");
+                assert_eq!(bytes.len() as u64, len, "an object and its buffer differ in size");
                 Ok(PyBytes::new(py, &bytes).into_any().unbind())
             }
             Some(Block::Failed(error)) => Err(error),
@@ -70,21 +71,21 @@ impl Room {
         match made {
             Some(Ok(bytes)) => Block::Direct(bytes),
             Some(Err(error)) => Block::Failed(error),
-            None => Block::Failed(PyMemoryError::new_err("the interpreter is being taken down")),
+            None => Block::Failed(PyMemoryError::new_err("the interpreter is shutting down")),
         }
     }
 }
 
-impl<'a> Landing<'a> for &'a Room {
+impl<'a> Landing<'a> for &'a ReadBuffers {
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
         let len = usize::try_from(len).ok().filter(|len| *len <= isize::MAX as usize)?;
         let mut blocks = lock(self.items.get(item)?);
         if blocks.last().is_none_or(|(of_len, _)| *of_len != len) {
-            blocks.push((len, Room::make(len)));
+            blocks.push((len, ReadBuffers::make(len)));
         }
         let start = blocks.last_mut()?.1.start();
         // SAFETY: the block has exactly that many bytes, which stay where they are when its owner moves, and
-        // lives as long as the borrow of `self`. Nobody else knows them before they are taken out.
+        // lives as long as the borrow of `self`. No other code has their address before they are taken out.
         Some(vec![unsafe { TargetBuf::new(start?, len) }])
     }
 
@@ -97,8 +98,7 @@ impl Block {
     /// Where its bytes begin, to be written.
     fn start(&mut self) -> Option<NonNull<u8>> {
         match self {
-            // SAFETY: it is a `bytes`, so this looks up where they are, for which the interpreter is not
-            // needed.
+            // SAFETY: it is a `bytes`, so this only computes an address, which needs no interpreter.
             Self::Direct(bytes) => NonNull::new(unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) }.cast()),
             Self::Small(bytes) => NonNull::new(bytes.as_mut_ptr()),
             Self::Failed(_) => None,

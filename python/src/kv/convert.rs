@@ -1,4 +1,4 @@
-//! What goes in and what comes out, as plain tuples; `tiffin/kv.py` gives them names.
+//! Inputs and results as plain tuples; `tiffin/kv.py` gives them names.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -10,18 +10,18 @@ use tiffin_kv_exec::Step;
 
 use crate::errors::invalid;
 
-/// The words of a namespace, in the order of `tiffin.kv.Namespace`.
+/// The fields of a namespace, in the order of `tiffin.kv.Namespace`.
 pub(super) type Names = (String, String, u64, String, String, String, String, String);
-/// Where media begin, and what they show.
+/// Positions and digests of media.
 pub(super) type Mediums = Vec<(u32, Vec<u8>)>;
 /// Rank and number of ranks: tensor, pipeline, context.
 pub(super) type Coordinates = ((u32, u32), (u32, u32), (u32, u32));
 /// Request, namespace, tokens, media, hashes, number of tokens, priority, seconds to wait.
 type Submission = (u64, u32, Option<Vec<u8>>, Mediums, Option<Vec<[u8; 16]>>, u32, u8, Option<f64>);
 
-/// Everything that a step is told, list by list, in the order in which it is told.
+/// The inputs of a step, list by list, in the order in which they are applied.
 #[derive(FromPyObject)]
-pub(super) struct Told {
+pub(super) struct Inputs {
     computed: Vec<(u64, u32, Vec<u8>)>,
     finish: Vec<u64>,
     abort: Vec<u64>,
@@ -33,15 +33,15 @@ pub(super) struct Told {
     submit: Vec<Submission>,
 }
 
-impl Told {
+impl Inputs {
     /// As inputs of the engine.
-    pub(super) fn inputs(self, py: Python<'_>) -> PyResult<Vec<Input>> {
+    pub(super) fn parse(self, py: Python<'_>) -> PyResult<Vec<Input>> {
         let progress = |(request, upto, generated): (u64, u32, Vec<u8>)| Progress {
             request: ReqId(request),
             upto,
             generated: tokens(&generated),
         };
-        // What was computed is told first: it speaks of pages that nothing has taken away yet.
+        // Progress comes first: it refers to pages that no other input has removed yet.
         let computed = self.computed.into_iter().map(progress).collect();
         let finished = self.finish.into_iter().map(ReqId).collect();
         let mut inputs = vec![Input::Pass { computed, finished }];
@@ -108,12 +108,12 @@ fn medium(py: Python<'_>, word: &str) -> PyResult<Medium> {
     }
 }
 
-/// A word that means nothing here.
+/// An unknown word.
 pub(super) fn no_word(py: Python<'_>, given: &str, words: &str) -> PyErr {
     invalid(py, format!("`{given}` is none of {words}\n\nhint: spell it like that"))
 }
 
-/// What a step came to: lists of tuples, in the order of the fields of `tiffin.kv.Plan`.
+/// The results of a step: lists of tuples, in the order of the fields of `tiffin.kv.Plan`.
 pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyTuple>> {
     let (mut ready, mut granted, mut recompute, mut retracted) = (vec![], vec![], vec![], vec![]);
     let (mut ended, mut refused, mut stored, mut removed) = (vec![], vec![], vec![], vec![]);
@@ -171,7 +171,7 @@ fn begun<'py>(py: Python<'py>, operation: &Operation) -> Begun<'py> {
     (operation.id.0, kind_word(operation.kind), operation.request.map(|it| it.0), pages)
 }
 
-/// What a request was given earlier in the same step, and has no longer.
+/// Pages that a request got earlier in the same step, and has lost.
 fn forget<A, B, C>(request: u64, ready: &mut Vec<(u64, A, B)>, granted: &mut Vec<(u64, C)>) {
     ready.retain(|(id, ..)| *id != request);
     granted.retain(|(id, _)| *id != request);

@@ -1,4 +1,4 @@
-"""Notices Mooncake's own wheel in the same place.
+"""Detects Mooncake's own wheel in the same folder.
 
 Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's
 files and leaves the rest, and in one folder Python prefers an extension module to a file of the same name:
@@ -8,6 +8,7 @@ files and leaves the rest, and in one folder Python prefers an extension module 
 import importlib.machinery
 import importlib.metadata
 import pathlib
+from collections.abc import Iterable
 
 OFFICIAL_NAMES = (
     "mooncake-transfer-engine",
@@ -16,7 +17,7 @@ OFFICIAL_NAMES = (
 )
 
 
-def installed():
+def installed() -> list[str]:
     """The official distributions that are installed here too."""
     found = []
     for name in OFFICIAL_NAMES:
@@ -27,14 +28,14 @@ def installed():
     return found
 
 
-def shadows(folders):
+def shadows(folders: Iterable[str]) -> list[str]:
     """Extension modules that would be imported in place of ours."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     paths = (path for folder in folders for path in pathlib.Path(folder).glob("store.*"))
     return sorted(str(path) for path in paths if path.name.endswith(suffixes))
 
 
-def check(folders):
+def check(folders: Iterable[str]) -> None:
     """Refuses to run as a mixture of two packages."""
     mixed = shadows(folders)
     if not mixed:
