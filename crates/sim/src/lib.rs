@@ -25,6 +25,7 @@ mod network;
 mod node;
 mod oracle;
 mod plan;
+mod requests;
 mod retiring;
 mod transfer;
 mod workload;

@@ -4,7 +4,10 @@ use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
     extent::room_for,
     master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
-    message::{Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+    message::{
+        ClientToMaster, Hello, MasterToMember, MemberToMaster, Reply, Request, Role, VERSION_MAJOR,
+        VERSION_MINOR, Welcome,
+    },
 };
 use tiffin_proto::Incoming;
 
@@ -21,7 +24,7 @@ const AUDITOR: u64 = u64::MAX / 2;
 
 impl World {
     /// Asks the master without any network; only at rest. The answer, if it is given at once.
-    pub(crate) fn audit(&mut self, namespace: u8, request: Request) -> Option<Reply> {
+    pub(crate) fn audit(&mut self, namespace: u8, request: ClientToMaster) -> Option<Reply> {
         let conn = ConnId(AUDITOR + u64::from(namespace));
         let hello = Hello {
             client: ClientId(conn.0),
@@ -29,7 +32,7 @@ impl World {
             ..Hello::default()
         };
         self.next_conn += 1;
-        let id = RequestId(self.next_conn);
+        let (id, request) = (RequestId(self.next_conn), Request::ClientToMaster(request));
         self.audit = None;
         self.master_handles(MasterEvent::Opened(conn, hello));
         let complete = self.everything_is_known();
@@ -159,35 +162,7 @@ impl World {
                 }
                 self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
             }
-            Incoming::Request(id, request) => {
-                let speaker = self.speaker(conn, &request);
-                if matches!(speaker, Speaker::Nobody) {
-                    self.coverage.hit(Point::FrameFenced);
-                }
-                self.let_time_pass();
-                if self.parks(conn, id, &request, speaker) {
-                    return self.master_handles(MasterEvent::Request(conn, id, request));
-                }
-                if let (Request::Reserve(reserve), Speaker::Client(namespace)) = (&request, speaker) {
-                    let others_wait = self.somebody_waits(namespace);
-                    self.oracle.arrives((conn, id), reserve, namespace, others_wait);
-                    self.oracle.asks_for_space(self.told_time(), (conn, id), reserve, others_wait);
-                }
-                self.note_need(conn, id, &request);
-                let complete = self.everything_is_known();
-                self.oracle.hears(conn, id, &request, speaker, complete);
-                if let Speaker::Client(namespace) = speaker {
-                    self.begin_probe(namespace, &request);
-                    self.is_patient =
-                        matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
-                }
-                self.master_handles(MasterEvent::Request(conn, id, request));
-                self.is_patient = false;
-                self.check_policy();
-                self.oracle.newest_put = None;
-                self.end_probe();
-                self.oracle.heard();
-            }
+            Incoming::Request(id, request) => self.master_is_asked(conn, id, request),
             Incoming::Reply(id, reply) => {
                 self.let_time_pass();
                 let now = self.told_time();
@@ -198,6 +173,38 @@ impl World {
                 self.master_handles(MasterEvent::Reply(conn, id, reply));
             }
         }
+    }
+
+    fn master_is_asked(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        let speaker = self.speaker(conn, &request);
+        if matches!(speaker, Speaker::Nobody) {
+            self.coverage.hit(Point::FrameFenced);
+        }
+        self.let_time_pass();
+        if self.parks(conn, id, &request, speaker) {
+            return self.master_handles(MasterEvent::Request(conn, id, request));
+        }
+        if let (Request::ClientToMaster(ClientToMaster::Reserve(reserve)), Speaker::Client(namespace)) =
+            (&request, speaker)
+        {
+            let others_wait = self.somebody_waits(namespace);
+            self.oracle.arrives((conn, id), reserve, namespace, others_wait);
+            self.oracle.asks_for_space(self.told_time(), (conn, id), reserve, others_wait);
+        }
+        self.note_need(conn, id, &request);
+        let complete = self.everything_is_known();
+        self.oracle.hears(conn, id, &request, speaker, complete);
+        if let (Speaker::Client(namespace), Request::ClientToMaster(request)) = (speaker, &request) {
+            self.begin_probe(namespace, request);
+            self.is_patient =
+                matches!(request, ClientToMaster::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
+        }
+        self.master_handles(MasterEvent::Request(conn, id, request));
+        self.is_patient = false;
+        self.check_policy();
+        self.oracle.newest_put = None;
+        self.end_probe();
+        self.oracle.heard();
     }
 
     /// Whether a request waits for reports; it is heard when it goes on.
@@ -276,7 +283,7 @@ impl World {
                 Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(..) | Effect::Restart(_) => None,
             };
             // What has no bytes costs nothing.
-            if let Effect::Ask(_, _, Request::Allocate(allocate)) = &effect
+            if let Effect::Ask(_, _, MasterToMember::Allocate(allocate)) = &effect
                 && allocate.items.iter().any(|it| it.len > 0)
             {
                 let conn = self.conns.values().find(|it| it.client == allocate.client);
@@ -378,7 +385,7 @@ impl World {
             None if self.heard.get(&it.client) == Some(&conn) => Speaker::Client(it.namespace),
             None => Speaker::Nobody,
             Some(segment) => {
-                if matches!(request, Request::Register(_)) {
+                if matches!(request, Request::MemberToMaster(MemberToMaster::Register(_))) {
                     self.registered.insert(segment, conn);
                 }
                 match self.registered.get(&segment) == Some(&conn) {
@@ -391,7 +398,7 @@ impl World {
 
     /// Notes what a plain put of one object needs, where nothing but memory decides whether it is refused.
     fn note_need(&mut self, conn: ConnId, id: RequestId, request: &Request) {
-        let Request::Reserve(reserve) = request else { return };
+        let Request::ClientToMaster(ClientToMaster::Reserve(reserve)) = request else { return };
         let [item] = reserve.items.as_slice() else { return };
         let stats = self.master.iter().flat_map(|it| it.stat().namespaces);
         let is_limited = stats.into_iter().any(|it| it.quota.is_some() || it.waiting > 0);
@@ -408,7 +415,9 @@ impl World {
     /// Something leaves the memory of a node to make way: what was brought a while ago, and what a disk is
     /// reading, only if nothing else may.
     fn watch_shields(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
-        let (Effect::Ask(_, _, Request::Retire(retire)), Some(segment)) = (effect, segment) else { return };
+        let (Effect::Ask(_, _, MasterToMember::Retire(retire)), Some(segment)) = (effect, segment) else {
+            return;
+        };
         if !self.oracle.is_evicting() || self.oracle.shelving.is_disk(segment) {
             return;
         }
@@ -428,7 +437,7 @@ impl World {
 
     /// A put that may wait evicts something.
     fn watch_patience(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
-        let Effect::Ask(_, _, Request::Retire(retire)) = effect else { return };
+        let Effect::Ask(_, _, MasterToMember::Retire(retire)) = effect else { return };
         let Some(memory) = segment.filter(|it| !self.oracle.shelving.is_disk(*it)) else { return };
         if !self.oracle.is_evicting() {
             return;

@@ -11,8 +11,8 @@ use tiffin_core::{
     marks::Consumption,
     master::{Effect, Notice, Saved},
     message::{
-        Announce, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence, Publish,
-        PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
+        DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence, Record,
+        Registered, Reply, ResolveOutcome, Resolved,
     },
     node::SlotState,
 };
@@ -156,14 +156,14 @@ pub(crate) struct Cause {
     pub(crate) polite: bool,
     /// Names that were looked up, and with a lease; or on behalf of which group.
     pub(crate) asked: Vec<Name>,
-    lease: bool,
+    pub(crate) lease: bool,
     pub(crate) group: String,
-    announced: Vec<Record>,
+    pub(crate) announced: Vec<Record>,
     /// By a node that this life of the master knew nothing of: what it holds may be older than what was seen.
-    news: bool,
+    pub(crate) news: bool,
     /// Objects are being evicted, and it was seen which.
     pub(crate) evicting: bool,
-    evicted: bool,
+    pub(crate) evicted: bool,
 }
 
 /// The history, and the verdict.
@@ -339,68 +339,6 @@ impl Oracle {
         self.roster.clear();
     }
 
-    /// The master is about to handle a request.
-    pub(crate) fn hears(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        request: &Request,
-        speaker: Speaker,
-        complete: bool,
-    ) {
-        self.cause = Cause::default();
-        self.cause.polite = self.is_polite(request);
-        self.asks_for(conn, id, request, speaker);
-        match (request, speaker) {
-            (Request::Delete(delete), Speaker::Client(namespace)) => {
-                let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
-                self.begin_deleting(conn, id, names, delete.force, complete);
-            }
-            (Request::DeleteMatching(delete), Speaker::Client(namespace)) => {
-                let all = (0..names::KEYS.len()).map(|key| Name { namespace, key: key as u8 });
-                let names = all.filter(|name| names::matches(&delete.pattern, *name)).collect();
-                self.begin_deleting(conn, id, names, delete.force, complete);
-            }
-            (Request::Resolve(resolve), Speaker::Client(namespace)) => {
-                let names = resolve.keys.iter().filter_map(|key| Name::of(namespace, key));
-                (self.cause.asked, self.cause.lease) = (names.collect(), resolve.lease);
-            }
-            (Request::Exists(exists), Speaker::Client(namespace)) => {
-                let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key));
-                self.cause.asked = names.collect();
-            }
-            (Request::Decide(Decide { items, .. }), Speaker::Node(segment)) => {
-                let items = items.iter().map(|it| (segment, it.clone())).collect();
-                self.begin_deciding((conn, id), items, complete);
-            }
-            (Request::Publish(Publish { items, .. }), Speaker::Client(namespace)) => {
-                let client = self.speakers.get(&conn).copied().unwrap_or_default();
-                let namespace = names::namespace_name(namespace);
-                let item = |it: &PublishItem| {
-                    let item = it.item.clone();
-                    (it.home, DecideItem { namespace: namespace.to_owned(), client, item })
-                };
-                self.begin_deciding((conn, id), items.iter().map(item).collect(), complete);
-            }
-            (Request::Announce(Announce { items, .. }), Speaker::Node(segment)) => {
-                self.cause.news = !self.knows(segment);
-                let names = items.iter().filter_map(record_name);
-                self.cause.names = names.collect();
-                self.cause.announced = items.clone();
-            }
-            (Request::Lease(lease), Speaker::Client(namespace)) => {
-                let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
-                (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
-            }
-            (Request::ClientDied(client), Speaker::Node(_)) => self.client_is_gone(*client),
-            (Request::Dropped(dropped), Speaker::Node(disk)) => self.hears_dropped(disk, dropped),
-            (_, Speaker::Client(namespace)) => {
-                self.hears_of_lifetimes(conn, id, request, namespace, complete)
-            }
-            _ => (),
-        }
-    }
-
     /// The object that has a name, as far as anybody can tell.
     pub(crate) fn standing(&self, name: Name) -> Option<Generation> {
         let newest = self.newest.get(&name).copied()?;
@@ -419,23 +357,20 @@ impl Oracle {
         self.cause.generations.insert(generation);
     }
 
-    /// Whether a request removes only what is not leased.
-    fn is_polite(&self, request: &Request) -> bool {
-        let unforced = match request {
-            Request::Delete(delete) => !delete.force,
-            Request::DeleteMatching(delete) => !delete.force,
-            _ => false,
-        };
-        self.strict && unforced
-    }
-
     /// The master has nothing more to do for now: an eviction that was told of is over.
     pub(crate) fn seen_all(&mut self) {
         let cause = &mut self.cause;
         self.blind |= std::mem::take(&mut cause.evicting) && !std::mem::take(&mut cause.evicted);
     }
 
-    fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
+    pub(crate) fn begin_deleting(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        names: Vec<Name>,
+        force: bool,
+        complete: bool,
+    ) {
         let mut victims = Vec::new();
         for name in names {
             let mut of_name = Vec::new();
@@ -500,11 +435,10 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let evicting = std::mem::take(&mut self.cause.evicting);
-        let retires = matches!(effect, Effect::Ask(_, _, Request::Retire(_)));
+        let retires = matches!(effect, Effect::Ask(_, _, MasterToMember::Retire(_)));
         self.blind |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
-            Effect::Ask(_, _, Request::Allocate(_)) => self.allocations += 1,
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
             Effect::Notice(Notice::NodeReady(name)) => {
@@ -523,35 +457,16 @@ impl Oracle {
                     self.leases_end_with(segment);
                 }
             }
-            Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
-                self.orders(segment, holds);
-                (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
-                for hold in holds {
-                    self.retires(now, segment.unwrap_or_default(), *hold, coverage);
-                }
+            Effect::Ask(conn, id, request) => {
+                self.sees_request((*conn, *id, now), request, segment, evicting, coverage);
             }
-            Effect::Entrust(_, _, Request::Settle(settle)) => {
+            Effect::Entrust(_, _, MasterToMember::Settle(settle)) => {
                 let segment = segment.unwrap_or_default();
                 self.orders(Some(segment), &settle.abort);
                 for record in &settle.commit {
                     self.entrusted.insert((segment, record.hold));
                     self.record(segment, record, false);
                 }
-            }
-            Effect::Ask(conn, id, Request::Settle(settle)) => {
-                self.orders(segment, &settle.abort);
-                let segment = segment.unwrap_or_default();
-                for record in &settle.commit {
-                    self.settles_promotion((*conn, *id), segment, record);
-                    self.settles(segment, record);
-                }
-                settle.abort.iter().for_each(|hold| self.gives_back(segment, *hold));
-            }
-            Effect::Ask(conn, id, Request::Demote(items)) => {
-                self.demotes((*conn, *id), now, segment.unwrap_or_default(), items);
-            }
-            Effect::Ask(_, _, Request::Promote(items)) => {
-                items.iter().for_each(|it| self.promotes(segment.unwrap_or_default(), it.into));
             }
             Effect::Reply(conn, id, reply) => {
                 self.replies(now, (*conn, *id), reply, segment, memories, coverage);

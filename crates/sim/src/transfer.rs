@@ -7,7 +7,7 @@
 
 use tiffin_core::{
     ClientId, EXTENT_ALIGN, Hold, SegmentId,
-    message::{Request, Store},
+    message::{ClientToNode, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
     session::{NeedId, ReadResult, WriteResult},
@@ -307,7 +307,7 @@ impl World {
     }
 
     /// Bytes come with the question for their name: they are written before it is asked.
-    pub(crate) fn write_down(&mut self, node: usize, client: ClientId, store: Store) -> Request {
+    pub(crate) fn write_down(&mut self, node: usize, client: ClientId, store: Store) -> ClientToNode {
         let Store { commit, bytes } = store;
         for (item, bytes) in commit.items.iter().zip(&bytes) {
             let Some(value) = bytes.first_chunk().map(|it| ValueId(u32::from_le_bytes(*it))) else {
@@ -330,7 +330,7 @@ impl World {
             self.coverage.hit(Point::CarriedWritten);
             self.drain_node(node);
         }
-        Request::Commit(commit)
+        ClientToNode::Commit(commit)
     }
 
     /// The client has the result.

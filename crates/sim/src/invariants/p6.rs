@@ -9,8 +9,8 @@ use tiffin_core::{
     master::Effect,
     master::Master,
     message::{
-        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Request, Reserve,
-        ReserveOutcome, Reserved, Resolve, ResolveOutcome,
+        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
+        Reserved, Resolve, ResolveOutcome,
     },
 };
 
@@ -23,42 +23,7 @@ use crate::{
 };
 
 impl Oracle {
-    /// A client says something about how long objects are to live.
-    pub(crate) fn hears_of_lifetimes(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        request: &Request,
-        namespace: u8,
-        complete: bool,
-    ) {
-        match request {
-            Request::Pin(pin) => self.hears_pin((conn, id), pin, namespace, complete),
-            Request::DropPins(drop) => self.hears_drop_pins(drop, namespace),
-            Request::SetPolicy(change) => {
-                self.impatient |= change.max_hold_ms.is_some();
-                self.waiting_puts.clear();
-                self.shelving.changes_policy(namespace, change);
-                self.setting.insert((conn, id), (namespace, self.shelving.policy(namespace)));
-            }
-            Request::Ack(ack) => self.hears_ack((conn, id), ack, complete),
-            Request::Release(release) => {
-                release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));
-            }
-            Request::KeepLeases(known) => {
-                let client = self.speakers.get(&conn).copied();
-                self.leases.retain(|lease, (of, _)| Some(*of) != client || known.contains(lease));
-            }
-            Request::Goodbye => {
-                let client = self.speakers.get(&conn).copied();
-                client.into_iter().for_each(|client| self.client_is_gone(client));
-                self.conn_is_gone(conn);
-            }
-            _ => self.hears_of_streams((conn, id), request, namespace, complete),
-        }
-    }
-
-    fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
+    pub(crate) fn hears_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
         let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
         for item in &ack.items {
             self.explain(item.generation);
@@ -390,7 +355,7 @@ impl World {
 fn is_there(master: &mut Master, now: Tick, name: Name, generation: Generation) -> bool {
     let keys = vec![name.key()];
     let resolve = Resolve { keys, touch: false, lease: false, locate: false, ..Resolve::default() };
-    let reply = master.look(now, names::namespace_name(name.namespace), Request::Resolve(resolve));
+    let reply = master.resolve(now, names::namespace_name(name.namespace), &resolve);
     let is_it = |it: &ResolveOutcome| match it {
         ResolveOutcome::Found(found) => found.generation == generation,
         _ => false,

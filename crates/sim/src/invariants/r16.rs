@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     ConnId, Generation, RequestId, SegmentId,
-    message::{DeleteOutcome, Presence, Reply, Request, ResolveOutcome},
+    message::{ClientToMaster, DeleteOutcome, Presence, Reply, ResolveOutcome},
     node::SlotState,
 };
 
@@ -17,7 +17,7 @@ use crate::{
     coverage::{Coverage, Point},
     memory::Memory,
     names::Name,
-    oracle::{Memories, Oracle, Speaker},
+    oracle::{Memories, Oracle},
 };
 
 /// What a client asked about.
@@ -31,19 +31,39 @@ pub(crate) struct Asked {
 
 impl Oracle {
     /// A client asks for objects by name.
-    pub(crate) fn asks_for(&mut self, conn: ConnId, id: RequestId, request: &Request, speaker: Speaker) {
-        let Speaker::Client(namespace) = speaker else { return };
+    pub(crate) fn asks_for(&mut self, conn: ConnId, id: RequestId, request: &ClientToMaster, namespace: u8) {
         let names: Vec<_> = match request {
-            Request::Resolve(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
-            Request::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
-            Request::Exists(it) => {
+            ClientToMaster::Resolve(it) => {
+                it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect()
+            }
+            ClientToMaster::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
+            ClientToMaster::Exists(it) => {
                 let keys = it.keys.iter().filter_map(|key| tiffin_core::Key::new(key).ok());
                 keys.filter_map(|key| Name::of(namespace, &key)).collect()
             }
-            _ => return,
+            ClientToMaster::Reserve(_)
+            | ClientToMaster::Publish(_)
+            | ClientToMaster::DeleteMatching(_)
+            | ClientToMaster::List(_)
+            | ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::Await(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_) => return,
         };
         // One that waits for reports comes here again when it is resumed.
-        let decided = matches!(request, Request::Delete(_)).then(|| self.roster.clone());
+        let decided = matches!(request, ClientToMaster::Delete(_)).then(|| self.roster.clone());
         self.asked_names.insert((conn, id), Asked { names, decided });
     }
 

@@ -3,7 +3,7 @@
 
 use tiffin_core::{
     ConnId, RequestId, Tick,
-    message::{EndStream, LeaseOutcome, Pulled, Request},
+    message::{LeaseOutcome, Pulled},
 };
 
 use crate::{
@@ -14,23 +14,8 @@ use crate::{
 };
 
 impl Oracle {
-    /// A client says something about a stream.
-    pub(crate) fn hears_of_streams(
-        &mut self,
-        to: (ConnId, RequestId),
-        request: &Request,
-        namespace: u8,
-        complete: bool,
-    ) {
-        match request {
-            Request::Pull(pull) => _ = self.pulls.insert(to, pull.group.clone()),
-            Request::EndStream(EndStream { drop: true, .. }) => self.hears_drop(to, namespace, complete),
-            _ => (),
-        }
-    }
-
     /// All that is in a stream is to be taken away. What was replaced is no longer in it.
-    fn hears_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
+    pub(crate) fn hears_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
         let mut victims = Vec::new();
         for (generation, life) in &mut self.lives {
             if life.name.namespace != namespace || !life.in_stream {

@@ -8,8 +8,8 @@ use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     master::{Effect, Notice, Saved},
     message::{
-        Ahead, DemoteItem, Demotion, Dropped, Policy, PolicyChange, Presence, Record, Reply, Request,
-        TierStat,
+        Ahead, ClientToMaster, DemoteItem, Demotion, Dropped, MasterToMember, Policy, PolicyChange, Presence,
+        Record, Reply, TierStat,
     },
 };
 
@@ -331,18 +331,38 @@ impl Oracle {
 
 impl World {
     /// A question arrives. What it may not do is looked at when it is answered.
-    pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
+    pub(crate) fn begin_probe(&mut self, namespace: u8, request: &ClientToMaster) {
         let (names, ahead, is_mere) = match request {
-            Request::Exists(it) => {
+            ClientToMaster::Exists(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, it.ahead, !it.touch && !it.lease)
             }
             // To ask where something lies is no use of it.
-            Request::Resolve(it) => {
+            ClientToMaster::Resolve(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, Ahead::Nothing, !it.touch && !it.lease)
             }
-            _ => return,
+            ClientToMaster::Reserve(_)
+            | ClientToMaster::Publish(_)
+            | ClientToMaster::Delete(_)
+            | ClientToMaster::DeleteMatching(_)
+            | ClientToMaster::List(_)
+            | ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::Await(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_) => return,
         };
         let mut probe = Probe { names, ahead, is_mere, ..Probe::default() };
         probe.before = self.uses(&probe.names);
@@ -357,7 +377,7 @@ impl World {
             Effect::Notice(Notice::Prefetched { resident, running, failed, .. }) => {
                 probe.begun = resident + running + failed;
             }
-            Effect::Ask(_, _, Request::Retire(retire)) => {
+            Effect::Ask(_, _, MasterToMember::Retire(retire)) => {
                 let generation = |hold: &Hold| {
                     self.oracle.generation_of.get(&(segment.unwrap_or_default(), *hold)).copied()
                 };
