@@ -229,7 +229,7 @@ impl Context {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
         if locate {
-            replicas.reserve_exact(object.copies().count());
+            replicas = Vec::with_capacity(object.replica_count());
             for (node, hold) in object.copies().filter(|(node, _)| readable(*node)) {
                 replicas.extend(self.location(node, hold));
                 nodes.insert(node);
