@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::message::{Reply, Request, Store};
-use tiffin_core::session::{Need, Peer, Put as Session, WriteResult};
+use tiffin_core::message::{ClientToNode, Reply, Store};
+use tiffin_core::session::{Need, Put as Session, WriteResult};
 use tiffin_core::{Hold, SegmentId};
 use tiffin_transport::copy::copy_out;
 
@@ -61,8 +61,13 @@ impl Carried {
 
     /// The bytes that go inside a commit, for each of its objects; empty where they were written before.
     /// `None` if there are none at all.
-    pub(crate) fn bytes(&self, puts: &[Put<'_>], peer: Peer, request: &Request) -> Option<Vec<Vec<u8>>> {
-        let (Peer::Node(segment), Request::Commit(commit)) = (peer, request) else { return None };
+    pub(crate) fn bytes(
+        &self,
+        puts: &[Put<'_>],
+        segment: SegmentId,
+        request: &ClientToNode,
+    ) -> Option<Vec<Vec<u8>>> {
+        let ClientToNode::Commit(commit) = request else { return None };
         let bytes_of = |hold| Some(gathered(puts.get(*self.0.get(&(segment, hold))?)?));
         let bytes: Vec<_> = commit.items.iter().map(|it| bytes_of(it.hold).unwrap_or_default()).collect();
         bytes.iter().any(|it| !it.is_empty()).then_some(bytes)
@@ -73,17 +78,17 @@ impl Carried {
 pub(crate) async fn ask(
     inner: &Inner,
     segment: SegmentId,
-    request: &Request,
+    request: &ClientToNode,
     bytes: Option<Vec<Vec<u8>>>,
     deadline: Deadline,
 ) -> Result<Reply, Unanswered> {
-    let (Request::Commit(commit), Some(bytes)) = (request, bytes) else {
+    let (ClientToNode::Commit(commit), Some(bytes)) = (request, bytes) else {
         return inner.ask_node(segment, request, deadline).await.map_err(Unanswered::Failed);
     };
     let route = inner.control_route(segment, deadline).await;
     let route = route.map_err(|error| Unanswered::Unwritten(error.to_string()))?;
     let count = bytes.iter().map(|it| it.len() as u64).sum();
-    let store = Request::Store(Store { commit: commit.clone(), bytes });
+    let store = ClientToNode::Store(Store { commit: commit.clone(), bytes });
     let reply = route.connection.call(&store, deadline.instant()).await;
     inner.count_carried(count);
     reply.map_err(|error| Unanswered::Failed(error.into()))
@@ -140,8 +145,8 @@ mod tests {
         ];
         let (here, there) = (SegmentId(1), SegmentId(2));
         let carried = Carried([((here, hold(1)), 1), ((here, hold(2)), 2), ((there, hold(0)), 1)].into());
-        let along = |segment, request: &Request| carried.bytes(&puts, Peer::Node(segment), request);
-        let about = |items| Request::Commit(Commit { items, wait_ms: 0 });
+        let along = |segment, request: &ClientToNode| carried.bytes(&puts, segment, request);
+        let about = |items| ClientToNode::Commit(Commit { items, wait_ms: 0 });
         let request = about(vec![item(0, 5), item(2, 0), item(1, 5)]);
         let expected = Some(vec![vec![], vec![], b"small".to_vec()]);
         assert_eq!(along(here, &request), expected);
@@ -149,7 +154,6 @@ mod tests {
         let other = Some(vec![b"small".to_vec(), vec![], vec![]]);
         assert_eq!(along(there, &request), other, "another node has the same slots");
         assert_eq!(along(here, &about(vec![item(0, 5), item(2, 0)])), None);
-        assert_eq!(along(here, &Request::Abort(vec![hold(1)])), None);
-        assert!(carried.bytes(&puts, Peer::Master, &request).is_none());
+        assert_eq!(along(here, &ClientToNode::Abort(vec![hold(1)])), None);
     }
 }

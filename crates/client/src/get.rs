@@ -147,7 +147,7 @@ pub(crate) async fn run<'a>(
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {
             match need {
-                Need::Call { id, request, .. } => {
+                Need::AskMaster { id, request } => {
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
                 Need::Read { id, item, location, len, unasked } => {
@@ -162,7 +162,7 @@ pub(crate) async fn run<'a>(
                     }
                 }
                 Need::Stop { id } => flights.stop(id),
-                Need::Write { .. } => {}
+                Need::AskNode { .. } | Need::Write { .. } => {}
             }
         }
         for ((segment, unasked), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {

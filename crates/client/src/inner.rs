@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    self, EndStream, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Request, ReserveOutcome,
-    Reserved, Role,
+    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, RequestRef,
+    Reserve, ReserveOutcome, Reserved, Role,
 };
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
@@ -182,32 +182,17 @@ impl Inner {
     }
 
     /// Asks the master, and remembers the nodes that the answer names.
-    pub(crate) async fn ask(&self, request: &Request, deadline: Deadline) -> Result<Reply, Error> {
+    pub(crate) async fn ask(&self, request: &ClientToMaster, deadline: Deadline) -> Result<Reply, Error> {
         let master = self.master(deadline).await?;
         let reply = match master.connection.call(request, deadline.instant()).await {
             // The master may have gone away and come back unnoticed. Asking a question twice is harmless.
-            Err(CallError::Lost { .. })
-                if matches!(
-                    request,
-                    Request::Resolve(_)
-                        | Request::Exists(_)
-                        | Request::List(_)
-                        | Request::Stat
-                        | Request::Why(_)
-                        | Request::Pin(_)
-                        | Request::SetPolicy(_)
-                        | Request::Prefetch(_)
-                        | Request::OpenStream(_)
-                        | Request::EndStream(EndStream { drop: false, .. })
-                        | Request::Pull(_)
-                ) =>
-            {
+            Err(CallError::Lost { .. }) if is_repeatable(request) => {
                 let master = self.master(deadline).await?;
                 master.connection.call(request, deadline.instant()).await?
             }
             reply => reply?,
         };
-        if let (Request::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
+        if let (ClientToMaster::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
             self.learn(&resolved.nodes);
             self.known.hear(&resolve.keys, &resolved.items);
         }
@@ -221,7 +206,7 @@ impl Inner {
         lease: message::Lease,
         deadline: Deadline,
     ) -> Result<(u64, Leased), Error> {
-        match self.ask_for_leases(Request::Lease(lease), deadline).await? {
+        match self.ask_for_leases(ClientToMaster::Lease(lease), deadline).await? {
             (epoch, Reply::Leased(leased)) => Ok((epoch, leased)),
             _ => Err(Error::misfit()),
         }
@@ -230,12 +215,12 @@ impl Inner {
     /// The same for every request whose answer leases something.
     pub(crate) async fn ask_for_leases(
         &self,
-        mut request: Request,
+        mut request: ClientToMaster,
         deadline: Deadline,
     ) -> Result<(u64, Reply), Error> {
         let mut is_second = false;
         loop {
-            if let Request::Pull(pull) = &mut request {
+            if let ClientToMaster::Pull(pull) = &mut request {
                 pull.wait_ms = pull.wait_ms.min(deadline.wait_ms());
             }
             let gate = timeout_at(deadline.instant(), self.leases.gate.read()).await;
@@ -275,7 +260,7 @@ impl Inner {
         let _alone = alone.map_err(|_| Error::timeout("waiting to say what is leased"))?;
         let master = self.master(deadline).await?;
         let Some(owed) = self.leases.owed() else { return Ok(()) };
-        let request = Request::KeepLeases(self.leases.of(master.epoch));
+        let request = ClientToMaster::KeepLeases(self.leases.of(master.epoch));
         master.connection.call(&request, deadline.instant()).await?;
         self.leases.told(owed);
         Ok(())
@@ -294,20 +279,20 @@ impl Inner {
         if master.epoch != epoch {
             return Ok(());
         }
-        master.connection.call(&Request::Release(Release { leases }), deadline.instant()).await?;
+        master.connection.call(&ClientToMaster::Release(Release { leases }), deadline.instant()).await?;
         Ok(())
     }
 
     /// Asks the master for room. What it gives is in `held` before anything else can happen.
     pub(crate) async fn reserve(
         &self,
-        request: &Request,
+        reserve: Reserve,
         held: &Held<'_>,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
         let late = || Error::timeout("waiting to reserve");
         let (mut is_told, mut is_second) = (false, false);
-        let mut request = request.clone();
+        let mut request = ClientToMaster::Reserve(reserve);
         loop {
             let gate = timeout_at(deadline.instant(), self.reservations.gate.read());
             let gate = gate.await.map_err(|_| late())?;
@@ -322,7 +307,7 @@ impl Inner {
                 is_told = true;
                 continue;
             }
-            if let Request::Reserve(reserve) = &mut request {
+            if let ClientToMaster::Reserve(reserve) = &mut request {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
             // What this client uses must not make way for what it puts.
@@ -353,7 +338,7 @@ impl Inner {
     pub(crate) async fn ask_node(
         &self,
         segment: SegmentId,
-        request: &Request,
+        request: &ClientToNode,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
         let route = self.control_route(segment, deadline).await?;
@@ -543,7 +528,8 @@ impl Inner {
             let Some(route) = route.filter(|_| !self.reservations.on(segment).is_empty()) else { continue };
             running.push(async move {
                 // Who does not hear it hears the goodbye, or sees this process end.
-                let _unheard = route.connection.call(&Request::Keep(Vec::new()), deadline.instant()).await;
+                let _unheard =
+                    route.connection.call(&ClientToNode::Keep(Vec::new()), deadline.instant()).await;
             });
         }
         running.all().await;
@@ -572,7 +558,7 @@ impl Inner {
         let _alone = self.reservations.gate.write().await;
         let mut running = Running::new();
         for (segment, route) in self.owed() {
-            let request = Request::Keep(self.reservations.on(segment));
+            let request = ClientToNode::Keep(self.reservations.on(segment));
             running.push(async move {
                 let deadline = Instant::now() + KEEP_TIME_MAX;
                 match route.connection.call(&request, deadline).await {
@@ -694,12 +680,42 @@ pub(crate) fn call_failure(error: &Error) -> CallFailure {
     }
 }
 
+/// Whether a request may be sent again after its reply was lost.
+fn is_repeatable(request: &ClientToMaster) -> bool {
+    match request {
+        ClientToMaster::Resolve(_)
+        | ClientToMaster::Exists(_)
+        | ClientToMaster::List(_)
+        | ClientToMaster::Stat
+        | ClientToMaster::Ping
+        | ClientToMaster::Why(_)
+        | ClientToMaster::Pin(_)
+        | ClientToMaster::SetPolicy(_)
+        | ClientToMaster::Prefetch(_)
+        | ClientToMaster::OpenStream(_)
+        | ClientToMaster::Pull(_) => true,
+        ClientToMaster::EndStream(end) => !end.drop,
+        ClientToMaster::Reserve(_)
+        | ClientToMaster::Publish(_)
+        | ClientToMaster::Delete(_)
+        | ClientToMaster::DeleteMatching(_)
+        | ClientToMaster::DropPins(_)
+        | ClientToMaster::Await(_)
+        | ClientToMaster::Lease(_)
+        | ClientToMaster::Release(_)
+        | ClientToMaster::KeepLeases(_)
+        | ClientToMaster::Ack(_)
+        | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::Cancel(_) => false,
+    }
+}
+
 async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
     let mut running = Running::new();
     for connection in connections {
         running.push(async move {
             // Whoever does not hear it finds out when this process ends.
-            let _unheard = connection.call(&Request::Goodbye, deadline).await;
+            let _unheard = connection.call(RequestRef::Goodbye, deadline).await;
             connection.close();
         });
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{CachedReads, Exists, Found, Request, ResolveOutcome};
+use tiffin_core::message::{CachedReads, ClientToMaster, Exists, Found, ResolveOutcome};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::session::{GetOutcome, GetRequest, Known};
 use tiffin_core::{Generation, Key, Keys, Location, SegmentId};
@@ -106,14 +106,14 @@ impl Memory {
     }
 
     /// What to tell the master, if there is anything. `enough` is how much makes it worth a message.
-    fn used(&self, enough: usize) -> Option<Request> {
+    fn used(&self, enough: usize) -> Option<ClientToMaster> {
         let mut state = self.lock();
         if state.news_count() < enough {
             return None;
         }
         if state.known.used_count() == 0 && state.reads.0.is_empty() {
             let keys = state.known.take_probed(TOLD_MAX);
-            return Some(Request::Exists(Exists {
+            return Some(ClientToMaster::Exists(Exists {
                 keys: keys.iter().collect(),
                 lease: true,
                 ..Exists::default()
@@ -123,7 +123,7 @@ impl Memory {
         let keys = state.known.take_used(TOLD_MAX);
         let reads = std::mem::take(&mut state.reads).0.bounded();
         let keys: Keys = keys.iter().collect();
-        Some(Request::Exists(Exists { keys, touch: true, lease, reads, ..Exists::default() }))
+        Some(ClientToMaster::Exists(Exists { keys, touch: true, lease, reads, ..Exists::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -301,7 +301,7 @@ mod tests {
         assert!(memory.used(1).is_some(), "the key is told while the get is still reading");
         assert_eq!(memory.used(1), None);
         memory.lock().reads.count(&[GetOutcome::Read(Found::default())], &[false]);
-        let Some(Request::Exists(told)) = memory.used(1) else { panic!("the get is told, too") };
+        let Some(ClientToMaster::Exists(told)) = memory.used(1) else { panic!("the get is told, too") };
         assert_eq!((told.keys.len(), told.reads.singles), (0, 1));
         assert_eq!(memory.used(1), None);
     }
@@ -316,7 +316,7 @@ mod tests {
         assert!(memory.lock().known.find(&keys[0]).is_some());
         assert!(memory.lock().known.probe(&keys[1]).is_some());
         let told = [(); 2].map(|()| match memory.used(1) {
-            Some(Request::Exists(told)) => (told.keys, told.touch, told.lease),
+            Some(ClientToMaster::Exists(told)) => (told.keys, told.touch, told.lease),
             other => panic!("{other:?}"),
         });
         let [read, probed] = keys.map(|key| [key].iter().collect());

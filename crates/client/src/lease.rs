@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tiffin_core::message::{
-    self, Ack, AckItem, AckOutcome, Found, LeaseItem, LeaseOutcome, Reply, Request, Resolve, ResolveOutcome,
+    self, Ack, AckItem, AckOutcome, ClientToMaster, Found, LeaseItem, LeaseOutcome, Reply, Resolve,
+    ResolveOutcome,
 };
 use tiffin_core::{Generation, Key, Location};
 use tiffin_transport::TargetBuf;
@@ -218,7 +219,7 @@ pub(crate) async fn manifests(
         let keys = keys.get(piece).unwrap_or_default();
         let report_wait_ms = wait_ms(deadline);
         let resolve = Resolve { keys: keys.to_vec(), locate: true, report_wait_ms, ..Resolve::default() };
-        match inner.ask(&Request::Resolve(resolve), deadline).await {
+        match inner.ask(&ClientToMaster::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
                 let found =
                     keys.iter().zip(resolved.items).map(|(key, outcome)| found(key, outcome)).collect();
@@ -424,7 +425,7 @@ pub(crate) async fn ack(
             samples.iter().map(|(key, generation)| AckItem { key: key.clone(), generation: *generation });
         let (items, wait_ms) = (items.collect(), wait_ms(deadline));
         let ack = Ack { items, group: group.to_owned(), wait_ms, abort, unless_leased };
-        match inner.ask(&Request::Ack(ack), deadline).await {
+        match inner.ask(&ClientToMaster::Ack(ack), deadline).await {
             Ok(Reply::Acked(outcomes)) if outcomes.len() == samples.len() => {
                 let answers = samples.iter().zip(outcomes);
                 results.extend(answers.map(|((key, _), outcome)| match outcome {

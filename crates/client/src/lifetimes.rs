@@ -2,8 +2,8 @@
 
 use tiffin_core::Key;
 use tiffin_core::message::{
-    Await, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten, NamespaceStat, Pin, PinOutcome,
-    PolicyChange, Reply, Request, Why,
+    Await, ClientToMaster, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten, NamespaceStat, Pin,
+    PinOutcome, PolicyChange, Reply, Why,
 };
 
 use crate::inner::Inner;
@@ -23,7 +23,7 @@ pub(crate) async fn pin(
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
         let pin = Pin { keys: keys.to_vec(), owner: owner.to_owned(), on, wait_ms: wait_ms(deadline) };
-        match inner.ask(&Request::Pin(pin), deadline).await {
+        match inner.ask(&ClientToMaster::Pin(pin), deadline).await {
             Ok(Reply::Pinned(outcomes)) if outcomes.len() == keys.len() => {
                 let answers = keys.iter().zip(outcomes);
                 results.extend(answers.map(|(key, outcome)| match outcome {
@@ -49,14 +49,14 @@ pub(crate) async fn drop_pins(
     deadline: Deadline,
 ) -> Result<DeletedMatching, Error> {
     let drop = DropPins { owner: owner.to_owned(), wait_ms: wait_ms(deadline) };
-    match inner.ask(&Request::DropPins(drop), deadline).await? {
+    match inner.ask(&ClientToMaster::DropPins(drop), deadline).await? {
         Reply::DeletedMatching(dropped) => Ok(dropped),
         _ => Err(Error::misfit()),
     }
 }
 
 pub(crate) async fn set_policy(inner: &Inner, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
-    match inner.ask(&Request::SetPolicy(change), deadline).await? {
+    match inner.ask(&ClientToMaster::SetPolicy(change), deadline).await? {
         Reply::Done => Ok(()),
         _ => Err(Error::misfit()),
     }
@@ -64,7 +64,7 @@ pub(crate) async fn set_policy(inner: &Inner, change: PolicyChange, deadline: De
 
 pub(crate) async fn forget_node(inner: &Inner, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
     let forget = ForgetNode { name: name.to_owned() };
-    match inner.ask(&Request::ForgetNode(forget), deadline).await? {
+    match inner.ask(&ClientToMaster::ForgetNode(forget), deadline).await? {
         Reply::Forgotten(forgotten) => Ok(forgotten),
         _ => Err(Error::misfit()),
     }
@@ -80,8 +80,8 @@ pub(crate) async fn wait_usage(
         Watermark::AtLeast(bytes) => (None, Some(bytes)),
     };
     let wait = Await { at_most, at_least, wait_ms: deadline.wait_ms() };
-    match inner.ask(&Request::Await(wait), deadline).await? {
-        Reply::Awaited(stat) if until.is_reached(stat.used) => Ok(stat),
+    match inner.ask(&ClientToMaster::Await(wait), deadline).await? {
+        Reply::Awaited(stat) if until.is_reached(stat.used) => Ok(*stat),
         Reply::Awaited(stat) => {
             Err(Error::timeout(&format!("waiting for {until} (there are {})", stat.used)))
         }
@@ -96,7 +96,7 @@ pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
         let explain = Explain { keys: keys.to_vec(), report_wait_ms: wait_ms(deadline) };
-        match inner.ask(&Request::Why(explain), deadline).await {
+        match inner.ask(&ClientToMaster::Why(explain), deadline).await {
             Ok(Reply::Why(answers)) if answers.len() == keys.len() => {
                 results.extend(answers.into_iter().map(Ok));
             }

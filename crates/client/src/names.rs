@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tiffin_core::message::{
-    Ahead, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List, ListItem, Listed,
-    NodeInfo, Pattern, Presence, Reply, Request, Resolve, ResolveOutcome, Stat,
+    Ahead, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List,
+    ListItem, Listed, NodeInfo, Pattern, Presence, Reply, Resolve, ResolveOutcome, Stat,
 };
 use tiffin_core::{Key, Keys, SegmentId};
 
@@ -32,7 +32,7 @@ pub(crate) async fn resolve(
         let keys_asked = keys.to_vec();
         let resolve =
             Resolve { keys: keys_asked, touch, lease, locate, report_wait_ms, ..Resolve::default() };
-        match inner.ask(&Request::Resolve(resolve), deadline).await {
+        match inner.ask(&ClientToMaster::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) if resolved.items.len() == keys.len() => {
                 let nodes: BTreeMap<_, _> = resolved.nodes.into_iter().map(|it| (it.segment, it)).collect();
                 let answers = keys.iter().zip(resolved.items);
@@ -77,13 +77,14 @@ async fn ask_for(inner: &Inner, keys: Keys, options: ResolveOptions, deadline: D
     let count = keys.len();
     let ResolveOptions { touch, lease, ahead, .. } = options;
     let report_wait_ms = wait_ms(deadline);
-    let request = Request::Exists(Exists { keys, touch, lease, ahead, report_wait_ms, ..Exists::default() });
+    let request =
+        ClientToMaster::Exists(Exists { keys, touch, lease, ahead, report_wait_ms, ..Exists::default() });
     let items = match inner.ask(&request, deadline).await {
         Ok(Reply::Present(items)) if items.len() == count => items,
         Ok(_) => return Presences::failed(count, &Error::misfit()),
         Err(error) => return Presences::failed(count, &error),
     };
-    let Request::Exists(Exists { keys, .. }) = request else { return Presences::default() };
+    let ClientToMaster::Exists(Exists { keys, .. }) = request else { return Presences::default() };
     let mut answers = Presences {
         there: items.iter().map(|it| *it == Presence::Here).collect(),
         failures: BTreeMap::new(),
@@ -114,7 +115,7 @@ pub(crate) async fn delete(
         // A node that cannot be reached may leave what is known here standing.
         inner.known.forget(keys);
         let delete = Delete { keys: keys.to_vec(), force: options.force, wait_ms: wait_ms(deadline) };
-        match inner.ask(&Request::Delete(delete), deadline).await {
+        match inner.ask(&ClientToMaster::Delete(delete), deadline).await {
             Ok(Reply::Deleted(outcomes)) if outcomes.len() == keys.len() => {
                 let answers = keys.iter().zip(outcomes);
                 results.extend(answers.map(|(key, outcome)| match outcome {
@@ -138,7 +139,7 @@ pub(crate) async fn delete_matching(
     deadline: Deadline,
 ) -> Result<DeletedMatching, Error> {
     let delete = DeleteMatching { pattern, force: options.force, wait_ms: wait_ms(deadline) };
-    match inner.ask(&Request::DeleteMatching(delete), deadline).await? {
+    match inner.ask(&ClientToMaster::DeleteMatching(delete), deadline).await? {
         Reply::DeletedMatching(deleted) => Ok(deleted),
         _ => Err(Error::misfit()),
     }
@@ -170,14 +171,14 @@ pub(crate) async fn list(
 }
 
 async fn page(inner: &Inner, list: List, deadline: Deadline) -> Result<Listed, Error> {
-    match inner.ask(&Request::List(list), deadline).await? {
+    match inner.ask(&ClientToMaster::List(list), deadline).await? {
         Reply::Listed(listed) => Ok(listed),
         _ => Err(Error::misfit()),
     }
 }
 
 pub(crate) async fn stat(inner: &Inner, deadline: Deadline) -> Result<Stat, Error> {
-    match inner.ask(&Request::Stat, deadline).await? {
+    match inner.ask(&ClientToMaster::Stat, deadline).await? {
         Reply::Stat(stat) => Ok(stat),
         _ => Err(Error::misfit()),
     }

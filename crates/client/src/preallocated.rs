@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Reply, Request, ReserveOutcome};
+use tiffin_core::message::{Reply, ReserveOutcome};
 use tiffin_core::session::{OfferOrder, OfferRound, OfferSize, Preallocation};
 use tiffin_core::{Reservation, SegmentId};
 use tokio::time::Instant;
@@ -101,10 +101,10 @@ async fn fill(inner: &Inner, order: OfferOrder) -> bool {
 }
 
 async fn reserve(inner: &Inner, order: OfferOrder) -> Vec<Reservation> {
-    let Some(request) = order.request().map(Request::Reserve) else { return Vec::new() };
+    let Some(reserve) = order.request() else { return Vec::new() };
     let held = Held::new(&inner.reservations, &inner.chores);
     let deadline = Deadline::after(ASK_TIME_MAX);
-    let Ok(Reply::Reserved(reserved)) = inner.reserve(&request, &held, deadline).await else {
+    let Ok(Reply::Reserved(reserved)) = inner.reserve(reserve, &held, deadline).await else {
         return Vec::new();
     };
     let offers = reserved.items.into_iter().filter_map(|it| match it {

@@ -1,7 +1,7 @@
 //! Bringing objects that only a disk has into memory, before they are asked for.
 
 use tiffin_core::Key;
-use tiffin_core::message::{Ahead, Prefetch, PrefetchOutcome, Reply, Request};
+use tiffin_core::message::{Ahead, ClientToMaster, Prefetch, PrefetchOutcome, Reply};
 
 use crate::inner::Inner;
 use crate::{Deadline, Error, batch};
@@ -70,7 +70,7 @@ async fn ask(
     deadline: Deadline,
 ) -> Vec<Result<PrefetchOutcome, Error>> {
     let prefetch = Prefetch { keys: keys.to_vec(), ahead, wait_ms };
-    match inner.ask(&Request::Prefetch(prefetch), deadline).await {
+    match inner.ask(&ClientToMaster::Prefetch(prefetch), deadline).await {
         Ok(Reply::Prefetched(outcomes)) if outcomes.len() == keys.len() => {
             outcomes.into_iter().map(Ok).collect()
         }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::message::{CommitOutcome, Publish, PublishItem, PutOptions, Reply, Request};
+use tiffin_core::message::{
+    ClientToMaster, ClientToNode, CommitOutcome, Publish, PublishItem, PutOptions, Reply,
+};
 use tiffin_core::session::{
-    CallFailure, Need, NeedId, Peer, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
+    CallFailure, Need, NeedId, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
 };
 use tiffin_core::{Hold, Location, Reservation, SegmentId};
 use tiffin_transport::{TransferError, WriteOp};
@@ -112,12 +114,16 @@ async fn drive(
     while !is_late {
         while let Some(need) = carried.next_need(inner, puts, &mut session, &mut writes) {
             match need {
-                Need::Call { id, peer, request } => {
-                    let is_last = !matches!(request, Request::Reserve(_));
-                    let bytes = carried.bytes(puts, peer, &request);
-                    let is_due = |it: &mut StocksUp| is_last && *it == StocksUp::BehindTheCall;
-                    stocks_up.take_if(is_due).inspect(stock_up);
-                    running.push_call(call(inner, held, id, peer, request, bytes, deadline));
+                Need::AskMaster { id, request } => {
+                    if !matches!(request, ClientToMaster::Reserve(_)) {
+                        stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
+                    }
+                    running.push_call(ask_master(inner, held, id, request, deadline));
+                }
+                Need::AskNode { id, segment, request } => {
+                    let bytes = carried.bytes(puts, segment, &request);
+                    stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
+                    running.push_call(ask_node(inner, held, id, segment, request, bytes, deadline));
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
@@ -226,51 +232,55 @@ pub(crate) fn plain(options: &PutOptions) -> PutOptions {
     PutOptions { replicas: options.replicas.max(1), ..options.clone() }
 }
 
-async fn call(
+async fn ask_master(
     inner: &Inner,
     held: &Held<'_>,
     id: NeedId,
-    peer: Peer,
-    request: Request,
-    bytes: Option<Vec<Vec<u8>>>,
+    request: ClientToMaster,
     deadline: Deadline,
 ) -> Done {
-    let reply = match peer {
-        Peer::Master if matches!(request, Request::Publish(_)) => {
-            let reply = inner.ask(&request, deadline).await;
-            if let (Request::Publish(publish), Ok(Reply::Published(outcomes))) = (&request, &reply) {
-                published(inner, held, publish, outcomes);
-            }
-            reply
-        }
-        Peer::Master => inner.reserve(&request, held, deadline).await,
-        Peer::Node(segment) => {
-            let reply = carried::ask(inner, segment, &request, bytes, deadline).await;
-            if let Ok(reply) = &reply {
-                settle(inner, held, segment, &request, reply);
-            }
-            match reply {
-                Ok(reply) => Ok(reply),
-                Err(Unanswered::Failed(error)) => Err(error),
-                Err(Unanswered::Unwritten(why)) => {
-                    let items = if let Request::Commit(it) = request { it.items } else { Vec::new() };
-                    return Done::Unwritten(id, items.iter().map(|it| (segment, it.hold)).collect(), why);
-                }
-            }
-        }
-    };
+    if let ClientToMaster::Reserve(reserve) = request {
+        return Done::Called(id, inner.reserve(reserve, held, deadline).await);
+    }
+    let reply = inner.ask(&request, deadline).await;
+    if let (ClientToMaster::Publish(publish), Ok(Reply::Published(outcomes))) = (&request, &reply) {
+        published(inner, held, publish, outcomes);
+    }
     Done::Called(id, reply)
 }
 
-/// Strikes off what a node has turned into objects or taken back.
-fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &Request, reply: &Reply) {
-    match (request, reply) {
-        (Request::Abort(holds), Reply::Done) => {
+async fn ask_node(
+    inner: &Inner,
+    held: &Held<'_>,
+    id: NeedId,
+    segment: SegmentId,
+    request: ClientToNode,
+    bytes: Option<Vec<Vec<u8>>>,
+    deadline: Deadline,
+) -> Done {
+    match carried::ask(inner, segment, &request, bytes, deadline).await {
+        Ok(reply) => {
+            settle(inner, held, segment, &request, &reply);
+            Done::Called(id, Ok(reply))
+        }
+        Err(Unanswered::Failed(error)) => Done::Called(id, Err(error)),
+        Err(Unanswered::Unwritten(why)) => {
+            let items = if let ClientToNode::Commit(it) = request { it.items } else { Vec::new() };
+            Done::Unwritten(id, items.iter().map(|it| (segment, it.hold)).collect(), why)
+        }
+    }
+}
+
+/// Removes from `held` what a node has committed or taken back.
+fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientToNode, reply: &Reply) {
+    match request {
+        ClientToNode::Abort(holds) if *reply == Reply::Done => {
             for hold in holds {
                 held.settle(Location { segment, slot: hold.slot, stamp: hold.stamp });
             }
         }
-        (Request::Commit(commit), Reply::Committed(outcomes)) => {
+        ClientToNode::Commit(commit) => {
+            let Reply::Committed(outcomes) = reply else { return };
             for (item, outcome) in commit.items.iter().zip(outcomes) {
                 held.settle(Location { segment, slot: item.hold.slot, stamp: item.hold.stamp });
                 // The other copies of a stale one are given back by the session.
@@ -280,7 +290,11 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &Request,
                 }
             }
         }
-        _ => {}
+        ClientToNode::Abort(_)
+        | ClientToNode::Store(_)
+        | ClientToNode::Keep(_)
+        | ClientToNode::BeginViews(_)
+        | ClientToNode::EndViews(_) => {}
     }
 }
 

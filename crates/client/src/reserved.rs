@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::message::{PutOptions, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_core::message::{ClientToNode, PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_core::units::Count;
 use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tiffin_transport::SourceBuf;
@@ -175,7 +175,7 @@ impl Drop for Grip {
 }
 
 async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Deadline) -> Result<(), Error> {
-    let request = Request::Abort(vec![location.hold()]);
+    let request = ClientToNode::Abort(vec![location.hold()]);
     inner.ask_node(location.segment, &request, deadline).await?;
     held.settle(location);
     Ok(())
@@ -221,9 +221,9 @@ async fn reserve_piece(
     let wait_ms = patience.wait_ms(deadline);
     let report_wait_ms = crate::names::wait_ms(deadline);
     let items = items.collect();
-    let request = Request::Reserve(Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() });
+    let reserve = Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() };
     let held = Held::new(&inner.reservations, &inner.chores);
-    match inner.reserve(&request, &held, deadline).await {
+    match inner.reserve(reserve, &held, deadline).await {
         Ok(Reply::Reserved(reserved)) if reserved.items.len() == rooms.len() => {
             let answers = rooms.iter().zip(reserved.items);
             answers.map(|(room, outcome)| answer(inner, &held, room, patience, outcome)).collect()

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use tiffin_core::message::{
-    self, DeletedMatching, EndStream, LeaseOutcome, OpenStream, Reply, Request, StreamStat,
+    self, ClientToMaster, DeletedMatching, EndStream, LeaseOutcome, OpenStream, Reply, StreamStat,
 };
 use tiffin_core::{Generation, Key};
 
@@ -50,7 +50,7 @@ pub struct Seen {
 }
 
 pub(crate) async fn open(inner: &Inner, open: OpenStream, deadline: Deadline) -> Result<StreamStat, Error> {
-    match inner.ask(&Request::OpenStream(open), deadline).await? {
+    match inner.ask(&ClientToMaster::OpenStream(open), deadline).await? {
         Reply::Stream(stat) => Ok(stat),
         _ => Err(Error::misfit()),
     }
@@ -63,7 +63,7 @@ pub(crate) async fn end(
     deadline: Deadline,
 ) -> Result<StreamStat, Error> {
     let end = EndStream { name: name.to_owned(), failure, drop: false, wait_ms: 0 };
-    match inner.ask(&Request::EndStream(end), deadline).await? {
+    match inner.ask(&ClientToMaster::EndStream(end), deadline).await? {
         Reply::Stream(stat) => Ok(stat),
         _ => Err(Error::misfit()),
     }
@@ -75,7 +75,7 @@ pub(crate) async fn drop_all(
     deadline: Deadline,
 ) -> Result<DeletedMatching, Error> {
     let end = EndStream { name: name.to_owned(), failure: None, drop: true, wait_ms: wait_ms(deadline) };
-    match inner.ask(&Request::EndStream(end), deadline).await? {
+    match inner.ask(&ClientToMaster::EndStream(end), deadline).await? {
         Reply::DeletedMatching(dropped) => Ok(dropped),
         _ => Err(Error::misfit()),
     }
@@ -83,7 +83,7 @@ pub(crate) async fn drop_all(
 
 pub(crate) async fn pull(inner: &Arc<Inner>, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
     loop {
-        let request = Request::Pull(message::Pull {
+        let request = ClientToMaster::Pull(message::Pull {
             stream: pull.stream.clone(),
             group: pull.group.clone(),
             items_min: pull.at_least,
@@ -118,7 +118,7 @@ pub(crate) async fn look(
     at_most: u32,
     deadline: Deadline,
 ) -> Result<Seen, Error> {
-    let request = Request::Pull(message::Pull {
+    let request = ClientToMaster::Pull(message::Pull {
         stream: stream.to_owned(),
         group: String::new(),
         items_min: 1,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Heartbeat, Reply, Request};
+use tiffin_core::message::{ClientToMaster, ClientToNode, Reply};
 use tiffin_core::{Hold, Location, SegmentId};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -89,8 +89,8 @@ pub(crate) async fn run(
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);
                     inner.runtime.spawn(async move {
-                        let request = Request::Heartbeat(Heartbeat::default());
-                        if let Err(error) = master.connection.call(&request, deadline.instant()).await {
+                        let request = &ClientToMaster::Ping;
+                        if let Err(error) = master.connection.call(request, deadline.instant()).await {
                             tracing::debug!(%error, "the master did not hear a sign of life");
                         }
                     });
@@ -199,11 +199,11 @@ async fn try_once(inner: &Inner, segment: SegmentId, work: &mut PerNode) -> Resu
     let deadline = Deadline::after(TRY_TIME_MAX);
     let route = inner.route(segment, deadline).await?;
     if !work.ends.is_empty() {
-        let request = Request::EndViews(std::mem::take(&mut work.ends));
+        let request = ClientToNode::EndViews(std::mem::take(&mut work.ends));
         route.connection.call(&request, deadline.instant()).await?;
     }
     if !work.aborts.is_empty() {
-        let request = Request::Abort(work.aborts.clone());
+        let request = ClientToNode::Abort(work.aborts.clone());
         route.connection.call(&request, deadline.instant()).await?;
         forget(inner, segment, &work.aborts);
         work.aborts.clear();

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tiffin_core::message::{Found, Reply, Request, Resolve, ResolveOutcome};
+use tiffin_core::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, ResolveOutcome};
 use tiffin_core::{Generation, Location, SegmentId};
 use tiffin_transport::MappedRange;
 
@@ -180,7 +180,7 @@ async fn once(
         let keys = parts.iter().map(|it| it.key.clone()).collect();
         let report_wait_ms = crate::names::wait_ms(deadline);
         let resolve = Resolve { keys, touch: true, locate: true, report_wait_ms, ..Resolve::default() };
-        let outcomes = match inner.ask(&Request::Resolve(resolve), deadline).await {
+        let outcomes = match inner.ask(&ClientToMaster::Resolve(resolve), deadline).await {
             Ok(Reply::Resolved(resolved)) => resolved.items,
             Ok(_) => Vec::new(),
             Err(error) => {
@@ -248,7 +248,7 @@ async fn begin(
             let _gone = chores.send(Chore::EndView(location));
         }
     };
-    let request = Request::BeginViews(holds);
+    let request = ClientToNode::BeginViews(holds);
     let reply = route.connection.call_or(&request, deadline.instant(), late).await;
     let Ok(Reply::ViewsBegun(begun)) = reply else { return everything(|| Step::Copy) };
     let steps = wanted.into_iter().zip(begun).map(|((index, location, found, part), begun)| {

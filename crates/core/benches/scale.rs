@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use stage::{LEASE_MS, Numbers, Stage, exists, get, key};
 use tiffin_core::Key;
-use tiffin_core::message::{PutOptions, Reply, Request};
+use tiffin_core::message::{ClientToMaster, PutOptions, Reply};
 
 const SIZES: [u64; 3] = [10_000, 1_000_000, 10_000_000];
 /// Lookups of one measurement, in rounds.
@@ -109,7 +109,7 @@ fn measure(objects: u64) -> Column {
 }
 
 /// Nanoseconds for one key. Making the requests is not counted.
-fn lookups(stage: &mut Stage, objects: u64, batch: usize, ask: impl Fn(Vec<Key>) -> Request) -> f64 {
+fn lookups(stage: &mut Stage, objects: u64, batch: usize, ask: impl Fn(Vec<Key>) -> ClientToMaster) -> f64 {
     let mut numbers = Numbers(batch as u64 + 0x9e37_79b9);
     let mut rounds = Vec::new();
     while rounds.len() * batch.max(ROUND) < LOOKUPS {

@@ -15,7 +15,10 @@ use std::hint::black_box;
 use counting::measured;
 use stage::{Numbers, Stage, exists, get, key};
 use tiffin_core::extent::FreeSpace;
-use tiffin_core::message::{Allocate, AllocateItem, Commit, CommitItem, PutOptions, Reply, Request};
+use tiffin_core::message::{
+    Allocate, AllocateItem, ClientToMaster, ClientToNode, Commit, CommitItem, MasterToMember, PutOptions,
+    Reply,
+};
 use tiffin_core::node::{self, Node, NodeConfig};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENTS_MAX, Key, RequestId, SegmentId};
@@ -47,7 +50,7 @@ fn lookups() {
     stage.name((0..OBJECTS).map(key), &plain());
     let mut numbers = Numbers(7);
     for (name, count, ask) in [
-        ("resolve 1 key", 1, get as fn(Vec<Key>) -> Request),
+        ("resolve 1 key", 1, get as fn(Vec<Key>) -> ClientToMaster),
         ("resolve 128 keys", 128, get),
         ("tell the presence of 128 keys", 128, exists),
     ] {
@@ -140,7 +143,7 @@ fn node_side() {
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));
     node.handle(node::Event::Opened { conn, client, namespace: "default".into() });
     let item = AllocateItem { len: 4096, name_len: 71, marks_len: 0 };
-    let allocate = || Request::Allocate(Allocate { client, items: vec![item; 128], offered: false });
+    let allocate = || MasterToMember::Allocate(Allocate { client, items: vec![item; 128], offered: false });
     let mut reserved = Vec::new();
     measured("a node allocates 128 objects", || {
         for at in 0..REPEATS {
@@ -161,7 +164,7 @@ fn node_side() {
     });
 }
 
-fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> Request {
+fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> ClientToNode {
     let items = (at * 128..).zip(rooms.into_iter().flatten()).map(|(number, room)| CommitItem {
         hold: room.location.hold(),
         key: key(number),
@@ -169,7 +172,7 @@ fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> Request {
         options: plain(),
         others: Vec::new(),
     });
-    Request::Commit(Commit { items: items.collect(), wait_ms: 0 })
+    ClientToNode::Commit(Commit { items: items.collect(), wait_ms: 0 })
 }
 
 /// Drains the effects, and tells the replies among them.

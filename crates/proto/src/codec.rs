@@ -1,63 +1,63 @@
-//! Protobuf's wire format, straight from and to the types of `core`.
+//! Protobuf's wire format, directly from and to the types of `core`.
 //!
-//! A message is a sequence of fields; a field is a tag (number and wire type), then a value. Numbers that
-//! nobody knows are skipped and numbers that are missing have their default, so that neighbouring minor
-//! versions understand each other. `message!` and its siblings list the numbers; there are no twin structs.
+//! A message is a sequence of fields; a field is a tag (number and wire type) and a value. Unknown numbers
+//! are skipped and missing ones have their default, so that neighbouring minor versions can talk to each
+//! other. The macro `message!` and its siblings list the numbers; there are no twin structs.
 //!
-//! Four traits, from small to large: a `Value` lies on the wire behind one tag; an `Item` stands in a
-//! list; a `Field` stands in a message, any number of times; a `Message` is a sequence of fields.
+//! Four traits, from small to large: a `Value` follows one tag; an `Item` is an element of a list; a `Field`
+//! is part of a message and may occur any number of times; a `Message` is a sequence of fields.
 //!
-//! **Invariant:** whatever the bytes, decoding ends in a value or in [`Malformed`], and memory grows only
-//! with the bytes that were really there.
+//! **Invariant:** for any bytes, decoding returns a value or [`Malformed`]. It allocates in proportion to the
+//! bytes that were received, never to a length that they claim.
 
 use tiffin_core::{BATCH_ITEMS_MAX, ClientId, KeyError, RequestId, SegmentId, SlotId, Stamp};
 
 use crate::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
-/// The largest field number that protobuf knows.
+/// The largest field number of protobuf.
 const NUMBER_MAX: u64 = (1 << 29) - 1;
 
 /// What is wrong with the bytes of one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The bytes end before the value does.
-    #[error("the bytes end too early")]
+    #[error("the value is truncated")]
     Truncated,
     /// A number has more bits than its type.
-    #[error("the number is too large")]
+    #[error("the number exceeds its type")]
     Range,
-    /// The tag is no tag, or its wire type is not the one of this field.
-    #[error("the tag {0} does not fit")]
+    /// The tag is invalid, or has another wire type than this field.
+    #[error("invalid tag {0}")]
     Tag(u64),
-    /// Text that is not UTF-8.
+    /// A text is not UTF-8.
     #[error("the text is not UTF-8")]
     Text,
-    /// A field without which the message makes no sense.
-    #[error("it is missing")]
+    /// A required field is missing.
+    #[error("the field is missing")]
     Missing,
-    /// One of a fixed set of choices, but none that this side knows.
-    #[error("the choice {0} is unknown to this side")]
+    /// A case of an enum that this side does not know.
+    #[error("unknown case {0}")]
     Choice(u64),
-    /// A list longer than its limit.
-    #[error("it has more than the {0} items allowed")]
+    /// A list is longer than its limit.
+    #[error("the list exceeds {0} items")]
     TooMany(usize),
-    /// A key that is none.
+    /// A key is invalid.
     #[error("{0}")]
     Key(#[from] KeyError),
 }
 
-/// A payload that cannot be understood: which field, and why.
+/// A payload that cannot be decoded: which field, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}`: {fault}")]
 pub struct Malformed {
-    /// The innermost field that is known by name.
+    /// The innermost field whose name is known.
     pub field: &'static str,
     /// What is wrong with it.
     pub fault: Fault,
 }
 
 impl Malformed {
-    /// Names the place, unless a place further inside has been named.
+    /// Names the field, unless an inner field is named.
     pub(crate) fn at(self, field: &'static str) -> Self {
         if self.field.is_empty() { Self { field, ..self } } else { self }
     }
@@ -69,16 +69,16 @@ impl From<Fault> for Malformed {
     }
 }
 
-/// How a value lies on the wire.
+/// The wire type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wire {
-    /// Seven bits a byte, least significant first.
+    /// Seven bits per byte, least significant first.
     Varint = 0,
     /// Eight bytes.
     Fixed64 = 1,
-    /// A length, then as many bytes.
+    /// A length, then that many bytes.
     Bytes = 2,
-    /// Four bytes. We never write it, but a later minor version may.
+    /// Four bytes. This version never writes it, but a later minor version may.
     Fixed32 = 5,
 }
 
@@ -90,84 +90,84 @@ pub(crate) trait Message: Sized {
     fn decode(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// Something that lies on the wire behind one tag.
+/// A value that follows one tag.
 pub(crate) trait Value: Sized {
-    /// How it lies there.
+    /// Its wire type.
     const WIRE: Wire;
-    /// The most of them in one list.
+    /// The greatest number of them in a list.
     const ITEMS_MAX: usize = BATCH_ITEMS_MAX;
-    /// Writes it, without the tag.
+    /// Writes it without the tag.
     fn write(&self, out: &mut Writer);
-    /// Reads it, behind the tag.
+    /// Reads it after the tag.
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
-    /// It is what [`Value::absent`] gives, so that it need not be written.
+    /// Whether it equals [`Value::absent`], so that it need not be written.
     fn is_default(&self) -> bool;
-    /// What a field is that was not written.
+    /// The value of a field that was not written.
     fn absent() -> Result<Self, Malformed>;
 }
 
-/// Something that stands in a list.
+/// An element of a list.
 pub(crate) trait Item: Sized {
-    /// How it lies on the wire. All but [`Wire::Bytes`] are packed: one tag for the whole list.
+    /// Its wire type. All but [`Wire::Bytes`] are packed: one tag for the whole list.
     const ITEM_WIRE: Wire;
-    /// The most of them in one list.
+    /// The greatest number of them in a list.
     const LIST_MAX: usize;
-    /// Writes it, without a tag.
+    /// Writes it without a tag.
     fn write_item(&self, out: &mut Writer);
-    /// Reads it, behind the tag.
+    /// Reads it after the tag.
     fn read_item(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// Something that stands in a message.
+/// A part of a message.
 pub(crate) trait Field: Sized {
-    /// Writes tag and value, as often as needed.
+    /// Writes tag and value, as many times as needed.
     fn put(&self, number: u32, out: &mut Writer);
-    /// Reads one occurrence, behind the tag.
+    /// Reads one occurrence after the tag.
     fn merge(slot: &mut Option<Self>, wire: Wire, input: &mut Reader<'_>) -> Result<(), Malformed>;
-    /// What came of all occurrences.
+    /// The value after all occurrences.
     fn finish(slot: Option<Self>) -> Result<Self, Malformed>;
 }
 
-/// What a case of an enum carries. The same as a field, but always written, and a list is wrapped in a
-/// message of its own: an empty one must still say which case it is.
+/// The contents of a case of an enum. Unlike a field it is always written, and a list is wrapped in a
+/// message: an empty list must still say which case it is.
 pub(crate) trait Arm: Sized {
     /// Writes tag and value, even if the value is the default.
     fn put_arm(&self, number: u32, out: &mut Writer);
-    /// Reads the value, behind the tag.
+    /// Reads the value after the tag.
     fn take_arm(wire: Wire, input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// Bytes to be sent. It never grows far beyond the largest payload: what does not fit is dropped and
-/// remembered, and [`Writer::finish`] says so.
+/// Bytes to be sent. It never grows far beyond the largest payload: the rest is dropped, and
+/// [`Writer::finish`] returns an error.
 pub(crate) struct Writer {
     bytes: Vec<u8>,
     // The first list that was too long, and its limit.
     too_many: Option<(usize, usize)>,
 }
 
-/// A message that must not be sent, because every peer would refuse it.
+/// A message that cannot be sent, because every peer would refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// More than [`PAYLOAD_BYTES_MAX`].
-    #[error("the message has more than {PAYLOAD_BYTES_MAX} bytes: send it in smaller batches")]
+    #[error("the message exceeds {PAYLOAD_BYTES_MAX} bytes: send smaller batches")]
     TooLong,
     /// More items in one list than allowed.
-    #[error("a list of the message has {items} items, more than the {max} allowed: send smaller batches")]
+    #[error("a list of {items} items exceeds the limit of {max}: send smaller batches")]
     TooMany {
-        /// How many there are.
+        /// The number of items.
         items: usize,
-        /// How many there may be.
+        /// The limit.
         max: usize,
     },
 }
 
 impl Writer {
-    /// Goes on behind what is there.
+    /// Appends to these bytes.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self { bytes, too_many: None }
     }
 
-    /// The bytes, if they make a message that can be sent.
+    /// The bytes, if they are a message that can be sent.
     pub(crate) fn finish(self) -> Result<Vec<u8>, EncodeError> {
         match self.too_many {
             Some((items, max)) => Err(EncodeError::TooMany { items, max }),
@@ -204,8 +204,8 @@ impl Writer {
         }
     }
 
-    /// Writes what `fill` writes, with its length in front. Nearly everything nested is shorter than 128
-    /// bytes, so room for one byte of length is left, and only longer contents are moved.
+    /// Writes what `fill` writes, preceded by its length. Nearly all nested messages are shorter than 128
+    /// bytes, so one byte is reserved for the length, and only longer contents are moved.
     pub(crate) fn nested(&mut self, fill: impl FnOnce(&mut Self)) {
         let at = self.bytes.len();
         self.bytes.push(0);
@@ -221,12 +221,12 @@ impl Writer {
         }
     }
 
-    /// Makes room for so many bytes at once, unless they could not be sent anyway.
+    /// Reserves capacity for that many bytes, but no more than can be sent.
     pub(crate) fn reserve(&mut self, bytes: usize) {
         self.bytes.reserve(bytes.min(PAYLOAD_BYTES_MAX));
     }
 
-    /// Whether a list of so many may be written.
+    /// Whether a list of that length may be written.
     pub(crate) fn takes(&mut self, items: usize, max: usize) -> bool {
         if items > max && self.too_many.is_none() {
             self.too_many = Some((items, max));
@@ -252,7 +252,7 @@ impl Writer {
     }
 }
 
-/// Bytes that came in.
+/// Bytes that were received.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -263,7 +263,7 @@ impl<'a> Reader<'a> {
         Self { rest }
     }
 
-    /// The next tag, or nothing at the end.
+    /// The next tag; `None` at the end.
     pub(crate) fn tag(&mut self) -> Result<Option<(u32, Wire)>, Fault> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -282,7 +282,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Steps over a value that nobody here knows.
+    /// Skips the value of an unknown field.
     pub(crate) fn skip(&mut self, wire: Wire) -> Result<(), Fault> {
         match wire {
             Wire::Varint => self.varint().map(|_| ()),
@@ -297,7 +297,7 @@ impl<'a> Reader<'a> {
         for at in 0..10 {
             let (byte, rest) = self.rest.split_first().ok_or(Fault::Truncated)?;
             self.rest = rest;
-            // The tenth byte has room for one bit.
+            // The tenth byte holds one bit.
             if at == 9 && *byte > 1 {
                 return Err(Fault::Range);
             }
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(*bytes))
     }
 
-    /// How many bytes are left.
+    /// The number of bytes that are left.
     pub(crate) fn len(&self) -> usize {
         self.rest.len()
     }
@@ -330,13 +330,13 @@ impl<'a> Reader<'a> {
         self.take(len)
     }
 
-    /// Reads the message that is nested here.
+    /// Reads a nested message.
     pub(crate) fn nested<M: Message>(&mut self) -> Result<M, Malformed> {
         M::decode(&mut Reader::new(self.slice()?))
     }
 }
 
-/// Refuses a known field of an unexpected wire type.
+/// Rejects a known field of an unexpected wire type.
 pub(crate) fn expect(found: Wire, wanted: Wire) -> Result<(), Fault> {
     if found == wanted { Ok(()) } else { Err(Fault::Tag(found as u64)) }
 }
@@ -389,7 +389,7 @@ impl<T: Item> Field for Vec<T> {
             items.push(T::read_item(input)?);
             Ok(())
         };
-        // A list of numbers may come packed or one by one, as protobuf demands.
+        // A list of numbers may be packed or not, as protobuf requires.
         if T::ITEM_WIRE != Wire::Bytes && wire == Wire::Bytes {
             let mut packed = Reader::new(input.slice()?);
             while !packed.rest.is_empty() {
@@ -419,7 +419,7 @@ impl<T: Value> Item for T {
     }
 }
 
-/// An item that may be missing still takes its place: a message with the value in field 1, or an empty one.
+/// An item that may be missing keeps its position: a message with the value in field 1, or an empty message.
 impl<T: Value> Item for Option<T> {
     const ITEM_WIRE: Wire = Wire::Bytes;
     const LIST_MAX: usize = T::ITEMS_MAX;
@@ -457,7 +457,7 @@ impl<T: Item> Arm for Vec<T> {
     }
 }
 
-/// A list that is a whole message is its field 1.
+/// A list that is a whole message is field 1 of it.
 impl<T: Item> Message for Vec<T> {
     fn encode(&self, out: &mut Writer) {
         self.put(1, out);
@@ -468,7 +468,7 @@ impl<T: Item> Message for Vec<T> {
     }
 }
 
-/// Reads a message of which only field 1 is known.
+/// Reads a message whose only known field is 1.
 pub(crate) fn only_field<T: Field>(input: &mut Reader<'_>) -> Result<T, Malformed> {
     let mut slot = None;
     while let Some((number, wire)) = input.tag()? {
@@ -580,7 +580,7 @@ impl Value for Vec<u8> {
     }
 }
 
-/// Newtypes that count: varints.
+/// Newtypes of small numbers: varints.
 macro_rules! counts {
     ($($name:ident($inner:ty)),* $(,)?) => {$(
         impl Value for $name {
@@ -605,7 +605,7 @@ macro_rules! counts {
     )*};
 }
 
-/// Newtypes that are drawn at random: eight bytes are shorter than a varint of them.
+/// Newtypes of random numbers: eight bytes are shorter than a varint.
 macro_rules! names {
     ($($name:ident),* $(,)?) => {$(
         impl Value for $name {
@@ -633,8 +633,8 @@ macro_rules! names {
 counts! { Stamp(u64), SlotId(u32), RequestId(u64) }
 names! { SegmentId, ClientId }
 
-/// Enums whose cases carry nothing: a varint. The first case is the default. A number that nobody knows is
-/// an error, or what stands behind `else`.
+/// Enums without contents: a varint. The first case is the default. An unknown number is an error, or the
+/// case after `else`.
 macro_rules! choices {
     ($($name:ident { $first:ident = 0 $(, $case:ident = $number:literal)* $(; else $other:ident)? })*) => {$(
         impl Value for $name {
@@ -670,7 +670,7 @@ macro_rules! choices {
     )*};
 }
 
-/// Structs: field number => field, and the most of them in one list where that is not a batch.
+/// Structs: field number => field, and the greatest number of them in a list, if it is not that of a batch.
 macro_rules! message {
     ($($name:ident $(($max:expr))? { $($number:literal => $field:ident),* $(,)? })*) => {$(
         impl Message for $name {
@@ -702,8 +702,8 @@ macro_rules! message {
     )*};
 }
 
-/// Enums whose cases carry something: a message of which exactly one field is set. A case that carries
-/// nothing is an empty message, so that it can learn to carry something.
+/// Enums with contents: a message of which exactly one field is set. A case without contents is an empty
+/// message, so that a later version can add some.
 macro_rules! oneof {
     ($($name:ident {
         $($number:literal => $case:ident),*;
@@ -741,7 +741,7 @@ macro_rules! oneof {
     )*};
 }
 
-/// Messages inside messages: always written, because an empty one is short and says that it was meant.
+/// Nested messages. They are always written: an empty one is short, and differs from a missing one.
 macro_rules! nested {
     ($name:ty $(, $max:expr)?) => {
         impl Value for $name {
@@ -767,7 +767,7 @@ macro_rules! nested {
     };
 }
 
-/// Nothing, as a message: what a case without contents carries.
+/// The empty message: the contents of a case without any.
 impl Message for () {
     fn encode(&self, _out: &mut Writer) {}
 

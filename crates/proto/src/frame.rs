@@ -7,8 +7,8 @@
 //!
 //! All numbers are little-endian. `docs/protocol.md` says what they mean.
 //!
-//! **Invariant:** whatever the bytes, reading them ends in a frame or a [`FrameError`], and no memory is
-//! asked for on the word of a header alone.
+//! **Invariant:** for any bytes, decoding returns a frame or a [`FrameError`], and allocates no memory for a
+//! length that a header only claims.
 
 use tiffin_core::RequestId;
 use tiffin_core::message::VERSION_MINOR;
@@ -16,56 +16,55 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// The size of the header.
 pub const HEADER_BYTES: usize = 24;
-/// The longest payload.
+/// The greatest size of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 /// The first four bytes of every frame; the last of them is the major version as a digit.
 const MAGIC: [u8; 4] = *b"TFN1";
 /// Set on replies.
 const FLAG_REPLY: u8 = 1;
-/// The part of the header that the checksum covers.
+/// The bytes of the header that the checksum covers.
 const CHECKED_BYTES: usize = 20;
 
-/// What the header says.
+/// The fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which message this is; the numbers stand in `docs/protocol.md`.
+    /// Which message this is; `docs/protocol.md` lists the numbers.
     pub kind: u16,
-    /// It answers the request of the same id.
+    /// It is the reply to the request of the same id.
     pub reply: bool,
     /// The sender's minor version.
     pub minor: u8,
-    /// Ties a reply to its request.
+    /// Matches a reply to its request.
     pub id: RequestId,
-    /// The size of the payload; never more than [`PAYLOAD_BYTES_MAX`].
+    /// The size of the payload, at most [`PAYLOAD_BYTES_MAX`].
     pub len: u32,
     /// See [`verify`].
     pub checksum: u32,
 }
 
-/// Bytes that are not a frame. The stream they came from cannot be read on, because nobody knows where the
-/// next frame begins: close it.
+/// Bytes that are not a frame. The start of the next frame is unknown, so the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The peer does not speak this protocol at all.
+    /// The peer speaks another protocol.
     #[error("{}", foreign(.0))]
     Magic([u8; 4]),
     /// The peer speaks another major version.
     #[error("the peer speaks protocol version `{}`, this side speaks `{}`: upgrade the older one",
         .0.escape_ascii(), MAGIC[3].escape_ascii())]
     Major(u8),
-    /// A flag that changes the meaning in a way this side does not know.
+    /// A flag whose meaning this side does not know.
     #[error("the frame has unknown flags {0:#04x}: upgrade this side")]
     Flags(u8),
-    /// More than [`PAYLOAD_BYTES_MAX`].
-    #[error("the frame claims {0} bytes of payload, more than the {PAYLOAD_BYTES_MAX} allowed")]
+    /// The payload exceeds [`PAYLOAD_BYTES_MAX`].
+    #[error("the frame claims {0} bytes of payload, which exceeds the limit of {PAYLOAD_BYTES_MAX}")]
     TooLong(u32),
-    /// The bytes changed on their way.
-    #[error("the frame's checksum is {found:#010x}, but its bytes give {computed:#010x}")]
+    /// The bytes were changed in transit.
+    #[error("wrong checksum of a frame: {found:#010x} in its header, {computed:#010x} of its bytes")]
     Checksum {
-        /// What the header says.
+        /// The checksum in the header.
         found: u32,
-        /// What the bytes give.
+        /// The checksum of the bytes.
         computed: u32,
     },
 }
@@ -89,8 +88,8 @@ fn foreign(magic: &[u8; 4]) -> String {
     format!("it does not speak the Tiffin protocol: its first bytes are `{}`", magic.escape_ascii())
 }
 
-/// Checks how a stream begins, also before a whole header is there: a peer that speaks another protocol may
-/// send less than that, and then wait.
+/// Checks the first bytes of a stream, even if there are fewer than a header: a peer that speaks another
+/// protocol may send less and then wait.
 pub fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
     let Some(magic) = bytes.first_chunk::<4>().copied().filter(|it| *it != MAGIC) else { return Ok(()) };
     let [a, b, c, major] = magic;
@@ -100,7 +99,7 @@ pub fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
     })
 }
 
-/// Reads a header, and refuses one that promises what no frame may hold.
+/// Decodes a header, and rejects one that no frame may have.
 pub fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     check_start(bytes)?;
     let [kind_low, kind_high, flags, minor] = four(bytes, 4);
@@ -123,7 +122,7 @@ pub fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     })
 }
 
-/// Checks that the payload is the one the header was made for.
+/// Checks the checksum and the length of a payload.
 pub fn verify(header: &Header, payload: &[u8]) -> Result<(), FrameError> {
     let computed = checksum(&checked_part(header), payload);
     match computed == header.checksum && payload.len() == header.len as usize {
@@ -132,7 +131,7 @@ pub fn verify(header: &Header, payload: &[u8]) -> Result<(), FrameError> {
     }
 }
 
-/// Makes a frame around a payload.
+/// The frame of a payload.
 ///
 /// # Panics
 ///
@@ -145,22 +144,22 @@ pub fn encode(kind: u16, reply: bool, id: RequestId, payload: &[u8]) -> Vec<u8> 
     frame
 }
 
-/// Cuts a stream of bytes into frames, however the bytes are dealt.
+/// Splits a stream of bytes into frames. The bytes may arrive in any portions.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    // How many bytes at the front belong to frames that were handed out.
+    // The number of bytes at the front that belong to frames that were returned.
     taken: usize,
 }
 
 impl Decoder {
-    /// One that has seen nothing yet.
+    /// A decoder without bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes more bytes of the stream.
+    /// Appends bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
@@ -169,34 +168,34 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, if it is there. After an error the stream is of no more use.
+    /// The next complete frame, if there is one. After an error the stream is unusable.
     pub fn pop(&mut self) -> Result<Option<(Header, &[u8])>, FrameError> {
         let rest = self.bytes.get(self.taken..).unwrap_or_default();
-        let Some((header, behind)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let Some((header, rest)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = decode_header(header)?;
-        let Some(payload) = behind.get(..header.len as usize) else { return Ok(None) };
+        let Some(payload) = rest.get(..header.len as usize) else { return Ok(None) };
         verify(&header, payload)?;
         self.taken += HEADER_BYTES + payload.len();
         Ok(Some((header, payload)))
     }
 
-    /// How many bytes wait for the rest of their frame.
+    /// The number of bytes of a frame that is not complete yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.bytes.len() - self.taken
     }
 }
 
-/// An empty frame: room for the header, which [`finish`] fills in once the payload stands behind it.
+/// An empty frame: space for the header, which [`finish`] fills in when the payload follows it.
 pub(crate) fn begin() -> Vec<u8> {
     let mut frame = Vec::with_capacity(256);
     frame.resize(HEADER_BYTES, 0);
     frame
 }
 
-/// Fills in the header of a frame that was begun with [`begin`].
+/// Fills in the header of a frame that [`begin`] returned.
 pub(crate) fn finish(frame: &mut [u8], kind: u16, reply: bool, id: RequestId) {
-    let (head, payload) = frame.split_first_chunk_mut::<HEADER_BYTES>().expect("`begin` made room");
+    let (head, payload) = frame.split_first_chunk_mut::<HEADER_BYTES>().expect("`begin` made space");
     assert!(payload.len() <= PAYLOAD_BYTES_MAX, "a payload of {} bytes", payload.len());
     let minor = VERSION_MINOR as u8;
     let mut header = Header { kind, reply, minor, id, len: payload.len() as u32, checksum: 0 };
@@ -207,7 +206,7 @@ pub(crate) fn finish(frame: &mut [u8], kind: u16, reply: bool, id: RequestId) {
     back.copy_from_slice(&header.checksum.to_le_bytes());
 }
 
-/// The header up to the checksum, as it stands on the wire.
+/// The bytes of the header before the checksum.
 fn checked_part(header: &Header) -> [u8; CHECKED_BYTES] {
     let mut bytes = [0; CHECKED_BYTES];
     let fields: [&[u8]; 5] = [
@@ -230,7 +229,7 @@ fn checksum(checked: &[u8; CHECKED_BYTES], payload: &[u8]) -> u32 {
     hash.digest() as u32
 }
 
-/// The four bytes at `at`, which the callers take from constants inside the header.
+/// The four bytes at `at`, which is a constant within the header.
 fn four(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; 4] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default()
 }
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_frame_are_as_documented() {
+    fn frame_layout_is_as_documented() {
         let frame = encode(0x0203, true, RequestId(0x1122_3344_5566_7788), b"abc");
         assert_eq!(&frame[..8], b"TFN1\x03\x02\x01\x00");
         assert_eq!(&frame[8..16], &[0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_is_noticed() {
+    fn every_changed_bit_is_detected() {
         let good = encode(7, false, RequestId(9), b"the payload");
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
@@ -281,12 +280,12 @@ mod tests {
             let mut decoder = Decoder::new();
             decoder.push(&bad);
             // A longer length only waits for bytes that never come; everything else is an error.
-            assert!(!matches!(decoder.pop(), Ok(Some(_))), "bit {bit} was flipped and nobody noticed");
+            assert!(!matches!(decoder.pop(), Ok(Some(_))), "bit {bit} was flipped unnoticed");
         }
     }
 
     #[test]
-    fn headers_that_promise_too_much_are_refused() {
+    fn invalid_headers_are_rejected() {
         let with = |at: usize, bytes: &[u8]| {
             let mut frame = encode(1, false, RequestId(1), b"");
             frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_however_the_bytes_are_dealt() {
+    fn frames_are_decoded_from_any_portions() {
         let stream: Vec<u8> = (0..20u64)
             .flat_map(|at| encode(at as u16, false, RequestId(at), &vec![at as u8; at as usize * 7]))
             .collect();

@@ -1,4 +1,4 @@
-//! Names of objects: one by one, and many in one piece of memory. On the wire a list is the same either way.
+//! Keys: single ones, and lists in one allocation. The encoding of a list is the same for both.
 
 use tiffin_core::{Key, Keys};
 
@@ -30,7 +30,7 @@ impl Field for Keys {
         if !out.takes(self.len(), Key::ITEMS_MAX) {
             return;
         }
-        // A tag and, for nearly all, one or two bytes of length.
+        // Each key has a tag and, nearly always, one or two bytes of length.
         out.reserve(self.bytes_len() + 3 * self.len());
         for name in self.iter() {
             if out.is_full() {
@@ -45,7 +45,7 @@ impl Field for Keys {
         expect(wire, Wire::Bytes)?;
         let left = input.len();
         let name = input.slice()?;
-        // Most names of a list are about as long as the first; each has a tag and a length in front.
+        // Most keys of a list are about as long as the first; a tag and a length precede each.
         let likely = Key::ITEMS_MAX.min(1 + left / (name.len() + 2));
         let names = slot.get_or_insert_with(|| Self::with_capacity(likely, left));
         if names.len() == Key::ITEMS_MAX {

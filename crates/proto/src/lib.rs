@@ -1,10 +1,10 @@
-//! The messages of `core` as bytes, and back.
+//! Encodes and decodes the messages of `core`.
 //!
-//! [`frame`] is the envelope, [`codec`] what is inside it. Everything here is a function from bytes to
-//! values or the reverse: no I/O, no tasks, no state but that of [`frame::Decoder`].
+//! [`frame`] is the envelope, [`codec`] its payload. Everything here is a function between bytes and values:
+//! no I/O, no tasks, no state except that of [`frame::Decoder`].
 //!
-//! **Invariant:** this is the only crate that changes when the wire changes, and `docs/protocol.md` changes
-//! with it (a test compares the two).
+//! **Invariant:** this is the only crate that changes when the wire format changes. `docs/protocol.md`
+//! changes with it; a test compares the two.
 
 #[macro_use]
 pub mod codec;
@@ -14,23 +14,25 @@ mod messages;
 mod state;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Reply, Request};
+use tiffin_core::message::{
+    ClientToMaster, ClientToNode, MasterToMember, MemberToMaster, Reply, Request, RequestRef,
+};
 
 use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
 use crate::frame::Header;
 pub use crate::state::{STATE_BYTES_MAX, StateError, decode_state, encode_state, with_state_header};
 
-/// One message, as it came in.
+/// A message that was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// Somebody asks.
+    /// A request, with its id.
     Request(RequestId, Request),
-    /// Somebody answers.
+    /// The reply to the request with that id.
     Reply(RequestId, Reply),
 }
 
-/// A whole frame whose contents cannot be understood. The stream can be read on; the sender of a request
-/// deserves a refusal under the id of the frame's header.
+/// A valid frame whose payload cannot be decoded. The stream remains usable. A request should be refused
+/// under the id in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// A later minor version may have more kinds than this one.
@@ -41,7 +43,7 @@ pub enum DecodeError {
         /// The kind in the header.
         kind: u16,
     },
-    /// The payload is not what its kind says.
+    /// The payload does not match its kind.
     #[error("the {kind} message {id:?} is malformed in {source}")]
     Malformed {
         /// The id in the header.
@@ -70,29 +72,41 @@ pub struct Kind {
     pub number: u16,
     /// It is a reply.
     pub reply: bool,
-    /// The name in [`Request`] or [`Reply`].
+    /// The name of the message.
     pub name: &'static str,
+    /// Which parties send and receive it; "reply" for replies.
+    pub direction: &'static str,
+}
+
+impl Kind {
+    const fn request(number: u16, name: &'static str, direction: &'static str) -> Self {
+        Self { number, reply: false, name, direction }
+    }
+
+    const fn reply(number: u16, name: &'static str) -> Self {
+        Self { number, reply: true, name, direction: "reply" }
+    }
 }
 
 /// The frame of a request.
-pub fn encode_request(id: RequestId, request: &Request) -> Result<Vec<u8>, EncodeError> {
+pub fn encode_request<'a>(id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<Vec<u8>, EncodeError> {
     let mut out = Writer::new(frame::begin());
-    encode_request_body(request, &mut out);
+    let kind = encode_request_body(request.into(), &mut out);
     let mut bytes = out.finish()?;
-    frame::finish(&mut bytes, request_kind(request).number, false, id);
+    frame::finish(&mut bytes, kind, false, id);
     Ok(bytes)
 }
 
 /// The frame of a reply.
 pub fn encode_reply(id: RequestId, reply: &Reply) -> Result<Vec<u8>, EncodeError> {
     let mut out = Writer::new(frame::begin());
-    encode_reply_body(reply, &mut out);
+    let kind = encode_reply_body(reply, &mut out);
     let mut bytes = out.finish()?;
-    frame::finish(&mut bytes, reply_kind(reply).number, true, id);
+    frame::finish(&mut bytes, kind, true, id);
     Ok(bytes)
 }
 
-/// What is in a frame. The caller has checked it with [`frame::verify`].
+/// The message in a frame. The caller has checked the frame with [`frame::verify`].
 pub fn decode(header: &Header, payload: &[u8]) -> Result<Incoming, DecodeError> {
     let (id, kind) = (header.id, header.kind);
     let malformed = |kind, source| DecodeError::Malformed { id, kind, source };
@@ -107,7 +121,18 @@ pub fn decode(header: &Header, payload: &[u8]) -> Result<Incoming, DecodeError> 
     }
 }
 
-/// Decodes a payload as the body of a message that the name describes.
+/// Every kind. A number is never reused, not even after its kind was removed.
+pub fn kinds() -> impl Iterator<Item = Kind> {
+    REQUEST_KINDS.iter().chain(REPLY_KINDS).copied()
+}
+
+/// The kind of a request.
+#[must_use]
+pub fn request_kind<'a>(request: impl Into<RequestRef<'a>>) -> Kind {
+    kind_of_request(request.into())
+}
+
+/// Decodes a payload as the body of the message with that name.
 fn body<M: Message, T>(
     name: &'static str,
     payload: &[u8],
@@ -116,61 +141,127 @@ fn body<M: Message, T>(
     M::decode(&mut Reader::new(payload)).map(wrap).map_err(|error| (name, error.at(name)))
 }
 
-/// Ties the cases of an enum to their kind numbers: those with a body, then those without.
-macro_rules! kinds {
-    (
-        $enum:ident, reply = $reply:literal, $table:ident, $kind_of:ident, $encode:ident, $decode:ident;
+const HELLO_NUMBER: u16 = 1;
+const GOODBYE_NUMBER: u16 = 20;
+const HELLO: Kind = Kind::request(HELLO_NUMBER, "Hello", "any");
+const GOODBYE: Kind = Kind::request(GOODBYE_NUMBER, "Goodbye", "any");
+
+/// The kind numbers of the requests of each direction: those with a body, then those without.
+macro_rules! requests {
+    ($($direction:ident, $name:literal {
         $($number:literal => $case:ident),* ;
         $($unit_number:literal => $unit:ident),* $(,)?
-    ) => {
-        /// The kinds of this direction.
-        const $table: &[Kind] = &[
-            $(Kind { number: $number, reply: $reply, name: stringify!($case) },)*
-            $(Kind { number: $unit_number, reply: $reply, name: stringify!($unit) },)*
+    })*) => {
+        const REQUEST_KINDS: &[Kind] = &[
+            HELLO,
+            GOODBYE,
+            $($(Kind::request($number, stringify!($case), $name),)*
+            $(Kind::request($unit_number, stringify!($unit), $name),)*)*
         ];
 
-        /// The number and the name of a message's kind.
-        #[must_use]
-        pub fn $kind_of(message: &$enum) -> Kind {
-            match message {
-                $($enum::$case(_) => Kind { number: $number, reply: $reply, name: stringify!($case) },)*
-                $($enum::$unit => Kind { number: $unit_number, reply: $reply, name: stringify!($unit) },)*
+        fn kind_of_request(request: RequestRef<'_>) -> Kind {
+            match request {
+                RequestRef::Hello(_) => HELLO,
+                RequestRef::Goodbye => GOODBYE,
+                $(RequestRef::$direction(request) => match request {
+                    $($direction::$case(_) => Kind::request($number, stringify!($case), $name),)*
+                    $($direction::$unit => Kind::request($unit_number, stringify!($unit), $name),)*
+                },)*
             }
         }
 
-        fn $encode(message: &$enum, out: &mut Writer) {
-            match message {
-                $($enum::$case(body) => body.encode(out),)*
-                $($enum::$unit => {})*
+        /// Writes the payload, and returns the kind number.
+        fn encode_request_body(request: RequestRef<'_>, out: &mut Writer) -> u16 {
+            match request {
+                RequestRef::Hello(hello) => hello.encode(out),
+                RequestRef::Goodbye => {}
+                $(RequestRef::$direction(request) => match request {
+                    $($direction::$case(body) => body.encode(out),)*
+                    $($direction::$unit => {})*
+                },)*
             }
+            kind_of_request(request).number
         }
 
-        /// Nothing if there is no such kind.
-        fn $decode(kind: u16, payload: &[u8]) -> Option<Result<$enum, (&'static str, Malformed)>> {
+        /// `None` if there is no such kind.
+        fn decode_request_body(
+            kind: u16,
+            payload: &[u8],
+        ) -> Option<Result<Request, (&'static str, Malformed)>> {
             Some(match kind {
-                $($number => body(stringify!($case), payload, $enum::$case),)*
-                $($unit_number => body(stringify!($unit), payload, |()| $enum::$unit),)*
+                HELLO_NUMBER => body("Hello", payload, Request::Hello),
+                GOODBYE_NUMBER => body("Goodbye", payload, |()| Request::Goodbye),
+                $($($number => body(stringify!($case), payload, |it| {
+                    Request::$direction($direction::$case(it))
+                }),)*
+                $($unit_number => body(stringify!($unit), payload, |()| {
+                    Request::$direction($direction::$unit)
+                }),)*)*
                 _ => return None,
             })
         }
     };
 }
 
-kinds! {
-    Request, reply = false, REQUEST_KINDS, request_kind, encode_request_body, decode_request_body;
-    1 => Hello, 2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 8 => Heartbeat,
-    9 => Register, 10 => Announce, 11 => Decide, 12 => Allocate, 13 => Settle, 14 => Retire,
-    15 => ClientGone, 16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep,
-    22 => Mark, 23 => Inspect, 24 => Released, 25 => Pin, 26 => DropPins, 27 => SetPolicy, 28 => Await,
-    29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists, 34 => Cancel,
-    35 => KeepLeases, 36 => ClientDied, 37 => Prefetch, 38 => Demote, 39 => Promote, 40 => Dropped,
-    41 => Publish, 42 => OpenStream, 43 => EndStream, 44 => Pull, 45 => Store,
-    46 => ForgetNode;
-    7 => Stat, 20 => Goodbye,
+requests! {
+    ClientToMaster, "client → master" {
+        2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 25 => Pin, 26 => DropPins,
+        27 => SetPolicy, 28 => Await, 29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists,
+        34 => Cancel, 35 => KeepLeases, 37 => Prefetch, 41 => Publish, 42 => OpenStream, 43 => EndStream,
+        44 => Pull, 47 => ForgetNode;
+        7 => Stat, 46 => Ping,
+    }
+    MemberToMaster, "member → master" {
+        8 => Heartbeat, 9 => Register, 10 => Announce, 11 => Decide, 24 => Released, 36 => ClientDied,
+        40 => Dropped;
+    }
+    MasterToMember, "master → member" {
+        12 => Allocate, 13 => Settle, 14 => Retire, 15 => ClientGone, 22 => Mark, 23 => Inspect,
+        38 => Demote, 39 => Promote;
+    }
+    ClientToNode, "client → node" {
+        16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep, 45 => Store;
+    }
 }
 
-kinds! {
-    Reply, reply = true, REPLY_KINDS, reply_kind, encode_reply_body, decode_reply_body;
+/// The kind numbers of replies: those with a body, then those without.
+macro_rules! replies {
+    ($($number:literal => $case:ident),* ; $($unit_number:literal => $unit:ident),* $(,)?) => {
+        const REPLY_KINDS: &[Kind] = &[
+            $(Kind::reply($number, stringify!($case)),)*
+            $(Kind::reply($unit_number, stringify!($unit)),)*
+        ];
+
+        /// The kind of a reply.
+        #[must_use]
+        pub fn reply_kind(reply: &Reply) -> Kind {
+            match reply {
+                $(Reply::$case(_) => Kind::reply($number, stringify!($case)),)*
+                $(Reply::$unit => Kind::reply($unit_number, stringify!($unit)),)*
+            }
+        }
+
+        /// Writes the payload, and returns the kind number.
+        fn encode_reply_body(reply: &Reply, out: &mut Writer) -> u16 {
+            match reply {
+                $(Reply::$case(body) => body.encode(out),)*
+                $(Reply::$unit => {})*
+            }
+            reply_kind(reply).number
+        }
+
+        /// `None` if there is no such kind.
+        fn decode_reply_body(kind: u16, payload: &[u8]) -> Option<Result<Reply, (&'static str, Malformed)>> {
+            Some(match kind {
+                $($number => body(stringify!($case), payload, Reply::$case),)*
+                $($unit_number => body(stringify!($unit), payload, |()| Reply::$unit),)*
+                _ => return None,
+            })
+        }
+    };
+}
+
+replies! {
     257 => Welcome, 258 => Refused, 260 => Reserved, 261 => Resolved, 262 => Deleted,
     263 => DeletedMatching, 264 => Listed, 265 => Stat, 266 => Registered, 267 => Announced,
     268 => Decided, 269 => Allocated, 270 => Settled, 271 => Committed, 272 => ViewsBegun,
@@ -178,9 +269,4 @@ kinds! {
     279 => Present, 280 => Prefetched, 281 => Moved, 282 => Published, 283 => Stream, 284 => Pulled,
     285 => Forgotten;
     259 => Done,
-}
-
-/// Every kind there is: a number is never used twice, not even after its kind is gone.
-pub fn kinds() -> impl Iterator<Item = Kind> {
-    REQUEST_KINDS.iter().chain(REPLY_KINDS).copied()
 }

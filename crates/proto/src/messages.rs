@@ -1,8 +1,7 @@
 //! The field numbers of every message.
 //!
-//! **Invariant:** a number that was released keeps its meaning for ever. A field that is no longer used is
-//! taken out and its number written into a comment; a new field takes the next number, and its default must
-//! mean "as before".
+//! **Invariant:** a released number keeps its meaning for ever. A field that is no longer used is removed and
+//! its number is noted in a comment. A new field gets the next number, and its default must mean "as before".
 
 use tiffin_core::marks::{Consumption, Marks, SampleMarks};
 use tiffin_core::master::{Saved, SavedMember, SavedPolicy};
@@ -25,19 +24,19 @@ use tiffin_core::{
 
 use crate::codec::{Arm, Fault, Field, Malformed, Message, Reader, Value, Wire, Writer, only_field};
 
-/// The most holds in one list. They are small, and a node that was away may owe many at once.
+/// The greatest number of holds in a list. They are small, and a node may have many pending retires.
 const HOLDS_MAX: usize = 1 << 20;
 
 choices! {
     Role { Client = 0, Node = 1, Ledger = 2 }
     OnExists { Replace = 0, Keep = 1 }
-    // A no for an unknown reason is still a no.
+    // A refusal for an unknown reason is still a refusal.
     Reason {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6,
         Unavailable = 7;
         else Invalid
     }
-    // It is short of something that this side does not know.
+    // The node lacks something that this side does not know.
     Resource { Bytes = 0, Slots = 1, KeySpace = 2, Contiguous = 3; else Bytes }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
@@ -211,7 +210,7 @@ oneof! {
     AckOutcome { 4 => Unconfirmed; 1 => Freed, 2 => Recorded, 3 => Stale, 5 => WrongGroup }
 }
 
-/// What is a whole message by itself is its field 1.
+/// A value that is a whole message is field 1 of it.
 macro_rules! single {
     ($($name:ident),*) => {$(
         impl Message for $name {
@@ -228,7 +227,7 @@ macro_rules! single {
 
 single! { ClientId, RequestId }
 
-/// The fields of a usage, and behind them what is said of the object: who knows only the former reads that.
+/// The fields of a usage, followed by those of the object. Readers that only know the former skip the latter.
 impl Message for Full {
     fn encode(&self, out: &mut Writer) {
         self.usage.encode(out);
@@ -250,13 +249,23 @@ impl Message for Full {
     }
 }
 
-/// The fields of [`Full`], far behind those of a usage.
+/// The fields of [`Full`]; a usage will not need these numbers.
 const FULL_LACKS: u32 = 32;
 const FULL_NEVER: u32 = 33;
 
 nested!(Full);
 
-/// What is boxed because it is large lies on the wire like what is not.
+/// A box is encoded as its contents.
+impl<T: Message> Message for Box<T> {
+    fn encode(&self, out: &mut Writer) {
+        T::encode(self, out);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        T::decode(input).map(Self::new)
+    }
+}
+
 impl<T: Value> Value for Box<T> {
     const WIRE: Wire = T::WIRE;
     const ITEMS_MAX: usize = T::ITEMS_MAX;

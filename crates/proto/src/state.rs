@@ -1,4 +1,4 @@
-//! The file in which the master keeps what must survive a restart: a header of 24 bytes, then the fields of
+//! The file with the state of the master that survives a restart: a header of 24 bytes, then the fields of
 //! [`Saved`], encoded like a message.
 //!
 //! ```text
@@ -8,14 +8,14 @@
 //!
 //! All numbers are little-endian; the checksum is XXH3-64 of the body. `docs/format.md` describes the fields.
 //!
-//! **Invariant:** whatever the bytes, reading them ends in a [`Saved`] or a [`StateError`].
+//! **Invariant:** for any bytes, decoding returns a [`Saved`] or a [`StateError`].
 
 use tiffin_core::master::Saved;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
 
-/// The longest file.
+/// The greatest size of the file.
 pub const STATE_BYTES_MAX: usize = 32 << 20;
 
 /// The first bytes of the file.
@@ -26,24 +26,24 @@ const VERSION: u32 = 1;
 /// A file that is not the state of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// It is shorter than it says, or longer.
-    #[error("it has {0} bytes, which is not the length that its header says")]
+    /// Its size differs from the one in its header.
+    #[error("it has {0} bytes, which is not the size in its header")]
     Length(usize),
-    /// It is something else.
+    /// It is another kind of file.
     #[error("it does not begin with `TFNSTATE`")]
     Magic,
     /// A later release wrote it.
     #[error("it has format version {0}, and this release reads version {VERSION}")]
     Version(u32),
-    /// Some bytes have changed.
+    /// Its bytes have changed.
     #[error("its checksum does not match")]
     Checksum,
-    /// The checksum is right, but the body is not.
+    /// The checksum is right, but the body cannot be decoded.
     #[error("it is malformed in {0}")]
     Malformed(Malformed),
 }
 
-/// The bytes of the file.
+/// Encodes the file.
 pub fn encode_state(saved: &Saved) -> Result<Vec<u8>, EncodeError> {
     let mut out = Writer::new(Vec::new());
     saved.encode(&mut out);
@@ -54,7 +54,7 @@ pub fn encode_state(saved: &Saved) -> Result<Vec<u8>, EncodeError> {
     Ok(with_state_header(&body))
 }
 
-/// A body with the header that fits it, whatever it says. For fuzzing: damage would only meet the checksum.
+/// A body with a valid header. For fuzzing: without it, damage would only reach the checksum.
 #[must_use]
 pub fn with_state_header(body: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
@@ -65,7 +65,7 @@ pub fn with_state_header(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What the file says.
+/// Decodes the file.
 pub fn decode_state(bytes: &[u8]) -> Result<Saved, StateError> {
     let length = StateError::Length(bytes.len());
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(length)?;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_refused_and_nothing_panics() {
+    fn damaged_files_are_rejected() {
         let bytes = encode_state(&saved(3)).unwrap();
         for end in 0..bytes.len() {
             assert!(decode_state(&bytes[..end]).is_err(), "{end}");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_with_a_true_checksum_never_panics() {
+    fn garbage_with_a_valid_checksum_never_panics() {
         let mut seed = 1_u64;
         for _ in 0..20_000 {
             let mut body = Vec::new();
@@ -159,15 +159,15 @@ mod tests {
         }
     }
 
-    /// What is understood survives being written again. Whether it was.
+    /// A file that decodes is encoded to the same state again. Returns whether it decoded.
     fn check_again(bytes: &[u8]) -> bool {
         let Ok(saved) = decode_state(bytes) else { return false };
         assert_eq!(decode_state(&encode_state(&saved).unwrap()), Ok(saved));
         true
     }
 
-    /// A true file that is cut, overwritten, or joined with a part of another. Only the very bytes of a file
-    /// are read as one; with a new checksum it never panics, and is whatever it says.
+    /// A valid file that is truncated, overwritten, or joined with a part of another one is rejected. With a
+    /// new checksum, decoding never panics.
     #[test]
     fn seeded_damage_never_loads_another_state() {
         let mut rng = ChaCha8Rng::seed_from_u64(0x57a7e);
@@ -194,11 +194,11 @@ mod tests {
             let body = damaged.get(MAGIC.len() + 16..).unwrap_or_default();
             understood += usize::from(check_again(&with_state_header(body)));
         }
-        assert!(understood > 100, "{understood} bodies were understood: the damage is too great to tell");
+        assert!(understood > 100, "only {understood} damaged bodies were decoded");
     }
 
     #[test]
-    fn a_file_that_is_too_long_is_not_written() {
+    fn a_file_beyond_the_limit_is_not_encoded() {
         let mut large = saved(1);
         large.members[0].name = "n".repeat(STATE_BYTES_MAX);
         assert_eq!(encode_state(&large), Err(EncodeError::TooLong));

@@ -6,10 +6,7 @@ use std::collections::BTreeSet;
 fn the_table_of_kinds_is_the_one_in_the_code() {
     let text = include_str!("../../../docs/protocol.md");
     let mut written: Vec<String> = tiffin_proto::kinds()
-        .map(|kind| {
-            let direction = if kind.reply { "reply" } else { "request" };
-            format!("| {} | `{}` | {direction} |", kind.number, kind.name)
-        })
+        .map(|kind| format!("| {} | `{}` | {} |", kind.number, kind.name, kind.direction))
         .collect();
     written.sort_by_key(|row| row.split(' ').nth(1).and_then(|number| number.parse::<u16>().ok()));
     let listed: Vec<&str> = text

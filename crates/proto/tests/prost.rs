@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
 
 use prost::Message;
-use tiffin_core::message::{Allocated, Pattern, PutOptions, Reply, Request, Reserve, ReserveItem, Usage};
+use tiffin_core::message::{
+    Allocated, ClientToMaster, Pattern, PutOptions, Reply, Reserve, ReserveItem, Usage,
+};
 use tiffin_core::{Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, Stamp};
 use tiffin_proto::frame::{self, HEADER_BYTES};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request};
@@ -158,7 +160,7 @@ fn a_reserve_is_protobuf() {
     check(
         Incoming::Request(
             RequestId(1),
-            Request::Reserve(Reserve { items: vec![item], avoid, ..Reserve::default() }),
+            ClientToMaster::Reserve(Reserve { items: vec![item], avoid, ..Reserve::default() }).into(),
         ),
         &WireReserve {
             items: vec![WireReserveItem {
@@ -201,7 +203,7 @@ fn an_enum_is_a_protobuf_oneof() {
             tiffin_core::message::List { pattern, pinned_by: None, cursor: 9, limit: 100, report_wait_ms: 0 };
         let pattern = Some(WirePattern { which: Some(which) });
         check(
-            Incoming::Request(RequestId(1), Request::List(list)),
+            Incoming::Request(RequestId(1), ClientToMaster::List(list).into()),
             &WireList { pattern, cursor: 9, limit: 100 },
         );
     }

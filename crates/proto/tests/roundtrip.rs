@@ -94,12 +94,12 @@ fn the_generators_know_every_kind() {
 #[test]
 fn what_an_earlier_version_did_not_send_has_its_default() {
     let empty = |kind, reply| incoming(&frame::encode(kind, reply, RequestId(1), b""));
-    let asked = |request| Ok(Incoming::Request(RequestId(1), request));
+    let asked = |request: Request| Ok(Incoming::Request(RequestId(1), request));
     let answered = |reply| Ok(Incoming::Reply(RequestId(1), reply));
     assert_eq!(empty(1, false), asked(Request::Hello(Hello::default())));
-    assert_eq!(empty(2, false), asked(Request::Reserve(Reserve::default())));
-    assert_eq!(empty(8, false), asked(Request::Heartbeat(Heartbeat::default())));
-    assert_eq!(empty(9, false), asked(Request::Register(Register::default())));
+    assert_eq!(empty(2, false), asked(ClientToMaster::Reserve(Reserve::default()).into()));
+    assert_eq!(empty(8, false), asked(MemberToMaster::Heartbeat(Heartbeat::default()).into()));
+    assert_eq!(empty(9, false), asked(MemberToMaster::Register(Box::default()).into()));
     assert_eq!(empty(257, true), answered(Reply::Welcome(Welcome::default())));
     assert_eq!(empty(258, true), answered(Reply::Refused(Refusal::default())));
     assert_eq!(empty(265, true), answered(Reply::Stat(Stat::default())));
@@ -108,7 +108,7 @@ fn what_an_earlier_version_did_not_send_has_its_default() {
     let item = ReserveItem { key: Key::new(b"k").unwrap(), len: 0, options: PutOptions::default() };
     assert_eq!(
         incoming(&short),
-        asked(Request::Reserve(Reserve { items: vec![item], ..Reserve::default() }))
+        asked(ClientToMaster::Reserve(Reserve { items: vec![item], ..Reserve::default() }).into())
     );
 }
 
@@ -190,7 +190,8 @@ fn a_batch_has_its_limit_on_both_sides() {
 #[test]
 fn a_message_has_its_limit_too() {
     let key = Key::new(&vec![1; KEY_BYTES_MAX]).unwrap();
-    let resolve = |keys| Request::Resolve(Resolve { keys: vec![key.clone(); keys], ..Resolve::default() });
+    let resolve =
+        |keys| ClientToMaster::Resolve(Resolve { keys: vec![key.clone(); keys], ..Resolve::default() });
     let fits = PAYLOAD_BYTES_MAX / KEY_BYTES_MAX - 1;
     assert!(encode_request(RequestId(1), &resolve(fits)).is_ok());
     assert_eq!(encode_request(RequestId(1), &resolve(fits + 1)), Err(EncodeError::TooLong));

@@ -12,7 +12,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, Reply, Request, Resolve, Resolved, Welcome};
+use tiffin_core::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
 use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach, Waiting, while_waiting_is};
@@ -22,8 +22,8 @@ use tokio::time::Instant;
 const ROUNDS: usize = 15;
 const CALLS: usize = 1000;
 
-fn request() -> Request {
-    Request::Resolve(Resolve { keys: vec![Key::new(&[7; 64]).unwrap()], ..Resolve::default() })
+fn request() -> ClientToMaster {
+    ClientToMaster::Resolve(Resolve { keys: vec![Key::new(&[7; 64]).unwrap()], ..Resolve::default() })
 }
 
 fn reply() -> Reply {

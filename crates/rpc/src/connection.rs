@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, Reply, Request, Welcome};
+use tiffin_core::message::{ClientToMaster, Hello, Reply, RequestRef, Welcome};
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tokio::time::{Instant, timeout_at};
@@ -72,24 +72,28 @@ impl Connection {
     }
 
     /// Asks, and waits for the answer until the deadline. A refusal is an error.
-    pub async fn call(&self, request: &Request, deadline: Instant) -> Result<Reply, CallError> {
-        self.call_inner(request, deadline, None).await
+    pub fn call<'a>(
+        &'a self,
+        request: impl Into<RequestRef<'a>>,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
+        self.call_inner(request.into(), deadline, None)
     }
 
     /// Like [`Self::call`], for requests whose effect must be undone if nobody hears of it: an answer that
     /// comes after the deadline, or after this future was dropped, is handed to `late`. If the connection
     /// ends first, `late` is dropped uncalled.
-    pub async fn call_or(
-        &self,
-        request: &Request,
+    pub fn call_or<'a>(
+        &'a self,
+        request: impl Into<RequestRef<'a>>,
         deadline: Instant,
         late: impl FnOnce(Reply) + Send + 'static,
-    ) -> Result<Reply, CallError> {
-        self.call_inner(request, deadline, Some(Box::new(late))).await
+    ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
+        self.call_inner(request.into(), deadline, Some(Box::new(late)))
     }
 
     /// Says something whose answer matters to nobody. It is heard before what is sent later.
-    pub fn tell(&self, request: &Request) -> Result<(), SendError> {
+    pub fn tell<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         let id = self.shared.next_id();
         self.shared.reader.table().as_mut().ok_or(SendError::Closed)?.told.insert(id);
         let sent = self.shared.outbox.request(id, request);
@@ -124,7 +128,7 @@ impl Connection {
 
     async fn call_inner(
         &self,
-        request: &Request,
+        request: RequestRef<'_>,
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
@@ -199,7 +203,7 @@ impl Shared {
     /// Tells the peer that nobody waits for an answer any more.
     fn cancel(&self, request: RequestId) {
         // If it cannot be said the connection is at its end, and with it the waiting.
-        let _unsaid = self.outbox.request(self.next_id(), &Request::Cancel(request));
+        let _unsaid = self.outbox.request(self.next_id(), &ClientToMaster::Cancel(request));
     }
 
     /// A peer that did not even take the request in would keep all later ones waiting too.
@@ -213,7 +217,7 @@ impl Shared {
         CallError::Lost { address: self.address.clone() }
     }
 
-    fn timeout(&self, request: &Request) -> CallError {
+    fn timeout(&self, request: RequestRef<'_>) -> CallError {
         let what = tiffin_proto::request_kind(request).name;
         CallError::Timeout { address: self.address.clone(), what }
     }
@@ -257,8 +261,39 @@ impl Drop for Place<'_> {
 }
 
 /// Whether the peer may keep a request waiting for long, and should know when nobody waits for it any more.
-fn lingers(request: &Request) -> bool {
-    matches!(request, Request::Reserve(_) | Request::Await(_))
+fn lingers(request: RequestRef<'_>) -> bool {
+    match request {
+        RequestRef::ClientToMaster(ClientToMaster::Reserve(_) | ClientToMaster::Await(_)) => true,
+        RequestRef::ClientToMaster(
+            ClientToMaster::Publish(_)
+            | ClientToMaster::Resolve(_)
+            | ClientToMaster::Exists(_)
+            | ClientToMaster::Delete(_)
+            | ClientToMaster::DeleteMatching(_)
+            | ClientToMaster::List(_)
+            | ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_),
+        )
+        | RequestRef::Hello(_)
+        | RequestRef::Goodbye
+        | RequestRef::MemberToMaster(_)
+        | RequestRef::MasterToMember(_)
+        | RequestRef::ClientToNode(_) => false,
+    }
 }
 
 /// A refusal is an error.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, VERSION_MAJOR, VERSION_MINOR, Welcome};
+use tiffin_core::message::{
+    Hello, Reason, Refusal, Reply, Request, RequestRef, VERSION_MAJOR, VERSION_MINOR, Welcome,
+};
 use tiffin_proto::Incoming;
 use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
 use tokio::time::{Instant, timeout_at};
@@ -50,7 +52,7 @@ pub async fn dial(
         })?;
     let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX).map_err(failed)?;
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
-    let frame = tiffin_proto::encode_request(HELLO_ID, &Request::Hello(hello))?;
+    let frame = tiffin_proto::encode_request(HELLO_ID, RequestRef::Hello(&hello))?;
     // A fresh socket has room for a hello; if it does not, the deadline below notices.
     let unanswered = |is_silent| CallError::Unanswered { address: address.clone(), is_silent };
     outbox.send_waiting(frame).await.map_err(|_| unanswered(false))?;
@@ -105,9 +107,14 @@ impl Greeting {
                 let (theirs, ours) = (hello.major, VERSION_MAJOR);
                 (id, refuse(Reason::Version, format!("the server speaks version {ours}, not {theirs}")))
             }
-            Ok(Ok(Incoming::Request(id, _))) => {
-                (id, refuse(Reason::Invalid, "a connection begins with a hello".to_owned()))
-            }
+            Ok(Ok(Incoming::Request(
+                id,
+                Request::Goodbye
+                | Request::ClientToMaster(_)
+                | Request::MemberToMaster(_)
+                | Request::MasterToMember(_)
+                | Request::ClientToNode(_),
+            ))) => (id, refuse(Reason::Invalid, "a connection begins with a hello".to_owned())),
             Ok(Ok(Incoming::Reply(..))) => {
                 tracing::warn!(%peer, "cut off: it answered before it was asked");
                 return None;

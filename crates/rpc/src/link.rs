@@ -15,7 +15,7 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Reason, Refusal, Reply, Request};
+use tiffin_core::message::{Reason, Refusal, Reply, RequestRef};
 use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::{self, FrameError, HEADER_BYTES, Header};
 use tiffin_proto::{DecodeError, Incoming};
@@ -170,7 +170,7 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> io:
 
 impl Outbox {
     /// Asks. The caller chooses the id and must not have another request of that id under way.
-    pub fn request(&self, id: RequestId, request: &Request) -> Result<(), SendError> {
+    pub fn request<'a>(&self, id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         let frame = tiffin_proto::encode_request(id, request)?;
         if self.send(frame) { Ok(()) } else { Err(SendError::Closed) }
     }
@@ -178,7 +178,7 @@ impl Outbox {
     /// Asks at once, and says whether the whole question is where it will reach the peer whatever becomes
     /// of this process: with a peer on this machine, in the socket that only it reads. What waits for a
     /// slow peer, or is still to cross a network, is not.
-    pub fn entrust(&self, id: RequestId, request: &Request) -> Result<bool, SendError> {
+    pub fn entrust<'a>(&self, id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<bool, SendError> {
         let frame = tiffin_proto::encode_request(id, request)?;
         let is_near = matches!(self.shared.peer, Peer::Unix { .. });
         match self.shared.offer_at_once(frame) {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, Reply, Request, Welcome};
+use tiffin_core::message::{Hello, MasterToMember, Reply, Request, Welcome};
 use tiffin_core::{ClientId, RequestId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Dialed, Greeting, Inbox, Listener, Outbox, Reach, SendError, dial};
@@ -28,13 +28,13 @@ async fn pair(reach: Reach) -> ((Outbox, Inbox), Dialed) {
     (accepted, dialed.unwrap())
 }
 
-fn word(number: u64) -> Request {
-    Request::ClientGone(ClientId(number))
+fn word(number: u64) -> MasterToMember {
+    MasterToMember::ClientGone(ClientId(number))
 }
 
 fn heard(messages: Vec<Incoming>) -> Vec<u64> {
     let number = |message| match message {
-        Incoming::Request(_, Request::ClientGone(client)) => client.0,
+        Incoming::Request(_, Request::MasterToMember(MasterToMember::ClientGone(client))) => client.0,
         other => panic!("{other:?}"),
     };
     messages.into_iter().map(number).collect()

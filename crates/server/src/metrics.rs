@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::message::{
-    CachedReads, CallPart, CommitOutcome, DeleteOutcome, Exists, NodeStat, Pattern, Presence, Reply, Request,
-    ReserveOutcome, ResolveOutcome, Stat, Usage,
+    CachedReads, CallPart, ClientToMaster, CommitOutcome, DeleteOutcome, MemberToMaster, NodeStat, Pattern,
+    Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat, Usage,
 };
 
 /// The upper bounds of the histogram of value sizes, in bytes.
@@ -97,36 +97,71 @@ pub(crate) struct Snapshot<'a> {
 impl Counters {
     /// Counts a request, and says what it is.
     pub(crate) fn asked(&self, request: &Request) -> Option<Asked> {
-        if let Request::Exists(Exists { reads, .. }) = request
-            && !reads.is_empty()
-        {
-            // A report of a client: it has read without asking.
-            self.read_cached(reads.bounded());
-            return Some(Asked { op: Op::GetReplicaList, items: 0, repeats: 0 });
+        match request {
+            Request::ClientToMaster(request) => self.client_asked(request),
+            Request::MemberToMaster(request) => self.member_asked(request),
+            Request::Hello(_) | Request::Goodbye | Request::MasterToMember(_) | Request::ClientToNode(_) => {
+                None
+            }
         }
-        if let Request::Resolve(resolve) = request
-            && resolve.locate
-        {
-            return Some(self.looked_up(resolve.keys.len(), resolve.part));
-        }
+    }
+
+    fn client_asked(&self, request: &ClientToMaster) -> Option<Asked> {
         let (op, items) = match request {
-            Request::Reserve(reserve) => {
+            // A report of gets from cached locations.
+            ClientToMaster::Exists(exists) if !exists.reads.is_empty() => {
+                self.read_cached(exists.reads.bounded());
+                return Some(Asked { op: Op::GetReplicaList, items: 0, repeats: 0 });
+            }
+            ClientToMaster::Resolve(resolve) if resolve.locate => {
+                return Some(self.looked_up(resolve.keys.len(), resolve.part));
+            }
+            ClientToMaster::Reserve(reserve) => {
                 reserve.items.iter().for_each(|item| self.value_size(item.len));
                 (Op::PutStart, reserve.items.len())
             }
-            Request::Decide(decide) => (Op::PutEnd, decide.items.len()),
-            Request::Publish(publish) => (Op::PutEnd, publish.items.len()),
-            Request::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
-            Request::Exists(exists) => (Op::ExistKey, exists.keys.len()),
-            Request::Delete(delete) => (Op::Remove, delete.keys.len()),
-            Request::DeleteMatching(delete) if delete.pattern == Pattern::All => (Op::RemoveAll, 1),
-            Request::DeleteMatching(_) => (Op::RemoveByRegex, 1),
-            Request::Register(_) => (Op::MountSegment, 1),
-            Request::Heartbeat(_) => (Op::Ping, 1),
-            Request::List(_) => (Op::List, 1),
-            Request::Stat => (Op::Stat, 1),
-            _ => return None,
+            ClientToMaster::Publish(publish) => (Op::PutEnd, publish.items.len()),
+            ClientToMaster::Resolve(resolve) => (Op::ExistKey, resolve.keys.len()),
+            ClientToMaster::Exists(exists) => (Op::ExistKey, exists.keys.len()),
+            ClientToMaster::Delete(delete) => (Op::Remove, delete.keys.len()),
+            ClientToMaster::DeleteMatching(delete) if delete.pattern == Pattern::All => (Op::RemoveAll, 1),
+            ClientToMaster::DeleteMatching(_) => (Op::RemoveByRegex, 1),
+            ClientToMaster::Ping => (Op::Ping, 1),
+            ClientToMaster::List(_) => (Op::List, 1),
+            ClientToMaster::Stat => (Op::Stat, 1),
+            ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::Await(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_) => return None,
         };
+        Some(self.count(op, items))
+    }
+
+    fn member_asked(&self, request: &MemberToMaster) -> Option<Asked> {
+        let (op, items) = match request {
+            MemberToMaster::Decide(decide) => (Op::PutEnd, decide.items.len()),
+            MemberToMaster::Register(_) => (Op::MountSegment, 1),
+            MemberToMaster::Heartbeat(_) => (Op::Ping, 1),
+            MemberToMaster::Announce(_)
+            | MemberToMaster::Released(_)
+            | MemberToMaster::ClientDied(_)
+            | MemberToMaster::Dropped(_) => return None,
+        };
+        Some(self.count(op, items))
+    }
+
+    fn count(&self, op: Op, items: usize) -> Asked {
         let counters = self.of(op);
         if items > 1 {
             add(&counters.batch_requests, 1);
@@ -134,7 +169,7 @@ impl Counters {
         } else {
             add(&counters.requests, 1);
         }
-        Some(Asked { op, items: 0, repeats: 0 })
+        Asked { op, items: 0, repeats: 0 }
     }
 
     /// Counts a lookup of so many names, which may be a part of a call: a call counts once, and each of its
@@ -505,7 +540,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tiffin_core::message::{CACHED_READS_MAX, NodeInfo, NodeStat, Resolve, Resolved};
+    use tiffin_core::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
     use tiffin_core::{Key, message::Found};
 
     use super::*;
@@ -568,8 +603,8 @@ mod tests {
     fn reads_from_cached_locations_are_counted() {
         let counters = Counters::default();
         let report = |reads| {
-            let request = Request::Exists(Exists { touch: true, reads, ..Exists::default() });
-            let op = counters.asked(&request);
+            let request = ClientToMaster::Exists(Exists { touch: true, reads, ..Exists::default() });
+            let op = counters.asked(&request.into());
             counters.answered(op, &Reply::Present(vec![Presence::Absent]));
         };
         let mut reads = CachedReads::default();
@@ -604,7 +639,7 @@ mod tests {
         let ask = |part: CallPart, items: Vec<ResolveOutcome>| {
             let keys = vec![Key::new(b"k").unwrap(); items.len()];
             let resolve = Resolve { keys, locate: true, part, ..Resolve::default() };
-            let asked = counters.asked(&Request::Resolve(resolve));
+            let asked = counters.asked(&ClientToMaster::Resolve(resolve).into());
             counters.answered(asked, &Reply::Resolved(Resolved { items, nodes: Vec::new() }));
         };
         // Of five objects three are cached; one is missing, and the location of another changes twice.
@@ -613,7 +648,7 @@ mod tests {
         ask(CallPart { items: 5, is_more: true, repeats: 1 }, vec![found.clone()]);
         let mut reads = CachedReads::default();
         reads.add_items(3, 210);
-        counters.asked(&Request::Exists(Exists { reads, ..Exists::default() }));
+        counters.asked(&ClientToMaster::Exists(Exists { reads, ..Exists::default() }).into());
         // The location of a single object changes.
         ask(CallPart::default(), vec![found.clone()]);
         ask(CallPart { items: 1, is_more: true, repeats: 1 }, vec![found]);
@@ -641,7 +676,8 @@ mod tests {
         let key = Key::new(b"k").unwrap();
         for count in [1, 3] {
             let keys = vec![key.clone(); count];
-            let op = counters.asked(&Request::Resolve(Resolve { keys, locate: true, ..Resolve::default() }));
+            let op = counters
+                .asked(&ClientToMaster::Resolve(Resolve { keys, locate: true, ..Resolve::default() }).into());
             let mut items = vec![ResolveOutcome::Absent; count];
             if count > 1 {
                 items[0] = ResolveOutcome::Found(Found { len: 70, ..Found::default() });

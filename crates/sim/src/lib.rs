@@ -25,6 +25,7 @@ mod node;
 mod oracle;
 mod plan;
 mod removals;
+mod requests;
 mod run_log;
 mod transfer;
 mod workload;

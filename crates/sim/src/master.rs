@@ -4,7 +4,10 @@ use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
     extent::room_for,
     master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
-    message::{ForgetNode, Hello, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+    message::{
+        ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
+        VERSION_MAJOR, VERSION_MINOR, Welcome,
+    },
 };
 use tiffin_proto::Incoming;
 
@@ -21,7 +24,7 @@ const AUDITOR: u64 = u64::MAX / 2;
 
 impl World {
     /// Sends a request to the master without a network; only at the end. Returns an immediate answer.
-    pub(crate) fn audit(&mut self, namespace: u8, request: Request) -> Option<Reply> {
+    pub(crate) fn audit(&mut self, namespace: u8, request: ClientToMaster) -> Option<Reply> {
         let conn = ConnId(AUDITOR + u64::from(namespace));
         let hello = Hello {
             client: ClientId(conn.0),
@@ -29,7 +32,7 @@ impl World {
             ..Hello::default()
         };
         self.next_conn += 1;
-        let id = RequestId(self.next_conn);
+        let (id, request) = (RequestId(self.next_conn), Request::ClientToMaster(request));
         self.audit = None;
         self.master_handles(MasterEvent::Opened(conn, hello));
         let complete = self.all_copies_are_known();
@@ -51,7 +54,7 @@ impl World {
         let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
         let dead = nodes.into_iter().filter(|it| !it.alive && !is_up(it.info.segment));
         for node in dead.map(|it| it.info.name).collect::<Vec<_>>() {
-            self.audit(0, Request::ForgetNode(ForgetNode { name: node }));
+            self.audit(0, ClientToMaster::ForgetNode(ForgetNode { name: node }));
         }
     }
 
@@ -176,35 +179,7 @@ impl World {
                 }
                 self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
             }
-            Incoming::Request(id, request) => {
-                let sender = self.sender_of(conn, &request);
-                if matches!(sender, Sender::Stale) {
-                    self.coverage.hit(Point::FrameFenced);
-                }
-                self.handle_timeouts();
-                if self.parks(conn, id, &request, sender) {
-                    return self.master_handles(MasterEvent::Request(conn, id, request));
-                }
-                if let (Request::Reserve(reserve), Sender::Client(namespace)) = (&request, sender) {
-                    let others_wait = self.puts_wait(namespace);
-                    self.oracle.arrives((conn, id), reserve, namespace, others_wait);
-                    self.oracle.record_single_put(self.peek_clock(), (conn, id), reserve, others_wait);
-                }
-                self.note_need(conn, id, &request);
-                let complete = self.all_copies_are_known();
-                self.oracle.on_request(conn, id, &request, sender, complete);
-                if let Sender::Client(namespace) = sender {
-                    self.begin_probe(namespace, &request);
-                    self.put_may_wait =
-                        matches!(&request, Request::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
-                }
-                self.master_handles(MasterEvent::Request(conn, id, request));
-                self.put_may_wait = false;
-                self.check_policy();
-                self.oracle.newest_put = None;
-                self.end_probe();
-                self.oracle.request_done();
-            }
+            Incoming::Request(id, request) => self.on_request_to_master(conn, id, request),
             Incoming::Reply(id, reply) => {
                 self.handle_timeouts();
                 let now = self.peek_clock();
@@ -215,6 +190,38 @@ impl World {
                 self.master_handles(MasterEvent::Reply(conn, id, reply));
             }
         }
+    }
+
+    fn on_request_to_master(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        let sender = self.sender_of(conn, &request);
+        if matches!(sender, Sender::Stale) {
+            self.coverage.hit(Point::FrameFenced);
+        }
+        self.handle_timeouts();
+        if self.parks(conn, id, &request, sender) {
+            return self.master_handles(MasterEvent::Request(conn, id, request));
+        }
+        if let (Request::ClientToMaster(ClientToMaster::Reserve(reserve)), Sender::Client(namespace)) =
+            (&request, sender)
+        {
+            let others_wait = self.puts_wait(namespace);
+            self.oracle.arrives((conn, id), reserve, namespace, others_wait);
+            self.oracle.record_single_put(self.peek_clock(), (conn, id), reserve, others_wait);
+        }
+        self.note_need(conn, id, &request);
+        let complete = self.all_copies_are_known();
+        self.oracle.on_request(conn, id, &request, sender, complete);
+        if let (Sender::Client(namespace), Request::ClientToMaster(request)) = (sender, &request) {
+            self.begin_probe(namespace, request);
+            self.put_may_wait =
+                matches!(request, ClientToMaster::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
+        }
+        self.master_handles(MasterEvent::Request(conn, id, request));
+        self.put_may_wait = false;
+        self.check_policy();
+        self.oracle.newest_put = None;
+        self.end_probe();
+        self.oracle.request_done();
     }
 
     /// Whether a request waits for reports; the oracle learns of it when it is resumed.
@@ -347,7 +354,7 @@ impl World {
 
     /// The namespaces whose quota an allocation is charged to. Objects without bytes are not charged.
     fn charged_namespaces(&self, effect: &Effect) -> Vec<u8> {
-        let Effect::Ask(_, _, Request::Allocate(allocate)) = effect else { return Vec::new() };
+        let Effect::Ask(_, _, MasterToMember::Allocate(allocate)) = effect else { return Vec::new() };
         if allocate.items.iter().all(|it| it.len == 0) {
             return Vec::new();
         }
@@ -406,7 +413,7 @@ impl World {
             None if self.newest_conns.get(&it.client) == Some(&conn) => Sender::Client(it.namespace),
             None => Sender::Stale,
             Some(segment) => {
-                if matches!(request, Request::Register(_)) {
+                if matches!(request, Request::MemberToMaster(MemberToMaster::Register(_))) {
                     self.registered.insert(segment, conn);
                 }
                 match self.registered.get(&segment) == Some(&conn) {
@@ -419,7 +426,7 @@ impl World {
 
     /// Records the memory that a single plain put needs, if only memory limits it.
     fn note_need(&mut self, conn: ConnId, id: RequestId, request: &Request) {
-        let Request::Reserve(reserve) = request else { return };
+        let Request::ClientToMaster(ClientToMaster::Reserve(reserve)) = request else { return };
         let [item] = reserve.items.as_slice() else { return };
         let stats = self.master.iter().flat_map(|it| it.stat().namespaces);
         let is_limited = stats.into_iter().any(|it| it.quota.is_some() || it.waiting > 0);
@@ -436,7 +443,9 @@ impl World {
     /// An object is evicted from a node's memory: recently promoted ones, and those a disk is reading, only
     /// if nothing else may be evicted.
     fn check_evicted(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
-        let (Effect::Ask(_, _, Request::Retire(retire)), Some(segment)) = (effect, segment) else { return };
+        let (Effect::Ask(_, _, MasterToMember::Retire(retire)), Some(segment)) = (effect, segment) else {
+            return;
+        };
         if !self.oracle.is_evicting() || self.oracle.tier.is_disk(segment) {
             return;
         }
@@ -456,7 +465,7 @@ impl World {
 
     /// A put that may wait evicts an object.
     fn check_waiting_put(&mut self, now: Tick, effect: &Effect, segment: Option<SegmentId>) {
-        let Effect::Ask(_, _, Request::Retire(retire)) = effect else { return };
+        let Effect::Ask(_, _, MasterToMember::Retire(retire)) = effect else { return };
         let Some(memory) = segment.filter(|it| !self.oracle.tier.is_disk(*it)) else { return };
         if !self.oracle.is_evicting() {
             return;

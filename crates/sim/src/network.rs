@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId,
-    message::{Hello, Reply, Request},
+    message::{Hello, MasterToMember, Reply, RequestRef},
 };
 use tiffin_proto::{Incoming, frame};
 
@@ -121,7 +121,7 @@ impl World {
         };
         self.conns.insert(id, conn);
         if listens {
-            self.send_request(id, Way::Up, RequestId(0), &Request::Hello(hello));
+            self.send_request(id, Way::Up, RequestId(0), RequestRef::Hello(&hello));
         } else {
             let at = self.now + 1 + self.rng.below(20);
             self.at(at, Event::CallerCloses(id));
@@ -129,7 +129,14 @@ impl World {
         id
     }
 
-    pub(crate) fn send_request(&mut self, conn: ConnId, way: Way, id: RequestId, request: &Request) {
+    pub(crate) fn send_request<'a>(
+        &mut self,
+        conn: ConnId,
+        way: Way,
+        id: RequestId,
+        request: impl Into<RequestRef<'a>>,
+    ) {
+        let request = request.into();
         self.log.note(|| format!("{conn:?} {way:?} {id:?} {request:?}"));
         self.coverage.sent(tiffin_proto::request_kind(request).number);
         let frame = tiffin_proto::encode_request(id, request).expect("every message can be encoded");
@@ -144,7 +151,7 @@ impl World {
     }
 
     /// Appends an entry to the ledger of a near node.
-    pub(crate) fn append_to_ledger(&mut self, conn: ConnId, id: RequestId, request: &Request) {
+    pub(crate) fn append_to_ledger(&mut self, conn: ConnId, id: RequestId, request: &MasterToMember) {
         if !self.conns.get(&conn).is_some_and(|it| it.near && it.server_open && it.down.left.is_none()) {
             return self.send_request(conn, Way::Down, id, request);
         }

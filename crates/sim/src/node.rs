@@ -3,7 +3,10 @@
 
 use tiffin_core::{
     ClientId, ConnId, Hold, SegmentId,
-    message::{Hello, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR, Welcome},
+    message::{
+        ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
+        Welcome,
+    },
     node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState},
 };
 use tiffin_proto::Incoming;
@@ -168,9 +171,17 @@ impl World {
                     self.oracle.readmitted(conn, segment, &self.memories, &mut self.coverage);
                 }
             }
-            Incoming::Request(id, request) => {
+            Incoming::Request(id, Request::MasterToMember(request)) => {
                 self.node_handles(node, CoreEvent::MasterRequest(id, request));
             }
+            Incoming::Request(
+                _,
+                Request::Hello(_)
+                | Request::Goodbye
+                | Request::ClientToMaster(_)
+                | Request::MemberToMaster(_)
+                | Request::ClientToNode(_),
+            ) => panic!("the master sends a request that is not for members"),
         }
     }
 
@@ -179,9 +190,10 @@ impl World {
         if self.nodes.get(node).is_none_or(|it| it.link != Some(conn)) {
             return;
         }
-        let settle = |it| match it {
-            Incoming::Request(id, Request::Settle(settle)) => Some((id, settle)),
-            _ => None,
+        let settle = |it| {
+            let Incoming::Request(id, Request::MasterToMember(request)) = it else { return None };
+            let MasterToMember::Settle(settle) = request else { return None };
+            Some((id, settle))
         };
         let words: Vec<_> = words.into_iter().filter_map(settle).collect();
         if words.len() > 1 {
@@ -196,19 +208,31 @@ impl World {
         let Incoming::Request(id, request) = incoming else { return };
         let Some(it) = self.conns.get_mut(&conn) else { return };
         let client = it.client;
-        if let Request::Hello(hello) = request {
-            it.greeted = true;
-            let segment = self.nodes.get(node).map(|it| it.segment).unwrap_or_default();
-            self.node_handles(node, CoreEvent::Opened { conn, client, namespace: hello.namespace });
-            let welcome =
-                Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, segment, ..Welcome::default() };
-            return self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
+        match request {
+            Request::Hello(hello) => {
+                it.greeted = true;
+                let segment = self.nodes.get(node).map(|it| it.segment).unwrap_or_default();
+                self.node_handles(node, CoreEvent::Opened { conn, client, namespace: hello.namespace });
+                let welcome =
+                    Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, segment, ..Welcome::default() };
+                self.send_reply(conn, Way::Down, id, &Reply::Welcome(welcome));
+            }
+            Request::Goodbye => self.node_handles(node, CoreEvent::Goodbye { conn, id }),
+            Request::ClientToNode(request) => {
+                let request = match request {
+                    ClientToNode::Store(store) => self.write_inline(node, client, store),
+                    ClientToNode::Commit(_)
+                    | ClientToNode::Abort(_)
+                    | ClientToNode::Keep(_)
+                    | ClientToNode::BeginViews(_)
+                    | ClientToNode::EndViews(_) => request,
+                };
+                self.node_handles(node, CoreEvent::Request { conn, id, request });
+            }
+            Request::ClientToMaster(_) | Request::MemberToMaster(_) | Request::MasterToMember(_) => {
+                panic!("a client sends a request that is not for nodes")
+            }
         }
-        let request = match request {
-            Request::Store(store) => self.write_inline(node, client, store),
-            request => request,
-        };
-        self.node_handles(node, CoreEvent::Request { conn, id, request });
     }
 
     pub(crate) fn node_closed(&mut self, node: usize, conn: ConnId) {

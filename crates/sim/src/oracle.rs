@@ -10,8 +10,8 @@ use tiffin_core::{
     marks::Consumption,
     master::{Effect, Notice, Saved, SavedMember},
     message::{
-        Announce, Announced, Decide, DecideItem, DeleteOutcome, DeletedMatching, OnExists, Policy, Presence,
-        Publish, PublishItem, Record, Registered, Reply, Request, ResolveOutcome, Resolved, Retire,
+        Announced, DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence,
+        Record, Registered, Reply, ResolveOutcome, Resolved,
     },
     node::SlotState,
 };
@@ -154,14 +154,14 @@ pub(crate) struct Cause {
     pub(crate) is_refusable: bool,
     /// Names of a lookup, whether with a lease, and the group.
     pub(crate) asked: Vec<Name>,
-    lease: bool,
+    pub(crate) lease: bool,
     pub(crate) group: String,
-    announced: Vec<Record>,
+    pub(crate) announced: Vec<Record>,
     /// Announced by a node that is new to this epoch: its objects may be older than the newest seen.
-    from_new_node: bool,
+    pub(crate) from_new_node: bool,
     /// An eviction is in progress, and whether its object is known.
     pub(crate) evicting: bool,
-    evicted: bool,
+    pub(crate) evicted: bool,
 }
 
 /// The history, and the result.
@@ -350,68 +350,6 @@ impl Oracle {
         self.roster.clear();
     }
 
-    /// The master is about to handle a request.
-    pub(crate) fn on_request(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        request: &Request,
-        sender: Sender,
-        complete: bool,
-    ) {
-        self.cause = Cause::default();
-        self.cause.is_refusable = self.removes_unleased_only(request);
-        self.record_names(conn, id, request, sender);
-        match (request, sender) {
-            (Request::Delete(delete), Sender::Client(namespace)) => {
-                let names = delete.keys.iter().filter_map(|key| Name::of(namespace, key)).collect();
-                self.begin_deleting(conn, id, names, delete.force, complete);
-            }
-            (Request::DeleteMatching(delete), Sender::Client(namespace)) => {
-                let all = (0..keyspace::KEYS.len()).map(|key| Name { namespace, key: key as u8 });
-                let names = all.filter(|name| keyspace::matches(&delete.pattern, *name)).collect();
-                self.begin_deleting(conn, id, names, delete.force, complete);
-            }
-            (Request::Resolve(resolve), Sender::Client(namespace)) => {
-                let names = resolve.keys.iter().filter_map(|key| Name::of(namespace, key));
-                (self.cause.asked, self.cause.lease) = (names.collect(), resolve.lease);
-            }
-            (Request::Exists(exists), Sender::Client(namespace)) => {
-                let names = exists.keys.iter().filter_map(|key| Name::of(namespace, key));
-                self.cause.asked = names.collect();
-            }
-            (Request::Decide(Decide { items, .. }), Sender::Node(segment)) => {
-                let items = items.iter().map(|it| (segment, it.clone())).collect();
-                self.begin_deciding((conn, id), items, complete);
-            }
-            (Request::Publish(Publish { items, .. }), Sender::Client(namespace)) => {
-                let client = self.conn_clients.get(&conn).copied().unwrap_or_default();
-                let namespace = keyspace::namespace_name(namespace);
-                let item = |it: &PublishItem| {
-                    let item = it.item.clone();
-                    (it.home, DecideItem { namespace: namespace.to_owned(), client, item })
-                };
-                self.begin_deciding((conn, id), items.iter().map(item).collect(), complete);
-            }
-            (Request::Announce(Announce { items, .. }), Sender::Node(segment)) => {
-                self.cause.from_new_node = !self.knows(segment);
-                let names = items.iter().filter_map(record_name);
-                self.cause.names = names.collect();
-                self.cause.announced = items.clone();
-            }
-            (Request::Lease(lease), Sender::Client(namespace)) => {
-                let names = lease.items.iter().filter_map(|it| Name::of(namespace, &it.key));
-                (self.cause.asked, self.cause.group) = (names.collect(), lease.group.clone());
-            }
-            (Request::ClientDied(client), Sender::Node(_)) => self.client_is_gone(*client),
-            (Request::Dropped(dropped), Sender::Node(disk)) => self.on_dropped(disk, dropped),
-            (_, Sender::Client(namespace)) => {
-                self.on_lifetime_request(conn, id, request, namespace, complete)
-            }
-            _ => (),
-        }
-    }
-
     /// The object that has a name, as far as the oracle can tell.
     pub(crate) fn standing(&self, name: Name) -> Option<Generation> {
         let newest = self.newest.get(&name).copied()?;
@@ -431,16 +369,6 @@ impl Oracle {
         self.cause.generations.insert(generation);
     }
 
-    /// Whether a request removes only unleased objects.
-    fn removes_unleased_only(&self, request: &Request) -> bool {
-        let unforced = match request {
-            Request::Delete(delete) => !delete.force,
-            Request::DeleteMatching(delete) => !delete.force,
-            _ => false,
-        };
-        self.strict && unforced
-    }
-
     /// The master has sent all effects: an announced eviction is over.
     pub(crate) fn effects_done(&mut self) {
         let cause = &mut self.cause;
@@ -448,7 +376,14 @@ impl Oracle {
             std::mem::take(&mut cause.evicting) && !std::mem::take(&mut cause.evicted);
     }
 
-    fn begin_deleting(&mut self, conn: ConnId, id: RequestId, names: Vec<Name>, force: bool, complete: bool) {
+    pub(crate) fn begin_deleting(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        names: Vec<Name>,
+        force: bool,
+        complete: bool,
+    ) {
         let mut victims = Vec::new();
         for name in names {
             let mut of_name = Vec::new();
@@ -512,11 +447,10 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let evicting = std::mem::take(&mut self.cause.evicting);
-        let retires = matches!(effect, Effect::Ask(_, _, Request::Retire(_)));
+        let retires = matches!(effect, Effect::Ask(_, _, MasterToMember::Retire(_)));
         self.has_unknown_evictions |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
-            Effect::Ask(_, _, Request::Allocate(_)) => self.allocations += 1,
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
             Effect::Notice(Notice::NodeReady(name)) => {
@@ -541,35 +475,16 @@ impl Oracle {
                     self.leases_end_with(segment);
                 }
             }
-            Effect::Ask(_, _, Request::Retire(Retire { holds })) => {
-                self.on_retires(segment, holds);
-                (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
-                for hold in holds {
-                    self.retires(now, segment.unwrap_or_default(), *hold, coverage);
-                }
+            Effect::Ask(conn, id, request) => {
+                self.on_member_effect((*conn, *id, now), request, segment, evicting, coverage);
             }
-            Effect::Entrust(_, _, Request::Settle(settle)) => {
+            Effect::Entrust(_, _, MasterToMember::Settle(settle)) => {
                 let segment = segment.unwrap_or_default();
                 self.on_retires(Some(segment), &settle.abort);
                 for record in &settle.commit {
                     self.ledger_commits.insert((segment, record.hold));
                     self.record(segment, record, false);
                 }
-            }
-            Effect::Ask(conn, id, Request::Settle(settle)) => {
-                self.on_retires(segment, &settle.abort);
-                let segment = segment.unwrap_or_default();
-                for record in &settle.commit {
-                    self.settles_promotion((*conn, *id), segment, record);
-                    self.on_settle(segment, record);
-                }
-                settle.abort.iter().for_each(|hold| self.gives_back(segment, *hold));
-            }
-            Effect::Ask(conn, id, Request::Demote(items)) => {
-                self.demotes((*conn, *id), now, segment.unwrap_or_default(), items);
-            }
-            Effect::Ask(_, _, Request::Promote(items)) => {
-                items.iter().for_each(|it| self.promotes(segment.unwrap_or_default(), it.into));
             }
             Effect::Reply(conn, id, reply) => {
                 self.on_reply(now, (*conn, *id), reply, segment, memories, coverage);

@@ -6,7 +6,7 @@
 
 use tiffin_core::{
     ClientId, EXTENT_ALIGN, Hold, SegmentId,
-    message::{Request, Store},
+    message::{ClientToNode, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
     session::{NeedId, ReadResult, WriteResult},
@@ -304,7 +304,7 @@ impl World {
     }
 
     /// Bytes inside a commit are written before it is handled.
-    pub(crate) fn write_inline(&mut self, node: usize, client: ClientId, store: Store) -> Request {
+    pub(crate) fn write_inline(&mut self, node: usize, client: ClientId, store: Store) -> ClientToNode {
         let Store { commit, bytes } = store;
         for (item, bytes) in commit.items.iter().zip(&bytes) {
             let Some(value) = bytes.first_chunk().map(|it| ValueId(u32::from_le_bytes(*it))) else {
@@ -327,7 +327,7 @@ impl World {
             self.coverage.hit(Point::CarriedWritten);
             self.drain_node(node);
         }
-        Request::Commit(commit)
+        ClientToNode::Commit(commit)
     }
 
     /// The client has the result.

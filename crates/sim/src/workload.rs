@@ -4,9 +4,10 @@ use tiffin_core::{
     EXTENT_ALIGN, Generation,
     marks::Consumption,
     message::{
-        Ack, AckItem, Ahead, Attach, Await, Delete, DeleteMatching, Demotion, DropPins, EndStream, Exists,
-        Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists, OpenStream, Pattern,
-        Pin, Policy, PolicyChange, Prefetch, Pull, PutOptions, Release, Request, Resolve, StreamLimits,
+        Ack, AckItem, Ahead, Attach, Await, ClientToMaster, Delete, DeleteMatching, Demotion, DropPins,
+        EndStream, Exists, Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists,
+        OpenStream, Pattern, Pin, Policy, PolicyChange, Prefetch, Pull, PutOptions, Release, Resolve,
+        StreamLimits,
     },
     session::{Get, GetRequest, OfferOrder, OfferRound, OfferSize, Put, PutRequest},
 };
@@ -68,7 +69,7 @@ impl World {
                 let pattern = self.pattern();
                 let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
                 let delete = DeleteMatching { pattern, force, wait_ms };
-                self.call_once(client, Kind::Question, Request::DeleteMatching(delete));
+                self.call_once(client, Kind::Question, ClientToMaster::DeleteMatching(delete));
             }
             92..96 => {
                 let keys: Vec<_> = (0..self.rng.between(1, 4)).map(|_| self.name(namespace).key()).collect();
@@ -76,9 +77,9 @@ impl World {
                 let report_wait_ms = self.rng.between(0, 300);
                 let request = if keys.len() % 2 == 0 {
                     let keys = keys.iter().collect();
-                    Request::Exists(Exists { keys, lease, report_wait_ms, ..Exists::default() })
+                    ClientToMaster::Exists(Exists { keys, lease, report_wait_ms, ..Exists::default() })
                 } else {
-                    Request::Resolve(Resolve { keys, lease, report_wait_ms, ..Resolve::default() })
+                    ClientToMaster::Resolve(Resolve { keys, lease, report_wait_ms, ..Resolve::default() })
                 };
                 self.call_once(client, Kind::Question, request);
             }
@@ -89,9 +90,9 @@ impl World {
                 };
                 let cursor = self.rng.below(6);
                 let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
-                self.call_once(client, Kind::Question, Request::List(list));
+                self.call_once(client, Kind::Question, ClientToMaster::List(list));
             }
-            _ => self.call_once(client, Kind::Question, Request::Stat),
+            _ => self.call_once(client, Kind::Question, ClientToMaster::Stat),
         }
     }
 
@@ -161,7 +162,7 @@ impl World {
 
     fn order_offers(&mut self, client: usize, order: OfferOrder) {
         if let Some(reserve) = order.request() {
-            self.call_once(client, Kind::Offers(order), Request::Reserve(reserve));
+            self.call_once(client, Kind::Offers(order), ClientToMaster::Reserve(reserve));
         }
     }
 
@@ -193,22 +194,22 @@ impl World {
             let life = self.nodes.get(node).map_or(0, |it| it.incarnation);
             // This one, or the one before.
             let name = node_name(node, life.saturating_sub(self.rng.below(2) as u32));
-            return self.call_once(client, Kind::Question, Request::ForgetNode(ForgetNode { name }));
+            return self.call_once(client, Kind::Question, ClientToMaster::ForgetNode(ForgetNode { name }));
         }
         let key = self.name(namespace).key();
         let owner = self.owner();
         let wait_ms = self.rng.between(0, 300);
         let all = self.plan.capacity * self.plan.nodes as u64;
         let request = match self.rng.below(14) {
-            0..4 => Request::Pin(Pin { keys: vec![key], owner, on: self.rng.percent(40), wait_ms }),
-            4 => Request::DropPins(DropPins { owner, wait_ms }),
-            5 => Request::SetPolicy(self.policy_change(all)),
-            6 => Request::Await(Await {
+            0..4 => ClientToMaster::Pin(Pin { keys: vec![key], owner, on: self.rng.percent(40), wait_ms }),
+            4 => ClientToMaster::DropPins(DropPins { owner, wait_ms }),
+            5 => ClientToMaster::SetPolicy(self.policy_change(all)),
+            6 => ClientToMaster::Await(Await {
                 at_most: Some(self.rng.below(all)),
                 at_least: self.rng.percent(30).then_some(all),
                 wait_ms,
             }),
-            7 => Request::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
+            7 => ClientToMaster::Why(Explain { keys: vec![key], report_wait_ms: 0 }),
             _ => return self.begin_lease(client, namespace),
         };
         self.call_once(client, Kind::Question, request);
@@ -237,7 +238,7 @@ impl World {
         let name = shared.unwrap_or_else(|| self.name(namespace));
         let items = vec![LeaseItem { key: name.key(), generation: None }];
         let lease = Lease { items, group: self.group(), report_wait_ms: 200 };
-        self.call_once(client, Kind::Question, Request::Lease(lease));
+        self.call_once(client, Kind::Question, ClientToMaster::Lease(lease));
     }
 
     /// Leased samples are consumed, or not.
@@ -258,7 +259,7 @@ impl World {
                     it.into_iter().for_each(|it| _ = it.leases.insert(granted.lease));
                     continue;
                 }
-                (2..4, _) | (_, None) => Request::Release(Release { leases: vec![granted.lease] }),
+                (2..4, _) | (_, None) => ClientToMaster::Release(Release { leases: vec![granted.lease] }),
                 (kind, Some(name)) => {
                     assert_eq!(name.namespace, namespace, "a lease crosses namespaces");
                     let items = vec![AckItem { key: name.key(), generation }];
@@ -268,9 +269,9 @@ impl World {
                     let unless_leased = kind < 7;
                     if unless_leased {
                         let release = Release { leases: vec![granted.lease] };
-                        self.call_once(client, Kind::Question, Request::Release(release));
+                        self.call_once(client, Kind::Question, ClientToMaster::Release(release));
                     }
-                    Request::Ack(Ack { items, group, wait_ms, unless_leased, ..Ack::default() })
+                    ClientToMaster::Ack(Ack { items, group, wait_ms, unless_leased, ..Ack::default() })
                 }
             };
             self.call_once(client, Kind::Question, request);
@@ -302,21 +303,21 @@ impl World {
                 let newest = self.oracle.objects.keys().next_back().copied().filter(|_| self.rng.once_in(8));
                 let behind = newest.map(|it| Generation { counter: it.counter.saturating_sub(4), ..it });
                 let pull = Pull { stream: name, group: group.clone(), items_min, items_max, wait_ms, behind };
-                return self.call_once(client, Kind::Pull(group), Request::Pull(pull));
+                return self.call_once(client, Kind::Pull(group), ClientToMaster::Pull(pull));
             }
             28..33 => {
                 let refs_high = self.rng.below(6);
                 let refs_low = self.rng.below(refs_high + 1);
                 let limits = Some(StreamLimits { refs_high, refs_low, ..StreamLimits::default() });
-                Request::OpenStream(OpenStream { name, limits, attach: None })
+                ClientToMaster::OpenStream(OpenStream { name, limits, attach: None })
             }
             33..37 => {
                 let attach = Some(Attach { group, window: self.rng.below(4) });
-                Request::OpenStream(OpenStream { name, limits: None, attach })
+                ClientToMaster::OpenStream(OpenStream { name, limits: None, attach })
             }
             kind => {
                 let failure = (kind == 37).then(|| "injected".to_owned());
-                Request::EndStream(EndStream { name, failure, drop: kind == 38, wait_ms })
+                ClientToMaster::EndStream(EndStream { name, failure, drop: kind == 38, wait_ms })
             }
         };
         self.call_once(client, Kind::Question, request);
@@ -382,24 +383,24 @@ impl World {
             0..6 => return self.begin_get(client, namespace),
             6..13 => {
                 let keys = keys.iter().collect();
-                Request::Exists(Exists { keys, ahead, report_wait_ms: 100, ..Exists::default() })
+                ClientToMaster::Exists(Exists { keys, ahead, report_wait_ms: 100, ..Exists::default() })
             }
             13..19 => {
                 let wait_ms = if self.rng.percent(70) { self.rng.between(1, 200) } else { 0 };
                 if wait_ms == 0 && self.rng.percent(50) {
                     let begun = Prefetch { keys: keys.clone(), ahead, wait_ms };
-                    self.call_once(client, Kind::Question, Request::Prefetch(begun));
+                    self.call_once(client, Kind::Question, ClientToMaster::Prefetch(begun));
                     // It cancels the prefetch.
-                    Request::Prefetch(Prefetch { keys, ahead: Ahead::Nothing, wait_ms })
+                    ClientToMaster::Prefetch(Prefetch { keys, ahead: Ahead::Nothing, wait_ms })
                 } else {
-                    Request::Prefetch(Prefetch { keys, ahead, wait_ms })
+                    ClientToMaster::Prefetch(Prefetch { keys, ahead, wait_ms })
                 }
             }
             _ => {
                 let all =
                     [None, Some(Demotion::OnPressure), Some(Demotion::WriteThrough), Some(Demotion::Never)];
                 let demotion = self.rng.pick(&all).copied().flatten();
-                Request::SetPolicy(PolicyChange::NONE.demotion(demotion))
+                ClientToMaster::SetPolicy(PolicyChange::NONE.demotion(demotion))
             }
         };
         self.call_once(client, Kind::Question, request);
@@ -410,14 +411,14 @@ impl World {
         let keys = vec![name.key()];
         let resolve =
             Resolve { keys, touch: true, lease: self.rng.percent(30), locate: true, ..Resolve::default() };
-        self.call_once(client, Kind::View(name), Request::Resolve(resolve));
+        self.call_once(client, Kind::View(name), ClientToMaster::Resolve(resolve));
     }
 
     fn begin_delete(&mut self, client: usize, namespace: u8) {
         let keys = (0..self.rng.between(1, 2)).map(|_| self.name(namespace).key()).collect();
         let (force, wait_ms) = (self.rng.percent(50), self.rng.between(0, 300));
         let delete = Delete { keys, force, wait_ms };
-        self.call_once(client, Kind::Question, Request::Delete(delete));
+        self.call_once(client, Kind::Question, ClientToMaster::Delete(delete));
     }
 
     fn name(&mut self, namespace: u8) -> Name {

@@ -13,7 +13,7 @@ use tiffin_client::{
     Patience, Pattern, Put, PutOptions, ResolveOptions, Room, SamplePut, SourceBuf, TensorRef,
 };
 use tiffin_core::ClientId;
-use tiffin_core::message::{Hello, Lease, LeaseItem, Reply, Request};
+use tiffin_core::message::{ClientToMaster, Hello, Lease, LeaseItem, Reply};
 use tiffin_rpc::Connection;
 use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -204,7 +204,7 @@ async fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
     let until = Instant::now() + LONG;
     let (connection, _) = Connection::open(cluster.master.address(), hello, until).await.unwrap();
     let items = vec![LeaseItem { key: key("s"), generation: None }];
-    let lease = Request::Lease(Lease { items, group: String::new(), report_wait_ms: 0 });
+    let lease = ClientToMaster::Lease(Lease { items, group: String::new(), report_wait_ms: 0 });
     assert!(matches!(connection.call(&lease, until).await, Ok(Reply::Leased(_))));
     assert_eq!(leased(&cluster), 1);
     connection.close();

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Patience, Put, PutOptions, Room};
-use tiffin_core::message::{Hello, Reply, Request, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_core::message::{ClientToMaster, Hello, Reply, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
@@ -68,7 +68,7 @@ pub(crate) async fn be_reserver(master: &str) {
         Connection::open(&master.parse().unwrap(), hello, Instant::now() + LONG).await.unwrap();
     let options = PutOptions { replicas: 1, ..PutOptions::default() };
     let items = vec![ReserveItem { key: key("never"), len: MEMORY / 2, options }];
-    let request = Request::Reserve(Reserve { items, ..Reserve::default() });
+    let request = ClientToMaster::Reserve(Reserve { items, ..Reserve::default() });
     let reply = connection.call(&request, Instant::now() + LONG).await.unwrap();
     let Reply::Reserved(reserved) = reply else { panic!("{reply:?}") };
     assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "{reserved:?}");

@@ -3,8 +3,9 @@
 
 use tiffin_core::master::{Effect, Event, Master, MasterConfig, TierConfig};
 use tiffin_core::message::{
-    Allocated, Announce, CommitItem, Decide, DecideItem, Exists, Hello, NodeInfo, PutOptions, Register,
-    Reply, Request, Reserve, ReserveItem, ReserveOutcome, Resolve, Role, Settled, Usage,
+    Allocated, Announce, ClientToMaster, CommitItem, Decide, DecideItem, Exists, Hello, MasterToMember,
+    MemberToMaster, NodeInfo, PutOptions, Register, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
+    Resolve, Role, Settled, Usage,
 };
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{
@@ -68,13 +69,14 @@ impl Stage {
             host: "here".into(),
             beside: None,
         };
-        stage.ask(NODE, Request::Register(Register { info, usage, epoch: 0, life: 0, stamps: 0 }));
-        stage.ask(NODE, Request::Announce(Announce { items: Vec::new(), last: true }));
+        let register = Register { info, usage, epoch: 0, life: 0, stamps: 0 };
+        stage.ask(NODE, MemberToMaster::Register(Box::new(register)));
+        stage.ask(NODE, MemberToMaster::Announce(Announce { items: Vec::new(), last: true }));
         stage
     }
 
     /// What a client asks, answered.
-    pub(crate) fn client(&mut self, request: Request) -> Reply {
+    pub(crate) fn client(&mut self, request: ClientToMaster) -> Reply {
         self.ask(CLIENT, request).expect("the master answers")
     }
 
@@ -82,7 +84,7 @@ impl Stage {
     pub(crate) fn name(&mut self, keys: impl Iterator<Item = Key>, options: &PutOptions) {
         let items: Vec<_> = keys.map(|key| self.decide_item(key, options)).collect();
         self.usage.free -= items.len() as u64 * OBJECT_BYTES;
-        self.ask(NODE, Request::Decide(Decide { items, wait_ms: 0 }));
+        self.ask(NODE, MemberToMaster::Decide(Decide { items, wait_ms: 0 }));
     }
 
     /// The item with which the node asks for the name of an object.
@@ -100,7 +102,7 @@ impl Stage {
             options: options.clone(),
         });
         let reserve = Reserve { items: items.collect(), ..Reserve::default() };
-        let Reply::Reserved(reserved) = self.client(Request::Reserve(reserve)) else {
+        let Reply::Reserved(reserved) = self.client(ClientToMaster::Reserve(reserve)) else {
             panic!("not a reservation")
         };
         let mut items = Vec::with_capacity(keys.len());
@@ -117,7 +119,7 @@ impl Stage {
             items.push(DecideItem { namespace: "default".into(), item, client: ClientId(9) });
         }
         let count = items.len();
-        self.ask(NODE, Request::Decide(Decide { items, wait_ms: 0 }));
+        self.ask(NODE, MemberToMaster::Decide(Decide { items, wait_ms: 0 }));
         count
     }
 
@@ -126,10 +128,10 @@ impl Stage {
         Hold { slot: SlotId(self.next_stamp as u32), stamp: Stamp(self.next_stamp) }
     }
 
-    fn ask(&mut self, conn: ConnId, request: Request) -> Option<Reply> {
+    fn ask(&mut self, conn: ConnId, request: impl Into<Request>) -> Option<Reply> {
         self.next_id += 1;
         let id = RequestId(self.next_id);
-        self.master.handle(self.now, Event::Request(conn, id, request));
+        self.master.handle(self.now, Event::Request(conn, id, request.into()));
         let mut answer = None;
         while let Some(effect) = self.master.poll_effect() {
             match effect {
@@ -146,9 +148,9 @@ impl Stage {
     }
 
     /// The node: it has room where the master thinks that it has.
-    fn node(&mut self, request: Request) -> Reply {
+    fn node(&mut self, request: MasterToMember) -> Reply {
         match request {
-            Request::Allocate(allocate) => {
+            MasterToMember::Allocate(allocate) => {
                 let items = allocate.items.iter().map(|item| {
                     let hold = self.hold();
                     self.usage.free = self.usage.free.checked_sub(OBJECT_BYTES)?;
@@ -159,14 +161,17 @@ impl Stage {
                 let items = items.collect();
                 Reply::Allocated(Allocated { items, usage: self.usage, short: Vec::new() })
             }
-            Request::Retire(retire) => {
+            MasterToMember::Retire(retire) => {
                 self.usage.free += retire.holds.len() as u64 * OBJECT_BYTES;
                 Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
-            Request::Settle(_) | Request::Mark(_) => {
+            MasterToMember::Settle(_) | MasterToMember::Mark(_) => {
                 Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
-            _ => Reply::Done,
+            MasterToMember::ClientGone(_)
+            | MasterToMember::Inspect(_)
+            | MasterToMember::Demote(_)
+            | MasterToMember::Promote(_) => Reply::Done,
         }
     }
 }
@@ -178,13 +183,18 @@ pub(crate) fn key(number: u64) -> Key {
 }
 
 /// Asks for these keys as a get does.
-pub(crate) fn get(keys: Vec<Key>) -> Request {
-    Request::Resolve(Resolve { keys, touch: true, lease: false, locate: true, ..Resolve::default() })
+pub(crate) fn get(keys: Vec<Key>) -> ClientToMaster {
+    ClientToMaster::Resolve(Resolve { keys, touch: true, lease: false, locate: true, ..Resolve::default() })
 }
 
 /// Asks whether these keys are there, as `exists` does.
-pub(crate) fn exists(keys: Vec<Key>) -> Request {
-    Request::Exists(Exists { keys: keys.iter().collect(), touch: true, lease: true, ..Exists::default() })
+pub(crate) fn exists(keys: Vec<Key>) -> ClientToMaster {
+    ClientToMaster::Exists(Exists {
+        keys: keys.iter().collect(),
+        touch: true,
+        lease: true,
+        ..Exists::default()
+    })
 }
 
 /// Numbers below `count` that look random and are the same in every run.

@@ -18,8 +18,8 @@ use crate::{
     Hold, RequestId, SegmentId, Stamp,
     marks::Marks,
     message::{
-        Announce, Dropped, Heartbeat, Moved, NodeInfo, Reason, Record, Refusal, Register, Registered, Reply,
-        Request, Settled, Usage, Views,
+        Announce, Dropped, Heartbeat, MasterToMember, MemberToMaster, Moved, NodeInfo, Reason, Record,
+        Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
     },
     node::serves,
     sabotage::{Sabotage, sabotaged},
@@ -53,7 +53,7 @@ pub enum Event {
     /// The link to the master is broken.
     Unlinked,
     /// The master asks.
-    MasterRequest(RequestId, Request),
+    MasterRequest(RequestId, MasterToMember),
     /// The master answers.
     MasterReply(RequestId, Reply),
     /// Time for a sign of life.
@@ -112,7 +112,7 @@ pub enum Effect {
         offered: u64,
     },
     /// Ask the master.
-    AskMaster(RequestId, Request),
+    AskMaster(RequestId, MemberToMaster),
     /// Answer the master.
     AnswerMaster(RequestId, Reply),
 }
@@ -286,12 +286,12 @@ impl Disk {
         self.stage = Stage::Registering(id);
         let (epoch, life, stamps) = (self.epoch, self.life, self.stamps);
         let register = Register { info, usage: self.usage(), epoch, life, stamps };
-        self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
-    fn asked(&mut self, id: RequestId, request: Request) {
+    fn asked(&mut self, id: RequestId, request: MasterToMember) {
         let reply = match request {
-            Request::Demote(items) => {
+            MasterToMember::Demote(items) => {
                 let order: Vec<_> = items.iter().map(|it| it.record.hold).collect();
                 let mut left = BTreeSet::new();
                 for item in items {
@@ -303,7 +303,7 @@ impl Disk {
                 }
                 return self.wait(id, left, Answer::Moved(order, done));
             }
-            Request::Promote(items) => {
+            MasterToMember::Promote(items) => {
                 let order: Vec<_> = items.iter().map(|it| it.into).collect();
                 let mut left = BTreeSet::new();
                 for item in items {
@@ -313,11 +313,11 @@ impl Disk {
                 }
                 return self.wait(id, left, Answer::Moved(order, BTreeSet::new()));
             }
-            Request::Retire(retire) => {
+            MasterToMember::Retire(retire) => {
                 let left = self.retire(&retire.holds);
                 return self.wait(id, left, Answer::Settled(Vec::new()));
             }
-            Request::Mark(items) => {
+            MasterToMember::Mark(items) => {
                 let (mut left, mut lost) = (BTreeSet::new(), Vec::new());
                 for item in items {
                     match self.copies.get_mut(&item.hold.stamp).filter(|it| it.state != State::Leaving) {
@@ -334,12 +334,9 @@ impl Disk {
                 }
                 return self.wait(id, left, Answer::Marked(lost, true));
             }
-            Request::Inspect(holds) => Reply::Inspected(vec![Views::default(); holds.len()]),
-            Request::ClientGone(_) => Reply::Done,
-            _ => {
-                let message = "a disk does not answer this request".to_owned();
-                Reply::Refused(Refusal { reason: Reason::NotForYou, message })
-            }
+            MasterToMember::Inspect(holds) => Reply::Inspected(vec![Views::default(); holds.len()]),
+            MasterToMember::ClientGone(_) => Reply::Done,
+            MasterToMember::Allocate(_) | MasterToMember::Settle(_) => wrong_direction("a disk"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
@@ -564,7 +561,7 @@ impl Disk {
         let tells = matches!(self.stage, Stage::Clearing(..) | Stage::Announcing(..) | Stage::Member);
         if !items.is_empty() && tells {
             let dropped = Dropped { items, corrupt, usage: self.usage() };
-            self.tell(Request::Dropped(dropped));
+            self.tell(MemberToMaster::Dropped(dropped));
         }
         self.go_on();
     }
@@ -629,17 +626,17 @@ impl Disk {
         let id = self.next_id();
         self.stage = Stage::Announcing(id, next);
         let announce = Announce { items, last: next.is_none() };
-        self.effects.push_back(Effect::AskMaster(id, Request::Announce(announce)));
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Announce(announce)));
     }
 
     fn beat(&mut self) {
         if self.is_member() {
-            let beat = Heartbeat { usage: Some(self.usage()), viewers: Vec::new() };
-            self.tell(Request::Heartbeat(beat));
+            let beat = Heartbeat { usage: self.usage(), viewers: Vec::new() };
+            self.tell(MemberToMaster::Heartbeat(beat));
         }
     }
 
-    fn tell(&mut self, request: Request) {
+    fn tell(&mut self, request: MemberToMaster) {
         let id = self.next_id();
         self.effects.push_back(Effect::AskMaster(id, request));
     }

@@ -32,7 +32,7 @@ fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
     let config = DiskConfig { segment: SegmentId(7), epoch: 1, life: 0, stamps: 0, sabotage };
     let mut disk = Disk::new(config, recovered.iter().map(|stamp| record(*stamp)).collect());
     disk.handle(Event::Linked(NodeInfo::default()));
-    assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, Request::Register(_))]));
+    assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, MemberToMaster::Register(_))]));
     disk
 }
 
@@ -52,7 +52,7 @@ fn effects(disk: &mut Disk) -> Vec<Effect> {
     std::iter::from_fn(|| disk.poll_effect()).collect()
 }
 
-fn ask(disk: &mut Disk, id: u64, request: Request) -> Vec<Effect> {
+fn ask(disk: &mut Disk, id: u64, request: MasterToMember) -> Vec<Effect> {
     disk.handle(Event::MasterRequest(RequestId(id), request));
     effects(disk)
 }
@@ -69,23 +69,25 @@ fn register(disk: &mut Disk, retire: &[u64], discard: bool) {
 /// Takes what it announces, and answers.
 fn announced(disk: &mut Disk, refused: &[u64]) -> Vec<u64> {
     let all = effects(disk);
-    let Some(Effect::AskMaster(id, Request::Announce(announce))) = all.last() else { panic!("{all:?}") };
+    let Some(Effect::AskMaster(id, MemberToMaster::Announce(announce))) = all.last() else {
+        panic!("{all:?}")
+    };
     let refused = refused.iter().map(|it| Hold::on_disk(Stamp(*it))).collect();
     disk.handle(Event::MasterReply(*id, Reply::Announced(Announced { retire: refused, more: false })));
     announce.items.iter().map(|it| it.hold.stamp.0).collect()
 }
 
-fn demote(stamps: &[u64]) -> Request {
+fn demote(stamps: &[u64]) -> MasterToMember {
     let item = |stamp: &u64| DemoteItem { source: SOURCE, record: record(*stamp) };
-    Request::Demote(stamps.iter().map(item).collect())
+    MasterToMember::Demote(stamps.iter().map(item).collect())
 }
 
-fn retire(stamp: u64) -> Request {
-    Request::Retire(Retire { holds: vec![Hold::on_disk(Stamp(stamp))] })
+fn retire(stamp: u64) -> MasterToMember {
+    MasterToMember::Retire(Retire { holds: vec![Hold::on_disk(Stamp(stamp))] })
 }
 
-fn mark(stamp: u64, marks: Marks) -> Request {
-    Request::Mark(vec![MarkItem { hold: Hold::on_disk(Stamp(stamp)), marks }])
+fn mark(stamp: u64, marks: Marks) -> MasterToMember {
+    MasterToMember::Mark(vec![MarkItem { hold: Hold::on_disk(Stamp(stamp)), marks }])
 }
 
 fn answers(effects: &[Effect]) -> Vec<(u64, Reply)> {
@@ -127,7 +129,7 @@ fn what_the_log_lets_go_of_is_not_said_to_be_there() {
     stored(&mut disk, 3, true);
     disk.handle(Event::Evicted(vec![Stamp(3)]));
     let told = effects(&mut disk);
-    assert!(matches!(&told[..], [Effect::AskMaster(_, Request::Dropped(it))] if !it.corrupt));
+    assert!(matches!(&told[..], [Effect::AskMaster(_, MemberToMaster::Dropped(it))] if !it.corrupt));
     assert_eq!(moved(&stored(&mut disk, 4, true)), [false, true]);
 }
 
@@ -281,7 +283,7 @@ fn what_is_dropped_while_it_joins_is_told() {
     effects(&mut disk);
     disk.handle(Event::Evicted(vec![Stamp(3)]));
     let told = effects(&mut disk);
-    assert!(matches!(&told[..], [Effect::AskMaster(_, Request::Dropped(it))] if it.items.len() == 1));
+    assert!(matches!(&told[..], [Effect::AskMaster(_, MemberToMaster::Dropped(it))] if it.items.len() == 1));
 }
 
 #[test]
@@ -289,7 +291,7 @@ fn what_cannot_be_read_does_not_come_into_memory() {
     let mut disk = member(&[3]);
     let promote = |stamp| {
         let item = PromoteItem { hold: Hold::on_disk(Stamp(stamp)), into: SOURCE };
-        Request::Promote(vec![item])
+        MasterToMember::Promote(vec![item])
     };
     assert_eq!(moved(&ask(&mut disk, 1, promote(4))), [false]);
     let load = Effect::Load { stamp: Stamp(3), len: 10, into: SOURCE };
@@ -299,7 +301,10 @@ fn what_cannot_be_read_does_not_come_into_memory() {
     ask(&mut disk, 3, promote(3));
     disk.handle(Event::Loaded(SOURCE, false));
     assert_eq!(moved(&effects(&mut disk)), [false]);
-    assert!(matches!(answers(&ask(&mut disk, 4, Request::Stat))[..], [(4, Reply::Refused(_))]));
+    assert!(matches!(
+        answers(&ask(&mut disk, 4, MasterToMember::Settle(crate::message::Settle::default())))[..],
+        [(4, Reply::Refused(_))]
+    ));
 }
 
 #[test]

@@ -17,7 +17,8 @@ use crate::{
     extent::room_for,
     marks::Marks,
     message::{
-        Cause, CommitItem, CommitOutcome, Decide, OnExists, Reason, Record, Request, SOFT_PIN_DEFAULT, Settle,
+        Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, Reason, Record, SOFT_PIN_DEFAULT,
+        Settle,
     },
     sabotage::sabotaged,
 };
@@ -65,7 +66,7 @@ impl Retires {
         let op = o.cx.next_op();
         let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
-            let id = o.cx.ask(other, Request::Settle(settle), Wait::Settle(replicas, Some(op)));
+            let id = o.cx.ask(other, MasterToMember::Settle(settle), Wait::Settle(replicas, Some(op)));
             let speaks = o.cx.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
             copies.extend(id.filter(|_| speaks).map(|id| (id, other)));
         }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     ConnId, Hold, Location, RequestId, Tick,
-    message::{Demotion, Found, NodeInfo, Record, Reply, Request, Retire, Settle, Usage},
+    message::{Demotion, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage},
     sabotage::sabotaged,
 };
 
@@ -87,7 +87,7 @@ impl Context {
     }
 
     /// Asks a node and remembers what for. `None` if it is not connected.
-    pub(super) fn ask(&mut self, node: NodeIndex, request: Request, wait: Wait) -> Option<RequestId> {
+    pub(super) fn ask(&mut self, node: NodeIndex, request: MasterToMember, wait: Wait) -> Option<RequestId> {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
         let effect = match wait {
@@ -112,7 +112,7 @@ impl Context {
         let Some(member) = self.members.get_mut(node) else { return };
         member.entrusted = 0;
         member.looks_from = self.now.after(POLL_PAUSE_MS);
-        self.ask(node, Request::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
+        self.ask(node, MasterToMember::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }
 
     /// Tells the nodes to retire copies, and which of them could be told. The others owe it. What is gone
@@ -129,7 +129,7 @@ impl Context {
         let mut asked = BTreeMap::new();
         for (node, holds) in by_node {
             for holds in holds.chunks(RETIRE_HOLDS_MAX) {
-                let request = Request::Retire(Retire { holds: holds.to_vec() });
+                let request = MasterToMember::Retire(Retire { holds: holds.to_vec() });
                 match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
                     Some(id) => {
                         asked.insert(id, node);
@@ -170,7 +170,7 @@ impl Context {
         }
         for (node, abort) in by_node {
             let settle = Settle { commit: Vec::new(), abort };
-            self.ask(node, Request::Settle(settle), Wait::Settle(Vec::new(), None));
+            self.ask(node, MasterToMember::Settle(settle), Wait::Settle(Vec::new(), None));
         }
     }
 
@@ -241,7 +241,7 @@ impl Context {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
         if locate {
-            replicas.reserve_exact(object.copies().count());
+            replicas = Vec::with_capacity(object.replica_count());
             for (node, hold) in object.copies().filter(|(node, _)| readable(*node)) {
                 replicas.extend(self.location(node, hold));
                 nodes.insert(node);

@@ -333,12 +333,10 @@ pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Re
     o.cx.hear(node);
     // It has heard the answer to all that it announced, or it would not beat.
     has_done_what_it_owed(o, node);
-    if let Some(usage) = beat.usage {
-        o.cx.report(node, usage);
-        if let Some(member) = o.cx.members.get_mut(node) {
-            member.viewers = beat.viewers;
-            member.viewers.truncate(VIEWERS_MAX);
-        }
+    o.cx.report(node, beat.usage);
+    if let Some(member) = o.cx.members.get_mut(node) {
+        member.viewers = beat.viewers;
+        member.viewers.truncate(VIEWERS_MAX);
     }
     Reply::Done
 }

@@ -61,7 +61,10 @@ use crate::{
     ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     extent::room_for,
     marks::Marks,
-    message::{Held, Hello, Holder, NodeStat, Reason, Refusal, Reply, Request, Role, Stat, Viewer},
+    message::{
+        ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
+        Reply, Request, Resolve, Role, Stat, Viewer, wrong_direction,
+    },
     sabotage::{Sabotage, sabotaged},
 };
 
@@ -135,9 +138,9 @@ pub enum Effect {
     /// Answer.
     Reply(ConnId, RequestId, Reply),
     /// Ask a node.
-    Ask(ConnId, RequestId, Request),
+    Ask(ConnId, RequestId, MasterToMember),
     /// Ask a node that is near, and say so with [`Master::sent`] if the question is with it.
-    Entrust(ConnId, RequestId, Request),
+    Entrust(ConnId, RequestId, MasterToMember),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
     /// Tell the operator.
@@ -346,30 +349,40 @@ impl Master {
         stats.collect()
     }
 
-    /// Answers the shell's own pages, as it would a client of that namespace: `Resolve`, `List` and `Stat`.
+    /// Looks objects up for the shell's own pages, as for a client of that namespace.
     #[must_use]
-    pub fn look(&mut self, now: Tick, namespace: &str, request: Request) -> Reply {
+    pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
+        self.read(now, namespace, |objects, namespace| {
+            let page = Visitor {
+                client: ClientId::default(),
+                namespace,
+                home: None,
+                host: String::new(),
+                label: String::new(),
+                index: LabelIndex::default(),
+            };
+            objects.resolve(&page, resolve, None)
+        })
+    }
+
+    /// Lists objects for the shell's own pages, as for a client of that namespace.
+    #[must_use]
+    pub fn list(&mut self, now: Tick, namespace: &str, list: &List) -> Reply {
+        self.read(now, namespace, |objects, namespace| objects.list(namespace, list))
+    }
+
+    fn read(
+        &mut self,
+        now: Tick,
+        namespace: &str,
+        read: impl FnOnce(&mut Objects, NamespaceIndex) -> Reply,
+    ) -> Reply {
         self.objects.cx.now = self.objects.cx.now.max(now);
-        let namespace = self.objects.cx.catalog.intern(namespace);
-        if !self.objects.unreported.is_empty() && !matches!(request, Request::Stat) {
+        if !self.objects.unreported.is_empty() {
             return refuse(Reason::Unavailable, &self.objects.unreported_message());
         }
-        match request {
-            Request::Resolve(resolve) => {
-                let page = Visitor {
-                    client: ClientId::default(),
-                    namespace,
-                    home: None,
-                    host: String::new(),
-                    label: String::new(),
-                    index: LabelIndex::default(),
-                };
-                self.objects.resolve(&page, &resolve, None)
-            }
-            Request::List(list) => self.objects.list(namespace, &list),
-            Request::Stat => Reply::Stat(self.stat()),
-            _ => refuse(Reason::NotForYou, "a page only looks"),
-        }
+        let namespace = self.objects.cx.catalog.intern(namespace);
+        read(&mut self.objects, namespace)
     }
 
     /// How many copies were taken away whose nodes have not confirmed that yet.
@@ -473,118 +486,124 @@ impl Master {
         self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
 
+    /// The only place that refuses requests of another direction.
     fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
-        match self.objects.cx.connections.get(conn) {
-            None => (),
-            Some(Party::Client(visitor)) => {
+        let Some(party) = self.objects.cx.connections.get(conn) else { return };
+        match (request, party) {
+            (Request::ClientToMaster(request), Party::Client(visitor)) => {
                 let visitor = Arc::clone(visitor);
                 self.client_request(conn, id, &visitor, request);
             }
-            Some(&Party::Node(node)) => self.node_request(conn, id, node, request),
+            (Request::MemberToMaster(request), &Party::Node(node)) => {
+                self.member_request(conn, id, node, request);
+            }
+            (Request::Goodbye, Party::Client(visitor)) => {
+                let client = visitor.client;
+                self.objects.cx.reply(conn, id, Reply::Done);
+                self.objects.client_gone(client);
+                self.closed(conn);
+            }
+            (Request::Goodbye, &Party::Node(Some(node))) => self.node_left(node, conn, id),
+            (Request::Goodbye, Party::Node(None)) => self.objects.cx.reply(conn, id, unregistered()),
+            (Request::ClientToMaster(_), Party::Node(_))
+            | (Request::MemberToMaster(_), Party::Client(_))
+            | (Request::Hello(_) | Request::MasterToMember(_) | Request::ClientToNode(_), _) => {
+                self.objects.cx.reply(conn, id, wrong_direction("the master"));
+            }
         }
     }
 
-    fn client_request(&mut self, conn: ConnId, id: RequestId, visitor: &Arc<Visitor>, request: Request) {
-        let Some(request) = self.park(conn, id, Some(visitor.namespace), request) else { return };
+    fn client_request(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        visitor: &Arc<Visitor>,
+        request: ClientToMaster,
+    ) {
+        let namespace = visitor.namespace;
+        let Some(request) = self.park(conn, id, namespace, request) else { return };
         let o = &mut self.objects;
         let reply = match request {
-            Request::Reserve(reserve) => {
+            ClientToMaster::Reserve(reserve) => {
                 return self.reservations.reserve(o, conn, id, visitor, reserve);
             }
-            Request::Publish(publish) => {
-                return self.retires.publish(o, conn, id, visitor, publish);
-            }
-            Request::Delete(delete) => {
-                return self.retires.delete(o, conn, id, visitor, delete);
-            }
-            Request::DeleteMatching(delete) => {
+            ClientToMaster::Publish(publish) => return self.retires.publish(o, conn, id, visitor, publish),
+            ClientToMaster::Delete(delete) => return self.retires.delete(o, conn, id, visitor, delete),
+            ClientToMaster::DeleteMatching(delete) => {
                 return self.retires.delete_matching(o, conn, id, visitor, &delete);
             }
-            Request::Pin(pin) => {
-                return self.retires.pin(o, conn, id, visitor.namespace, &pin);
-            }
-            Request::DropPins(drop) => {
-                return self.retires.drop_pins(o, conn, id, visitor.namespace, &drop);
-            }
-            Request::Await(until) => {
-                return self.watches.watch(o, conn, id, visitor.namespace, until);
-            }
-            Request::Why(it) => {
-                return self.explanations.why(o, conn, id, visitor.namespace, &it.keys);
-            }
-            Request::Ack(ack) => return self.retires.ack(o, conn, id, visitor, &ack),
-            Request::OpenStream(open) => o.streams.open(&mut o.cx, visitor, open),
-            Request::EndStream(end) => {
-                return self.retires.end_stream(o, conn, id, visitor, &end);
-            }
-            Request::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), visitor, pull) {
+            ClientToMaster::Pin(pin) => return self.retires.pin(o, conn, id, namespace, &pin),
+            ClientToMaster::DropPins(drop) => return self.retires.drop_pins(o, conn, id, namespace, &drop),
+            ClientToMaster::Await(until) => return self.watches.watch(o, conn, id, namespace, until),
+            ClientToMaster::Why(it) => return self.explanations.why(o, conn, id, namespace, &it.keys),
+            ClientToMaster::Ack(ack) => return self.retires.ack(o, conn, id, visitor, &ack),
+            ClientToMaster::OpenStream(open) => o.streams.open(&mut o.cx, visitor, open),
+            ClientToMaster::EndStream(end) => return self.retires.end_stream(o, conn, id, visitor, &end),
+            ClientToMaster::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), visitor, pull) {
                 Ok(()) => return,
                 Err(reply) => *reply,
             },
-            Request::Cancel(id) => self.cancel(conn, id),
-            Request::Lease(lease) => o.leases.lease(&mut o.cx, visitor, &lease),
-            Request::Release(release) => {
+            ClientToMaster::Cancel(id) => self.cancel(conn, id),
+            ClientToMaster::Lease(lease) => o.leases.lease(&mut o.cx, visitor, &lease),
+            ClientToMaster::Release(release) => {
                 o.leases.release(visitor.client, &release.leases);
                 Reply::Done
             }
-            Request::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
-            Request::SetPolicy(change) => return self.set_policy(conn, id, visitor.namespace, &change),
-            Request::Prefetch(prefetch) => {
+            ClientToMaster::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
+            ClientToMaster::SetPolicy(change) => return self.set_policy(conn, id, namespace, &change),
+            ClientToMaster::Prefetch(prefetch) => {
                 let op = o.tier.prefetch(&mut o.cx, (conn, id), visitor, &prefetch);
                 return op.into_iter().for_each(|op| self.end_fetch(op));
             }
-            Request::Resolve(resolve) => match o.tier.maybe_wait(&mut o.cx, (conn, id), visitor, resolve) {
-                Some(resolve) => o.resolve(visitor, &resolve, None),
-                None => return,
-            },
-            Request::Exists(exists) => o.exists(visitor, &exists),
-            Request::List(list) => o.list(visitor.namespace, &list),
-            Request::Stat => Reply::Stat(self.stat()),
-            Request::Heartbeat(_) => Reply::Done,
-            Request::KeepLeases(leases) => {
+            ClientToMaster::Resolve(resolve) => {
+                match o.tier.maybe_wait(&mut o.cx, (conn, id), visitor, resolve) {
+                    Some(resolve) => o.resolve(visitor, &resolve, None),
+                    None => return,
+                }
+            }
+            ClientToMaster::Exists(exists) => o.exists(visitor, &exists),
+            ClientToMaster::List(list) => o.list(namespace, &list),
+            ClientToMaster::Stat => Reply::Stat(self.stat()),
+            ClientToMaster::Ping => Reply::Done,
+            ClientToMaster::KeepLeases(leases) => {
                 o.leases.end_all_but(visitor.client, &leases);
                 Reply::Done
             }
-            Request::Goodbye => {
-                o.cx.reply(conn, id, Reply::Done);
-                o.client_gone(visitor.client);
-                return self.closed(conn);
-            }
-            _ => refuse(Reason::NotForYou, "the master does not answer this request to a client"),
         };
         self.objects.cx.reply(conn, id, reply);
     }
 
-    fn node_request(&mut self, conn: ConnId, id: RequestId, node: Option<NodeIndex>, request: Request) {
-        let Some(request) = self.park(conn, id, None, request) else { return };
+    fn member_request(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        node: Option<NodeIndex>,
+        request: MemberToMaster,
+    ) {
+        let o = &mut self.objects;
         let reply = match (request, node) {
-            (Request::Register(register), _) => return self.register(conn, id, register),
-            (Request::Announce(announce), Some(node)) => {
-                membership::announce(&mut self.objects, node, announce)
-            }
-            (Request::Decide(decide), Some(node)) => {
+            (MemberToMaster::Register(register), _) => return self.register(conn, id, *register),
+            (MemberToMaster::Announce(announce), Some(node)) => membership::announce(o, node, announce),
+            (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
+            (MemberToMaster::Decide(decide), Some(node)) => {
+                let Some(decide) = self.park_decide(conn, id, node, decide) else { return };
                 return self.retires.decide(&mut self.objects, conn, id, node, decide);
             }
-            (Request::Heartbeat(beat), Some(node)) => membership::heartbeat(&mut self.objects, node, beat),
-            (Request::Released(released), Some(node)) => {
-                membership::released(&mut self.objects, node, &released)
-            }
-            (Request::ClientDied(client), Some(_)) => {
-                self.objects.client_gone(client);
+            (MemberToMaster::Released(released), Some(node)) => membership::released(o, node, &released),
+            (MemberToMaster::ClientDied(client), Some(_)) => {
+                o.client_gone(client);
                 Reply::Done
             }
-            (Request::Dropped(dropped), Some(disk)) => answers::dropped(&mut self.objects, disk, &dropped),
-            (Request::Goodbye, Some(node)) => return self.node_left(node, conn, id),
+            (MemberToMaster::Dropped(dropped), Some(disk)) => answers::dropped(o, disk, &dropped),
             (
-                Request::Announce(_)
-                | Request::Decide(_)
-                | Request::Heartbeat(_)
-                | Request::Released(_)
-                | Request::ClientDied(_)
-                | Request::Dropped(_),
+                MemberToMaster::Announce(_)
+                | MemberToMaster::Heartbeat(_)
+                | MemberToMaster::Decide(_)
+                | MemberToMaster::Released(_)
+                | MemberToMaster::ClientDied(_)
+                | MemberToMaster::Dropped(_),
                 None,
-            ) => refuse(Reason::Invalid, "a node must register first"),
-            _ => refuse(Reason::NotForYou, "the master does not answer this request to a node"),
+            ) => unregistered(),
         };
         self.objects.cx.reply(conn, id, reply);
     }
@@ -612,7 +631,7 @@ impl Master {
         let nodes: Vec<_> = self.objects.cx.members.iter().filter_map(|(_, it)| it.conn).collect();
         for node in nodes {
             let id = self.objects.cx.next_id();
-            self.objects.cx.effects.push_back(Effect::Ask(node, id, Request::ClientGone(client)));
+            self.objects.cx.effects.push_back(Effect::Ask(node, id, MasterToMember::ClientGone(client)));
         }
     }
 
@@ -636,6 +655,10 @@ impl Master {
         self.end_waiting();
         Reply::Done
     }
+}
+
+fn unregistered() -> Reply {
+    refuse(Reason::Invalid, "a member must register first")
 }
 
 fn refuse(reason: Reason, message: &str) -> Reply {

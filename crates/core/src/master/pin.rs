@@ -12,7 +12,7 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
     marks::Marks,
-    message::{DeletedMatching, DropPins, MarkItem, Pin, PinOutcome, Reason, Request},
+    message::{DeletedMatching, DropPins, MarkItem, MasterToMember, Pin, PinOutcome, Reason},
     sabotage::sabotaged,
 };
 
@@ -172,7 +172,7 @@ impl Objects {
         let mut asked = BTreeMap::new();
         for (node, items) in by_node {
             for chunk in items.chunks(MARK_ITEMS_MAX) {
-                let request = Request::Mark(chunk.iter().map(|it| it.0.clone()).collect());
+                let request = MasterToMember::Mark(chunk.iter().map(|it| it.0.clone()).collect());
                 let objects = chunk.iter().map(|(item, index, generation)| (*index, *generation, item.hold));
                 let told = self.cx.ask(node, request, Wait::Mark(objects.collect(), op));
                 asked.extend(told.map(|id| (id, node)));

@@ -10,7 +10,7 @@
 //!   that the word of a publication arrives first, and none comes later: what has ended cannot be
 //!   published.
 //!
-//! What cannot be done like that is left to the home node, see [`Request::Commit`].
+//! What cannot be done like that is left to the home node, see [`ClientToNode::Commit`].
 //!
 //! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
 //! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again;
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
     marks::Marks,
-    message::{Publish, PublishItem, Reason, Record, Reply, Request, Settled},
+    message::{MasterToMember, Publish, PublishItem, Reason, Record, Reply, Settled},
     sabotage::sabotaged,
 };
 
@@ -78,7 +78,7 @@ impl Retires {
         for (node, (settle, objects)) in told {
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
             let words = WORD_BYTES * (settle.commit.len() + settle.abort.len());
-            let id = o.cx.ask(node, Request::Settle(settle), Wait::Publish(objects, op));
+            let id = o.cx.ask(node, MasterToMember::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             let Some(member) = o.cx.members.get_mut(node) else { continue };
             member.entrusted += MESSAGE_BYTES + words + names;

@@ -26,8 +26,8 @@ use crate::{
     extent::room_for,
     marks::Marks,
     message::{
-        Allocate, AllocateItem, Allocated, Full, OnExists, Reason, Reply, Request, Reserve, ReserveItem,
-        ReserveOutcome, Reserved, Resource, Shortage, Usage,
+        Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
+        ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
 };
@@ -306,7 +306,7 @@ impl Reservations {
             let (client, offered) = (reserving.visitor.client, reserving.spare > 0);
             let allocate = Allocate { client, items: items.collect(), offered };
             // A candidate is connected, so this cannot fail.
-            let asked = o.cx.ask(node, Request::Allocate(allocate), Wait::Allocate(op, indexes));
+            let asked = o.cx.ask(node, MasterToMember::Allocate(allocate), Wait::Allocate(op, indexes));
             reserving.outstanding += u32::from(asked.is_some());
         }
         self.all.insert(op, reserving);

@@ -306,7 +306,7 @@ impl Watches {
         if let Some(watching) = self.all.remove(&op) {
             o.cx.deadlines.strike(watching.deadline, op);
             let stat = o.namespace_stat(watching.namespace);
-            o.cx.reply(watching.conn, watching.id, Reply::Awaited(stat));
+            o.cx.reply(watching.conn, watching.id, Reply::Awaited(Box::new(stat)));
         }
     }
 }

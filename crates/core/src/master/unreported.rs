@@ -24,7 +24,8 @@ use super::{
 use crate::{
     ConnId, Generation, Hold, Key, Location, RequestId, Tick,
     message::{
-        Await, CommitItem, Decide, NodeInfo, OnExists, Pulled, PutOptions, Reason, Reply, Request, Usage,
+        Await, ClientToMaster, CommitItem, Decide, MemberToMaster, NodeInfo, OnExists, Pulled, PutOptions,
+        Reason, Reply, Request, Usage,
     },
     sabotage::sabotaged,
 };
@@ -43,10 +44,18 @@ const NAMED_MAX: usize = 8;
 pub(super) struct Parked {
     conn: ConnId,
     id: RequestId,
-    request: Request,
+    question: Question,
     since: Tick,
     /// A question of a node has none: its client gives up by itself.
     deadline: Option<Tick>,
+}
+
+/// The requests that may depend on reports.
+#[derive(Debug)]
+enum Question {
+    Client(ClientToMaster),
+    /// Of this node.
+    Decide(NodeIndex, Decide),
 }
 
 /// The least generation of each name that a report may bring.
@@ -110,46 +119,54 @@ impl Objects {
         }
     }
 
-    /// How long a request waits for reports, if it depends on them.
-    fn report_wait_ms(&self, namespace: Option<NamespaceIndex>, request: &Request) -> Option<u64> {
-        let undecided = |key: &Key| namespace.is_some_and(|it| self.is_undecided(it, key));
+    /// How long a client's request waits for reports, if it depends on them.
+    fn report_wait_ms(&self, namespace: NamespaceIndex, request: &ClientToMaster) -> Option<u64> {
+        let undecided = |key: &Key| self.is_undecided(namespace, key);
         let any = |mut keys: &mut dyn Iterator<Item = &Key>| Iterator::any(&mut keys, undecided);
         let (depends, wait_ms) = match request {
-            Request::Resolve(it) => (any(&mut it.keys.iter()), it.report_wait_ms),
-            Request::Exists(it) => {
+            ClientToMaster::Resolve(it) => (any(&mut it.keys.iter()), it.report_wait_ms),
+            ClientToMaster::Exists(it) => {
                 let keys = it.keys.iter().filter_map(|key| Key::new(key).ok());
                 (keys.into_iter().any(|key| undecided(&key)), it.report_wait_ms)
             }
-            Request::Lease(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.report_wait_ms),
-            Request::Ack(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.wait_ms),
-            Request::Pin(it) => (any(&mut it.keys.iter()), it.wait_ms),
-            Request::Prefetch(it) => (any(&mut it.keys.iter()), it.wait_ms),
-            Request::Why(it) => {
+            ClientToMaster::Lease(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.report_wait_ms),
+            ClientToMaster::Ack(it) => (any(&mut it.items.iter().map(|it| &it.key)), it.wait_ms),
+            ClientToMaster::Pin(it) => (any(&mut it.keys.iter()), it.wait_ms),
+            ClientToMaster::Prefetch(it) => (any(&mut it.keys.iter()), it.wait_ms),
+            ClientToMaster::Why(it) => {
                 let wait_ms = if it.report_wait_ms == 0 { REPORT_WAIT_MS } else { it.report_wait_ms };
                 (any(&mut it.keys.iter()), wait_ms)
             }
-            Request::Reserve(it) => {
+            ClientToMaster::Reserve(it) => {
                 let items = it.items.iter().filter(|it| depends_on_others(&it.options));
                 (it.spare == 0 && any(&mut items.map(|it| &it.key)), it.report_wait_ms)
             }
-            Request::Publish(it) => {
+            ClientToMaster::Publish(it) => {
                 let items = it.items.iter().map(|it| &it.item);
                 (any(&mut items.filter(|it| depends_on_others(&it.options)).map(|it| &it.key)), it.wait_ms)
             }
-            Request::Decide(it) => {
-                (it.items.iter().any(|it| self.is_undecidable(&it.namespace, &it.item)), 0)
-            }
-            Request::List(it) => (true, it.report_wait_ms),
-            Request::Delete(it) => (true, it.wait_ms),
-            Request::DeleteMatching(it) => (true, it.wait_ms),
-            Request::DropPins(it) => (true, it.wait_ms),
-            Request::Await(it) => (true, it.wait_ms),
-            Request::Pull(it) => (true, it.wait_ms),
-            Request::EndStream(it) => (true, it.wait_ms),
-            Request::OpenStream(_) => (true, REPORT_WAIT_MS),
-            _ => (false, 0),
+            ClientToMaster::List(it) => (true, it.report_wait_ms),
+            ClientToMaster::Delete(it) => (true, it.wait_ms),
+            ClientToMaster::DeleteMatching(it) => (true, it.wait_ms),
+            ClientToMaster::DropPins(it) => (true, it.wait_ms),
+            ClientToMaster::Await(it) => (true, it.wait_ms),
+            ClientToMaster::Pull(it) => (true, it.wait_ms),
+            ClientToMaster::EndStream(it) => (true, it.wait_ms),
+            ClientToMaster::OpenStream(_) => (true, REPORT_WAIT_MS),
+            ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Cancel(_) => (false, 0),
         };
         depends.then_some(wait_ms)
+    }
+
+    /// Whether any object of a node's request cannot be decided yet.
+    fn depends_on_reports(&self, decide: &Decide) -> bool {
+        decide.items.iter().any(|it| self.is_undecidable(&it.namespace, &it.item))
     }
 
     /// Whether a member that has not reported may hold the newest object of that name.
@@ -171,9 +188,8 @@ impl Objects {
 
     /// A node asks about copies that may have been named by an earlier master, and waits: they may be
     /// evicted, and withdrawn, before it is answered.
-    fn remember_copies(&mut self, conn: ConnId, decide: &Decide) {
-        let Some(Party::Node(Some(home))) = self.cx.connections.get(conn) else { return };
-        let (home, members) = (*home, &self.cx.members);
+    fn remember_copies(&mut self, home: NodeIndex, decide: &Decide) {
+        let members = &self.cx.members;
         let copies = decide.items.iter().flat_map(|it| {
             let others = it.item.others.iter().filter_map(|it| Some((members.find(it.segment)?, it.hold())));
             others.chain([(home, it.item.hold)])
@@ -210,47 +226,71 @@ impl Master {
         self.objects.unreported_message()
     }
 
-    /// Parks a request that depends on members that have not reported; else gives it back.
+    fn is_waiting_for_reports(&self) -> bool {
+        !self.objects.unreported.is_empty() && !sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
+    }
+
+    /// Parks a client's request that depends on members that have not reported; else returns it.
     pub(super) fn park(
         &mut self,
         conn: ConnId,
         id: RequestId,
-        namespace: Option<NamespaceIndex>,
-        request: Request,
-    ) -> Option<Request> {
-        if self.objects.unreported.is_empty() || sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
-        {
+        namespace: NamespaceIndex,
+        request: ClientToMaster,
+    ) -> Option<ClientToMaster> {
+        if !self.is_waiting_for_reports() {
             return Some(request);
         }
         let Some(wait_ms) = self.objects.report_wait_ms(namespace, &request) else { return Some(request) };
-        let deadline = (!matches!(request, Request::Decide(_))).then(|| self.objects.cx.now.after(wait_ms));
-        let parked = Parked { conn, id, request, since: self.objects.cx.now, deadline };
-        if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= self.objects.cx.now) {
-            self.refuse_parked(parked);
-            return None;
+        let deadline = self.objects.cx.now.after(wait_ms);
+        self.park_question(conn, id, Question::Client(request), Some(deadline));
+        None
+    }
+
+    /// The same for a question of a node.
+    pub(super) fn park_decide(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        node: NodeIndex,
+        decide: Decide,
+    ) -> Option<Decide> {
+        if !self.is_waiting_for_reports() || !self.objects.depends_on_reports(&decide) {
+            return Some(decide);
         }
-        if let Request::Decide(decide) = &parked.request {
-            self.objects.remember_copies(conn, decide);
+        self.park_question(conn, id, Question::Decide(node, decide), None);
+        None
+    }
+
+    fn park_question(&mut self, conn: ConnId, id: RequestId, question: Question, deadline: Option<Tick>) {
+        let now = self.objects.cx.now;
+        if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= now) {
+            return self.refuse_parked(conn, id, question);
+        }
+        if let Question::Decide(home, decide) = &question {
+            self.objects.remember_copies(*home, decide);
         }
         let op = self.objects.cx.next_op();
         if let Some(deadline) = deadline {
             self.objects.cx.deadlines.list(deadline, op);
         }
-        self.parked.insert(op, parked);
-        None
+        self.parked.insert(op, Parked { conn, id, question, since: now, deadline });
     }
 
     /// Whether a request of that connection would wait for reports. For simulations.
     #[must_use]
     pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
-        let namespace = match self.objects.cx.connections.get(conn) {
-            None => return false,
-            Some(Party::Client(visitor)) => Some(visitor.namespace),
-            Some(Party::Node(_)) => None,
+        let depends = match (self.objects.cx.connections.get(conn), request) {
+            (Some(Party::Client(visitor)), Request::ClientToMaster(request)) => {
+                self.objects.report_wait_ms(visitor.namespace, request).is_some()
+            }
+            (Some(Party::Node(Some(_))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
+                self.objects.depends_on_reports(decide)
+            }
+            // Refused, or answered at once.
+            (None | Some(Party::Client(_) | Party::Node(_)), _) => false,
         };
-        let waits = !self.objects.unreported.is_empty()
-            && !sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported);
-        waits && self.objects.report_wait_ms(namespace, request).is_some()
+        depends && self.is_waiting_for_reports()
     }
 
     /// Resumes the requests that were parked, oldest first, once every member has reported.
@@ -261,13 +301,22 @@ impl Master {
             return;
         }
         self.objects.floors = Floors::default();
-        for (op, mut parked) in std::mem::take(&mut self.parked) {
-            if let Some(deadline) = parked.deadline {
+        for (op, Parked { conn, id, question, since, deadline }) in std::mem::take(&mut self.parked) {
+            if let Some(deadline) = deadline {
                 self.objects.cx.deadlines.strike(deadline, op);
             }
-            shorten(&mut parked.request, self.objects.cx.now.0.saturating_sub(parked.since.0));
-            self.objects.cx.notice(Notice::Resumed(parked.conn, parked.id));
-            self.request(parked.conn, parked.id, parked.request);
+            let waited_ms = self.objects.cx.now.0.saturating_sub(since.0);
+            self.objects.cx.notice(Notice::Resumed(conn, id));
+            match question {
+                Question::Client(mut request) => {
+                    shorten(&mut request, waited_ms);
+                    self.request(conn, id, request.into());
+                }
+                Question::Decide(_, mut decide) => {
+                    decide.wait_ms = decide.wait_ms.saturating_sub(waited_ms);
+                    self.request(conn, id, MemberToMaster::Decide(decide).into());
+                }
+            }
         }
         self.objects.cx.ghosts.answer_all();
     }
@@ -276,9 +325,9 @@ impl Master {
     pub(super) fn end_parking(&mut self, op: OpId) {
         let is_late = |it: &Parked| it.deadline.is_some_and(|at| at <= self.objects.cx.now);
         if self.parked.get(&op).is_some_and(is_late)
-            && let Some(parked) = self.parked.remove(&op)
+            && let Some(Parked { conn, id, question, .. }) = self.parked.remove(&op)
         {
-            self.refuse_parked(parked);
+            self.refuse_parked(conn, id, question);
         }
     }
 
@@ -300,25 +349,19 @@ impl Master {
         }
     }
 
-    fn refuse_parked(&mut self, parked: Parked) {
-        let Parked { conn, id, request, .. } = parked;
-        let reply = match request {
-            // A pull that ends without samples says nothing about those that there may be.
-            Request::Pull(_) => Reply::Pulled(Pulled::default()),
-            // The home node is asked instead.
-            Request::Publish(it) => Reply::Published(it.items.iter().map(|_| None).collect()),
-            Request::Await(it) => {
-                let Some(Party::Client(visitor)) = self.objects.cx.connections.get(conn) else { return };
-                let namespace = visitor.namespace;
-                return self.watches.watch(
-                    &mut self.objects,
-                    conn,
-                    id,
-                    namespace,
-                    Await { wait_ms: 0, ..it },
-                );
-            }
-            _ => refuse(Reason::Unavailable, &self.objects.unreported_message()),
+    fn refuse_parked(&mut self, conn: ConnId, id: RequestId, question: Question) {
+        let reply = if let Question::Client(ClientToMaster::Await(it)) = question {
+            let Some(Party::Client(visitor)) = self.objects.cx.connections.get(conn) else { return };
+            let (namespace, now) = (visitor.namespace, Await { wait_ms: 0, ..it });
+            return self.watches.watch(&mut self.objects, conn, id, namespace, now);
+        } else if let Question::Client(ClientToMaster::Pull(_)) = question {
+            // A pull that ends without samples says nothing about those that may exist.
+            Reply::Pulled(Pulled::default())
+        } else if let Question::Client(ClientToMaster::Publish(it)) = question {
+            // The client commits at the home node instead.
+            Reply::Published(it.items.iter().map(|_| None).collect())
+        } else {
+            refuse(Reason::Unavailable, &self.objects.unreported_message())
         };
         self.objects.cx.reply(conn, id, reply);
     }
@@ -330,22 +373,32 @@ fn depends_on_others(options: &PutOptions) -> bool {
 }
 
 /// A request that was resumed has less time left.
-fn shorten(request: &mut Request, waited_ms: u64) {
+fn shorten(request: &mut ClientToMaster, waited_ms: u64) {
     let wait_ms = match request {
-        Request::Reserve(it) => &mut it.wait_ms,
-        Request::Publish(it) => &mut it.wait_ms,
-        Request::Decide(it) => &mut it.wait_ms,
-        Request::Resolve(it) => &mut it.wait_ms,
-        Request::Delete(it) => &mut it.wait_ms,
-        Request::DeleteMatching(it) => &mut it.wait_ms,
-        Request::Pin(it) => &mut it.wait_ms,
-        Request::DropPins(it) => &mut it.wait_ms,
-        Request::Await(it) => &mut it.wait_ms,
-        Request::Ack(it) => &mut it.wait_ms,
-        Request::EndStream(it) => &mut it.wait_ms,
-        Request::Pull(it) => &mut it.wait_ms,
-        Request::Prefetch(it) => &mut it.wait_ms,
-        _ => return,
+        ClientToMaster::Reserve(it) => &mut it.wait_ms,
+        ClientToMaster::Publish(it) => &mut it.wait_ms,
+        ClientToMaster::Resolve(it) => &mut it.wait_ms,
+        ClientToMaster::Delete(it) => &mut it.wait_ms,
+        ClientToMaster::DeleteMatching(it) => &mut it.wait_ms,
+        ClientToMaster::Pin(it) => &mut it.wait_ms,
+        ClientToMaster::DropPins(it) => &mut it.wait_ms,
+        ClientToMaster::Await(it) => &mut it.wait_ms,
+        ClientToMaster::Ack(it) => &mut it.wait_ms,
+        ClientToMaster::EndStream(it) => &mut it.wait_ms,
+        ClientToMaster::Pull(it) => &mut it.wait_ms,
+        ClientToMaster::Prefetch(it) => &mut it.wait_ms,
+        ClientToMaster::Exists(_)
+        | ClientToMaster::List(_)
+        | ClientToMaster::Stat
+        | ClientToMaster::Ping
+        | ClientToMaster::SetPolicy(_)
+        | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::Why(_)
+        | ClientToMaster::Lease(_)
+        | ClientToMaster::Release(_)
+        | ClientToMaster::KeepLeases(_)
+        | ClientToMaster::Cancel(_)
+        | ClientToMaster::OpenStream(_) => return,
     };
     *wait_ms = wait_ms.saturating_sub(waited_ms);
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick, VIEWERS_MAX,
-    message::{Cause, Found, Gone, Here, Reason, Reply, Request, Views, Why},
+    message::{Cause, Found, Gone, Here, MasterToMember, Reason, Reply, Views, Why},
 };
 
 /// Removals that are remembered.
@@ -140,7 +140,7 @@ impl Explanations {
         let op = o.cx.next_op();
         let mut explaining = Explaining { conn, id, answers, outstanding: 0 };
         for (node, holds) in ask {
-            let request = Request::Inspect(holds.iter().map(|it| it.0).collect());
+            let request = MasterToMember::Inspect(holds.iter().map(|it| it.0).collect());
             let items = holds.into_iter().map(|it| it.1).collect();
             explaining.outstanding += u32::from(o.cx.ask(node, request, Wait::Inspect(op, items)).is_some());
         }

@@ -1,47 +1,47 @@
-//! How full nodes are, what an object needs there, and what is missing if it does not fit.
+//! Space: the usage of nodes, what an object needs there, and what is missing if it does not fit.
 
 use crate::{ClientId, Reservation};
 
-/// What a namespace holds and may hold, in bytes.
+/// The bytes that a namespace uses, and its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// What it holds, reservations included, each copy counted.
+    /// What it uses, reservations included, each copy counted.
     pub used: u64,
-    /// What it may hold.
+    /// The limit.
     pub limit: u64,
-    /// What one copy of the object that was refused counts. Zero if the master does not say.
+    /// What one copy of the refused object would use. Zero if the master does not say.
     pub need: u64,
 }
 
 impl Quota {
-    /// Whether the object would exceed the quota in an empty namespace, too. Then waiting does not help.
+    /// Whether the object would exceed the quota even in an empty namespace, so that waiting does not help.
     #[must_use]
     pub fn is_never_enough(&self) -> bool {
         self.need > self.limit
     }
 }
 
-/// How full something is, in bytes. `free + granted + committed + held + metadata = capacity`.
+/// The usage of a member, in bytes. `free + granted + committed + held + metadata = capacity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// All of it.
+    /// The total.
     pub capacity: u64,
-    /// In nobody's use; offers that no client has claimed included.
+    /// Not in use; unclaimed offers included.
     pub free: u64,
     /// Reserved by writers.
     pub granted: u64,
-    /// Of objects that can be read.
+    /// Of committed objects.
     pub committed: u64,
-    /// Of objects that are gone, but that somebody still looks at.
+    /// Of retired objects that still have views or transfers.
     pub held: u64,
-    /// Objects that can be read.
+    /// The number of committed objects.
     pub objects: u64,
-    /// Of slot records and names, beyond the few that a node has for free.
+    /// Of slot records and keys, beyond those that a node has without charge.
     pub metadata: u64,
-    /// The longest name (namespace and key) with which one more small object fits as it is. `None` if the
-    /// node does not say, and then it may be any.
+    /// The longest name (namespace and key) with which one more small object fits. `None` if the node does
+    /// not say; then there is no known limit.
     pub name_max: Option<u64>,
-    /// The part of `free` that is preallocated for clients. The node recalls it when anything else needs it.
+    /// The part of `free` that is preallocated for clients. The node recalls it when it needs the memory.
     pub offered: u64,
 }
 
@@ -53,7 +53,7 @@ pub enum Resource {
     Bytes,
     /// A slot for its record.
     Slots,
-    /// Bytes for its name, its attributes and a long list of extents, in one piece.
+    /// Contiguous bytes for its name, its attributes and a long list of extents.
     KeySpace,
     /// Free runs that are long enough: at most [`EXTENTS_MAX`](crate::EXTENTS_MAX) of them hold the value.
     Contiguous,
@@ -64,54 +64,56 @@ pub enum Resource {
 pub struct Shortage {
     /// What is missing.
     pub resource: Resource,
-    /// How much of it: bytes, but slots where those are missing.
+    /// How much of it: the number of slots where slots are missing, else bytes.
     pub amount: u64,
-    /// So many bytes of values would do instead, because slots and key space grow into them.
+    /// The number of bytes of values that would do instead, because slots and key space grow into them.
     pub bytes: u64,
-    /// The object would not fit if the node were empty.
+    /// The object would not fit even if the node were empty.
     pub never: bool,
 }
 
 /// No node has space for an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Full {
-    /// How full all nodes are together.
+    /// The usage of all nodes together.
     pub usage: Usage,
     /// What is missing.
     pub lacks: Resource,
-    /// The object would not fit on any node that is known if that were empty.
+    /// The object would not fit on any known node even if that were empty.
     pub never: bool,
 }
 
-/// See [`Request::Allocate`](super::Request::Allocate).
+/// See [`MasterToMember::Allocate`](super::MasterToMember::Allocate).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocate {
-    /// Who will write.
+    /// The client that will write.
     pub client: ClientId,
-    /// One per replica.
+    /// One per copy.
     pub items: Vec<AllocateItem>,
-    /// They are offers, see [`Reserve::spare`](super::Reserve::spare): no other offer is recalled for them.
+    /// The items are offers, see [`Reserve::spare`](super::Reserve::spare): no other offer is recalled for
+    /// them.
     pub offered: bool,
 }
 
-/// Room for one replica.
+/// The space for one copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocateItem {
-    /// Its bytes.
+    /// The size of the value in bytes.
     pub len: u64,
-    /// The bytes of its name, namespace included: they are kept beside it, so that memory describes itself.
+    /// The size of its name in bytes, namespace included. The node stores it with the object, so that memory
+    /// describes itself.
     pub name_len: u64,
-    /// The bytes of its marks, kept there too.
+    /// The size of its attributes in bytes, which are stored with it.
     pub marks_len: u64,
 }
 
-/// See [`Request::Allocate`](super::Request::Allocate).
+/// The reply to [`MasterToMember::Allocate`](super::MasterToMember::Allocate).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
-    /// In the order asked; none where there was no space.
+    /// In the order of the items; `None` where there was no space.
     pub items: Vec<Option<Reservation>>,
-    /// How full the node is now.
+    /// The usage of the node.
     pub usage: Usage,
-    /// What was missing for those items that have no space, in the order asked.
+    /// What was missing, for each item without space, in their order.
     pub short: Vec<Shortage>,
 }

@@ -1,15 +1,15 @@
-//! What the master knows of the cluster, of its nodes and of its namespaces.
+//! Statistics: the master's view of the cluster, of its nodes and of its namespaces.
 
 use super::{Demotion, NodeInfo, TierStat, Usage};
 
-/// What the master knows of the cluster.
+/// The master's view of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Which life of the master this is.
+    /// The epoch of the master.
     pub epoch: u64,
-    /// Connected clients.
+    /// The number of connected clients.
     pub clients: u64,
-    /// The nodes, dead ones that may come back included.
+    /// The nodes, including those that are away.
     pub nodes: Vec<NodeStat>,
     /// The namespaces.
     pub namespaces: Vec<NamespaceStat>,
@@ -17,26 +17,26 @@ pub struct Stat {
     pub evicted_objects: u64,
     /// See [`Self::evicted_objects`].
     pub evicted_bytes: u64,
-    /// Objects that a soft pin protects.
+    /// The number of objects with a soft pin.
     pub soft_pinned: u64,
-    /// How the disks are doing.
+    /// The counters of the disks.
     pub tier: Box<TierStat>,
-    /// Members that have not reported since the master started: answers that depend on them wait.
+    /// Members that have not reported since the master started; replies that depend on them wait.
     pub unreported: Vec<String>,
 }
 
-/// One node, as the master sees it.
+/// One member, as the master sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeStat {
     /// How to reach it.
     pub info: NodeInfo,
-    /// It answers.
+    /// It is connected and not silent.
     pub alive: bool,
-    /// As it last said.
+    /// Its usage, as last reported.
     pub usage: Usage,
-    /// Retires that it must apply before it is readmitted.
+    /// The number of pending retires, which it must apply before it serves again.
     pub owed: u64,
-    /// Which clients look at objects that are gone, as it last said: those that hold most of its room first.
+    /// Clients with views of retired objects, as last reported: those that hold most memory first.
     pub holders: Vec<Holder>,
 }
 
@@ -45,53 +45,53 @@ pub struct NodeStat {
 pub struct NamespaceStat {
     /// Its name.
     pub name: String,
-    /// Objects in it.
+    /// The number of its objects.
     pub objects: u64,
     /// Their bytes, each object once.
     pub bytes: u64,
-    /// What it holds of the nodes' memory, reservations included, each copy counted.
+    /// The memory of nodes that it uses, reservations included, each copy counted.
     pub used: u64,
-    /// Of that, reserved by writers.
+    /// The part of that which is reserved by writers.
     pub granted: u64,
-    /// What it may hold; none if it is not limited.
+    /// The limit of that; `None` if there is none.
     pub quota: Option<u64>,
-    /// Samples that wait to be consumed.
+    /// The number of samples that are not consumed yet.
     pub samples: u64,
-    /// Of these, how many somebody has leased.
+    /// How many of these are leased.
     pub samples_leased: u64,
-    /// How long the oldest of them has waited, in milliseconds.
+    /// The age of the oldest of them, in milliseconds.
     pub sample_age_ms: u64,
     /// The bytes of all samples, each once.
     pub sample_bytes: u64,
-    /// Of these, the bytes of those that somebody has leased.
+    /// The bytes of the leased ones, each once.
     pub sample_bytes_leased: u64,
-    /// How long the oldest that somebody has leased is there, in milliseconds.
+    /// The age of the oldest leased one, in milliseconds.
     pub leased_age_ms: u64,
-    /// How long a sample that nobody leases may wait, in milliseconds; none if that is not limited.
+    /// How long a sample without leases is kept, in milliseconds; `None` if there is no limit.
     pub max_hold_ms: Option<u64>,
-    /// What becomes of its objects when memory is short.
+    /// What happens to its objects when memory is short.
     pub demotion: Demotion,
-    /// Puts that wait for room.
+    /// The number of puts that wait for memory.
     pub waiting: u64,
-    /// Samples that were freed because they waited longer than `max_hold_ms`, since the master started.
+    /// Samples that were freed after `max_hold_ms`, since the master started.
     pub samples_expired: u64,
     /// Their bytes, each once.
     pub sample_bytes_expired: u64,
-    /// Who pins most of it, the most bytes first: at most [`OWNERS_MAX`].
+    /// The owners of pins, those with most bytes first: at most [`OWNERS_MAX`].
     pub owners: Vec<OwnerStat>,
-    /// Which clients keep what, the largest first: at most [`HOLDERS_MAX`].
+    /// The clients that keep memory from being freed, the largest first: at most [`HOLDERS_MAX`].
     pub holders: Vec<Holder>,
 }
 
 /// The most owners that a [`NamespaceStat`] names.
 pub const OWNERS_MAX: usize = 64;
 
-/// What one owner pins in one namespace.
+/// The pins of one owner in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerStat {
-    /// Who; empty for pins that nobody put a name to.
+    /// The owner; empty for pins without one.
     pub owner: String,
-    /// How many objects.
+    /// The number of objects.
     pub objects: u64,
     /// Their bytes, each object once.
     pub bytes: u64,
@@ -100,32 +100,32 @@ pub struct OwnerStat {
 /// The most [`NamespaceStat::holders`].
 pub const HOLDERS_MAX: usize = 256;
 
-/// A client that keeps a part of a namespace from being freed.
+/// A client that keeps memory from being freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// How.
+    /// In which way.
     pub held: Held,
-    /// What the client calls itself.
+    /// The label of the client.
     pub who: String,
-    /// How many objects or reservations.
+    /// The number of objects or reservations.
     pub objects: u64,
-    /// Their bytes: of objects each once, of reservations each copy; of what is looked at, the room.
+    /// Their bytes: of leased objects each once, of reservations each copy, of views the memory in use.
     pub bytes: u64,
 }
 
-/// How something is kept from being freed.
+/// What keeps memory from being freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Held {
-    /// It is reserved, to be written.
+    /// A reservation.
     #[default]
     Reserved,
-    /// It is a sample, and leased.
+    /// The lease of a sample.
     Leased,
-    /// It is gone, and still looked at.
+    /// A view of a retired object.
     Viewed,
 }
 
-/// The most gets of one kind that a single report counts.
+/// The greatest number of gets of one kind in a single report.
 pub const CACHED_READS_MAX: u64 = 1 << 20;
 
 /// Gets that were served from cached locations. A master counts at most [`CACHED_READS_MAX`] of each kind.
@@ -135,14 +135,14 @@ pub struct CachedReads {
     pub singles: u64,
     /// Calls for several objects.
     pub batches: u64,
-    /// Objects that batches read, also such batches as asked the master for other objects.
+    /// Objects that batches read there, including batches that asked the master for other objects.
     pub items: u64,
     /// Bytes of all these objects.
     pub bytes: u64,
 }
 
 impl CachedReads {
-    /// Adds a call that asked the master nothing, and read so many objects from cached locations.
+    /// Adds a call that read all its objects from cached locations.
     pub fn add(&mut self, is_batch: bool, items: u64, bytes: u64) {
         let calls = if is_batch { &mut self.batches } else { &mut self.singles };
         *calls = calls.saturating_add(1);
@@ -150,14 +150,14 @@ impl CachedReads {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Adds objects that a call for several read from cached locations, if it asked the master for others:
-    /// the call itself is counted there.
+    /// Adds objects that a batch read from cached locations, if it asked the master for others: the master
+    /// counts the call itself.
     pub fn add_items(&mut self, items: u64, bytes: u64) {
         self.items = self.items.saturating_add(items);
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// At most as much as one report may count.
+    /// Limited to what one report may count.
     #[must_use]
     pub fn bounded(self) -> Self {
         Self {

@@ -1,31 +1,30 @@
-//! What is said about streams: samples in the order in which they were put, for consumer groups to pull.
+//! Streams: samples in the order in which they were put, which consumer groups pull.
 
 use super::Leased;
 use crate::{Generation, Key};
 
-/// See [`Request::OpenStream`](super::Request::OpenStream). A stream that nobody has opened is there too,
-/// without limits.
+/// See [`ClientToMaster::OpenStream`](super::ClientToMaster::OpenStream). A stream that was never opened
+/// exists as well, without limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenStream {
-    /// Which.
+    /// The name of the stream.
     pub name: String,
-    /// What may be in flight, in place of the limits that it had.
+    /// New limits, which replace the previous ones.
     pub limits: Option<StreamLimits>,
-    /// The consumer group that the client belongs to, from now on.
+    /// The client becomes a consumer of this group.
     pub attach: Option<Attach>,
 }
 
-/// How much of a stream may be in flight: put or about to be, and not consumed by everybody. Zero is no
-/// limit.
+/// How much of a stream may be in flight: put or reserved, and not consumed by all groups. Zero is no limit.
 ///
-/// At a high mark no more is taken in, until it is at or below the low marks again.
+/// At a high mark puts wait until the stream is at or below the low marks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamLimits {
-    /// Samples.
+    /// The number of samples.
     pub refs_high: u64,
     /// At most the high mark.
     pub refs_low: u64,
-    /// Bytes.
+    /// Their bytes.
     pub bytes_high: u64,
     /// At most the high mark.
     pub bytes_low: u64,
@@ -34,115 +33,116 @@ pub struct StreamLimits {
 /// A client that consumes a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attach {
-    /// Of which group.
+    /// Its group.
     pub group: String,
-    /// How many samples it takes before it acknowledges any.
+    /// The number of samples that it leases before it acknowledges any.
     pub window: u64,
 }
 
-/// See [`Request::EndStream`](super::Request::EndStream).
+/// See [`ClientToMaster::EndStream`](super::ClientToMaster::EndStream).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndStream {
-    /// Which.
+    /// The name of the stream.
     pub name: String,
-    /// What went wrong, if something did.
+    /// The error that ended the stream, if it was one.
     pub failure: Option<String>,
-    /// Nobody is to consume what is left: it is taken away, and the stream is forgotten.
+    /// Removes the samples that are left, and the stream.
     pub drop: bool,
     /// See [`Delete::wait_ms`](super::Delete::wait_ms).
     pub wait_ms: u64,
 }
 
-/// The end of a stream, as a reader sees it.
+/// The end of a stream, as a consumer sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamEnd {
-    /// What went wrong, if something did.
+    /// The error that ended the stream, if it was one.
     pub failure: Option<String>,
-    /// Samples that consumers of the same group have and have not acknowledged: they come again if those die.
+    /// Samples that consumers of the same group lease and have not acknowledged. They are delivered again if
+    /// those consumers die.
     pub outstanding: u64,
 }
 
-/// See [`Request::Pull`](super::Request::Pull).
+/// See [`ClientToMaster::Pull`](super::ClientToMaster::Pull).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pull {
-    /// Of which stream.
+    /// The stream.
     pub stream: String,
-    /// On behalf of which consumer group.
+    /// The consumer group.
     pub group: String,
-    /// Fewer are given only at the end of the stream or of the time.
+    /// The smallest number of samples. There are fewer only at the end of the stream or when the time is up.
     pub items_min: u32,
-    /// At most this many.
+    /// The greatest number of samples.
     pub items_max: u32,
     /// How long to wait for them.
     pub wait_ms: u64,
-    /// Only look, at what comes behind this; nothing is leased.
+    /// Returns the samples after this one, without leases.
     pub behind: Option<Generation>,
 }
 
-/// See [`Request::Pull`](super::Request::Pull).
+/// The reply to [`ClientToMaster::Pull`](super::ClientToMaster::Pull).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// The names of the samples, in the order of the stream.
+    /// The keys of the samples, in the order of the stream.
     pub keys: Vec<Key>,
-    /// What they are. A lease of zero is none: they were only looked at.
+    /// The samples. A lease of zero is none, see [`Pull::behind`].
     pub leased: Leased,
-    /// There is no more, or something went wrong.
+    /// There are no more samples, or the stream ended with an error.
     pub end: Option<StreamEnd>,
 }
 
-/// A stream as it stands.
+/// The state of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamStat {
-    /// Samples that are there.
+    /// The number of samples that are put.
     pub refs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Samples that are about to be put.
+    /// The number of samples that are reserved.
     pub granted: u64,
     /// Their bytes.
     pub granted_bytes: u64,
-    /// What may be in flight.
+    /// The limits.
     pub limits: StreamLimits,
-    /// No more is taken in, until it is at or below the low marks.
+    /// Puts wait until it is at or below the low marks.
     pub is_shut: bool,
     /// It has ended.
     pub end: Option<StreamEnd>,
-    /// Samples that were put, in this life of the master.
+    /// Samples that were put in this epoch of the master.
     pub appended: u64,
-    /// Samples that were there when this life of the master began.
+    /// Samples that members announced when this epoch began.
     pub recovered: u64,
-    /// Samples that everybody has consumed, in this life of the master.
+    /// Samples that all groups have consumed in this epoch.
     pub consumed: u64,
-    /// Who consumes it.
+    /// Its consumer groups.
     pub groups: Vec<GroupStat>,
 }
 
-/// A consumer group as it stands.
+/// The state of a consumer group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStat {
     /// Its name.
     pub group: String,
-    /// Samples that nobody of the group has.
+    /// Samples that no consumer of the group leases.
     pub ready: u64,
-    /// Samples that somebody of the group has, and has not acknowledged.
+    /// Samples that consumers of the group lease and have not acknowledged.
     pub out: u64,
-    /// How often a sample was given to one of the group, in this life of the master.
+    /// The number of deliveries to the group in this epoch.
     pub delivered: u64,
-    /// Samples that the group has acknowledged, each once, in this life of the master.
+    /// Samples that the group has acknowledged in this epoch, each once.
     pub acked: u64,
-    /// How many clients belong to it.
+    /// The number of its consumers.
     pub consumers: u64,
-    /// How many samples these take together before they acknowledge any.
+    /// The sum of their windows.
     pub window: u64,
 }
 
-/// In [`ReserveOutcome::Behind`](super::ReserveOutcome::Behind): what is in flight, and what may be.
+/// In [`ReserveOutcome::Behind`](super::ReserveOutcome::Behind): what is in flight, and the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Samples.
+    /// The number of samples.
     pub refs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The marks.
+    /// The limits.
     pub limits: StreamLimits,
 }

@@ -1,86 +1,87 @@
-//! What is said about the tier below memory: copies on disks, and bringing them back in time.
+//! The tier below memory: copies on disks, and their promotion.
 
 use super::{Record, Usage};
 use crate::{Hold, Key};
 
-/// What becomes of objects that memory has no room for.
+/// What happens to objects when memory is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Demotion {
-    /// They go to the disk of their node before their memory is used again.
+    /// They are written to a disk of their node before their memory is reused.
     #[default]
     OnPressure,
-    /// Every object has a copy there soon after it was put.
+    /// Every object is written to the disk soon after its put.
     WriteThrough,
-    /// Nothing ever goes there.
+    /// They are never written to a disk.
     Never,
 }
 
-/// One object that is to be written to the disk, see [`Request::Demote`](super::Request::Demote).
+/// One object that is written to the disk, see [`MasterToMember::Demote`](super::MasterToMember::Demote).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DemoteItem {
-    /// Where it lies in the memory beside the disk.
+    /// The copy in the node's memory.
     pub source: Hold,
-    /// What it is. The hold is the one that it will have on the disk.
+    /// Its description, with the copy that it will be on the disk.
     pub record: Record,
 }
 
-/// One object that is to be read from the disk, see [`Request::Promote`](super::Request::Promote).
+/// One object that is read from the disk, see [`MasterToMember::Promote`](super::MasterToMember::Promote).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromoteItem {
-    /// Where it lies on the disk.
+    /// The copy on the disk.
     pub hold: Hold,
-    /// The reservation in the memory beside the disk that it is to be read into.
+    /// The reservation in the node's memory into which it is read.
     pub into: Hold,
 }
 
-/// See [`Request::Demote`](super::Request::Demote) and [`Request::Promote`](super::Request::Promote).
+/// The reply to [`MasterToMember::Demote`](super::MasterToMember::Demote) and
+/// [`MasterToMember::Promote`](super::MasterToMember::Promote).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// In the order asked: whether it was done.
+    /// In the order of the items: whether it succeeded.
     pub items: Vec<bool>,
-    /// How full the disk is now.
+    /// The usage of the disk.
     pub usage: Usage,
-    /// In the order asked, empty if nothing was refused: zero, or the most bytes that the disk takes for one
-    /// object now, if it refused this one although it works.
+    /// In the order of the items, empty if no object was refused for its size. For a refused object: the size
+    /// of the largest object that the disk takes now. Else zero.
     pub bytes_max: Vec<u64>,
 }
 
-/// Copies that a disk no longer has, see [`Request::Dropped`](super::Request::Dropped).
+/// Copies that a disk has dropped, see [`MemberToMaster::Dropped`](super::MemberToMaster::Dropped).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Which.
+    /// The copies.
     pub items: Vec<Record>,
-    /// They were unreadable; else they made room.
+    /// They were unreadable; else they were evicted.
     pub corrupt: bool,
-    /// How full the disk is now.
+    /// The usage of the disk.
     pub usage: Usage,
 }
 
-/// Which of the keys that somebody asks about are to be in memory when they are asked for.
+/// Which keys of a request are promoted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ahead {
-    /// None. In a [`Prefetch`]: those that this client asked for before, and nobody else wants, are given up
-    /// unless they are in memory or all but.
+    /// None. A [`Prefetch`] then cancels the promotions that this client has requested, unless another client
+    /// wants them too or their bytes are already read.
     #[default]
     Nothing,
-    /// Those before the first one that does not exist: what lies behind a gap is of no use to a prefix.
+    /// The leading run: those before the first key that does not exist.
     LeadingRun,
     /// All.
     All,
 }
 
-/// See [`Request::Prefetch`](super::Request::Prefetch).
+/// See [`ClientToMaster::Prefetch`](super::ClientToMaster::Prefetch).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefetch {
-    /// The names.
+    /// The objects.
     pub keys: Vec<Key>,
-    /// Which of them.
+    /// Which of them are promoted.
     pub ahead: Ahead,
-    /// How long the answer may wait for the last of them.
+    /// How long the reply may wait for the last of them.
     pub wait_ms: u64,
 }
 
-/// What became of one key of a [`Prefetch`].
+/// The outcome of one key of a [`Prefetch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefetchOutcome {
     /// There is no such object.
@@ -90,20 +91,21 @@ pub enum PrefetchOutcome {
     Resident,
     /// It is in memory now.
     Done,
-    /// It is still on its way: the time was up.
+    /// The time is up, and the promotion goes on.
     Running,
-    /// It could not be read, now or a short while ago.
+    /// The disk could not read it, now or a short while ago.
     Failed,
-    /// It was not begun: memory has no room for it, too much is under way, or it lies behind a gap.
+    /// The promotion was not begun: memory is short, the throttle refused it, or the key is after the leading
+    /// run.
     Skipped,
-    /// It was on its way, and was given up.
+    /// The promotion was cancelled.
     Cancelled,
 }
 
-/// How the tier below memory is doing, since the master started.
+/// Counters of the tier below memory, since the master started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStat {
-    /// Objects that have a copy on a disk.
+    /// The number of objects with a copy on a disk.
     pub shelved: u64,
     /// Objects and bytes that were written to disks.
     pub demoted_objects: u64,
@@ -111,84 +113,80 @@ pub struct TierStat {
     pub demoted_bytes: u64,
     /// Objects that could not be written.
     pub demotions_failed: u64,
-    /// Objects that a disk refused, because they are larger than it takes.
+    /// Objects that a disk refused for their size.
     pub demotions_refused: u64,
-    /// Objects whose last copy was evicted from memory although they might have gone to a disk: it could not
-    /// keep up, and their put would not wait.
+    /// Objects whose last copy was evicted before a disk had written it, because the put that needed the
+    /// memory did not wait.
     pub evicted_unshelved: u64,
-    /// Objects and bytes that were brought back into memory.
+    /// Objects and bytes that were promoted.
     pub promoted_objects: u64,
     /// See [`Self::promoted_objects`].
     pub promoted_bytes: u64,
-    /// Of these, how many were read before they left memory again.
+    /// How many of these objects were read before they left memory.
     pub promoted_used: u64,
-    /// How many left memory before anybody read them.
+    /// How many of these objects left memory unread.
     pub promoted_unused: u64,
-    /// Prefetches of what was in memory already.
+    /// Prefetches of objects that were in memory.
     pub prefetch_redundant: u64,
-    /// Prefetches that somebody was doing already, or had done a short while ago.
+    /// Prefetches that joined a promotion which was running or had just ended.
     pub prefetch_joined: u64,
-    /// Prefetches that could not be read.
+    /// Prefetches that the disk could not read.
     pub prefetch_failed: u64,
-    /// Prefetches that were not begun, because of pressure or because too much was under way.
+    /// Prefetches that were not begun, for lack of memory or because of the throttle.
     pub prefetch_skipped: u64,
-    /// Prefetches that were given up before they had come.
+    /// Prefetches that were cancelled.
     pub prefetch_cancelled: u64,
-    /// Gets that were answered with a copy in memory.
+    /// Gets that the master answered with a copy in memory.
     pub gets_from_memory: u64,
-    /// Gets that were answered with a copy on a disk.
+    /// Gets that the master answered with a copy on a disk.
     pub gets_from_disk: u64,
-    /// Of these, how many were of another host than the disk.
+    /// How many of these came from another host.
     pub gets_from_far_disk: u64,
-    /// Gets of what was on its way, and came in time.
+    /// Gets that waited for a promotion which ended in time.
     pub gets_waited: u64,
-    /// Gets of what was on its way, and came too late.
+    /// Gets that waited for a promotion in vain.
     pub gets_late: u64,
-    /// How long these gets waited together, in milliseconds.
+    /// The time that these gets have waited together, in milliseconds.
     pub waited_ms: u64,
-    /// Copies that disks gave up to make room.
+    /// Copies that disks have evicted.
     pub disk_evicted: u64,
-    /// Copies on disks that turned out to be unreadable.
+    /// Copies on disks that were unreadable.
     pub disk_corrupt: u64,
 }
 
 impl TierStat {
-    /// Every number with its name and what it counts, for pages and tables. The first is a level, the others
-    /// only grow.
+    /// Every number with its name and help text, for pages and tables. The first is a gauge, the others are
+    /// counters.
     #[must_use]
     pub fn named(&self) -> [(&'static str, &'static str, u64); 23] {
         [
             ("shelved_objects", "Copies on disks", self.shelved),
             ("demoted_objects", "Objects written to disks", self.demoted_objects),
             ("demoted_bytes", "Bytes written to disks", self.demoted_bytes),
-            ("demotions_failed", "Objects that could not be written to a disk", self.demotions_failed),
-            ("demotions_refused", "Objects larger than a disk takes", self.demotions_refused),
-            ("evicted_unshelved", "Objects evicted before a disk had them", self.evicted_unshelved),
-            ("promoted_objects", "Objects brought back into memory", self.promoted_objects),
-            ("promoted_bytes", "Bytes brought back into memory", self.promoted_bytes),
-            ("promoted_used", "Of these objects, those that were read", self.promoted_used),
+            ("demotions_failed", "Objects that a disk could not write", self.demotions_failed),
+            ("demotions_refused", "Objects that a disk refused for their size", self.demotions_refused),
+            ("evicted_unshelved", "Objects evicted before a disk had written them", self.evicted_unshelved),
+            ("promoted_objects", "Objects promoted to memory", self.promoted_objects),
+            ("promoted_bytes", "Bytes promoted to memory", self.promoted_bytes),
+            ("promoted_used", "Promoted objects that were read", self.promoted_used),
+            ("promoted_unused", "Promoted objects that left memory unread", self.promoted_unused),
+            ("prefetch_redundant", "Prefetches of objects in memory", self.prefetch_redundant),
+            ("prefetch_joined", "Prefetches that joined a promotion", self.prefetch_joined),
+            ("prefetch_failed", "Prefetches that a disk could not read", self.prefetch_failed),
             (
-                "promoted_unused",
-                "Of these objects, those that left before they were read",
-                self.promoted_unused,
+                "prefetch_skipped",
+                "Prefetches not begun, for lack of memory or throttled",
+                self.prefetch_skipped,
             ),
-            ("prefetch_redundant", "Prefetches of what was in memory", self.prefetch_redundant),
-            ("prefetch_joined", "Prefetches of what was on its way or had just come", self.prefetch_joined),
-            ("prefetch_failed", "Prefetches that could not be read", self.prefetch_failed),
-            ("prefetch_skipped", "Prefetches not begun, for lack of room", self.prefetch_skipped),
-            ("prefetch_cancelled", "Prefetches that were given up", self.prefetch_cancelled),
-            ("gets_from_memory", "Gets that the master answered with memory", self.gets_from_memory),
-            ("gets_from_disk", "Gets that the master answered with a disk", self.gets_from_disk),
-            ("gets_from_far_disk", "Of these, gets from other hosts", self.gets_from_far_disk),
-            (
-                "gets_waited",
-                "Batches of gets that waited for a prefetch, and had it in time",
-                self.gets_waited,
-            ),
-            ("gets_late", "Batches of gets that waited for a prefetch in vain", self.gets_late),
-            ("waited_ms", "How long these waited, in milliseconds", self.waited_ms),
-            ("disk_evicted", "Copies that disks gave up to make room", self.disk_evicted),
-            ("disk_corrupt", "Copies on disks that were unreadable", self.disk_corrupt),
+            ("prefetch_cancelled", "Prefetches that were cancelled", self.prefetch_cancelled),
+            ("gets_from_memory", "Gets answered with a copy in memory", self.gets_from_memory),
+            ("gets_from_disk", "Gets answered with a copy on a disk", self.gets_from_disk),
+            ("gets_from_far_disk", "Gets answered with a disk of another host", self.gets_from_far_disk),
+            ("gets_waited", "Batches of gets whose promotion ended in time", self.gets_waited),
+            ("gets_late", "Batches of gets whose promotion was too late", self.gets_late),
+            ("waited_ms", "Time that batches waited for promotions, in milliseconds", self.waited_ms),
+            ("disk_evicted", "Copies that disks evicted", self.disk_evicted),
+            ("disk_corrupt", "Unreadable copies on disks", self.disk_corrupt),
         ]
     }
 }

@@ -10,8 +10,8 @@ use super::{Effect, Node, slots::SlotState};
 use crate::{
     ConnId, Hold, RequestId,
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, NodeInfo, Register, Registered, Released,
-        Replacement, Reply, Request,
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
+        Registered, Released, Replacement, Reply,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -67,7 +67,7 @@ impl Link {
     }
 
     /// Tells the master something that needs no answer.
-    pub(super) fn tell(&mut self, request: Request, effects: &mut std::collections::VecDeque<Effect>) {
+    pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut std::collections::VecDeque<Effect>) {
         let id = self.next_id();
         effects.push_back(Effect::AskMaster(id, request));
     }
@@ -82,7 +82,7 @@ impl Link {
         if !released.holds.is_empty() {
             self.ending.insert(id, released.holds.clone());
         }
-        effects.push_back(Effect::AskMaster(id, Request::Released(released)));
+        effects.push_back(Effect::AskMaster(id, MemberToMaster::Released(released)));
     }
 
     fn next_id(&mut self) -> RequestId {
@@ -117,14 +117,14 @@ impl Node {
         self.link.stage = Stage::Registering(id);
         let (epoch, life) = (self.link.epoch, self.link.life);
         let register = Register { info, usage: self.slots.usage(), epoch, life, stamps: 0 };
-        self.effects.push_back(Effect::AskMaster(id, Request::Register(register)));
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
             let viewers = self.clients.viewers_of(self.slots.parked());
-            let beat = Heartbeat { usage: Some(self.slots.usage()), viewers };
-            self.link.tell(Request::Heartbeat(beat), &mut self.effects);
+            let beat = Heartbeat { usage: self.slots.usage(), viewers };
+            self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
             self.present_unasked();
         }
     }
@@ -243,7 +243,7 @@ impl Node {
         let id = self.link.next_id();
         if waiting.is_asked {
             let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
-            self.effects.push_back(Effect::AskMaster(id, Request::Decide(decide)));
+            self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
         }
         self.link.waiting.insert(id, waiting);
     }
@@ -253,7 +253,7 @@ impl Node {
         let id = self.link.next_id();
         self.link.stage = Stage::Announcing(id, next);
         let announce = Announce { items, last: next.is_none() };
-        self.effects.push_back(Effect::AskMaster(id, Request::Announce(announce)));
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Announce(announce)));
     }
 
     fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {

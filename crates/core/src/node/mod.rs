@@ -28,8 +28,9 @@ use crate::{
     SlotId,
     marks::Marks,
     message::{
-        Allocate, Allocated, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem, NodeInfo, Reason,
-        Record, Refusal, Released, Reply, Request, Settle, Settled, Shortage, Usage, Views,
+        Allocate, Allocated, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem,
+        MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal, Released, Reply, Settle, Settled,
+        Shortage, Usage, Views, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -74,7 +75,14 @@ pub enum Event {
         /// The answer carries the same id.
         id: RequestId,
         /// What it asks.
-        request: Request,
+        request: ClientToNode,
+    },
+    /// A client has no reservation and no view any more, and does not return.
+    Goodbye {
+        /// On this connection.
+        conn: ConnId,
+        /// The answer carries the same id.
+        id: RequestId,
     },
     /// A client's connection is closed.
     Closed(ConnId),
@@ -91,7 +99,7 @@ pub enum Event {
     /// The master let the node in; it must register.
     Linked(NodeInfo),
     /// The master asks.
-    MasterRequest(RequestId, Request),
+    MasterRequest(RequestId, MasterToMember),
     /// What the master has entrusted to the node, in order. All of it is answered at once.
     Entrusted(Vec<(RequestId, Settle)>),
     /// The master answers.
@@ -157,7 +165,7 @@ pub enum Effect {
         reply: Reply,
     },
     /// Ask the master.
-    AskMaster(RequestId, Request),
+    AskMaster(RequestId, MemberToMaster),
     /// Answer the master.
     AnswerMaster(RequestId, Reply),
     /// Close a connection that a newer one has replaced.
@@ -218,20 +226,21 @@ impl Node {
         let freed = self.slots.freed();
         // The answers to these carry the usage themselves.
         let is_answered = match &event {
-            Event::MasterRequest(_, request) => !matches!(request, Request::ClientGone(_)),
+            Event::MasterRequest(_, request) => !matches!(request, MasterToMember::ClientGone(_)),
             Event::Entrusted(_) | Event::Recalled(_) => true,
             _ => false,
         };
         match event {
             Event::Opened { conn, client, namespace } => self.opened(conn, client, namespace),
             Event::Request { conn, id, request } => self.client_request(conn, id, request),
+            Event::Goodbye { conn, id } => self.goodbye(conn, id),
             Event::Closed(conn) => self.closed(conn),
             Event::Mapped(client) => self.clients.map(client),
             Event::Dead(client) => {
                 self.dead(client);
                 // What else was bound to its life ends now, and not when its silence has been long enough.
                 if self.link.is_member() {
-                    self.link.tell(Request::ClientDied(client), &mut self.effects);
+                    self.link.tell(MemberToMaster::ClientDied(client), &mut self.effects);
                 }
             }
             Event::Detached(client) => self.dead(client),
@@ -407,40 +416,42 @@ impl Node {
         self.clients.open(conn, client, namespace);
     }
 
-    fn client_request(&mut self, conn: ConnId, id: RequestId, request: Request) {
+    fn client_request(&mut self, conn: ConnId, id: RequestId, request: ClientToNode) {
         // A connection that was closed or replaced has nothing to say any more.
         let Some((client, namespace)) = self.clients.of(conn) else { return };
         let reply = match request {
-            Request::Commit(commit) => {
+            ClientToNode::Commit(commit) => {
                 let namespace = namespace.to_owned();
                 return self.commit(conn, id, client, &namespace, commit);
             }
-            Request::Abort(holds) => {
+            // An object must not be named before its bytes are written.
+            ClientToNode::Store(_) => refuse(Reason::Invalid, "the bytes of the object are not written"),
+            ClientToNode::Abort(holds) => {
                 holds.into_iter().for_each(|hold| self.abort(client, hold));
                 Reply::Done
             }
-            Request::Keep(holds) => {
+            ClientToNode::Keep(holds) => {
                 for hold in self.clients.reservations_except(client, &holds) {
                     self.abort(client, hold);
                 }
                 Reply::Done
             }
-            Request::BeginViews(holds) => {
+            ClientToNode::BeginViews(holds) => {
                 Reply::ViewsBegun(holds.into_iter().map(|hold| self.begin_view(client, hold)).collect())
             }
-            Request::EndViews(holds) => {
+            ClientToNode::EndViews(holds) => {
                 holds.into_iter().for_each(|hold| self.end_view(client, hold));
                 Reply::Done
             }
-            Request::Goodbye => {
-                self.clients.unmap(client);
-                self.strip(client);
-                Reply::Done
-            }
-            Request::Heartbeat(_) => Reply::Done,
-            _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
         };
         self.effects.push_back(Effect::Reply { conn, id, reply });
+    }
+
+    fn goodbye(&mut self, conn: ConnId, id: RequestId) {
+        let Some((client, _)) = self.clients.of(conn) else { return };
+        self.clients.unmap(client);
+        self.strip(client);
+        self.effects.push_back(Effect::Reply { conn, id, reply: Reply::Done });
     }
 
     fn commit(&mut self, conn: ConnId, id: RequestId, client: ClientId, namespace: &str, commit: Commit) {
@@ -558,26 +569,26 @@ impl Node {
         }
     }
 
-    fn master_request(&mut self, id: RequestId, request: Request) {
+    fn master_request(&mut self, id: RequestId, request: MasterToMember) {
         assert!(self.suspended.is_none(), "an effect was not carried out: {:?}", self.suspended);
         let reply = match request {
-            Request::Allocate(allocate) => {
+            MasterToMember::Allocate(allocate) => {
                 return self.allocate(Allocating { id, allocate, items: Vec::new(), short: Vec::new() });
             }
-            Request::Settle(settle) => return self.entrusted(vec![(id, settle)]),
-            Request::Retire(retire) => {
+            MasterToMember::Settle(settle) => return self.entrusted(vec![(id, settle)]),
+            MasterToMember::Retire(retire) => {
                 self.retire_all(retire.holds);
                 Reply::Settled(Settled { usage: self.slots.usage(), ..Settled::default() })
             }
-            Request::ClientGone(client) => {
+            MasterToMember::ClientGone(client) => {
                 self.maybe_gone(client);
                 Reply::Done
             }
-            Request::Mark(items) => return self.mark(id, items),
-            Request::Inspect(holds) => {
+            MasterToMember::Mark(items) => return self.mark(id, items),
+            MasterToMember::Inspect(holds) => {
                 Reply::Inspected(holds.into_iter().map(|hold| self.views(hold)).collect())
             }
-            _ => refuse(Reason::NotForYou, "a storage node does not answer this request"),
+            MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }

@@ -76,7 +76,7 @@ impl Bench {
         self.handle(Event::MasterReply(asked.unwrap(), reply));
     }
 
-    pub(super) fn master(&mut self, request: Request) -> Reply {
+    pub(super) fn master(&mut self, request: MasterToMember) -> Reply {
         self.handle(Event::MasterRequest(RequestId(99), request));
         let answer = self.effects.iter().rev().find_map(|it| match it {
             Effect::AnswerMaster(RequestId(99), reply) => Some(reply.clone()),
@@ -85,11 +85,18 @@ impl Bench {
         answer.unwrap_or_else(|| panic!("{:?}", self.effects))
     }
 
-    pub(super) fn client(&mut self, request: Request) -> Option<Reply> {
+    pub(super) fn client(&mut self, request: ClientToNode) -> Option<Reply> {
         self.next_id += 1;
         let id = RequestId(self.next_id);
         self.handle(Event::Request { conn: CONN, id, request });
         self.reply_to(id)
+    }
+
+    pub(super) fn goodbye(&mut self) {
+        self.next_id += 1;
+        let id = RequestId(self.next_id);
+        self.handle(Event::Goodbye { conn: CONN, id });
+        assert_eq!(self.reply_to(id), Some(Reply::Done));
     }
 
     fn reply_to(&self, wanted: RequestId) -> Option<Reply> {
@@ -105,7 +112,7 @@ impl Bench {
             items: vec![AllocateItem { len, name_len: 20, marks_len: 0 }],
             offered: false,
         };
-        match self.master(Request::Allocate(allocate)) {
+        match self.master(MasterToMember::Allocate(allocate)) {
             Reply::Allocated(mut allocated) => allocated.items.remove(0),
             other => panic!("{other:?}"),
         }
@@ -119,7 +126,7 @@ impl Bench {
             options: PutOptions::default(),
             others: vec![],
         };
-        self.client(Request::Commit(Commit { items: vec![item], wait_ms: 0 }))
+        self.client(ClientToNode::Commit(Commit { items: vec![item], wait_ms: 0 }))
     }
 
     /// What became of a commit of one unit, if the master is not asked.
@@ -141,14 +148,14 @@ impl Bench {
     /// The master hears that reservations end, and answers.
     pub(super) fn let_end(&mut self) {
         let asked = self.effects.iter().find_map(|it| match it {
-            Effect::AskMaster(id, Request::Released(_)) => Some(*id),
+            Effect::AskMaster(id, MemberToMaster::Released(_)) => Some(*id),
             _ => None,
         });
         self.handle(Event::MasterReply(asked.unwrap(), Reply::Done));
     }
 
     fn retire(&mut self, location: Location) {
-        self.master(Request::Retire(Retire { holds: vec![location.hold()] }));
+        self.master(MasterToMember::Retire(Retire { holds: vec![location.hold()] }));
     }
 
     fn free(&self) -> u64 {
@@ -189,7 +196,7 @@ fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
         seen.push(location.stamp);
         bench.handle(Event::MasterRequest(
             RequestId(9),
-            Request::Retire(Retire { holds: vec![location.hold()] }),
+            MasterToMember::Retire(Retire { holds: vec![location.hold()] }),
         ));
         assert_eq!(bench.effects[0], Effect::Withdraw { slot: location.slot });
     }
@@ -204,7 +211,7 @@ fn the_stamp_mark_is_ahead_of_every_stamp() {
         items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
         offered: false,
     };
-    node.handle(Event::MasterRequest(RequestId(1), Request::Allocate(allocate)));
+    node.handle(Event::MasterRequest(RequestId(1), MasterToMember::Allocate(allocate)));
     let Some(Effect::StampMark(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
     assert!(*mark > 1);
 }
@@ -250,7 +257,7 @@ fn a_decision_that_was_refused_is_asked_for_again() {
     assert_eq!(bench.commit(location, 100), None);
     let id = RequestId(bench.next_id);
     let asks = |bench: &Bench| {
-        let asked = |it: &&Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+        let asked = |it: &&Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
         bench.effects.iter().filter(asked).count()
     };
     for _ in 0..2 {
@@ -269,16 +276,16 @@ fn a_decision_that_was_refused_is_asked_for_again() {
 fn a_view_keeps_the_room_until_it_ends_and_begins_only_on_what_stands() {
     let mut bench = Bench::new();
     let location = bench.put(UNIT);
-    let begin = Request::BeginViews(vec![location.hold()]);
+    let begin = ClientToNode::BeginViews(vec![location.hold()]);
     assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![false])), "it maps nothing yet");
     bench.handle(Event::Mapped(WRITER));
     assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![true])));
     bench.retire(location);
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT));
     assert_eq!(bench.client(begin), Some(Reply::ViewsBegun(vec![false])));
-    bench.client(Request::EndViews(vec![location.hold()]));
+    bench.client(ClientToNode::EndViews(vec![location.hold()]));
     assert_eq!(bench.free(), 8);
-    bench.client(Request::EndViews(vec![location.hold()]));
+    bench.client(ClientToNode::EndViews(vec![location.hold()]));
     assert_eq!(bench.free(), 8);
 }
 
@@ -288,7 +295,7 @@ fn a_writer_that_maps_the_memory_keeps_its_room_until_it_is_proven_dead() {
     bench.handle(Event::Mapped(WRITER));
     bench.reserve(UNIT);
     bench.handle(Event::Closed(CONN));
-    bench.master(Request::ClientGone(WRITER));
+    bench.master(MasterToMember::ClientGone(WRITER));
     assert_eq!(bench.free(), 7);
     bench.handle(Event::Dead(WRITER));
     bench.let_end();
@@ -300,9 +307,9 @@ fn a_writer_that_says_goodbye_gives_everything_back() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     let location = bench.put(UNIT);
-    bench.client(Request::BeginViews(vec![location.hold()]));
+    bench.client(ClientToNode::BeginViews(vec![location.hold()]));
     bench.reserve(UNIT);
-    bench.client(Request::Goodbye);
+    bench.goodbye();
     bench.let_end();
     bench.retire(location);
     assert_eq!(bench.free(), 8);
@@ -331,9 +338,9 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
         items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
         offered: false,
     };
-    bench.master(Request::Allocate(allocate));
+    bench.master(MasterToMember::Allocate(allocate));
     assert_eq!(bench.free(), 7);
-    bench.master(Request::ClientGone(ClientId(8)));
+    bench.master(MasterToMember::ClientGone(ClientId(8)));
     bench.let_end();
     assert_eq!(bench.free(), 8);
 }
@@ -342,11 +349,11 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
 fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
     let mut bench = Bench::new();
     let hold = bench.reserve(UNIT).unwrap().location.hold();
-    let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Released(_)));
+    let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Released(_)));
     assert!(!bench.effects.iter().any(tells));
-    bench.client(Request::Abort(vec![hold]));
+    bench.client(ClientToNode::Abort(vec![hold]));
     assert!(bench.effects.iter().any(tells));
-    bench.client(Request::Abort(vec![hold]));
+    bench.client(ClientToNode::Abort(vec![hold]));
     assert!(!bench.effects.iter().any(tells));
 }
 
@@ -355,10 +362,10 @@ fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
     let mut bench = Bench::new();
     let known = bench.reserve(UNIT).unwrap().location.hold();
     bench.reserve(UNIT);
-    bench.client(Request::Keep(vec![known]));
+    bench.client(ClientToNode::Keep(vec![known]));
     bench.let_end();
     assert_eq!(bench.free(), 7);
-    bench.client(Request::Abort(vec![known]));
+    bench.client(ClientToNode::Abort(vec![known]));
     bench.let_end();
     assert_eq!(bench.free(), 8);
 }
@@ -378,9 +385,9 @@ fn record(hold: Hold) -> Record {
 #[test]
 fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_before() {
     let ends: [fn(&mut Bench, Hold); 4] = [
-        |bench, hold| drop(bench.client(Request::Abort(vec![hold]))),
-        |bench, _| drop(bench.client(Request::Keep(vec![]))),
-        |bench, _| drop(bench.client(Request::Goodbye)),
+        |bench, hold| drop(bench.client(ClientToNode::Abort(vec![hold]))),
+        |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
+        |bench, _| bench.goodbye(),
         |bench, _| bench.handle(Event::Dead(WRITER)),
     ];
     for (index, end) in ends.into_iter().enumerate() {
@@ -393,7 +400,7 @@ fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_b
         let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
         assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot go back");
         let settle = Settle { commit: vec![record(location.hold())], abort: vec![] };
-        let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };
+        let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
         assert_eq!(settled.lost, [], "end {index}");
         bench.effects = told;
         bench.let_end();
@@ -406,9 +413,9 @@ fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
     let mut bench = Bench::new();
     let held = bench.reserve(UNIT).unwrap().location.hold();
     let lost = bench.reserve(UNIT).unwrap().location.hold();
-    bench.client(Request::Abort(vec![lost]));
+    bench.client(ClientToNode::Abort(vec![lost]));
     bench.handle(Event::Unlinked);
-    bench.client(Request::Abort(vec![held]));
+    bench.client(ClientToNode::Abort(vec![held]));
     assert_eq!(bench.free(), 6, "the answer to the first is lost, the second was never told");
     bench.join(Registered { epoch: 5, ..Registered::default() });
     assert_eq!(bench.free(), 6, "the same life of the master may have named them");
@@ -416,7 +423,7 @@ fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
     assert_eq!(bench.free(), 8);
     let held = bench.reserve(UNIT).unwrap().location.hold();
     bench.handle(Event::Unlinked);
-    bench.client(Request::Abort(vec![held]));
+    bench.client(ClientToNode::Abort(vec![held]));
     bench.join(Registered { epoch: 6, ..Registered::default() });
     assert_eq!(bench.free(), 8, "another life has not");
 }
@@ -433,11 +440,11 @@ fn what_was_published_unheard_is_committed_before_it_is_announced() {
     let commit = vec![record(location.hold())];
     bench.answer(Reply::Registered(Registered { epoch: 5, commit, ..Registered::default() }));
     let announced = bench.effects.iter().find_map(|it| match it {
-        Effect::AskMaster(_, Request::Announce(announce)) => Some(announce.items.clone()),
+        Effect::AskMaster(_, MemberToMaster::Announce(announce)) => Some(announce.items.clone()),
         _ => None,
     });
     assert_eq!(announced, Some(vec![record(location.hold())]));
-    let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+    let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
     assert!(!bench.effects.iter().any(asks), "the master would take it for new");
     bench.answer(Reply::Announced(Announced::default()));
     assert!(bench.reply_to(id).is_none() && bench.effects.iter().any(asks), "now it knows of it");
@@ -456,8 +463,8 @@ fn who_has_asked_the_master_reads_what_the_node_has_not_heard_of_yet() {
     );
     assert!(bench.node.begin_send(hold, 0, UNIT, None).is_some());
     assert!(bench.node.end_send(hold, None));
-    assert_eq!(bench.client(Request::BeginViews(vec![hold])), Some(Reply::ViewsBegun(vec![true])));
-    bench.client(Request::Abort(vec![hold]));
+    assert_eq!(bench.client(ClientToNode::BeginViews(vec![hold])), Some(Reply::ViewsBegun(vec![true])));
+    bench.client(ClientToNode::Abort(vec![hold]));
     bench.let_end();
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "what is looked at stays");
     assert_eq!(bench.node.begin_send(hold, 0, UNIT, None), None);
@@ -472,7 +479,7 @@ fn bytes_are_stored_only_by_the_writer_only_in_range_and_only_while_it_stands() 
     assert_eq!(bench.node.begin_store(WRITER, Hold { stamp: Stamp(99), ..hold }, 0, 1), None);
     assert_eq!(bench.node.begin_store(WRITER, hold, 50, 50), Some(vec![Extent { offset: 50, len: 50 }]));
     bench.node.end_store(hold);
-    bench.client(Request::Abort(vec![hold]));
+    bench.client(ClientToNode::Abort(vec![hold]));
     assert_eq!(bench.node.begin_store(WRITER, hold, 0, 1), None);
 }
 
@@ -518,7 +525,7 @@ fn no_room_no_slot_or_no_heap_is_an_answer() {
         items: vec![AllocateItem { len: 1, name_len: 2000, marks_len: 0 }],
         offered: false,
     };
-    let Reply::Allocated(allocated) = bench.master(Request::Allocate(allocate)) else { panic!() };
+    let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
     assert_eq!(allocated.items, [None]);
     assert_eq!(bench.free(), 8);
     for _ in 0..8 {
@@ -544,8 +551,10 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
         .effects
         .iter()
         .filter_map(|it| match it {
-            Effect::AskMaster(_, Request::Decide(decide)) => Some(format!("decide {}", decide.items.len())),
-            Effect::AskMaster(_, Request::Announce(announce)) => {
+            Effect::AskMaster(_, MemberToMaster::Decide(decide)) => {
+                Some(format!("decide {}", decide.items.len()))
+            }
+            Effect::AskMaster(_, MemberToMaster::Announce(announce)) => {
                 Some(format!("announce {}", announce.items.len()))
             }
             Effect::Withdraw { slot } => Some(format!("withdraw {}", slot.0)),
@@ -576,7 +585,7 @@ fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given
     assert!(bench.node.begin_store(WRITER, location.hold(), 0, UNIT).is_some());
     bench.node.end_store(location.hold());
     bench.commit(location, UNIT);
-    let is_asked = |it: &Effect| matches!(it, Effect::AskMaster(_, Request::Decide(_)));
+    let is_asked = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
     assert!(bench.effects.iter().any(is_asked));
 }
 
@@ -587,7 +596,7 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
     let record = |hold| Record { len: 10, ..record(hold) };
     let gone = Hold { stamp: Stamp(99), ..hold };
     let settle = Settle { commit: vec![record(hold), record(gone)], abort: vec![] };
-    let Reply::Settled(settled) = bench.master(Request::Settle(settle)) else { panic!() };
+    let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
     assert_eq!(settled.lost, [gone]);
     assert_eq!(settled.usage.objects, 1);
     assert!(bench.node.begin_send(hold, 0, 10, None).is_some());
@@ -626,7 +635,7 @@ fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
         let location = bench.reserve(UNIT).unwrap().location;
         assert_eq!(bench.commit(location, UNIT), None);
         let asked = bench.effects.clone();
-        bench.master(Request::Settle(Settle { commit: vec![], abort: vec![location.hold()] }));
+        bench.master(MasterToMember::Settle(Settle { commit: vec![], abort: vec![location.hold()] }));
         assert_eq!(bench.free(), 7, "the master has not heard the question yet");
         bench.effects = asked;
         bench.answer(Reply::Decided(vec![outcome]));
@@ -656,4 +665,17 @@ fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
         assert_eq!(rejected, !accepts, "{epoch} {life}");
         assert_eq!(bench.free(), if accepts { 8 } else { 7 });
     }
+}
+
+#[test]
+fn requests_for_disks_and_unwritten_bytes_are_refused() {
+    let mut bench = Bench::new();
+    for request in [MasterToMember::Demote(vec![]), MasterToMember::Promote(vec![])] {
+        let Reply::Refused(refusal) = bench.master(request) else { panic!() };
+        assert_eq!(refusal.reason, Reason::NotForYou);
+    }
+    let store = ClientToNode::Store(crate::message::Store::default());
+    assert!(
+        matches!(bench.client(store), Some(Reply::Refused(refusal)) if refusal.reason == Reason::Invalid)
+    );
 }

@@ -14,7 +14,7 @@ const OTHER: ClientId = ClientId(8);
 impl Bench {
     fn allocate(&mut self, client: ClientId, lens: &[u64], offered: bool) -> Vec<Option<Reservation>> {
         let items = lens.iter().map(|&len| AllocateItem { len, name_len: 20, marks_len: 0 }).collect();
-        match self.master(Request::Allocate(Allocate { client, items, offered })) {
+        match self.master(MasterToMember::Allocate(Allocate { client, items, offered })) {
             Reply::Allocated(allocated) => {
                 assert_eq!(allocated.usage, self.node.usage());
                 allocated.items
@@ -35,7 +35,7 @@ impl Bench {
 
     fn released(&self) -> Vec<Hold> {
         let told = self.effects.iter().filter_map(|it| match it {
-            Effect::AskMaster(_, Request::Released(released)) => Some(released.holds.clone()),
+            Effect::AskMaster(_, MemberToMaster::Released(released)) => Some(released.holds.clone()),
             _ => None,
         });
         told.flatten().collect()
@@ -87,7 +87,8 @@ fn missing_slots_and_names_recall_offers_too() {
     let mut bench = Bench::new();
     // The heap of 1024 bytes has room for two such names.
     let item = AllocateItem { len: 1, name_len: 400, marks_len: 0 };
-    let allocate = |client, offered| Request::Allocate(Allocate { client, items: vec![item; 2], offered });
+    let allocate =
+        |client, offered| MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered });
     bench.master(allocate(WRITER, true));
     let Reply::Allocated(allocated) = bench.master(allocate(OTHER, false)) else { panic!() };
     assert!(allocated.items.iter().all(Option::is_some), "{allocated:?}");
@@ -97,14 +98,15 @@ fn missing_slots_and_names_recall_offers_too() {
 fn missing_space_for_attributes_recalls_offers() {
     let pinned = |hold| {
         let marks = Marks { pins: vec!["o".repeat(200)], ..Marks::default() };
-        Request::Mark(vec![MarkItem { hold, marks }])
+        MasterToMember::Mark(vec![MarkItem { hold, marks }])
     };
     for claimed in [0, 1, 2] {
         let mut bench = Bench::new();
         let object = bench.put(UNIT).hold();
         // Two such names leave less of the heap of 1024 bytes than the pin needs.
         let item = AllocateItem { len: 1, name_len: 400, marks_len: 0 };
-        let offer = Request::Allocate(Allocate { client: WRITER, items: vec![item; 2], offered: true });
+        let offer =
+            MasterToMember::Allocate(Allocate { client: WRITER, items: vec![item; 2], offered: true });
         let Reply::Allocated(offers) = bench.master(offer) else { panic!() };
         let offers: Vec<_> = offers.items.iter().flatten().map(|it| it.location.hold()).collect();
         assert_eq!(offers.len(), 2);
@@ -143,11 +145,15 @@ fn bytes_from_a_socket_claim_an_offer() {
 
 #[test]
 fn offers_end_with_their_client_and_by_its_word() {
-    for end in [Request::Abort(vec![]), Request::Keep(vec![]), Request::Goodbye] {
+    let ends: [fn(&mut Bench, Vec<Hold>); 3] = [
+        |bench, offers| drop(bench.client(ClientToNode::Abort(offers))),
+        |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
+        |bench, _| bench.goodbye(),
+    ];
+    for end in ends {
         let mut bench = Bench::new();
         let offers = bench.offer(3);
-        let end = if let Request::Abort(_) = end { Request::Abort(offers) } else { end };
-        bench.client(end);
+        end(&mut bench, offers);
         assert_eq!(bench.usage(), (5, 0, 3), "they may have been published: the master is asked");
         bench.let_end();
         assert_eq!(bench.usage(), (8, 0, 0));
@@ -159,7 +165,7 @@ fn committed_and_ended_offers_are_not_recalled() {
     let mut bench = Bench::new();
     let offers = bench.offer(3);
     assert_eq!(bench.commit_outcome(offers[0]), None);
-    bench.client(Request::Abort(vec![offers[1]]));
+    bench.client(ClientToNode::Abort(vec![offers[1]]));
     assert_eq!(bench.usage(), (6, 1, 2));
     assert!(bench.allocate(OTHER, &[6 * UNIT], false)[0].is_some());
     assert_eq!(bench.recalls, offers[2..]);

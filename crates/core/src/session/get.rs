@@ -11,10 +11,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{CallFailure, Need, NeedId, Peer, Unreached};
+use super::{CallFailure, Need, NeedId, Unreached};
 use crate::{
     Generation, Key, Location, SegmentId,
-    message::{CallPart, Found, NodeInfo, Refusal, Reply, Request, Resolve, ResolveOutcome},
+    message::{CallPart, ClientToMaster, Found, NodeInfo, Refusal, Reply, Resolve, ResolveOutcome},
 };
 
 /// How often an object that changes under the reader is resolved anew. Large, because the deadline is what
@@ -228,7 +228,7 @@ impl Get {
             let resolve = Resolve { keys, touch, lease, locate: true, wait_ms, report_wait_ms, part };
             let id = self.next_id();
             self.pending.insert(id, Pending::Resolve(indexes));
-            self.needs.push_back(Need::Call { id, peer: Peer::Master, request: Request::Resolve(resolve) });
+            self.needs.push_back(Need::AskMaster { id, request: ClientToMaster::Resolve(resolve) });
         }
         while let Some(need) = self.needs.pop_front() {
             match need {

@@ -18,16 +18,10 @@ pub use pace::{PACES_MAX, Pace, STALL_US_MAX, STALL_US_MIN};
 pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Preallocation};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 
-use crate::{Location, Reservation, SegmentId, message::Request};
-
-/// Who is to be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Peer {
-    /// The master.
-    Master,
-    /// A storage node.
-    Node(SegmentId),
-}
+use crate::{
+    Location, Reservation, SegmentId,
+    message::{ClientToMaster, ClientToNode},
+};
 
 /// Names a need, so that its result finds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,14 +30,21 @@ pub struct NeedId(pub u64);
 /// What must be done for a session to go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Ask, and report the reply.
-    Call {
+    /// Ask the master, and report the reply.
+    AskMaster {
         /// Reported with the reply.
         id: NeedId,
-        /// Whom.
-        peer: Peer,
         /// What.
-        request: Request,
+        request: ClientToMaster,
+    },
+    /// Ask a storage node, and report the reply.
+    AskNode {
+        /// Reported with the reply.
+        id: NeedId,
+        /// Which.
+        segment: SegmentId,
+        /// What.
+        request: ClientToNode,
     },
     /// Write the whole of an item's bytes into a reservation.
     Write {

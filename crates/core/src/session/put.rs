@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{CallFailure, Need, NeedId, Peer, Unreached};
+use super::{CallFailure, Need, NeedId, Unreached};
 use crate::{
     Generation, Hold, Key, Location, Reservation, SegmentId,
     message::{
-        Backlog, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish, PublishItem, PutOptions, Quota,
-        Refusal, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
+        Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish,
+        PublishItem, PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
     },
 };
 
@@ -385,7 +385,7 @@ impl Put {
     /// Turns what has gathered into calls, one per peer.
     fn plan(&mut self) {
         for (segment, holds) in std::mem::take(&mut self.to_abort) {
-            self.call(Peer::Node(segment), Request::Abort(holds), Pending::Abort);
+            self.ask_node(segment, ClientToNode::Abort(holds), Pending::Abort);
         }
         if !self.to_publish.is_empty() {
             let indexes = std::mem::take(&mut self.to_publish);
@@ -394,15 +394,12 @@ impl Put {
                 Some(PublishItem { home, item: self.commit_item(index)? })
             });
             let publish = Publish { items: items.collect(), wait_ms: self.confirm_ms };
-            self.call(Peer::Master, Request::Publish(publish), Pending::Publish(indexes));
+            self.ask_master(ClientToMaster::Publish(publish), Pending::Publish(indexes));
         }
         for (segment, indexes) in std::mem::take(&mut self.to_commit) {
             let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();
-            self.call(
-                Peer::Node(segment),
-                Request::Commit(Commit { items, wait_ms: self.confirm_ms }),
-                Pending::Commit(segment, indexes),
-            );
+            let commit = Commit { items, wait_ms: self.confirm_ms };
+            self.ask_node(segment, ClientToNode::Commit(commit), Pending::Commit(segment, indexes));
         }
         if !self.to_reserve.is_empty() {
             let indexes = std::mem::take(&mut self.to_reserve);
@@ -421,7 +418,7 @@ impl Put {
                 spare: 0,
                 report_wait_ms: self.confirm_ms,
             };
-            self.call(Peer::Master, Request::Reserve(reserve), Pending::Reserve(indexes));
+            self.ask_master(ClientToMaster::Reserve(reserve), Pending::Reserve(indexes));
         }
     }
 
@@ -437,10 +434,16 @@ impl Put {
         })
     }
 
-    fn call(&mut self, peer: Peer, request: Request, pending: Pending) {
+    fn ask_master(&mut self, request: ClientToMaster, pending: Pending) {
         let id = self.next_id();
         self.pending.insert(id, pending);
-        self.needs.push_back(Need::Call { id, peer, request });
+        self.needs.push_back(Need::AskMaster { id, request });
+    }
+
+    fn ask_node(&mut self, segment: SegmentId, request: ClientToNode, pending: Pending) {
+        let id = self.next_id();
+        self.pending.insert(id, pending);
+        self.needs.push_back(Need::AskNode { id, segment, request });
     }
 
     fn next_id(&mut self) -> NeedId {

@@ -66,9 +66,23 @@ fn lost() -> Result<Reply, CallFailure> {
     Err(CallFailure::Unreachable)
 }
 
-fn call(need: Option<Need>) -> (NeedId, Peer, Request) {
+fn to_master(need: Option<Need>) -> (NeedId, ClientToMaster) {
     match need {
-        Some(Need::Call { id, peer, request }) => (id, peer, request),
+        Some(Need::AskMaster { id, request }) => (id, request),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn asked(need: Option<Need>) -> NeedId {
+    match need {
+        Some(Need::AskMaster { id, .. } | Need::AskNode { id, .. }) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn to_node(need: Option<Need>) -> (NeedId, SegmentId, ClientToNode) {
+    match need {
+        Some(Need::AskNode { id, segment, request }) => (id, segment, request),
         other => panic!("{other:?}"),
     }
 }
@@ -90,14 +104,14 @@ fn read(need: Option<Need>) -> (NeedId, Location) {
 #[test]
 fn a_batch_is_one_message_to_each_peer() {
     let mut put = put_of(2);
-    let (id, peer, request) = call(put.poll());
-    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.items.len() == 2));
+    let (id, request) = to_master(put.poll());
+    assert!(matches!(&request, ClientToMaster::Reserve(it) if it.items.len() == 2));
     put.replied(id, reserved(vec![room(&[location(1, 1)]), room(&[location(1, 2)])]));
     let writes = [write(put.poll()), write(put.poll())];
     assert_eq!(put.reserved().count(), 2);
     writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
-    let (id, peer, request) = call(put.poll());
-    assert!(matches!((peer, &request), (Peer::Node(_), Request::Commit(it)) if it.items.len() == 2));
+    let (id, _, request) = to_node(put.poll());
+    assert!(matches!(request, ClientToNode::Commit(it) if it.items.len() == 2));
     let stored = vec![CommitOutcome::Stored(GENERATION), CommitOutcome::Exists(GENERATION)];
     put.replied(id, Ok(Reply::Committed(stored)));
     assert!(put.is_done() && put.poll().is_none());
@@ -128,7 +142,7 @@ fn bytes_may_go_with_the_question_that_follows_their_write() {
         let mut requests: Vec<_> = (0..3).map(|index| request(index, &[])).collect();
         requests[1].options.hard_pin = true;
         let mut put = Put::new(requests);
-        let (id, ..) = call(put.poll());
+        let id = asked(put.poll());
         assert!(!put.is_asked_next(0, SegmentId(1)), "there is no room yet");
         put.replied(id, near);
         let asked_next = [0, 1, 2].map(|item| put.is_asked_next(item, SegmentId(1)));
@@ -154,22 +168,22 @@ fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_commi
     ];
     for (answer, left) in answers {
         let mut put = put_of(3);
-        let (id, ..) = call(put.poll());
+        let id = asked(put.poll());
         let rooms = vec![room(&[location(1, 1)]), room(&[location(1, 2)]), room(&[location(2, 3)])];
         put.replied(id, near(rooms));
         let writes = [write(put.poll()), write(put.poll()), write(put.poll())];
         writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
-        let (publish, peer, request) = call(put.poll());
+        let (publish, request) = to_master(put.poll());
         let homes = |it: &crate::message::Publish| it.items.iter().all(|it| it.home == SegmentId(1));
-        assert!(matches!((peer, &request), (Peer::Master, Request::Publish(it)) if homes(it)));
-        let (commit, peer, request) = call(put.poll());
-        assert!(matches!((peer, &request), (Peer::Node(_), Request::Commit(it)) if it.items.len() == 1));
+        assert!(matches!(&request, ClientToMaster::Publish(it) if homes(it)));
+        let (commit, _, request) = to_node(put.poll());
+        assert!(matches!(request, ClientToNode::Commit(it) if it.items.len() == 1));
         put.replied(commit, Ok(Reply::Committed(vec![outcome()])));
         put.replied(publish, answer.clone());
         if left > 0 {
-            let (id, peer, request) = call(put.poll());
-            assert_eq!(peer, Peer::Node(SegmentId(1)));
-            assert!(matches!(&request, Request::Commit(it) if it.items.len() == left), "{answer:?}");
+            let (id, segment, request) = to_node(put.poll());
+            assert_eq!(segment, SegmentId(1));
+            assert!(matches!(&request, ClientToNode::Commit(it) if it.items.len() == left), "{answer:?}");
             assert_eq!(put.reserved().count(), left, "they are still its own");
             put.replied(id, Ok(Reply::Committed(vec![outcome(); left])));
         }
@@ -187,54 +201,54 @@ fn what_has_marks_or_several_copies_is_committed() {
         let mut put = Put::new(vec![request]).publishing([SegmentId(1), SegmentId(2)].into());
         let writes: Vec<_> = ready.iter().map(|_| write(put.poll())).collect();
         writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
-        let (_, peer, request) = call(put.poll());
-        assert!(matches!((peer, request), (Peer::Node(_), Request::Commit(_))));
+        let (_, _, request) = to_node(put.poll());
+        assert!(matches!(request, ClientToNode::Commit(_)));
     }
 }
 
 #[test]
 fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
     let mut put = put_of(1);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, reserved(vec![room(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Unreachable("gone".into()));
-    let (abort, peer, request) = call(put.poll());
-    assert_eq!((peer, request), (Peer::Node(SegmentId(1)), Request::Abort(vec![location(1, 1).hold()])));
+    let (abort, segment, request) = to_node(put.poll());
+    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).hold()])));
     put.replied(abort, lost());
-    let (_, peer, request) = call(put.poll());
-    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.avoid == [SegmentId(1)]));
+    let (_, request) = to_master(put.poll());
+    assert!(matches!(request, ClientToMaster::Reserve(it) if it.avoid == [SegmentId(1)]));
 }
 
 #[test]
 fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
     let mut put = put_of(1);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, reserved(vec![room(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Written);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, Err(CallFailure::Unwritten));
-    let (abort, peer, request) = call(put.poll());
-    assert_eq!((peer, request), (Peer::Node(SegmentId(1)), Request::Abort(vec![location(1, 1).hold()])));
+    let (abort, segment, request) = to_node(put.poll());
+    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).hold()])));
     put.replied(abort, lost());
-    let (_, peer, request) = call(put.poll());
-    assert!(matches!((peer, &request), (Peer::Master, Request::Reserve(it)) if it.avoid == [SegmentId(1)]));
+    let (_, request) = to_master(put.poll());
+    assert!(matches!(request, ClientToMaster::Reserve(it) if it.avoid == [SegmentId(1)]));
 }
 
 #[test]
 fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
     let mut put = put_of(1);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, reserved(vec![room(&[location(1, 1), location(2, 2)])]));
     let (first, second) = (write(put.poll()), write(put.poll()));
     put.written(first.0, WriteResult::Unreachable("gone".into()));
     put.written(second.0, WriteResult::Written);
-    let abort = call(put.poll());
-    assert_eq!(abort.1, Peer::Node(SegmentId(1)));
+    let abort = to_node(put.poll());
+    assert_eq!(abort.1, SegmentId(1));
     put.replied(abort.0, lost());
-    let (id, peer, _) = call(put.poll());
-    assert_eq!(peer, Peer::Node(SegmentId(2)));
+    let (id, segment, _) = to_node(put.poll());
+    assert_eq!(segment, SegmentId(2));
     put.replied(id, Ok(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
     assert!(matches!(put.into_outcomes()[0], PutOutcome::Stored { ref replicas, .. } if replicas.len() == 1));
 }
@@ -242,16 +256,16 @@ fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
 #[test]
 fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
     let mut put = put_of(1);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, reserved(vec![room(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Written);
-    let (id, peer, request) = call(put.poll());
+    let (id, segment, request) = to_node(put.poll());
     put.replied(id, lost());
-    let again = call(put.poll());
-    assert_eq!((again.1, &again.2), (peer, &request));
+    let again = to_node(put.poll());
+    assert_eq!((again.1, &again.2), (segment, &request));
     put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
-    assert!(matches!(call(put.poll()).2, Request::Reserve(_)), "a stale reservation starts over");
+    assert!(matches!(to_master(put.poll()).1, ClientToMaster::Reserve(_)), "a stale reservation starts over");
 }
 
 #[test]
@@ -260,13 +274,13 @@ fn an_item_with_room_begins_with_its_bytes_and_the_others_reserve() {
     assert_eq!(put.reserved().collect::<Vec<_>>(), [location(1, 1), location(2, 2)]);
     let writes = [write(put.poll()), write(put.poll())];
     assert_eq!(writes.map(|(_, item, location)| (item, location.segment.0)), [(0, 1), (0, 2)]);
-    let (_, _, asked) = call(put.poll());
-    let Request::Reserve(reserve) = asked else { panic!("{asked:?}") };
+    let (_, asked) = to_master(put.poll());
+    let ClientToMaster::Reserve(reserve) = asked else { panic!("{asked:?}") };
     assert_eq!(reserve.items.into_iter().map(|it| it.key).collect::<Vec<_>>(), [request(1, &[]).key]);
     writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
-    let (_, peer, asked) = call(put.poll());
-    let Request::Commit(commit) = asked else { panic!("{asked:?}") };
-    assert_eq!(peer, Peer::Node(SegmentId(1)));
+    let (_, segment, asked) = to_node(put.poll());
+    let ClientToNode::Commit(commit) = asked else { panic!("{asked:?}") };
+    assert_eq!(segment, SegmentId(1));
     assert_eq!(
         (commit.items[0].hold, &*commit.items[0].others),
         (location(1, 1).hold(), &[location(2, 2)][..])
@@ -280,14 +294,14 @@ fn room_that_is_gone_when_it_is_needed_is_reserved_anew() {
         let (id, ..) = write(put.poll());
         if is_written {
             put.written(id, WriteResult::Written);
-            let (id, ..) = call(put.poll());
+            let id = asked(put.poll());
             put.replied(id, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
         } else {
             put.written(id, WriteResult::Stale);
         }
         assert_eq!(put.reserved().count(), 0);
-        let (id, peer, asked) = call(put.poll());
-        assert!(matches!((peer, &asked), (Peer::Master, Request::Reserve(it)) if it.items.len() == 1));
+        let (id, request) = to_master(put.poll());
+        assert!(matches!(request, ClientToMaster::Reserve(it) if it.items.len() == 1));
         put.replied(id, reserved(vec![room(&[location(2, 2)])]));
         assert_eq!(write(put.poll()).2, location(2, 2));
     }
@@ -298,10 +312,10 @@ fn a_put_gives_up_in_the_end() {
     let mut put = put_of(1);
     for _ in 0..100 {
         match put.poll() {
-            Some(Need::Call { id, request: Request::Reserve(_), .. }) => {
+            Some(Need::AskMaster { id, .. }) => {
                 put.replied(id, reserved(vec![room(&[location(1, 1)])]));
             }
-            Some(Need::Call { id, .. }) => put.replied(id, lost()),
+            Some(Need::AskNode { id, .. }) => put.replied(id, lost()),
             Some(Need::Write { id, .. }) => put.written(id, WriteResult::Stale),
             Some(Need::Read { .. } | Need::Stop { .. }) => panic!(),
             None => break,
@@ -314,7 +328,7 @@ fn a_put_gives_up_in_the_end() {
 #[test]
 fn full_is_an_outcome_and_so_is_a_deadline() {
     let mut put = put_of(2);
-    let (id, ..) = call(put.poll());
+    let id = asked(put.poll());
     put.replied(id, reserved(vec![ReserveOutcome::Full(Full::default()), room(&[location(1, 1)])]));
     let outcomes = put.into_outcomes();
     assert_eq!(outcomes[0], PutOutcome::Full(Full::default()));
@@ -326,7 +340,7 @@ fn full_is_an_outcome_and_so_is_a_deadline() {
 #[test]
 fn the_nearest_copy_is_read_and_the_next_one_when_it_fails() {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(2, 2), location(1, 1)])));
     let (id, from) = read(get.poll());
     assert_eq!(from, location(1, 1));
@@ -341,11 +355,11 @@ fn the_nearest_copy_is_read_and_the_next_one_when_it_fails() {
 #[test]
 fn a_changed_stamp_resolves_again_and_may_find_nothing() {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
     let (id, _) = read(get.poll());
     get.read(id, ReadResult::Stale);
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(ResolveOutcome::Absent));
     assert_eq!(get.into_outcomes(), [GetOutcome::Absent]);
 }
@@ -355,9 +369,9 @@ fn an_object_that_never_holds_still_is_contended() {
     let mut get = get_of_one();
     while let Some(need) = get.poll() {
         match need {
-            Need::Call { id, .. } => get.replied(id, resolved(found(&[location(1, 1)]))),
+            Need::AskMaster { id, .. } => get.replied(id, resolved(found(&[location(1, 1)]))),
             Need::Read { id, .. } => get.read(id, ReadResult::Stale),
-            Need::Write { .. } | Need::Stop { .. } => panic!(),
+            Need::AskNode { .. } | Need::Write { .. } | Need::Stop { .. } => panic!(),
         }
     }
     assert_eq!(get.into_outcomes(), [GetOutcome::Contended]);
@@ -366,13 +380,13 @@ fn an_object_that_never_holds_still_is_contended() {
 #[test]
 fn a_small_buffer_and_a_lost_master_are_outcomes() {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
     let (id, _) = read(get.poll());
     get.read(id, ReadResult::TooSmall);
     assert_eq!(get.into_outcomes(), [GetOutcome::TooSmall(10)]);
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, lost());
     assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable(Unreached::Call(id))]);
 }
@@ -408,8 +422,8 @@ fn what_was_known_wrongly_is_asked() {
         let mut get = known_get(&[location(1, 5)]);
         let (id, _) = read(get.poll());
         get.read(id, result);
-        let (id, peer, request) = call(get.poll());
-        assert!(matches!((peer, request), (Peer::Master, Request::Resolve(_))));
+        let (id, request) = to_master(get.poll());
+        assert!(matches!(request, ClientToMaster::Resolve(_)));
         // The same node may have the new one, and this time it counts for itself.
         get.replied(id, resolved(found(&[location(1, 6)])));
         let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
@@ -433,39 +447,39 @@ fn requests_say_which_part_of_the_call_they_are() {
     while let Some(need) = get.poll() {
         match need {
             Need::Read { id, .. } => reads.push(id),
-            need => asked = Some(call(Some(need))),
+            need => asked = Some(to_master(Some(need))),
         }
     }
-    let part = |request: Request| match request {
-        Request::Resolve(it) => (it.keys.len(), it.part.items, it.part.is_more, it.part.repeats),
+    let part = |request: ClientToMaster| match request {
+        ClientToMaster::Resolve(it) => (it.keys.len(), it.part.items, it.part.is_more, it.part.repeats),
         other => panic!("{other:?}"),
     };
-    let (first, _, request) = asked.unwrap();
+    let (first, request) = asked.unwrap();
     assert_eq!(part(request), (1, 3, false, 0));
     get.read(reads[0], ReadResult::Valid);
     get.read(reads[1], ReadResult::Stale);
-    let (second, _, request) = call(get.poll());
+    let (second, request) = to_master(get.poll());
     assert_eq!(part(request), (1, 3, true, 0));
     assert_eq!([0, 1, 2].map(|item| get.is_asked(item)), [true, false, true]);
     get.replied(first, resolved(ResolveOutcome::Absent));
     get.replied(second, resolved(found(&[location(1, 6)])));
     let (id, _) = read(get.poll());
     get.read(id, ReadResult::Stale);
-    let (_, _, request) = call(get.poll());
+    let (_, request) = to_master(get.poll());
     assert_eq!(part(request), (1, 3, true, 1));
 }
 
 #[test]
 fn request_for_all_objects_is_the_whole_call() {
-    let (_, _, request) = call(get_of_one().poll());
-    let Request::Resolve(resolve) = request else { panic!("{request:?}") };
+    let (_, request) = to_master(get_of_one().poll());
+    let ClientToMaster::Resolve(resolve) = request else { panic!("{request:?}") };
     assert_eq!(resolve.part, CallPart::default());
 }
 
 /// Two copies of one object, of which the master told.
 fn get_of_two_copies() -> (Get, NeedId) {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
     let (id, from) = read(get.poll());
     assert_eq!(from, location(1, 1));
@@ -509,7 +523,7 @@ fn failed_hedge_leaves_the_first_read() {
 #[test]
 fn only_copy_is_waited_for() {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
     let (id, _) = read(get.poll());
     get.watch(id, 0, 10);
@@ -569,13 +583,13 @@ fn stalled_read_at_a_known_place_asks_the_master() {
     let (first, _) = read(get.poll());
     get.watch(first, 0, 10);
     get.tick(10);
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 5), location(2, 6)])));
     let Some(Need::Read { id: second, location: from, unasked, .. }) = get.poll() else { panic!("no read") };
     assert_eq!((from, unasked), (location(2, 6), None), "the first is being read");
     assert!(get.poll().is_none());
     get.read(first, ReadResult::Stale);
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(ResolveOutcome::Absent));
     assert!(get.is_done(), "the master says that it is gone");
     get.read(second, ReadResult::Valid);
@@ -589,14 +603,14 @@ fn lost_master_does_not_end_a_read_under_way() {
         let (first, _) = read(get.poll());
         get.watch(first, 0, 10);
         get.tick(10);
-        let (id, ..) = call(get.poll());
+        let id = asked(get.poll());
         get.replied(id, lost());
         assert!(!get.is_done() && get.poll().is_none());
         get.read(first, result.clone());
         if result == ReadResult::Valid {
             assert!(get.is_done());
         } else {
-            let (id, ..) = call(get.poll());
+            let id = asked(get.poll());
             get.replied(id, lost());
             assert_eq!(get.into_outcomes(), [GetOutcome::Unreachable(Unreached::Call(id))]);
         }
@@ -609,7 +623,7 @@ fn older_generation_does_not_count_after_a_newer_was_told() {
     let (first, _) = read(get.poll());
     get.watch(first, 0, 10);
     get.tick(10);
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     let newer = Generation { counter: GENERATION.counter + 1, ..GENERATION };
     let found = Found { generation: newer, len: 7, replicas: vec![location(2, 6)], ..Found::default() };
     get.replied(id, resolved(ResolveOutcome::Found(found)));
@@ -625,7 +639,7 @@ fn older_generation_does_not_count_after_a_newer_was_told() {
 fn slow_nodes_are_asked_last() {
     let slow = BTreeSet::from([SegmentId(1)]);
     let mut get = get_of_one().avoiding(slow.clone());
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
     let (id, from) = read(get.poll());
     assert_eq!(from, location(2, 2), "although it is further away");
@@ -633,21 +647,21 @@ fn slow_nodes_are_asked_last() {
     assert_eq!(read(get.poll()).1, location(1, 1));
 
     let mut get = get_of_one().avoiding(slow.clone());
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
     assert_eq!(read(get.poll()).1, location(1, 1), "it has the only copy");
 
     let mut get = known_get(&[location(2, 6), location(1, 5)]).avoiding(slow.clone());
     assert_eq!(read(get.poll()).1, location(2, 6), "of two that are known");
     let mut get = known_get(&[location(1, 5)]).avoiding(slow);
-    let (_, peer, _) = call(get.poll());
-    assert_eq!(peer, Peer::Master, "which may know of another copy");
+    // The master may know of another copy.
+    to_master(get.poll());
 }
 
 #[test]
 fn third_copy_is_tried_when_the_hedge_fails() {
     let mut get = get_of_one();
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1), location(2, 2), location(3, 3)])));
     let (first, _) = read(get.poll());
     get.watch(first, 0, 10);
@@ -672,13 +686,13 @@ fn only_the_wanted_generation_is_read() {
     let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
     assert_eq!(unasked, None, "the master said where it lies, and all of its copies");
     get.read(id, ReadResult::Stale);
-    let (id, _, request) = call(get.poll());
-    assert!(matches!(request, Request::Resolve(it) if !it.touch && !it.lease && it.wait_ms == 0));
+    let (id, request) = to_master(get.poll());
+    assert!(matches!(request, ClientToMaster::Resolve(it) if !it.touch && !it.lease && it.wait_ms == 0));
     get.replied(id, resolved(found(&[location(2, 7)])));
     let (id, from) = read(get.poll());
     assert_eq!(from, location(2, 7), "it has moved");
     get.read(id, ReadResult::Stale);
-    let (id, ..) = call(get.poll());
+    let id = asked(get.poll());
     let other = Found { generation: newer, len: 7, replicas: vec![location(2, 8)], ..Found::default() };
     get.replied(id, resolved(ResolveOutcome::Found(other)));
     assert_eq!(get.into_outcomes(), [GetOutcome::Superseded(newer)]);

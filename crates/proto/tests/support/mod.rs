@@ -11,70 +11,94 @@ use tiffin_core::*;
 /// Any request.
 pub(crate) fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        hello().prop_map(Request::Hello),
-        reserve().prop_map(Request::Reserve),
-        resolve().prop_map(Request::Resolve),
-        exists().prop_map(Request::Exists),
-        (vec(key(), 0..4), flag(), number()).prop_map(|(keys, force, wait_ms)| Request::Delete(Delete {
-            keys,
-            force,
-            wait_ms
-        })),
-        (pattern(), flag(), number()).prop_map(|(pattern, force, wait_ms)| {
-            Request::DeleteMatching(DeleteMatching { pattern, force, wait_ms })
-        }),
-        (pattern(), number(), small(), option::of(text()), number()).prop_map(
-            |(pattern, cursor, limit, pinned_by, report_wait_ms)| {
-                Request::List(List { pattern, pinned_by, cursor, limit, report_wait_ms })
-            }
-        ),
-        Just(Request::Stat),
-        (option::of(usage()), vec(viewer(), 0..4))
-            .prop_map(|(usage, viewers)| Request::Heartbeat(Heartbeat { usage, viewers })),
-        (node_info(), usage(), number(), number(), number()).prop_map(
-            |(info, usage, epoch, stamps, life)| {
-                Request::Register(Register { info, usage, epoch, stamps, life })
-            }
-        ),
-        (vec(record(), 0..4), flag()).prop_map(|(items, last)| Request::Announce(Announce { items, last })),
-        (vec((text(), number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
-            let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
-            Request::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
-        }),
-        (vec((number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
-            let item = |(home, item)| PublishItem { home: SegmentId(home), item };
-            Request::Publish(Publish { items: items.into_iter().map(item).collect(), wait_ms })
-        }),
-        allocate().prop_map(Request::Allocate),
-        (vec(record(), 0..3), holds()).prop_map(|(commit, abort)| Request::Settle(Settle { commit, abort })),
-        holds().prop_map(|holds| Request::Retire(Retire { holds })),
-        number().prop_map(|id| Request::ClientGone(ClientId(id))),
-        (vec(commit_item(), 0..4), number())
-            .prop_map(|(items, wait_ms)| Request::Commit(Commit { items, wait_ms })),
-        (vec(commit_item(), 0..4), number(), vec(vec(any::<u8>(), 0..40), 0..4)).prop_map(
-            |(items, wait_ms, bytes)| Request::Store(Store { commit: Commit { items, wait_ms }, bytes })
-        ),
-        holds().prop_map(Request::Abort),
-        holds().prop_map(Request::Keep),
-        holds().prop_map(Request::BeginViews),
-        holds().prop_map(Request::EndViews),
-        Just(Request::Goodbye),
-        lifetime_request(),
-        tier_request(),
+        1 => hello().prop_map(Request::Hello),
+        1 => Just(Request::Goodbye),
+        23 => client_to_master().boxed().prop_map(Request::from),
+        7 => member_to_master().boxed().prop_map(Request::from),
+        8 => master_to_member().boxed().prop_map(Request::from),
+        6 => client_to_node().boxed().prop_map(Request::from),
     ]
 }
 
-/// Any request about disks.
-fn tier_request() -> impl Strategy<Value = Request> {
+fn client_to_master() -> impl Strategy<Value = ClientToMaster> {
+    prop_oneof![
+        reserve().prop_map(ClientToMaster::Reserve),
+        resolve().prop_map(ClientToMaster::Resolve),
+        exists().prop_map(ClientToMaster::Exists),
+        (vec(key(), 0..4), flag(), number())
+            .prop_map(|(keys, force, wait_ms)| ClientToMaster::Delete(Delete { keys, force, wait_ms })),
+        (pattern(), flag(), number()).prop_map(|(pattern, force, wait_ms)| ClientToMaster::DeleteMatching(
+            DeleteMatching { pattern, force, wait_ms }
+        )),
+        (pattern(), number(), small(), option::of(text()), number()).prop_map(
+            |(pattern, cursor, limit, pinned_by, report_wait_ms)| {
+                ClientToMaster::List(List { pattern, pinned_by, cursor, limit, report_wait_ms })
+            }
+        ),
+        Just(ClientToMaster::Stat),
+        Just(ClientToMaster::Ping),
+        (vec((number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
+            let item = |(home, item)| PublishItem { home: SegmentId(home), item };
+            ClientToMaster::Publish(Publish { items: items.into_iter().map(item).collect(), wait_ms })
+        }),
+        number().prop_map(|id| ClientToMaster::Cancel(RequestId(id))),
+        (vec(key(), 0..4), ahead(), number())
+            .prop_map(|(keys, ahead, wait_ms)| ClientToMaster::Prefetch(Prefetch { keys, ahead, wait_ms })),
+        lifetime_request().boxed(),
+        stream_request().boxed(),
+    ]
+}
+
+fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
+    prop_oneof![
+        (usage(), vec(viewer(), 0..4))
+            .prop_map(|(usage, viewers)| MemberToMaster::Heartbeat(Heartbeat { usage, viewers })),
+        (node_info(), usage(), number(), number(), number()).prop_map(
+            |(info, usage, epoch, stamps, life)| {
+                MemberToMaster::Register(Box::new(Register { info, usage, epoch, stamps, life }))
+            }
+        ),
+        (vec(record(), 0..4), flag())
+            .prop_map(|(items, last)| MemberToMaster::Announce(Announce { items, last })),
+        (vec((text(), number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
+            let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
+            MemberToMaster::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
+        }),
+        (holds(), usage()).prop_map(|(holds, usage)| MemberToMaster::Released(Released { holds, usage })),
+        number().prop_map(|client| MemberToMaster::ClientDied(ClientId(client))),
+        (vec(record(), 0..4), flag(), usage())
+            .prop_map(|(items, corrupt, usage)| MemberToMaster::Dropped(Dropped { items, corrupt, usage })),
+    ]
+}
+
+fn master_to_member() -> impl Strategy<Value = MasterToMember> {
+    let mark = (hold(), marks()).prop_map(|(hold, marks)| MarkItem { hold, marks });
     let demote = (hold(), record()).prop_map(|(source, record)| DemoteItem { source, record });
     let promote = (hold(), hold()).prop_map(|(hold, into)| PromoteItem { hold, into });
     prop_oneof![
-        vec(demote, 0..4).prop_map(Request::Demote),
-        vec(promote, 0..4).prop_map(Request::Promote),
-        (vec(record(), 0..4), flag(), usage())
-            .prop_map(|(items, corrupt, usage)| { Request::Dropped(Dropped { items, corrupt, usage }) }),
-        (vec(key(), 0..4), ahead(), number())
-            .prop_map(|(keys, ahead, wait_ms)| { Request::Prefetch(Prefetch { keys, ahead, wait_ms }) }),
+        allocate().prop_map(MasterToMember::Allocate),
+        (vec(record(), 0..3), holds())
+            .prop_map(|(commit, abort)| MasterToMember::Settle(Settle { commit, abort })),
+        holds().prop_map(|holds| MasterToMember::Retire(Retire { holds })),
+        number().prop_map(|id| MasterToMember::ClientGone(ClientId(id))),
+        vec(mark, 0..4).prop_map(MasterToMember::Mark),
+        holds().prop_map(MasterToMember::Inspect),
+        vec(demote, 0..4).prop_map(MasterToMember::Demote),
+        vec(promote, 0..4).prop_map(MasterToMember::Promote),
+    ]
+}
+
+fn client_to_node() -> impl Strategy<Value = ClientToNode> {
+    let commit =
+        || (vec(commit_item(), 0..4), number()).prop_map(|(items, wait_ms)| Commit { items, wait_ms });
+    prop_oneof![
+        commit().prop_map(ClientToNode::Commit),
+        (commit(), vec(vec(any::<u8>(), 0..40), 0..4))
+            .prop_map(|(commit, bytes)| ClientToNode::Store(Store { commit, bytes })),
+        holds().prop_map(ClientToNode::Abort),
+        holds().prop_map(ClientToNode::Keep),
+        holds().prop_map(ClientToNode::BeginViews),
+        holds().prop_map(ClientToNode::EndViews),
     ]
 }
 
@@ -97,56 +121,51 @@ fn policy_change() -> impl Strategy<Value = PolicyChange> {
 }
 
 /// Any request about pins, quotas, samples and explanations.
-fn lifetime_request() -> impl Strategy<Value = Request> {
-    let mark = (hold(), marks()).prop_map(|(hold, marks)| MarkItem { hold, marks });
+fn lifetime_request() -> impl Strategy<Value = ClientToMaster> {
     let keys = || vec(key(), 0..4);
     let lease = (key(), option::of(generation())).prop_map(|(key, generation)| LeaseItem { key, generation });
     let ack = (key(), generation()).prop_map(|(key, generation)| AckItem { key, generation });
     prop_oneof![
-        vec(mark, 0..4).prop_map(Request::Mark),
-        holds().prop_map(Request::Inspect),
-        number().prop_map(|id| Request::Cancel(RequestId(id))),
-        (holds(), usage()).prop_map(|(holds, usage)| Request::Released(Released { holds, usage })),
-        (keys(), text(), flag(), number()).prop_map(|(keys, owner, on, wait_ms)| Request::Pin(Pin {
+        (keys(), text(), flag(), number()).prop_map(|(keys, owner, on, wait_ms)| ClientToMaster::Pin(Pin {
             keys,
             owner,
             on,
             wait_ms
         })),
-        (text(), number()).prop_map(|(owner, wait_ms)| Request::DropPins(DropPins { owner, wait_ms })),
-        policy_change().prop_map(Request::SetPolicy),
-        text().prop_map(|name| Request::ForgetNode(ForgetNode { name })),
+        (text(), number()).prop_map(|(owner, wait_ms)| ClientToMaster::DropPins(DropPins { owner, wait_ms })),
+        policy_change().prop_map(ClientToMaster::SetPolicy),
+        text().prop_map(|name| ClientToMaster::ForgetNode(ForgetNode { name })),
         (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
-            Request::Await(Await { at_most, at_least, wait_ms })
+            ClientToMaster::Await(Await { at_most, at_least, wait_ms })
         }),
-        (keys(), number()).prop_map(|(keys, report_wait_ms)| Request::Why(Explain { keys, report_wait_ms })),
+        (keys(), number())
+            .prop_map(|(keys, report_wait_ms)| ClientToMaster::Why(Explain { keys, report_wait_ms })),
         (vec(lease, 0..4), text(), number()).prop_map(|(items, group, report_wait_ms)| {
-            Request::Lease(Lease { items, group, report_wait_ms })
+            ClientToMaster::Lease(Lease { items, group, report_wait_ms })
         }),
-        vec(number(), 0..9).prop_map(|leases| Request::Release(Release { leases })),
-        vec(number(), 0..9).prop_map(Request::KeepLeases),
-        number().prop_map(|client| Request::ClientDied(ClientId(client))),
+        vec(number(), 0..9).prop_map(|leases| ClientToMaster::Release(Release { leases })),
+        vec(number(), 0..9).prop_map(ClientToMaster::KeepLeases),
         (vec(ack, 0..4), text(), number(), flag(), flag()).prop_map(
             |(items, group, wait_ms, abort, unless_leased)| {
-                Request::Ack(Ack { items, group, wait_ms, abort, unless_leased })
+                ClientToMaster::Ack(Ack { items, group, wait_ms, abort, unless_leased })
             }
         ),
-        stream_request(),
     ]
 }
 
 /// Any request about streams.
-fn stream_request() -> impl Strategy<Value = Request> {
+fn stream_request() -> impl Strategy<Value = ClientToMaster> {
     let attach = (text(), number()).prop_map(|(group, window)| Attach { group, window });
     prop_oneof![
-        (text(), option::of(limits()), option::of(attach))
-            .prop_map(|(name, limits, attach)| Request::OpenStream(OpenStream { name, limits, attach })),
+        (text(), option::of(limits()), option::of(attach)).prop_map(|(name, limits, attach)| {
+            ClientToMaster::OpenStream(OpenStream { name, limits, attach })
+        }),
         (text(), option::of(text()), flag(), number()).prop_map(|(name, failure, drop, wait_ms)| {
-            Request::EndStream(EndStream { name, failure, drop, wait_ms })
+            ClientToMaster::EndStream(EndStream { name, failure, drop, wait_ms })
         }),
         (text(), text(), small(), small(), number(), option::of(generation())).prop_map(
             |(stream, group, items_min, items_max, wait_ms, behind)| {
-                Request::Pull(Pull { stream, group, items_min, items_max, wait_ms, behind })
+                ClientToMaster::Pull(Pull { stream, group, items_min, items_max, wait_ms, behind })
             }
         ),
     ]
@@ -217,7 +236,7 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
     prop_oneof![
         vec(views(), 0..9).prop_map(Reply::Inspected),
         vec(pinned, 0..5).prop_map(Reply::Pinned),
-        namespace_stat().prop_map(Reply::Awaited),
+        namespace_stat().prop_map(|stat| Reply::Awaited(Box::new(stat))),
         vec(why(), 0..4).prop_map(Reply::Why),
         (vec(leased, 0..4), vec(node_info(), 0..3))
             .prop_map(|(items, nodes)| Reply::Leased(Leased { items, nodes })),

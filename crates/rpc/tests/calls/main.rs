@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use tiffin_core::message::{
-    Allocate, Hello, Reason, Refusal, Reply, Request, Resolve, Resolved, VERSION_MAJOR, Welcome,
+    Allocate, ClientToMaster, Hello, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Resolved,
+    VERSION_MAJOR, Welcome,
 };
 use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Key, RequestId};
 use tiffin_proto::frame::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
@@ -69,7 +70,7 @@ where
 async fn echo(outbox: Outbox, mut inbox: Inbox) {
     while let Some(message) = inbox.next().await {
         match message {
-            Incoming::Request(id, Request::Allocate(allocate)) => {
+            Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(allocate))) => {
                 outbox.reply(id, &Reply::ViewsBegun(vec![true; allocate.client.0 as usize]));
             }
             Incoming::Request(id, _) => outbox.reply(id, &Reply::Done),
@@ -79,7 +80,7 @@ async fn echo(outbox: Outbox, mut inbox: Inbox) {
 }
 
 fn numbered(number: u64) -> Request {
-    Request::Allocate(Allocate { client: ClientId(number), ..Allocate::default() })
+    MasterToMember::Allocate(Allocate { client: ClientId(number), ..Allocate::default() }).into()
 }
 
 /// A peer without manners: does what `behave` does with the first stream that comes.
@@ -164,7 +165,9 @@ async fn answers_find_their_callers_in_any_order() {
     // Holds all requests back, then answers them from the last to the first.
     let address = server(any_port(), async |outbox, mut inbox| {
         let mut held = Vec::new();
-        while let Some(Incoming::Request(id, Request::Allocate(allocate))) = inbox.next().await {
+        while let Some(Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(allocate)))) =
+            inbox.next().await
+        {
             held.push((id, allocate.client.0));
             if held.len() as u64 == CALLS {
                 for (id, number) in held.drain(..).rev() {
@@ -192,7 +195,9 @@ async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
     // More than may wait for a peer, both ways at once.
     const CALLS: usize = OUTBOX_BYTES_MAX / 6_000_000 + 2;
     let address = server(any_port(), async |outbox, mut inbox| {
-        while let Some(Incoming::Request(id, Request::Resolve(resolve))) = inbox.next().await {
+        while let Some(Incoming::Request(id, Request::ClientToMaster(ClientToMaster::Resolve(resolve)))) =
+            inbox.next().await
+        {
             let names = resolve.keys.iter().map(|key| key.to_string()).collect();
             let item = tiffin_core::message::ResolveOutcome::Unavailable(names);
             outbox.reply(id, &Reply::Resolved(Resolved { items: vec![item], nodes: Vec::new() }));
@@ -201,7 +206,7 @@ async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
     let keys: Vec<Key> = (0..60_000).map(|n| Key::new(format!("{n:0100}").as_bytes()).unwrap()).collect();
-    let request = Request::Resolve(Resolve { keys, ..Resolve::default() });
+    let request = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
     let calls = (0..CALLS).map(|_| {
         let (connection, request) = (connection.clone(), request.clone());
         tokio::spawn(async move { connection.call(&request, patient()).await })
@@ -302,7 +307,7 @@ async fn a_late_answer_is_ignored_and_the_connection_lives_on() {
     })
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let error = connection.call(&Request::Stat, Instant::now()).await.unwrap_err();
+    let error = connection.call(&ClientToMaster::Stat, Instant::now()).await.unwrap_err();
     assert!(matches!(error, CallError::Timeout { what: "Stat", .. }), "{error}");
     assert!(!connection.is_closed());
     release.send(()).unwrap();
@@ -354,14 +359,14 @@ async fn a_stalled_peer_ends_the_connection_at_the_deadline() {
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
     // More than any socket buffer takes, so that the frame is cut in the middle.
     let keys = (0..50u32).map(|n| Key::new(&vec![n as u8 + 1; 1 << 20]).unwrap()).collect();
-    let request = Request::Resolve(Resolve { keys, ..Resolve::default() });
+    let request = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
     tokio::time::pause();
     let deadline = Instant::now() + Duration::from_secs(5);
     let error = connection.call(&request, deadline).await.unwrap_err();
     assert!(matches!(error, CallError::Timeout { what: "Resolve", .. }), "{error}");
     assert_paused_at(deadline);
     connection.closed().await;
-    let error = connection.call(&Request::Stat, patient()).await.unwrap_err();
+    let error = connection.call(&ClientToMaster::Stat, patient()).await.unwrap_err();
     assert!(matches!(error, CallError::Lost { .. }), "{error}");
 }
 
@@ -372,12 +377,12 @@ async fn a_peer_that_does_not_read_is_cut_off() {
         let done = done.clone();
         async move {
             let keys = (0..8).map(|_| Key::new(&vec![1; 1 << 20]).unwrap()).collect();
-            let large = Request::Resolve(Resolve { keys, ..Resolve::default() });
+            let large = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
             let most = OUTBOX_BYTES_MAX / (8 << 20) + 16;
             let sent =
                 (0..most as u64).take_while(|id| outbox.request(RequestId(*id), &large).is_ok()).count();
             assert!(sent < most, "{sent} messages were queued for a peer that does not read");
-            assert_eq!(outbox.request(RequestId(99), &Request::Stat), Err(SendError::Closed));
+            assert_eq!(outbox.request(RequestId(99), &ClientToMaster::Stat), Err(SendError::Closed));
             drop(inbox);
             done.send(()).await.unwrap();
         }
@@ -411,7 +416,7 @@ async fn all_calls_fail_when_the_stream_dies() {
         .await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
         let (first, second) = tokio::join!(
-            connection.call(&Request::Stat, patient()),
+            connection.call(&ClientToMaster::Stat, patient()),
             connection.call(&Request::Goodbye, patient())
         );
         for error in [first.unwrap_err(), second.unwrap_err()] {
@@ -453,7 +458,7 @@ async fn who_does_not_say_hello_is_sent_away() {
 
     // A wrong first request is answered, then the stream ends.
     let mut stream = raw(&address).await;
-    stream.write_all(&encode_request(RequestId(3), &Request::Stat).unwrap()).await.unwrap();
+    stream.write_all(&encode_request(RequestId(3), &ClientToMaster::Stat).unwrap()).await.unwrap();
     let Incoming::Reply(RequestId(3), Reply::Refused(refusal)) = read_frame(&mut stream).await.unwrap()
     else {
         panic!()
@@ -474,7 +479,7 @@ async fn who_does_not_say_hello_is_sent_away() {
 
     // A hello of absurd size, another protocol, and a frame of another major are not.
     let absurd = Hello { major: VERSION_MAJOR, label: "x".repeat(1 << 20), ..hello() };
-    let mut newer = encode_request(RequestId(0), &Request::Stat).unwrap();
+    let mut newer = encode_request(RequestId(0), &ClientToMaster::Stat).unwrap();
     newer[3] = b'2';
     for bytes in [
         encode_request(RequestId(0), &Request::Hello(absurd)).unwrap(),
@@ -490,7 +495,7 @@ async fn who_does_not_say_hello_is_sent_away() {
 
     // Others are still served.
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    assert_eq!(connection.call(&Request::Stat, patient()).await.unwrap(), Reply::Done);
+    assert_eq!(connection.call(&ClientToMaster::Stat, patient()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test(start_paused = true)]
@@ -509,7 +514,7 @@ async fn what_a_server_does_not_know_it_refuses_and_reads_on() {
     let mut stream = raw_let_in(&address).await;
     let unknown = frame::encode(9999, false, RequestId(10), b"");
     let malformed = frame::encode(2, false, RequestId(11), b"\x0a\x7f");
-    let known = encode_request(RequestId(12), &Request::Stat).unwrap();
+    let known = encode_request(RequestId(12), &ClientToMaster::Stat).unwrap();
     stream.write_all(&[unknown, malformed, known].concat()).await.unwrap();
     for id in [10, 11] {
         let Incoming::Reply(found, Reply::Refused(refusal)) = read_frame(&mut stream).await.unwrap() else {
@@ -530,7 +535,7 @@ async fn an_answer_that_nobody_understands_is_a_refusal() {
     })
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let error = connection.call(&Request::Stat, patient()).await.unwrap_err();
+    let error = connection.call(&ClientToMaster::Stat, patient()).await.unwrap_err();
     assert!(matches!(&error, CallError::Refused(refusal) if refusal.message.contains("9999")), "{error}");
 }
 
@@ -538,7 +543,7 @@ async fn an_answer_that_nobody_understands_is_a_refusal() {
 async fn a_server_survives_any_bytes() {
     let address = server(any_port(), echo).await;
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
-    let mut huge = encode_request(RequestId(1), &Request::Stat).unwrap();
+    let mut huge = encode_request(RequestId(1), &ClientToMaster::Stat).unwrap();
     huge[16..20].copy_from_slice(&(PAYLOAD_BYTES_MAX as u32 + 1).to_le_bytes());
     let mut flipped = encode_request(RequestId(1), &numbered(5)).unwrap();
     *flipped.last_mut().unwrap() ^= 1;
@@ -556,7 +561,7 @@ async fn a_server_survives_any_bytes() {
         }
     }
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    assert_eq!(connection.call(&Request::Stat, patient()).await.unwrap(), Reply::Done);
+    assert_eq!(connection.call(&ClientToMaster::Stat, patient()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test]
@@ -601,10 +606,11 @@ async fn what_is_too_large_to_send_is_never_sent() {
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
     let key = Key::new(b"k").unwrap();
     let keys = vec![key; BATCH_ITEMS_MAX + 1];
-    let error = connection.call(&Request::Resolve(Resolve { keys, ..Resolve::default() }), patient()).await;
+    let error =
+        connection.call(&ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() }), patient()).await;
     assert!(matches!(error, Err(CallError::TooLarge(_))), "{error:?}");
     // An answer that is too large becomes a refusal.
-    let error = connection.call(&Request::Stat, patient()).await;
+    let error = connection.call(&ClientToMaster::Stat, patient()).await;
     assert!(
         matches!(&error, Err(CallError::Refused(found)) if found.message.contains("answer")),
         "{error:?}"

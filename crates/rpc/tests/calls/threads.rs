@@ -158,7 +158,11 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
                         message = inbox.next() => message,
                         _ = ends.wait_for(|it| *it) => None,
                     };
-                    let Some(Incoming::Request(id, Request::Allocate(it))) = message else { return };
+                    let Some(Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(it)))) =
+                        message
+                    else {
+                        return;
+                    };
                     outbox.reply(id, &Reply::ViewsBegun(vec![true; it.client.0 as usize]));
                     let _gone = answered.send(());
                 }
@@ -191,7 +195,7 @@ async fn after_a_thread_was_answered_others_are_answered_too() {
 /// As `echo`, but the answer to `numbered(3)` waits.
 async fn echo_late(outbox: Outbox, mut inbox: Inbox, mut gate: watch::Receiver<bool>) {
     while let Some(message) = inbox.next().await {
-        if let Incoming::Request(id, Request::Allocate(allocate)) = message {
+        if let Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(allocate))) = message {
             let views = allocate.client.0 as usize;
             if views == 3 {
                 gate.wait_for(|is_open| *is_open).await.unwrap();

@@ -11,7 +11,7 @@ use axum::routing::get;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tiffin_core::message::{
-    Found, List, NodeInfo, Pattern, Reason, Refusal, Reply, Request, Resolve, ResolveOutcome, Resolved,
+    Found, List, NodeInfo, Pattern, Reason, Refusal, Reply, Resolve, ResolveOutcome, Resolved,
 };
 use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
@@ -136,7 +136,7 @@ async fn all_keys(State(shared): Server) -> Response {
         // The lock is released between the pages, so that a large store goes on working meanwhile.
         let list =
             List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
-        let listed = match shared.look(NAMESPACE_DEFAULT, Request::List(list)) {
+        let listed = match shared.list(NAMESPACE_DEFAULT, &list) {
             Reply::Listed(listed) => listed,
             Reply::Refused(refusal) => return refused(&refusal),
             _ => return problem(INTERNAL, "the keys could not be listed"),
@@ -214,7 +214,7 @@ fn resolve(shared: &Shared, keys: &[&str]) -> Result<Resolved, Refusal> {
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| invalid(error.to_string()))?;
     let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
-    match shared.look(NAMESPACE_DEFAULT, Request::Resolve(resolve)) {
+    match shared.resolve(NAMESPACE_DEFAULT, &resolve) {
         Reply::Resolved(resolved) => Ok(resolved),
         Reply::Refused(refusal) => Err(refusal),
         _ => Err(invalid("the keys could not be looked up".to_owned())),

@@ -20,7 +20,9 @@ use state::StateFolder;
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, Notice, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
-use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Role, Stat, Welcome};
+use tiffin_core::message::{
+    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
+};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
@@ -417,11 +419,18 @@ impl Shared {
         self.lock().core.stat()
     }
 
-    /// Answers a page as it would a client of that namespace.
-    pub(crate) fn look(&self, namespace: &str, request: Request) -> Reply {
+    /// Looks objects up for a page, as for a client of that namespace.
+    pub(crate) fn resolve(&self, namespace: &str, resolve: &Resolve) -> Reply {
         let mut state = self.lock();
         let now = self.now();
-        state.core.look(now, namespace, request)
+        state.core.resolve(now, namespace, resolve)
+    }
+
+    /// Lists objects for a page, as for a client of that namespace.
+    pub(crate) fn list(&self, namespace: &str, list: &List) -> Reply {
+        let mut state = self.lock();
+        let now = self.now();
+        state.core.list(now, namespace, list)
     }
 
     /// The page `/metrics`.
@@ -533,7 +542,9 @@ impl Shared {
                         None => {}
                     }
                 }
-                Effect::Ask(conn, id, request) => drop(state.ask(now, conn, id, &request, Outbox::request)),
+                Effect::Ask(conn, id, request) => {
+                    state.ask(now, conn, id, |outbox| outbox.request(id, &request));
+                }
                 Effect::Entrust(conn, id, request) => {
                     if state.entrust(now, conn, id, &request) {
                         state.core.sent(id);
@@ -652,12 +663,14 @@ impl Shared {
 
 impl State {
     /// Whether the node is sure to hear it.
-    fn entrust(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &Request) -> bool {
+    fn entrust(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
         let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
         match ledger.map(|it| it.entrust(id, request)) {
             Some(Ok(is_there)) => is_there,
             // It goes the way of all else that is asked.
-            None | Some(Err(_)) => self.ask(now, conn, id, request, Outbox::entrust) == Some(true),
+            None | Some(Err(_)) => {
+                self.ask(now, conn, id, |outbox| outbox.entrust(id, request)) == Some(true)
+            }
         }
     }
 
@@ -667,10 +680,9 @@ impl State {
         now: Tick,
         conn: ConnId,
         id: RequestId,
-        request: &Request,
-        send: fn(&Outbox, RequestId, &Request) -> Result<T, SendError>,
+        send: impl FnOnce(&Outbox) -> Result<T, SendError>,
     ) -> Option<T> {
-        match send(&self.conns.get(&conn)?.outbox, id, request) {
+        match send(&self.conns.get(&conn)?.outbox) {
             Ok(sent) => return Some(sent),
             // What is asked on a connection that has ended is answered by its end.
             Err(SendError::Closed) => {}

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_core::RequestId;
-use tiffin_core::message::{Hello, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome};
+use tiffin_core::message::{
+    Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
+};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial, step_aside};
 use tokio::sync::watch;
@@ -85,7 +87,7 @@ pub(super) enum Said {
     /// It is broken.
     Unlinked,
     /// The master asks.
-    Request(RequestId, Request),
+    Request(RequestId, MasterToMember),
     /// The master has entrusted this to the member.
     Entrusted(Vec<(RequestId, Settle)>),
     /// The master answers.
@@ -164,13 +166,21 @@ async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> Stri
     let why = converse(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
     let last = inbox.last_words();
     let words = ledger.0.iter_mut().flat_map(Inbox::last_words);
-    words.chain(last).for_each(|message| heed(shared, message));
+    words.chain(last).for_each(|message| heed(shared, &outbox, message));
     why
 }
 
-fn heed(shared: &impl Linked, message: Incoming) {
+fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
     match message {
-        Incoming::Request(id, request) => shared.hear(Said::Request(id, request)),
+        Incoming::Request(id, Request::MasterToMember(request)) => shared.hear(Said::Request(id, request)),
+        Incoming::Request(
+            id,
+            Request::Hello(_)
+            | Request::Goodbye
+            | Request::ClientToMaster(_)
+            | Request::MemberToMaster(_)
+            | Request::ClientToNode(_),
+        ) => outbox.reply(id, &wrong_direction("a member")),
         Incoming::Reply(id, reply) => shared.hear(Said::Reply(id, reply)),
     }
 }
@@ -194,7 +204,7 @@ impl Ledger {
     fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
         let Some(inbox) = &mut self.0 else { return Ok(None) };
         outbox.gather();
-        let (count, is_end) = heed_all(shared, inbox);
+        let (count, is_end) = heed_all(shared, outbox, inbox);
         outbox.send_gathered();
         let is_behind = count >= WORDS_MANY || inbox.has_part();
         let pause = if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE };
@@ -205,17 +215,20 @@ impl Ledger {
 
 /// Heeds all that has come, some at a time; of that, what is entrusted is heeded at once, and answered once.
 /// How many messages it was, and whether that was the end.
-fn heed_all(shared: &impl Linked, inbox: &mut Inbox) -> (usize, bool) {
+fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
     let mut count = 0;
     loop {
         let (mut entrusted, mut objects) = (Vec::new(), 0);
         let rest = loop {
             match inbox.take() {
-                Taken::Message(Incoming::Request(id, Request::Settle(settle))) => {
+                Taken::Message(Incoming::Request(
+                    id,
+                    Request::MasterToMember(MasterToMember::Settle(settle)),
+                )) => {
                     objects += settle.commit.len() + settle.abort.len();
                     entrusted.push((id, settle));
                 }
-                Taken::Message(message) => heed(shared, message),
+                Taken::Message(message) => heed(shared, outbox, message),
                 rest => break Some(rest),
             }
             count += 1;
@@ -257,7 +270,10 @@ async fn converse(
                 heard = Instant::now();
                 let Some(message) = message else { return "it closed the connection".to_owned() };
                 let found = ledger.look(shared, outbox);
-                let is_asked = matches!(message, Incoming::Request(_, Request::Allocate(_)));
+                let is_asked = matches!(
+                    message,
+                    Incoming::Request(_, Request::MasterToMember(MasterToMember::Allocate(_)))
+                );
                 let again = found.as_ref().map_or(None, |again| *again);
                 if let Some(again) = again.or(is_asked.then_some(LOOK_PAUSE)) {
                     (looked, pause) = (heard, again);
@@ -266,7 +282,7 @@ async fn converse(
                     Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
                         return refusal.message;
                     }
-                    message => heed(shared, message),
+                    message => heed(shared, outbox, message),
                 }
                 if *shared.status().borrow() != LinkStatus::Member && shared.is_member() {
                     set_status(shared, LinkStatus::Member);

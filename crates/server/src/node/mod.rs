@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Record, Reply, Request, Usage, Welcome};
+use tiffin_core::message::{
+    ClientToNode, Hello, NodeInfo, Record, Reply, Request, RequestRef, Usage, Welcome, wrong_direction,
+};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
@@ -290,7 +292,7 @@ impl NodeServer {
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
         if let Some(master) = master
-            && master.request(LEAVING, &Request::Goodbye).is_ok()
+            && master.request(LEAVING, RequestRef::Goodbye).is_ok()
         {
             // The master answers by closing the link. If it does not, it finds out when we do.
             let _ = timeout_at(deadline, master.closed()).await;
@@ -337,19 +339,22 @@ impl Host for Shared {
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
-            // A node asks its clients nothing, so an answer is to nothing.
+            // A node asks its clients nothing, so a reply answers nothing.
             let Incoming::Request(id, request) = message else { continue };
-            let is_goodbye = matches!(request, Request::Goodbye);
-            let request = match request {
-                Request::Store(store) => self.write_down(visit.client, store),
-                request => Ok(request),
-            };
             match request {
-                Ok(request) => self.handle(Event::Request { conn: visit.conn, id, request }),
-                Err(refusal) => visit.outbox.reply(id, &Reply::Refused(refusal)),
-            }
-            if let (true, Some(attachments)) = (is_goodbye, &self.attachments) {
-                attachments.forget(visit.client.0);
+                Request::ClientToNode(request) => self.serve(&visit, id, request),
+                Request::Goodbye => {
+                    self.handle(Event::Goodbye { conn: visit.conn, id });
+                    if let Some(attachments) = &self.attachments {
+                        attachments.forget(visit.client.0);
+                    }
+                }
+                Request::Hello(_)
+                | Request::ClientToMaster(_)
+                | Request::MemberToMaster(_)
+                | Request::MasterToMember(_) => {
+                    visit.outbox.reply(id, &wrong_direction("a node"));
+                }
             }
         }
     }
@@ -390,6 +395,22 @@ impl Drop for Visit<'_> {
 }
 
 impl Shared {
+    /// Passes a client's request to the core, after the bytes that it contains are written.
+    fn serve(&self, visit: &Visit<'_>, id: RequestId, request: ClientToNode) {
+        let request = match request {
+            ClientToNode::Store(store) => self.write_down(visit.client, store).map(ClientToNode::Commit),
+            ClientToNode::Commit(_)
+            | ClientToNode::Abort(_)
+            | ClientToNode::Keep(_)
+            | ClientToNode::BeginViews(_)
+            | ClientToNode::EndViews(_) => Ok(request),
+        };
+        match request {
+            Ok(request) => self.handle(Event::Request { conn: visit.conn, id, request }),
+            Err(refusal) => visit.outbox.reply(id, &Reply::Refused(refusal)),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // The core and the segment panic only if an invariant is broken, and then no byte is to be trusted:
         // whoever comes next must fail too.

@@ -6,7 +6,7 @@
 //! asked again, because its answer was lost, finds the object prepared: then its bytes are there already, and
 //! nothing is written.
 
-use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Request, Store};
+use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Store};
 use tiffin_core::{ClientId, Extent};
 use tiffin_transport::copy;
 
@@ -17,8 +17,8 @@ use super::keep::extent;
 const STORE_BYTES_MAX: usize = 1 << 20;
 
 impl Shared {
-    /// Writes what comes along; what is to be asked then.
-    pub(super) fn write_down(&self, client: ClientId, store: Store) -> Result<Request, Refusal> {
+    /// Writes the bytes, and returns the commit that follows.
+    pub(super) fn write_down(&self, client: ClientId, store: Store) -> Result<Commit, Refusal> {
         let Store { commit, bytes } = store;
         if let Some(why) = why_not(&commit, &bytes) {
             return Err(Refusal { reason: Reason::Invalid, message: why.to_owned() });
@@ -31,7 +31,7 @@ impl Shared {
                 return Err(Refusal { reason: Reason::Invalid, message });
             }
         }
-        Ok(Request::Commit(commit))
+        Ok(commit)
     }
 
     /// Whether all is written, or the client has no such room any more: that the core says when it is asked.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::support::*;
 use tiffin_core::message::{
-    CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request, ReserveOutcome,
-    ResolveOutcome, Role,
+    ClientToMaster, ClientToNode, CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request,
+    ReserveOutcome, ResolveOutcome, Role,
 };
 use tiffin_rpc::{Address, CallError, Connection};
 use tiffin_server::node::{JoinError, LinkStatus};
@@ -183,7 +183,7 @@ async fn a_restarted_master_learns_from_its_nodes_what_there_is() {
     let first = master.epoch();
     master.shutdown().await;
     until("the node sees that", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
-    let lost = client.master.call(&Request::Stat, patient()).await;
+    let lost = client.master.call(&ClientToMaster::Stat, patient()).await;
     assert!(matches!(lost, Err(CallError::Lost { .. })), "{lost:?}");
 
     let master = start_master(config).await;
@@ -277,7 +277,10 @@ async fn parties_are_told_what_is_not_for_them() {
         assert_eq!(refusal.reason, expected, "{refusal:?}");
     }
     let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
-    let asked = connection.call(&Request::Commit(Default::default()), patient()).await;
+    let asked = connection.call(&ClientToNode::Commit(Default::default()), patient()).await;
+    assert!(matches!(asked, Err(CallError::Refused(refusal)) if refusal.reason == Reason::NotForYou));
+    let (connection, _) = Connection::open(&node_address, hello(1), patient()).await.unwrap();
+    let asked = connection.call(&ClientToMaster::Stat, patient()).await;
     assert!(matches!(asked, Err(CallError::Refused(refusal)) if refusal.reason == Reason::NotForYou));
 }
 
@@ -287,7 +290,7 @@ async fn a_newer_connection_of_the_same_client_ends_the_older_one() {
     let old = Raw::connect(master.address(), hello(1)).await.unwrap();
     let new = Raw::connect(master.address(), hello(1)).await.unwrap();
     old.master.closed().await;
-    assert!(matches!(new.ask(Request::Stat).await, Reply::Stat(stat) if stat.clients == 1));
+    assert!(matches!(new.ask(ClientToMaster::Stat).await, Reply::Stat(stat) if stat.clients == 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -315,7 +318,7 @@ async fn a_view_in_the_same_process_is_held_until_it_is_let_go() {
     store.node().attach_local(local.client);
     let address = Address::Unix { name: store.node().info().unix.clone() };
     let (connection, _) = Connection::open(&address, local.clone(), patient()).await.unwrap();
-    let begin = Request::BeginViews(vec![found.replicas[0].hold()]);
+    let begin = ClientToNode::BeginViews(vec![found.replicas[0].hold()]);
     assert_eq!(connection.call(&begin, patient()).await.unwrap(), Reply::ViewsBegun(vec![true]));
     assert_eq!(client.delete("k").await, DeleteOutcome::Deleted);
     assert_eq!(store.node().usage().held, 4096);
@@ -331,7 +334,7 @@ async fn who_has_the_memory_can_begin_a_view_at_once() {
     let ResolveOutcome::Found(found) = writer.resolve("k").await.0 else { panic!() };
     let info = store.node().info();
     let address = Address::Unix { name: info.unix.clone() };
-    let begin = Request::BeginViews(vec![found.replicas[0].hold()]);
+    let begin = ClientToNode::BeginViews(vec![found.replicas[0].hold()]);
     for client in 100..150 {
         let (connection, _) = Connection::open(&address, hello(client), patient()).await.unwrap();
         let attached =
@@ -367,7 +370,7 @@ async fn names_that_do_not_fit_one_message_are_announced_and_listed_in_several()
     let (mut count, mut cursor) = (0, 0);
     loop {
         let list = List { pattern: Pattern::All, pinned_by: None, cursor, limit: 1000, report_wait_ms: 0 };
-        let Reply::Listed(listed) = client.ask(Request::List(list)).await else { panic!() };
+        let Reply::Listed(listed) = client.ask(ClientToMaster::List(list)).await else { panic!() };
         count += listed.items.len();
         cursor = listed.cursor;
         if cursor == 0 {

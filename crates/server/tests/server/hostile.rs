@@ -87,7 +87,7 @@ async fn a_peer_that_is_silent_keeps_nobody_waiting() {
         silent.push(TcpStream::connect(master.address().to_string()).await.unwrap());
     }
     let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
-    assert!(connection.call(&tiffin_core::message::Request::Stat, patient()).await.is_ok());
+    assert!(connection.call(&tiffin_core::message::ClientToMaster::Stat, patient()).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    Commit, CommitItem, CommitOutcome, Delete, DeleteOutcome, Hello, NodeInfo, PutOptions, Reply, Request,
-    Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role, Store,
+    ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Delete, DeleteOutcome, Hello, NodeInfo,
+    PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role, Store,
 };
 use tiffin_core::{ClientId, Key, Reservation};
 use tiffin_rpc::{Address, CallError, Connection};
@@ -93,7 +93,7 @@ impl Raw {
         Ok(Self { hello, master: connection, counters: Arc::default(), last: Mutex::default() })
     }
 
-    pub(crate) async fn ask(&self, request: Request) -> Reply {
+    pub(crate) async fn ask(&self, request: ClientToMaster) -> Reply {
         self.master.call(&request, patient()).await.unwrap()
     }
 
@@ -121,7 +121,9 @@ impl Raw {
     pub(crate) async fn resolve(&self, name: &str) -> (ResolveOutcome, Vec<NodeInfo>) {
         let resolve =
             Resolve { keys: vec![key(name)], touch: true, lease: false, locate: true, ..Resolve::default() };
-        let Reply::Resolved(mut resolved) = self.ask(Request::Resolve(resolve)).await else { panic!() };
+        let Reply::Resolved(mut resolved) = self.ask(ClientToMaster::Resolve(resolve)).await else {
+            panic!()
+        };
         (resolved.items.remove(0), resolved.nodes)
     }
 
@@ -145,7 +147,7 @@ impl Raw {
 
     pub(crate) async fn delete(&self, name: &str) -> DeleteOutcome {
         let delete = Delete { keys: vec![key(name)], force: false, wait_ms: 30_000 };
-        let Reply::Deleted(mut outcomes) = self.ask(Request::Delete(delete)).await else { panic!() };
+        let Reply::Deleted(mut outcomes) = self.ask(ClientToMaster::Delete(delete)).await else { panic!() };
         outcomes.remove(0)
     }
 
@@ -153,7 +155,9 @@ impl Raw {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let item = ReserveItem { key: key(name), len, options };
         let reserve = Reserve { items: vec![item], ..Reserve::default() };
-        let Reply::Reserved(mut reserved) = self.ask(Request::Reserve(reserve)).await else { panic!() };
+        let Reply::Reserved(mut reserved) = self.ask(ClientToMaster::Reserve(reserve)).await else {
+            panic!()
+        };
         (reserved.items.remove(0), reserved.nodes)
     }
 
@@ -195,7 +199,7 @@ impl Place {
         let hold = self.reservation.location.hold();
         let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
         let commit = Commit { items: vec![item], wait_ms: 5_000 };
-        let request = Request::Store(Store { commit, bytes: vec![bytes.to_vec()] });
+        let request = ClientToNode::Store(Store { commit, bytes: vec![bytes.to_vec()] });
         let Reply::Committed(mut outcomes) = self.node.call(&request, patient()).await? else { panic!() };
         Ok(outcomes.remove(0))
     }
@@ -204,7 +208,7 @@ impl Place {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let hold = self.reservation.location.hold();
         let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
-        let request = Request::Commit(Commit { items: vec![item], wait_ms: 5_000 });
+        let request = ClientToNode::Commit(Commit { items: vec![item], wait_ms: 5_000 });
         let reply = self.node.call(&request, patient()).await.unwrap();
         let Reply::Committed(mut outcomes) = reply else { panic!("{reply:?}") };
         outcomes.remove(0)

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     Hold, Key, Location, RequestId, SegmentId,
-    message::{Reply, Request, ReserveOutcome, Reserved},
+    message::{ClientToMaster, ClientToNode, Reply, Request, ReserveOutcome, Reserved},
     session::{CallFailure, NeedId, Preallocation},
 };
 
@@ -54,16 +54,24 @@ impl Call {
 
 impl World {
     /// Sends a request, as soon as there is a connection.
-    pub(crate) fn call(&mut self, client: usize, target: Target, request: Request, purpose: Purpose) {
+    pub(crate) fn call(
+        &mut self,
+        client: usize,
+        target: Target,
+        request: impl Into<Request>,
+        purpose: Purpose,
+    ) {
+        let request = request.into();
         let timeout_ms = self.rng.between(40, 400);
         let timeout_ms = self.client_delay(client, timeout_ms);
         let Some(it) = self.clients.get_mut(client) else { return };
         let id = it.next_request();
         it.last_request = id;
-        let reserves = matches!(request, Request::Reserve(_));
-        let resolves = match &request {
-            Request::Resolve(resolve) => resolve.keys.clone(),
-            _ => Vec::new(),
+        let reserves = matches!(request, Request::ClientToMaster(ClientToMaster::Reserve(_)));
+        let resolves = if let Request::ClientToMaster(ClientToMaster::Resolve(resolve)) = &request {
+            resolve.keys.clone()
+        } else {
+            Vec::new()
         };
         it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves, resolves });
         if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
@@ -92,7 +100,7 @@ impl World {
                 continue;
             }
             let Some(mut request) = call.waiting.take() else { continue };
-            if let Request::Reserve(reserve) = &mut request {
+            if let Request::ClientToMaster(ClientToMaster::Reserve(reserve)) = &mut request {
                 reserve.avoid.extend(avoid.iter().filter_map(|it| match it {
                     Target::Node(segment) => Some(*segment),
                     Target::Master => None,
@@ -124,7 +132,7 @@ impl World {
                 (link.keep_due, link.keep) = (false, Some(id));
             }
             self.coverage.hit(Point::KeepSent);
-            self.call(client, target, Request::Keep(known), Purpose::Keep(segment));
+            self.call(client, target, ClientToNode::Keep(known), Purpose::Keep(segment));
         }
     }
 
@@ -182,7 +190,7 @@ impl World {
         }
         if call.may_be_queued() {
             self.coverage.hit(Point::Cancelled);
-            self.call(client, call.target, Request::Cancel(id), Purpose::Nothing);
+            self.call(client, call.target, ClientToMaster::Cancel(id), Purpose::Nothing);
         }
         self.call_failed(client, &call);
         if call.reserves {
@@ -194,13 +202,11 @@ impl World {
         match call.purpose {
             Purpose::Session(session, need) => {
                 // Bytes of a request that was never sent were not written.
-                let failure = match &call.waiting {
-                    Some(Request::Store(_)) => {
-                        self.coverage.hit(Point::CarriedNowhere);
-                        CallFailure::Unwritten
-                    }
-                    _ => CallFailure::Unreachable,
-                };
+                let mut failure = CallFailure::Unreachable;
+                if let Some(Request::ClientToNode(ClientToNode::Store(_))) = &call.waiting {
+                    self.coverage.hit(Point::CarriedNowhere);
+                    failure = CallFailure::Unwritten;
+                }
                 self.session_replied(client, session, need, Err(failure));
             }
             Purpose::Simple(session) => self.simple_answered(client, session, None),
@@ -233,7 +239,12 @@ impl World {
 
     pub(crate) fn abort(&mut self, client: usize, locations: Vec<Location>) {
         for it in locations {
-            self.call(client, Target::Node(it.segment), Request::Abort(vec![it.hold()]), Purpose::Nothing);
+            self.call(
+                client,
+                Target::Node(it.segment),
+                ClientToNode::Abort(vec![it.hold()]),
+                Purpose::Nothing,
+            );
         }
     }
 }

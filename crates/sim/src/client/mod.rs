@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
-    message::{Heartbeat, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
+    message::{ClientToMaster, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
     sabotage::Sabotage,
     session::{Known, OfferLimits, Pace, Preallocation},
 };
@@ -265,7 +265,7 @@ impl World {
         for (target, link) in &mut it.links {
             link.keep_due |= matches!(target, Target::Node(_)) && link.up;
         }
-        self.call(client, Target::Master, Request::Heartbeat(Heartbeat::default()), Purpose::Nothing);
+        self.call(client, Target::Master, ClientToMaster::Ping, Purpose::Nothing);
         self.report_uses(client);
         self.send_keeps(client);
         let pause = self.client_delay(client, self.plan.beat_ms);
@@ -354,7 +354,7 @@ impl World {
         }
         it.last_request = it.next_request();
         let (id, leases) = (it.last_request, it.leases.iter().copied().collect());
-        self.send_request(conn, Way::Up, id, &Request::KeepLeases(leases));
+        self.send_request(conn, Way::Up, id, &ClientToMaster::KeepLeases(leases));
     }
 
     fn welcomed(&mut self, client: usize, target: Target) {

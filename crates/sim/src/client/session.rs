@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
-        AckOutcome, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply, Request, ReserveOutcome,
-        Reserved, ResolveOutcome, Resource, Store,
+        AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply,
+        ReserveOutcome, Reserved, ResolveOutcome, Resource, Store,
     },
     session::{
-        CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Peer, Put, PutOutcome, ReadResult,
-        WriteResult,
+        CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Put, PutOutcome, ReadResult, WriteResult,
     },
 };
 
@@ -127,12 +126,12 @@ impl World {
             self.coverage.hit(Point::UsesTold);
             let exists =
                 Exists { keys: keys.iter().collect(), touch: true, lease: false, ..Exists::default() };
-            self.call(client, Target::Master, Request::Exists(exists), Purpose::Nothing);
+            self.call(client, Target::Master, ClientToMaster::Exists(exists), Purpose::Nothing);
         }
     }
 
     /// Sends a single request.
-    pub(crate) fn call_once(&mut self, client: usize, kind: Kind, request: Request) {
+    pub(crate) fn call_once(&mut self, client: usize, kind: Kind, request: ClientToMaster) {
         if let Some(id) = self.begin_session(client, kind) {
             self.call(client, Target::Master, request, Purpose::Simple(id));
         }
@@ -168,13 +167,12 @@ impl World {
 
     fn carry_out(&mut self, client: usize, session: SessionId, need: Need) {
         match need {
-            Need::Call { id, peer, request } => {
-                let target = match peer {
-                    Peer::Master => Target::Master,
-                    Peer::Node(segment) => Target::Node(segment),
-                };
-                let request = self.with_bytes(client, session, target, request);
-                self.call(client, target, request, Purpose::Session(session, id));
+            Need::AskMaster { id, request } => {
+                self.call(client, Target::Master, request, Purpose::Session(session, id));
+            }
+            Need::AskNode { id, segment, request } => {
+                let request = self.with_bytes(client, session, segment, request);
+                self.call(client, Target::Node(segment), request, Purpose::Session(session, id));
             }
             Need::Write { id, item, reservation } => {
                 let value = self.sessions_value(client, session, item);
@@ -237,11 +235,15 @@ impl World {
     }
 
     /// A commit together with its values. The values are represented by their ids.
-    fn with_bytes(&self, client: usize, session: SessionId, target: Target, request: Request) -> Request {
+    fn with_bytes(
+        &self,
+        client: usize,
+        session: SessionId,
+        segment: SegmentId,
+        request: ClientToNode,
+    ) -> ClientToNode {
         let session = self.clients.get(client).and_then(|it| it.sessions.get(&session));
-        let (Some(Session { carried, .. }), Target::Node(segment), Request::Commit(commit)) =
-            (session, target, &request)
-        else {
+        let (Some(Session { carried, .. }), ClientToNode::Commit(commit)) = (session, &request) else {
             return request;
         };
         let value_of = |hold: &Hold| {
@@ -250,7 +252,7 @@ impl World {
         let bytes: Vec<_> = commit.items.iter().map(|it| value_of(&it.hold)).collect();
         match bytes.iter().all(Vec::is_empty) {
             true => request,
-            false => Request::Store(Store { commit: commit.clone(), bytes }),
+            false => ClientToNode::Store(Store { commit: commit.clone(), bytes }),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     Hold, RequestId, SegmentId,
-    message::{Found, Reply, Request},
+    message::{ClientToNode, Found, Reply},
     node::SlotState,
 };
 
@@ -74,7 +74,7 @@ impl World {
         };
         it.views.insert(key, view);
         let target = Target::Node(key.0);
-        self.call(client, target, Request::BeginViews(vec![key.1]), Purpose::BeginView(key));
+        self.call(client, target, ClientToNode::BeginViews(vec![key.1]), Purpose::BeginView(key));
     }
 
     pub(crate) fn view_answered(&mut self, client: usize, key: ViewKey, reply: &Reply) {
@@ -112,7 +112,12 @@ impl World {
         let Some(view) = self.clients.get_mut(client).and_then(|it| it.views.get_mut(&key)) else { return };
         if view.state == State::Held {
             view.state = State::Ending;
-            self.call(client, Target::Node(key.0), Request::EndViews(vec![key.1]), Purpose::EndView(key));
+            self.call(
+                client,
+                Target::Node(key.0),
+                ClientToNode::EndViews(vec![key.1]),
+                Purpose::EndView(key),
+            );
         }
     }
 
@@ -128,7 +133,12 @@ impl World {
         view.state = State::Ending;
         // On an open connection it follows the lost request; otherwise it waits for the next connection.
         if it.links.get(&Target::Node(key.0)).is_some_and(|it| it.up) {
-            self.call(client, Target::Node(key.0), Request::EndViews(vec![key.1]), Purpose::EndView(key));
+            self.call(
+                client,
+                Target::Node(key.0),
+                ClientToNode::EndViews(vec![key.1]),
+                Purpose::EndView(key),
+            );
         }
     }
 
@@ -139,7 +149,7 @@ impl World {
         let uncertain = it.views.iter().filter(|(key, it)| key.0 == segment && it.state == State::Ending);
         let keys: Vec<_> = uncertain.map(|(key, _)| *key).collect();
         for key in keys {
-            self.call(client, target, Request::EndViews(vec![key.1]), Purpose::EndView(key));
+            self.call(client, target, ClientToNode::EndViews(vec![key.1]), Purpose::EndView(key));
         }
     }
 }

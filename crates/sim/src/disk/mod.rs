@@ -10,7 +10,10 @@ use tiffin_core::{
     disk::{Disk, DiskConfig, Effect, Event as CoreEvent},
     extent::room_for,
     master::PROMOTER,
-    message::{Hello, MarkItem, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR},
+    message::{
+        Hello, MarkItem, MasterToMember, NodeInfo, Record, Reply, Request, Role,
+        VERSION_MAJOR, VERSION_MINOR,
+    },
 };
 use tiffin_proto::Incoming;
 
@@ -221,22 +224,34 @@ impl World {
                 self.disk_handles(node, CoreEvent::Linked(info));
             }
             Incoming::Reply(id, reply) => self.disk_handles(node, CoreEvent::MasterReply(id, reply)),
-            Incoming::Request(id, request) => {
+            Incoming::Request(id, Request::MasterToMember(request)) => {
                 let stamps = |holds: &[Hold]| holds.iter().map(|it| it.stamp).collect();
                 let pending = match &request {
-                    Request::Demote(items) => {
+                    MasterToMember::Demote(items) => {
                         Some(PendingRequest::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
                     }
-                    Request::Retire(retire) => Some(PendingRequest::Retire(stamps(&retire.holds))),
-                    Request::Mark(items) => {
+                    MasterToMember::Retire(retire) => Some(PendingRequest::Retire(stamps(&retire.holds))),
+                    MasterToMember::Mark(items) => {
                         disk.forget_marks(items);
                         Some(PendingRequest::Mark(items.clone()))
                     }
-                    _ => None,
+                    MasterToMember::Allocate(_)
+                    | MasterToMember::Settle(_)
+                    | MasterToMember::ClientGone(_)
+                    | MasterToMember::Inspect(_)
+                    | MasterToMember::Promote(_) => None,
                 };
                 pending.into_iter().for_each(|it| _ = disk.pending.insert(id, it));
                 self.disk_handles(node, CoreEvent::MasterRequest(id, request));
             }
+            Incoming::Request(
+                _,
+                Request::Hello(_)
+                | Request::Goodbye
+                | Request::ClientToMaster(_)
+                | Request::MemberToMaster(_)
+                | Request::ClientToNode(_),
+            ) => panic!("the master sends a request that is not for members"),
         }
     }
 

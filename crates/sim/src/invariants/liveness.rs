@@ -7,7 +7,7 @@ use tiffin_core::{
     Hold, SegmentId,
     disk::Disk,
     master::Master,
-    message::{DeleteMatching, NodeStat, Pattern, Reply, Request, Resolve, ResolveOutcome},
+    message::{ClientToMaster, DeleteMatching, NodeStat, Pattern, Reply, Resolve, ResolveOutcome},
     node::{Node, SlotState},
 };
 
@@ -53,7 +53,7 @@ impl World {
         self.check_agreement();
         for namespace in 0..NAMESPACES.len() as u8 {
             let delete = DeleteMatching { pattern: Pattern::All, force: true, wait_ms: 10_000 };
-            self.audit(namespace, Request::DeleteMatching(delete));
+            self.audit(namespace, ClientToMaster::DeleteMatching(delete));
         }
         if self.wait_for("every byte to be free", |it| it.nodes.iter().all(is_empty)) {
             self.coverage.hit(Point::CheckedRest);
@@ -176,7 +176,7 @@ impl World {
                     locate: true,
                     ..Resolve::default()
                 };
-                match self.audit(namespace, Request::Resolve(resolve)) {
+                match self.audit(namespace, ClientToMaster::Resolve(resolve)) {
                     Some(Reply::Resolved(resolved)) => match resolved.items.into_iter().next() {
                         Some(ResolveOutcome::Found(found)) => {
                             known.extend(found.replicas.iter().map(|it| (it.segment, it.hold())));

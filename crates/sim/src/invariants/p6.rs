@@ -9,8 +9,8 @@ use tiffin_core::{
     master::Effect,
     master::Master,
     message::{
-        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Request, Reserve,
-        ReserveOutcome, Reserved, Resolve, ResolveOutcome,
+        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
+        Reserved, Resolve, ResolveOutcome,
     },
 };
 
@@ -23,42 +23,7 @@ use crate::{
 };
 
 impl Oracle {
-    /// A client's request about the lifetime of objects.
-    pub(crate) fn on_lifetime_request(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        request: &Request,
-        namespace: u8,
-        complete: bool,
-    ) {
-        match request {
-            Request::Pin(pin) => self.on_pin((conn, id), pin, namespace, complete),
-            Request::DropPins(drop) => self.on_drop_pins(drop, namespace),
-            Request::SetPolicy(change) => {
-                self.samples_expire |= change.max_hold_ms.is_some();
-                self.waiting_puts.clear();
-                self.tier.change_policy(namespace, change);
-                self.setting.insert((conn, id), (namespace, self.tier.policy(namespace)));
-            }
-            Request::Ack(ack) => self.on_ack((conn, id), ack, complete),
-            Request::Release(release) => {
-                release.leases.iter().for_each(|lease| _ = self.leases.remove(lease));
-            }
-            Request::KeepLeases(known) => {
-                let client = self.conn_clients.get(&conn).copied();
-                self.leases.retain(|lease, (of, _)| Some(*of) != client || known.contains(lease));
-            }
-            Request::Goodbye => {
-                let client = self.conn_clients.get(&conn).copied();
-                client.into_iter().for_each(|client| self.client_is_gone(client));
-                self.conn_is_gone(conn);
-            }
-            _ => self.on_stream_request((conn, id), request, namespace, complete),
-        }
-    }
-
-    fn on_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
+    pub(crate) fn on_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
         let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
         for item in &ack.items {
             self.explain(item.generation);
@@ -390,7 +355,7 @@ impl World {
 fn is_there(master: &mut Master, now: Tick, name: Name, generation: Generation) -> bool {
     let keys = vec![name.key()];
     let resolve = Resolve { keys, touch: false, lease: false, locate: false, ..Resolve::default() };
-    let reply = master.look(now, keyspace::namespace_name(name.namespace), Request::Resolve(resolve));
+    let reply = master.resolve(now, keyspace::namespace_name(name.namespace), &resolve);
     let is_it = |it: &ResolveOutcome| match it {
         ResolveOutcome::Found(found) => found.generation == generation,
         _ => false,

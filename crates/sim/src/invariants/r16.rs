@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use tiffin_core::{
     ConnId, Generation, RequestId, SegmentId,
-    message::{DeleteOutcome, Presence, Reply, Request, ResolveOutcome},
+    message::{ClientToMaster, DeleteOutcome, Presence, Reply, ResolveOutcome},
     node::SlotState,
 };
 
@@ -17,7 +17,7 @@ use crate::{
     coverage::{Coverage, Point},
     keyspace::Name,
     memory::Memory,
-    oracle::{Memories, Oracle, Sender},
+    oracle::{Memories, Oracle},
 };
 
 /// The names in a client's request.
@@ -30,19 +30,46 @@ pub(crate) struct NamedRequest {
 
 impl Oracle {
     /// A client's request names objects.
-    pub(crate) fn record_names(&mut self, conn: ConnId, id: RequestId, request: &Request, sender: Sender) {
-        let Sender::Client(namespace) = sender else { return };
+    pub(crate) fn record_names(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        request: &ClientToMaster,
+        namespace: u8,
+    ) {
         let names: Vec<_> = match request {
-            Request::Resolve(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
-            Request::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
-            Request::Exists(it) => {
+            ClientToMaster::Resolve(it) => {
+                it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect()
+            }
+            ClientToMaster::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
+            ClientToMaster::Exists(it) => {
                 let keys = it.keys.iter().filter_map(|key| tiffin_core::Key::new(key).ok());
                 keys.filter_map(|key| Name::of(namespace, &key)).collect()
             }
-            _ => return,
+            ClientToMaster::Reserve(_)
+            | ClientToMaster::Publish(_)
+            | ClientToMaster::DeleteMatching(_)
+            | ClientToMaster::List(_)
+            | ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::Await(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_) => return,
         };
         // A request that waits for reports is recorded again when it is resumed.
-        let decided = matches!(request, Request::Delete(_))
+        let decided = matches!(request, ClientToMaster::Delete(_))
             .then(|| self.roster.difference(&self.absent).copied().collect());
         self.asked_names.insert((conn, id), NamedRequest { names, decided });
     }

@@ -3,7 +3,7 @@
 
 use tiffin_core::{
     ConnId, RequestId, Tick,
-    message::{EndStream, LeaseOutcome, Pulled, Request},
+    message::{LeaseOutcome, Pulled},
 };
 
 use crate::{
@@ -14,23 +14,8 @@ use crate::{
 };
 
 impl Oracle {
-    /// A client's request about a stream.
-    pub(crate) fn on_stream_request(
-        &mut self,
-        to: (ConnId, RequestId),
-        request: &Request,
-        namespace: u8,
-        complete: bool,
-    ) {
-        match request {
-            Request::Pull(pull) => _ = self.pulls.insert(to, pull.group.clone()),
-            Request::EndStream(EndStream { drop: true, .. }) => self.on_stream_drop(to, namespace, complete),
-            _ => (),
-        }
-    }
-
     /// All samples of a stream are removed. Replaced ones are no longer part of it.
-    fn on_stream_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
+    pub(crate) fn on_stream_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
         let mut victims = Vec::new();
         for (generation, life) in &mut self.objects {
             if life.name.namespace != namespace || !life.in_stream {

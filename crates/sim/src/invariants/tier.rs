@@ -8,8 +8,8 @@ use tiffin_core::{
     ConnId, Generation, Hold, RequestId, SegmentId, Tick,
     master::{Effect, Notice, Saved},
     message::{
-        Ahead, DemoteItem, Demotion, Dropped, Policy, PolicyChange, Presence, Record, Reply, Request,
-        TierStat,
+        Ahead, ClientToMaster, DemoteItem, Demotion, Dropped, MasterToMember, Policy, PolicyChange, Presence,
+        Record, Reply, TierStat,
     },
 };
 
@@ -337,18 +337,39 @@ impl Oracle {
 
 impl World {
     /// A probe arrives. Its side effects are checked when it is answered.
-    pub(crate) fn begin_probe(&mut self, namespace: u8, request: &Request) {
+    pub(crate) fn begin_probe(&mut self, namespace: u8, request: &ClientToMaster) {
         let (names, ahead, touch, lease) = match request {
-            Request::Exists(it) => {
+            ClientToMaster::Exists(it) => {
                 let names: Vec<_> = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, it.ahead, it.touch, it.lease)
             }
             // A lookup without a read is not a use.
-            Request::Resolve(it) => {
+            ClientToMaster::Resolve(it) => {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, Ahead::Nothing, it.touch, it.lease)
             }
-            _ => return,
+            ClientToMaster::Reserve(_)
+            | ClientToMaster::Publish(_)
+            | ClientToMaster::Delete(_)
+            | ClientToMaster::DeleteMatching(_)
+            | ClientToMaster::List(_)
+            | ClientToMaster::Stat
+            | ClientToMaster::Ping
+            | ClientToMaster::Pin(_)
+            | ClientToMaster::DropPins(_)
+            | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::SetPolicy(_)
+            | ClientToMaster::Await(_)
+            | ClientToMaster::Why(_)
+            | ClientToMaster::Lease(_)
+            | ClientToMaster::Release(_)
+            | ClientToMaster::KeepLeases(_)
+            | ClientToMaster::Ack(_)
+            | ClientToMaster::Cancel(_)
+            | ClientToMaster::OpenStream(_)
+            | ClientToMaster::EndStream(_)
+            | ClientToMaster::Pull(_)
+            | ClientToMaster::Prefetch(_) => return,
         };
         let is_pure = !touch && !lease;
         let mut probe = Probe { names, ahead, is_pure, is_read: touch, ..Probe::default() };
@@ -365,7 +386,7 @@ impl World {
             Effect::Notice(Notice::Prefetched { resident, running, failed, .. }) => {
                 probe.begun = resident + running + failed;
             }
-            Effect::Ask(_, _, Request::Retire(retire)) => {
+            Effect::Ask(_, _, MasterToMember::Retire(retire)) => {
                 let generation = |hold: &Hold| {
                     self.oracle.generation_of.get(&(segment.unwrap_or_default(), *hold)).copied()
                 };

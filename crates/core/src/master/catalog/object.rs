@@ -238,6 +238,11 @@ impl Object {
         std::iter::once(&self.first).chain(self.extra.iter().flat_map(|it| &it.more))
     }
 
+    /// The number of replicas, whether they can be read or not.
+    pub(in crate::master) fn replica_count(&self) -> usize {
+        1 + self.extra.as_ref().map_or(0, |it| it.more.len())
+    }
+
     pub(super) fn replica(&self, at: usize) -> Option<&Replica> {
         match at {
             0 => Some(&self.first),

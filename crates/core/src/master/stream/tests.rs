@@ -9,9 +9,9 @@ use crate::{
     marks::Consumption,
     master::{Event, tests::*},
     message::{
-        Ack, AckItem, AckOutcome, Attach, CommitOutcome, DeletedMatching, EndStream, GroupStat, LeaseOutcome,
-        OpenStream, Pull, Pulled, PutOptions, Refusal, Release, Reply, Request, Reserve, ReserveItem,
-        ReserveOutcome, StreamLimits, StreamStat,
+        Ack, AckItem, AckOutcome, Attach, ClientToMaster, CommitOutcome, DeletedMatching, EndStream,
+        GroupStat, LeaseOutcome, MemberToMaster, OpenStream, Pull, Pulled, PutOptions, Refusal, Release,
+        Reply, Request, Reserve, ReserveItem, ReserveOutcome, StreamLimits, StreamStat,
     },
     sabotage::Sabotage,
 };
@@ -32,15 +32,15 @@ fn refs(refs_high: u64, refs_low: u64) -> StreamLimits {
 }
 
 impl Cluster {
-    fn ask_as(&mut self, conn: ConnId, request: Request) -> Option<Reply> {
+    fn ask_as(&mut self, conn: ConnId, request: impl Into<Request>) -> Option<Reply> {
         let id = self.send_as(conn, request);
         self.replies.remove(&id)
     }
 
-    fn send_as(&mut self, conn: ConnId, request: Request) -> RequestId {
+    fn send_as(&mut self, conn: ConnId, request: impl Into<Request>) -> RequestId {
         self.next_id += 1;
         let id = RequestId(1_000_000 + self.next_id);
-        self.event(Event::Request(conn, id, request));
+        self.event(Event::Request(conn, id, request.into()));
         id
     }
 
@@ -64,7 +64,7 @@ impl Cluster {
             wait_ms,
             ..Pull::default()
         };
-        self.send_as(conn, Request::Pull(pull))
+        self.send_as(conn, ClientToMaster::Pull(pull))
     }
 
     fn pulled(&mut self, id: RequestId) -> Option<Pulled> {
@@ -84,7 +84,7 @@ impl Cluster {
         limits: Option<StreamLimits>,
         attach: Option<Attach>,
     ) -> Result<StreamStat, String> {
-        match self.ask(Request::OpenStream(OpenStream { name: "s".into(), limits, attach })) {
+        match self.ask(ClientToMaster::OpenStream(OpenStream { name: "s".into(), limits, attach })) {
             Some(Reply::Stream(stat)) => Ok(stat),
             Some(Reply::Refused(Refusal { message, .. })) => Err(message),
             other => panic!("{other:?}"),
@@ -101,13 +101,18 @@ impl Cluster {
 
     fn end_stream(&mut self, failure: Option<&str>) {
         let end = EndStream { name: "s".into(), failure: failure.map(str::to_owned), ..EndStream::default() };
-        assert!(matches!(self.ask(Request::EndStream(end)), Some(Reply::Stream(_))));
+        assert!(matches!(self.ask(ClientToMaster::EndStream(end)), Some(Reply::Stream(_))));
     }
 
     fn ack_all(&mut self, pulled: &Pulled, group: &str) -> Vec<AckOutcome> {
         let items = pulled.keys.iter().cloned().zip(generations(pulled));
         let items = items.map(|(key, generation)| AckItem { key, generation }).collect();
-        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, ..Ack::default() })) {
+        match self.ask(ClientToMaster::Ack(Ack {
+            items,
+            group: group.into(),
+            wait_ms: 500,
+            ..Ack::default()
+        })) {
             Some(Reply::Acked(outcomes)) => outcomes,
             other => panic!("{other:?}"),
         }
@@ -115,7 +120,7 @@ impl Cluster {
 
     fn reserve_streamed(&mut self, name: &str, wait_ms: u64) -> RequestId {
         let items = vec![ReserveItem { key: key(name), len: UNIT, options: streamed(&[]) }];
-        self.send(Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
+        self.send(ClientToMaster::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
     }
 }
 
@@ -194,7 +199,7 @@ fn what_a_consumer_leaves_undone_comes_again_at_its_place() {
     let first = cluster.pull_as(OTHER, "g", (1, 2)).unwrap();
     assert_eq!(cluster.names("g", 1), ["c"]);
     let release = Release { leases: leases(&first)[1..].to_vec() };
-    cluster.ask_as(OTHER, Request::Release(release));
+    cluster.ask_as(OTHER, ClientToMaster::Release(release));
     assert_eq!(cluster.names("g", 9), ["b", "d"], "what was released");
     cluster.event(Event::Closed(OTHER));
     assert_eq!(cluster.names("g", 9), [""; 0], "it may come back");
@@ -212,7 +217,7 @@ fn an_answer_that_was_lost_gives_nobody_anything() {
     let known = cluster.pull_as(OTHER, "g", (1, 1)).unwrap();
     cluster.pull_as(OTHER, "g", (1, 1)).unwrap();
     cluster.open(ConnId(3), 8);
-    cluster.ask_as(ConnId(3), Request::KeepLeases(leases(&known)));
+    cluster.ask_as(ConnId(3), ClientToMaster::KeepLeases(leases(&known)));
     assert_eq!(cluster.names("g", 9), ["b"]);
 }
 
@@ -237,7 +242,7 @@ fn a_pull_waits_for_its_window_and_is_answered_when_it_is_there() {
     cluster.wait(50);
     assert_eq!(names(&cluster.pulled(late).unwrap()), ["d"], "what there is when the time is up");
     let cancelled = cluster.send_pull(CLIENT, "g", (1, 1), 1000);
-    cluster.ask(Request::Cancel(cancelled));
+    cluster.ask(ClientToMaster::Cancel(cancelled));
     assert_eq!(names(&cluster.pulled(cancelled).unwrap()), [""; 0]);
     cluster.send_pull(OTHER, "g", (1, 1), 1000);
     cluster.event(Event::Closed(OTHER));
@@ -252,7 +257,7 @@ fn whoever_looks_sees_everything_and_takes_nothing() {
     cluster.names("g", 1);
     let look = |behind| {
         let pull = Pull { stream: "s".into(), items_max: 9, wait_ms: 100, ..Pull::default() };
-        Request::Pull(Pull { behind: Some(behind), ..pull })
+        ClientToMaster::Pull(Pull { behind: Some(behind), ..pull })
     };
     let Some(Reply::Pulled(seen)) = cluster.ask(look(BEGINNING)) else { panic!() };
     assert_eq!((names(&seen), leases(&seen)), (vec!["a".into(), "b".into()], vec![0, 0]));
@@ -327,7 +332,8 @@ fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
     let attach = |window| Attach { group: "train".into(), window };
     cluster.open_stream(None, Some(attach(8))).unwrap();
     let second = OpenStream { name: "s".into(), attach: Some(attach(5)), ..OpenStream::default() };
-    let Some(Reply::Refused(refusal)) = cluster.ask_as(OTHER, Request::OpenStream(second.clone())) else {
+    let Some(Reply::Refused(refusal)) = cluster.ask_as(OTHER, ClientToMaster::OpenStream(second.clone()))
+    else {
         panic!()
     };
     for part in ["2 consumers of group `train`", "8 + 5 = 13", "only 12", "high mark is 16", "low mark 11"] {
@@ -335,7 +341,7 @@ fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
     }
     assert_eq!(cluster.group("train").window, 8, "who is refused does not count");
     cluster.open_stream(None, Some(attach(7))).unwrap();
-    assert!(matches!(cluster.ask_as(OTHER, Request::OpenStream(second)), Some(Reply::Stream(_))));
+    assert!(matches!(cluster.ask_as(OTHER, ClientToMaster::OpenStream(second)), Some(Reply::Stream(_))));
     let small = cluster.open_stream(Some(refs(8, 8)), None).unwrap_err();
     assert!(small.contains("= 12 samples"), "{small}");
     cluster.ask_as(OTHER, Request::Goodbye);
@@ -387,7 +393,7 @@ fn a_dropped_stream_leaves_nothing_behind() {
     cluster.names("g", 1);
     let end = EndStream { name: "s".into(), drop: true, wait_ms: 100, ..EndStream::default() };
     let dropped = Some(Reply::DeletedMatching(DeletedMatching { count: 2, unconfirmed: vec![] }));
-    assert_eq!(cluster.ask(Request::EndStream(end)), dropped);
+    assert_eq!(cluster.ask(ClientToMaster::EndStream(end)), dropped);
     assert_eq!(cluster.nodes[0].usage().free, 16 * UNIT);
     assert!(cluster.pull_as(CLIENT, "g", (1, 1)).unwrap().end.unwrap().failure.unwrap().contains("dropped"));
     cluster.open_stream(Some(refs(4, 4)), None).unwrap();
@@ -439,7 +445,7 @@ fn another_life_of_the_master_finds_the_stream_and_what_was_acknowledged() {
 fn requests_that_make_no_sense_are_refused() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     let pull = |items_min, items_max, stream: &str| {
-        Request::Pull(Pull { stream: stream.into(), items_min, items_max, ..Pull::default() })
+        ClientToMaster::Pull(Pull { stream: stream.into(), items_min, items_max, ..Pull::default() })
     };
     let long = "x".repeat(257);
     for request in [pull(1, 0, "s"), pull(3, 2, "s"), pull(1, 5000, "s"), pull(1, 1, ""), pull(1, 1, &long)] {
@@ -455,7 +461,7 @@ fn requests_that_make_no_sense_are_refused() {
         options: PutOptions { stream: stream.into(), ..streamed(&[]) },
     };
     let reserve = Reserve { items: vec![item("s"), item("t")], ..Reserve::default() };
-    assert!(matches!(cluster.ask(Request::Reserve(reserve)), Some(Reply::Refused(_))));
+    assert!(matches!(cluster.ask(ClientToMaster::Reserve(reserve)), Some(Reply::Refused(_))));
 }
 
 /// What happens in a pipeline.
@@ -547,7 +553,7 @@ impl Pipeline {
             Step::Ack { who, count } => self.ack(who as usize, count as usize),
             Step::Release { who } => {
                 let leases = self.has[who as usize].drain(..).map(|it| it.2).collect();
-                self.cluster.ask_as(self.conn(who as usize), Request::Release(Release { leases }));
+                self.cluster.ask_as(self.conn(who as usize), ClientToMaster::Release(Release { leases }));
                 Ok(())
             }
             Step::Die { who } => {
@@ -559,7 +565,7 @@ impl Pipeline {
                 self.cluster.event(Event::Closed(self.conn(who)));
                 self.connect(who);
                 let known = self.has[who].iter().map(|it| it.2).collect();
-                self.cluster.ask_as(self.conn(who), Request::KeepLeases(known));
+                self.cluster.ask_as(self.conn(who), ClientToMaster::KeepLeases(known));
                 Ok(())
             }
             Step::RestartMaster => {
@@ -639,7 +645,8 @@ impl Pipeline {
             taken.iter().map(|(key, generation, _)| AckItem { key: key.clone(), generation: *generation });
         let ack =
             Ack { items: items.collect(), group: GROUPS[who % 2].into(), wait_ms: 500, ..Ack::default() };
-        let Some(Reply::Acked(outcomes)) = self.cluster.ask_as(self.conn(who), Request::Ack(ack)) else {
+        let Some(Reply::Acked(outcomes)) = self.cluster.ask_as(self.conn(who), ClientToMaster::Ack(ack))
+        else {
             return Err("no answer to an acknowledgement".into());
         };
         for ((key, generation, _), outcome) in taken.iter().zip(outcomes) {
@@ -649,7 +656,7 @@ impl Pipeline {
             }
         }
         let leases = taken.iter().map(|it| it.2).collect();
-        self.cluster.ask_as(self.conn(who), Request::Release(Release { leases }));
+        self.cluster.ask_as(self.conn(who), ClientToMaster::Release(Release { leases }));
         Ok(())
     }
 
@@ -659,7 +666,11 @@ impl Pipeline {
         let node = self.cluster.links[0];
         self.cluster.next_id += 1;
         let id = RequestId(2_000_000 + self.cluster.next_id);
-        self.cluster.event(Event::Request(node, id, Request::ClientDied(ClientId(10 + who as u64))));
+        self.cluster.event(Event::Request(
+            node,
+            id,
+            MemberToMaster::ClientDied(ClientId(10 + who as u64)).into(),
+        ));
         self.connect(who);
     }
 

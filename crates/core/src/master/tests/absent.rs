@@ -75,7 +75,7 @@ fn a_node_that_takes_the_place_of_one_that_ended_is_proof_of_that() {
             let conn = ConnId(50 + at as u64);
             cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
             let register = crate::message::Register { info, ..Default::default() };
-            cluster.event(Event::Request(conn, RequestId(1), Request::Register(register)));
+            cluster.event(Event::Request(conn, RequestId(1), MemberToMaster::Register(register)));
             cluster.event(Event::Closed(conn));
         }
         cluster.master.stat().nodes.len()
@@ -93,7 +93,7 @@ fn a_node_that_the_operator_declares_lost_comes_back_empty() {
     let mut cluster = Cluster::durable(&[4 * UNIT]);
     cluster.put("a", UNIT, pinned());
     let forget = |cluster: &mut Cluster, name: &str| {
-        cluster.ask(Request::ForgetNode(ForgetNode { name: name.into() })).unwrap()
+        cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: name.into() })).unwrap()
     };
     for (name, why) in [("node1", "is connected"), ("node2", "no member of the cluster")] {
         let Reply::Refused(refusal) = forget(&mut cluster, name) else { panic!() };
@@ -135,7 +135,7 @@ fn an_unconfirmed_delete_is_answered_when_it_will_not_be_forgotten() {
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
     cluster.unsynced = Some(Vec::new());
-    let id = cluster.send(Request::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
+    let id = cluster.send(ClientToMaster::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
     cluster.wait(1_000);
     assert!(!cluster.replies.contains_key(&id));
     cluster.sync();
@@ -171,11 +171,11 @@ fn a_node_that_was_declared_lost_returns_empty_to_a_later_master_too() {
     cluster.put("a", UNIT, on("node1"));
     cluster.put("b", UNIT, on("node2"));
     cluster.unlink(0);
-    cluster.ask(Request::ForgetNode(ForgetNode { name: "node1".into() }));
+    cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node1".into() }));
     cluster.restart_alone(6);
     assert_eq!(cluster.master.unreported(), ["node2"]);
     // One that has not reported may be declared lost, too.
-    cluster.ask(Request::ForgetNode(ForgetNode { name: "node2".into() }));
+    cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node2".into() }));
     cluster.link(0);
     cluster.link(1);
     assert!(!cluster.has("a") && !cluster.has("b"));

@@ -9,7 +9,7 @@ use crate::message::{
 impl Cluster {
     fn drop_all(&mut self) -> RequestId {
         let delete = DeleteMatching { pattern: Pattern::All, force: false, wait_ms: 500 };
-        self.send(Request::DeleteMatching(delete))
+        self.send(ClientToMaster::DeleteMatching(delete))
     }
 
     fn dropped(&mut self, id: RequestId) -> Option<DeletedMatching> {
@@ -35,7 +35,7 @@ impl Cluster {
     /// How many copies the first node, which is held up, was asked to take away since this was last called.
     fn copies_asked_for(&mut self) -> usize {
         let asked = std::mem::take(&mut self.held_up[0]).into_iter().map(|(_, request)| match request {
-            Request::Retire(retire) => retire.holds.len(),
+            MasterToMember::Retire(retire) => retire.holds.len(),
             _ => 0,
         });
         asked.sum()
@@ -65,7 +65,7 @@ fn a_drop_takes_a_bounded_number_at_a_time_and_others_are_answered_in_between() 
     let id = cluster.drop_all();
     let mut left = vec![cluster.left()];
     while cluster.work() {
-        assert!(cluster.ask(Request::Stat).is_some());
+        assert!(cluster.ask(ClientToMaster::Stat).is_some());
         left.push(cluster.left());
     }
     assert_eq!(left, [14, 10, 6, 2, 0]);
@@ -95,8 +95,8 @@ fn drops_take_turns() {
         force: false,
         wait_ms: 500,
     };
-    let first = cluster.send(Request::DeleteMatching(delete(b"k")));
-    let second = cluster.send(Request::DeleteMatching(delete(b"k5")));
+    let first = cluster.send(ClientToMaster::DeleteMatching(delete(b"k")));
+    let second = cluster.send(ClientToMaster::DeleteMatching(delete(b"k5")));
     let mut pieces = 0;
     while cluster.dropped(second).is_none() {
         assert!(cluster.work());
@@ -223,7 +223,8 @@ fn a_delete_that_is_repeated_waits_for_a_node_that_only_takes_its_time() {
     cluster.put("k", UNIT, plain());
     cluster.hold_up(0);
     assert_eq!(cluster.delete("k", true), None);
-    let again = cluster.send(Request::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
+    let again =
+        cluster.send(ClientToMaster::Delete(Delete { keys: vec![key("k")], force: true, wait_ms: 500 }));
     assert!(!cluster.replies.contains_key(&again));
     cluster.let_go(0);
     assert_eq!(cluster.replies.remove(&again), Some(Reply::Deleted(vec![DeleteOutcome::Absent])));
@@ -236,7 +237,7 @@ fn a_key_twice_in_a_batch_has_the_same_answer_twice() {
     cluster.unlink(0);
     let delete = Delete { keys: vec![key("k"), key("k")], force: true, wait_ms: 500 };
     let unconfirmed = || DeleteOutcome::Unconfirmed(vec!["node1".into()]);
-    let reply = cluster.ask(Request::Delete(delete));
+    let reply = cluster.ask(ClientToMaster::Delete(delete));
     assert_eq!(reply, Some(Reply::Deleted(vec![unconfirmed(), unconfirmed()])));
 }
 
@@ -274,16 +275,16 @@ fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
     cluster.put("held", 2 * UNIT, pinned());
     let waiting = |cluster: &mut Cluster, name: &str, len| {
         let items = vec![ReserveItem { key: key(name), len, options: plain() }];
-        cluster.send(Request::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))
+        cluster.send(ClientToMaster::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))
     };
     let first = waiting(&mut cluster, "first", 2 * UNIT);
     let second = waiting(&mut cluster, "second", UNIT);
-    assert_eq!(cluster.ask(Request::Cancel(first)), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::Cancel(first)), Some(Reply::Done));
     assert!(matches!(cluster.replies.remove(&first), Some(Reply::Reserved(_))));
     assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
     // An answer that was given, or a request that never was, is none the worse for it.
-    assert_eq!(cluster.ask(Request::Cancel(first)), Some(Reply::Done));
-    assert_eq!(cluster.ask(Request::Cancel(RequestId(77))), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::Cancel(first)), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::Cancel(RequestId(77))), Some(Reply::Done));
     assert!(!cluster.replies.contains_key(&second));
     cluster.delete("held", true);
     let reply = cluster.replies.remove(&second);
@@ -296,8 +297,8 @@ fn a_request_of_somebody_else_cannot_be_cancelled() {
     cluster.put("held", UNIT, pinned());
     let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
     let reserve = Reserve { items, wait_ms: 10_000, ..Reserve::default() };
-    let id = cluster.send(Request::Reserve(reserve));
+    let id = cluster.send(ClientToMaster::Reserve(reserve));
     cluster.open(ConnId(2), 8);
-    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::Cancel(id)));
+    cluster.event(Event::Request(ConnId(2), RequestId(1), ClientToMaster::Cancel(id).into()));
     assert!(!cluster.replies.contains_key(&id));
 }

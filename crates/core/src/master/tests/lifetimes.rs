@@ -28,7 +28,7 @@ fn groups(names: &[&str]) -> Consumption {
 impl Cluster {
     fn pin(&mut self, name: &str, owner: &str, on: bool) -> PinOutcome {
         let pin = Pin { keys: vec![key(name)], owner: owner.into(), on, wait_ms: 500 };
-        match self.ask(Request::Pin(pin)) {
+        match self.ask(ClientToMaster::Pin(pin)) {
             Some(Reply::Pinned(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -42,13 +42,13 @@ impl Cluster {
             limit: 100,
             report_wait_ms: 0,
         };
-        let Some(Reply::Listed(page)) = self.ask(Request::List(list)) else { panic!() };
+        let Some(Reply::Listed(page)) = self.ask(ClientToMaster::List(list)) else { panic!() };
         page.items.iter().map(|it| it.key.to_string()).collect()
     }
 
     pub(super) fn reserve_waiting(&mut self, name: &str, len: u64, wait_ms: u64) -> RequestId {
         let items = vec![ReserveItem { key: key(name), len, options: plain() }];
-        self.send(Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
+        self.send(ClientToMaster::Reserve(Reserve { items, wait_ms, ..Reserve::default() }))
     }
 
     pub(super) fn reserved(&mut self, id: RequestId) -> Option<ReserveOutcome> {
@@ -60,14 +60,14 @@ impl Cluster {
 
     pub(super) fn policy(&mut self, quota: Option<u64>, max_hold_ms: Option<u64>) {
         assert_eq!(
-            self.ask(Request::SetPolicy(Policy { quota, max_hold_ms, ..Policy::default() }.into())),
+            self.ask(ClientToMaster::SetPolicy(Policy { quota, max_hold_ms, ..Policy::default() }.into())),
             Some(Reply::Done)
         );
     }
 
     fn lease(&mut self, name: &str, generation: Option<Generation>, group: &str) -> LeaseOutcome {
         let items = vec![LeaseItem { key: key(name), generation }];
-        match self.ask(Request::Lease(Lease { items, group: group.into(), report_wait_ms: 0 })) {
+        match self.ask(ClientToMaster::Lease(Lease { items, group: group.into(), report_wait_ms: 0 })) {
             Some(Reply::Leased(mut leased)) => leased.items.remove(0),
             other => panic!("{other:?}"),
         }
@@ -75,7 +75,12 @@ impl Cluster {
 
     fn ack(&mut self, name: &str, generation: Generation, group: &str) -> AckOutcome {
         let items = vec![AckItem { key: key(name), generation }];
-        match self.ask(Request::Ack(Ack { items, group: group.into(), wait_ms: 500, ..Ack::default() })) {
+        match self.ask(ClientToMaster::Ack(Ack {
+            items,
+            group: group.into(),
+            wait_ms: 500,
+            ..Ack::default()
+        })) {
             Some(Reply::Acked(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -83,7 +88,7 @@ impl Cluster {
 
     fn abort(&mut self, name: &str, generation: Generation) -> AckOutcome {
         let items = vec![AckItem { key: key(name), generation }];
-        match self.ask(Request::Ack(Ack {
+        match self.ask(ClientToMaster::Ack(Ack {
             items,
             group: String::new(),
             wait_ms: 500,
@@ -96,7 +101,9 @@ impl Cluster {
     }
 
     pub(super) fn why(&mut self, name: &str) -> Why {
-        match self.ask(Request::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 })) {
+        match self
+            .ask(ClientToMaster::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 }))
+        {
             Some(Reply::Why(mut answers)) => answers.remove(0),
             other => panic!("{other:?}"),
         }
@@ -157,7 +164,7 @@ fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
     };
     let both = [("one".to_owned(), 2, 2 * UNIT), ("two".to_owned(), 2, 2 * UNIT)];
     assert_eq!(owners(&cluster), both);
-    let dropped = cluster.ask(Request::DropPins(DropPins { owner: "one".into(), wait_ms: 500 }));
+    let dropped = cluster.ask(ClientToMaster::DropPins(DropPins { owner: "one".into(), wait_ms: 500 }));
     assert_eq!(dropped, Some(Reply::DeletedMatching(DeletedMatching { count: 2, unconfirmed: vec![] })));
     assert!(cluster.pinned_by("one").is_empty());
     let Why::Here(here) = cluster.why("a") else { panic!() };
@@ -174,7 +181,7 @@ fn a_pin_is_in_writing_on_the_node_before_it_is_answered() {
     cluster.put("a", UNIT, plain());
     cluster.hold_up(0);
     let pin = Pin { keys: vec![key("a")], owner: "run".into(), on: true, wait_ms: 500 };
-    let id = cluster.send(Request::Pin(pin));
+    let id = cluster.send(ClientToMaster::Pin(pin));
     assert_eq!(cluster.replies.get(&id), None);
     cluster.let_go(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
@@ -198,7 +205,7 @@ fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
 fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
-    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    let drop = || ClientToMaster::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
     let dropped = |count, unconfirmed: &[&str]| {
         let unconfirmed = unconfirmed.iter().map(|it| (*it).to_owned()).collect();
         Some(Reply::DeletedMatching(DeletedMatching { count, unconfirmed }))
@@ -216,7 +223,7 @@ fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
 fn dropping_pins_again_does_not_ask_for_what_is_in_writing() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
-    let drop = || Request::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
+    let drop = || ClientToMaster::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
     assert!(cluster.ask(drop()).is_some());
     cluster.hold_up(0);
     let none = DeletedMatching { count: 0, unconfirmed: vec![] };
@@ -329,7 +336,7 @@ fn a_quota_counts_what_samples_have_elsewhere_also_after_a_restart() {
 fn policy_change_keeps_unnamed_limits() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     let mut limits = |change: PolicyChange| {
-        assert_eq!(cluster.ask(Request::SetPolicy(change)), Some(Reply::Done));
+        assert_eq!(cluster.ask(ClientToMaster::SetPolicy(change)), Some(Reply::Done));
         let stat = cluster.master.stat().namespaces.remove(0);
         (stat.quota, stat.max_hold_ms, stat.demotion)
     };
@@ -384,7 +391,7 @@ fn room_that_is_given_back_is_not_charged_any_more() {
     cluster.policy(Some(UNIT), None);
     let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
     assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
-    cluster.node_request(0, Request::Abort(vec![room[0].location.hold()]));
+    cluster.node_request(0, ClientToNode::Abort(vec![room[0].location.hold()]));
     assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::Room(_)));
     assert_eq!(cluster.master.stat().namespaces[0].granted, UNIT);
 }
@@ -395,13 +402,13 @@ fn a_program_can_wait_for_a_watermark() {
     cluster.put("a", 2 * UNIT, plain());
     let low = Await { at_most: Some(UNIT), at_least: None, wait_ms: 500 };
     let high = Await { at_most: None, at_least: Some(3 * UNIT), wait_ms: 500 };
-    let (low, high) = (cluster.send(Request::Await(low)), cluster.send(Request::Await(high)));
+    let (low, high) = (cluster.send(ClientToMaster::Await(low)), cluster.send(ClientToMaster::Await(high)));
     assert!(cluster.replies.is_empty());
     cluster.put("b", UNIT, plain());
     assert!(matches!(cluster.replies.remove(&high), Some(Reply::Awaited(stat)) if stat.used == 3 * UNIT));
     cluster.delete("a", true);
     assert!(matches!(cluster.replies.remove(&low), Some(Reply::Awaited(stat)) if stat.used == UNIT));
-    let never = cluster.send(Request::Await(Await { at_most: Some(0), at_least: None, wait_ms: 500 }));
+    let never = cluster.send(ClientToMaster::Await(Await { at_most: Some(0), at_least: None, wait_ms: 500 }));
     cluster.wait(500);
     assert!(matches!(cluster.replies.remove(&never), Some(Reply::Awaited(stat)) if stat.used == UNIT));
 }
@@ -506,8 +513,14 @@ fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_to
     cluster.wait(300);
     assert!(cluster.has("s") && !cluster.has("t"));
     assert_eq!(cluster.cause("t").0, Cause::HeldTooLong);
-    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease, 999] })), Some(Reply::Done));
-    assert_eq!(cluster.ask(Request::Release(Release { leases: vec![lease.lease] })), Some(Reply::Done));
+    assert_eq!(
+        cluster.ask(ClientToMaster::Release(Release { leases: vec![lease.lease, 999] })),
+        Some(Reply::Done)
+    );
+    assert_eq!(
+        cluster.ask(ClientToMaster::Release(Release { leases: vec![lease.lease] })),
+        Some(Reply::Done)
+    );
     cluster.wait(1);
     assert!(!cluster.has("s"));
     cluster.put("u", UNIT, sample(Consumption::Once));
@@ -521,7 +534,7 @@ fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_to
 #[test]
 fn consumption_waits_for_the_last_lease_whatever_ends_it() {
     let ends: [fn(&mut Cluster, u64); 3] = [
-        |cluster, lease| _ = cluster.ask(Request::Release(Release { leases: vec![lease] })),
+        |cluster, lease| _ = cluster.ask(ClientToMaster::Release(Release { leases: vec![lease] })),
         |cluster, _| _ = cluster.ask(Request::Goodbye),
         |cluster, _| {
             cluster.event(Event::Closed(CLIENT));
@@ -532,7 +545,7 @@ fn consumption_waits_for_the_last_lease_whatever_ends_it() {
         let (mut cluster, lease) = leased();
         let items = vec![AckItem { key: key("s"), generation: generation(1) }];
         let ack = Ack { items, unless_leased: true, wait_ms: 500, ..Ack::default() };
-        let Some(Reply::Acked(outcomes)) = cluster.ask(Request::Ack(ack)) else { panic!() };
+        let Some(Reply::Acked(outcomes)) = cluster.ask(ClientToMaster::Ack(ack)) else { panic!() };
         assert_eq!(outcomes, [AckOutcome::Recorded]);
         cluster.wait(10);
         assert!(cluster.has("s"), "another client has it leased");
@@ -550,9 +563,9 @@ fn a_deferred_consumption_ends_with_its_generation() {
     let (mut cluster, lease) = leased();
     let items = vec![AckItem { key: key("s"), generation: generation(1) }];
     let ack = Ack { items, unless_leased: true, wait_ms: 500, ..Ack::default() };
-    cluster.ask(Request::Ack(ack));
+    cluster.ask(ClientToMaster::Ack(ack));
     cluster.put("s", UNIT, PutOptions { on_exists: OnExists::Replace, ..sample(Consumption::Once) });
-    cluster.ask(Request::Release(Release { leases: vec![lease] }));
+    cluster.ask(ClientToMaster::Release(Release { leases: vec![lease] }));
     cluster.wait(10);
     assert!(cluster.has("s"), "what was put since then is not consumed");
 }
@@ -567,7 +580,7 @@ fn a_deferred_consumption_survives_the_master() {
         for group in ["g", "h"] {
             let items = vec![AckItem { key: key("s"), generation: generation(1) }];
             let ack = Ack { items, group: group.into(), unless_leased: true, wait_ms: 500, abort: false };
-            let Some(Reply::Acked(outcomes)) = cluster.ask(Request::Ack(ack)) else { panic!() };
+            let Some(Reply::Acked(outcomes)) = cluster.ask(ClientToMaster::Ack(ack)) else { panic!() };
             assert_eq!(outcomes, [AckOutcome::Recorded], "{consumption:?}");
         }
         assert!(matches!(cluster.lease("s", None, "h"), LeaseOutcome::Leased(_)), "others have it leased");
@@ -587,7 +600,7 @@ fn one_copy_that_tells_of_the_consumption_suffices() {
         let record = cluster.nodes[told].inventory().remove(0);
         let mut marks = record.marks;
         marks.sample.as_mut().unwrap().acked.push("g".into());
-        let mark = Request::Mark(vec![MarkItem { hold: record.hold, marks }]);
+        let mark = MasterToMember::Mark(vec![MarkItem { hold: record.hold, marks }]);
         cluster.nodes[told].handle(node::Event::MasterRequest(RequestId(1 << 40), mark));
         while cluster.nodes[told].poll_effect().is_some() {}
         cluster.restart_master(2);
@@ -632,7 +645,7 @@ fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
     cluster.wait(299);
     assert_eq!(count_leased(&cluster), 1);
     cluster.open(CLIENT, 7);
-    assert_eq!(cluster.ask(Request::KeepLeases(vec![lease, 999])), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::KeepLeases(vec![lease, 999])), Some(Reply::Done));
     cluster.wait(10_000);
     assert_eq!(count_leased(&cluster), 1);
     // A new connection that replaces the old one before that is seen to be broken is as good.
@@ -640,8 +653,8 @@ fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
     cluster.event(Event::Closed(CLIENT));
     cluster.wait(10_000);
     assert_eq!(count_leased(&cluster), 1);
-    let release = Request::Release(Release { leases: vec![lease] });
-    cluster.event(Event::Request(ConnId(2), RequestId(1), release));
+    let release = ClientToMaster::Release(Release { leases: vec![lease] });
+    cluster.event(Event::Request(ConnId(2), RequestId(1), release.into()));
     assert_eq!(count_leased(&cluster), 0);
 }
 
@@ -670,13 +683,17 @@ fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
     };
     cluster.event(Event::Closed(CLIENT));
     cluster.open(CLIENT, 7);
-    cluster.ask(Request::KeepLeases(vec![known]));
+    cluster.ask(ClientToMaster::KeepLeases(vec![known]));
     assert_eq!(count_leased(&cluster), 1);
     let Why::Here(here) = cluster.why("s") else { panic!() };
     assert_eq!(here.leases, ["client 7"], "one of two is left");
     // What is listed but not held, or somebody else's, changes nothing.
     cluster.open(ConnId(2), 8);
-    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::KeepLeases(vec![known, other.lease])));
+    cluster.event(Event::Request(
+        ConnId(2),
+        RequestId(1),
+        ClientToMaster::KeepLeases(vec![known, other.lease]).into(),
+    ));
     assert_eq!(count_leased(&cluster), 1);
 }
 
@@ -704,7 +721,7 @@ fn a_lease_ends_at_once_when_a_node_has_proof_that_its_client_is_dead() {
 fn a_client_cannot_declare_another_one_dead() {
     let (mut cluster, _) = leased();
     cluster.open(ConnId(2), 8);
-    cluster.event(Event::Request(ConnId(2), RequestId(1), Request::ClientDied(ClientId(7))));
+    cluster.event(Event::Request(ConnId(2), RequestId(1), MemberToMaster::ClientDied(ClientId(7)).into()));
     assert!(matches!(cluster.replies.remove(&RequestId(1)), Some(Reply::Refused(_))));
     assert_eq!(count_leased(&cluster), 1);
 }
@@ -716,13 +733,13 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     let hold = found.replicas[0].hold();
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
-    cluster.node_request(0, Request::BeginViews(vec![hold, hold]));
+    cluster.node_request(0, ClientToNode::BeginViews(vec![hold, hold]));
     // Somebody who talks to the node, but not to the master.
     cluster.node_event(0, node::Event::Mapped(ClientId(9)));
     let opened =
         node::Event::Opened { conn: ConnId(9), client: ClientId(9), namespace: "default".to_owned() };
     cluster.node_event(0, opened);
-    let request = Request::BeginViews(vec![hold]);
+    let request = ClientToNode::BeginViews(vec![hold]);
     cluster.node_event(0, node::Event::Request { conn: ConnId(9), id: RequestId(5), request });
     let Why::Here(here) = cluster.why("k") else { panic!() };
     let stranger = "client 0000000000000009, which is not connected";
@@ -796,6 +813,6 @@ fn what_clients_keep_has_their_name() {
     let expected =
         [(Held::Reserved, "client 7".to_owned(), 1, 2 * UNIT), (Held::Leased, "client 7".to_owned(), 1, 7)];
     assert_eq!(holders(&cluster), expected);
-    cluster.ask(Request::Release(Release { leases: vec![granted.lease] }));
+    cluster.ask(ClientToMaster::Release(Release { leases: vec![granted.lease] }));
     assert_eq!(holders(&cluster), [expected[0].clone()]);
 }

@@ -23,7 +23,7 @@ impl Cluster {
     /// The operator declares a node lost.
     fn forget(&mut self, index: usize) {
         let name = format!("node{}", index + 1);
-        let forgotten = self.ask(Request::ForgetNode(ForgetNode { name }));
+        let forgotten = self.ask(ClientToMaster::ForgetNode(ForgetNode { name }));
         assert!(matches!(forgotten, Some(Reply::Forgotten(_))), "{forgotten:?}");
     }
 
@@ -36,7 +36,7 @@ impl Cluster {
         let info = NodeInfo { segment, name, ..NodeInfo::default() };
         let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, life: 1, stamps: 0 };
         let id = RequestId(900);
-        self.event(Event::Request(conn, id, Request::Register(register)));
+        self.event(Event::Request(conn, id, MemberToMaster::Register(Box::new(register)).into()));
         match self.replies.remove(&id) {
             Some(Reply::Registered(registered)) => (conn, registered),
             other => panic!("{other:?}"),
@@ -46,7 +46,7 @@ impl Cluster {
     /// On such a connection it tells all that it holds, and is to be told what it must drop.
     fn announce(&mut self, conn: ConnId, items: Vec<Record>) -> Vec<Hold> {
         let id = RequestId(902);
-        self.event(Event::Request(conn, id, Request::Announce(Announce { items, last: true })));
+        self.event(Event::Request(conn, id, MemberToMaster::Announce(Announce { items, last: true }).into()));
         match self.replies.remove(&id) {
             Some(Reply::Announced(announced)) => announced.retire,
             other => panic!("{other:?}"),
@@ -116,8 +116,8 @@ fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
     // The node has not heard of the removal, and asks about the same object once more.
     let item = CommitItem { hold, key: key("k"), len: UNIT, options: plain(), others: vec![] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
-    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
-    cluster.event(Event::Request(cluster.links[0], RequestId(77), asked));
+    let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.event(Event::Request(cluster.links[0], RequestId(77), asked.into()));
     assert!(!cluster.has("k"));
     cluster.let_go(0);
     assert!(!cluster.has("k"));
@@ -137,7 +137,7 @@ fn room_is_given_back_that_was_found_for_a_client_whose_answer_was_lost() {
 #[test]
 fn every_copy_counts_against_the_quota() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }.into()));
+    cluster.ask(ClientToMaster::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }.into()));
     let twice = PutOptions { replicas: 2, ..plain() };
     let copies = |outcome: ReserveOutcome| match outcome {
         ReserveOutcome::Room(reservations) => reservations.len(),
@@ -180,7 +180,9 @@ impl Cluster {
     }
 
     fn pins(&mut self, name: &str) -> Vec<String> {
-        match self.ask(Request::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 })) {
+        match self
+            .ask(ClientToMaster::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 }))
+        {
             Some(Reply::Why(answers)) => match &answers[..] {
                 [Why::Here(here)] => here.pins.clone(),
                 other => panic!("{other:?}"),
@@ -327,8 +329,8 @@ fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() 
     let item =
         CommitItem { hold: home.hold(), key: key("k"), len: UNIT, options: twice, others: vec![other] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
-    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
-    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked));
+    let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked.into()));
     assert!(!cluster.has("k"));
     cluster.let_go(slow);
     assert!(!cluster.has("k"));
@@ -342,7 +344,7 @@ fn a_pin_that_one_copy_has_in_writing_counts_for_all_of_them() {
     cluster.unlink(0);
     let pin = Pin { keys: vec![key("k")], owner: "run".into(), on: true, wait_ms: 500 };
     let unconfirmed = PinOutcome::Unconfirmed(vec!["node1".into()]);
-    assert_eq!(cluster.ask(Request::Pin(pin)), Some(Reply::Pinned(vec![unconfirmed])));
+    assert_eq!(cluster.ask(ClientToMaster::Pin(pin)), Some(Reply::Pinned(vec![unconfirmed])));
     cluster.restart_with(6, &[0, 1]);
     assert_eq!(cluster.pins("k"), ["run"]);
     // The other one has it in writing now, too.
@@ -355,7 +357,8 @@ fn a_pin_is_not_confirmed_by_asking_again() {
     for on in [true, false] {
         let mut cluster = Cluster::new(&[4 * UNIT]);
         cluster.put("k", UNIT, plain());
-        let pin = |on| Request::Pin(Pin { keys: vec![key("k")], owner: "run".into(), on, wait_ms: 500 });
+        let pin =
+            |on| ClientToMaster::Pin(Pin { keys: vec![key("k")], owner: "run".into(), on, wait_ms: 500 });
         let done = Some(Reply::Pinned(vec![PinOutcome::Done]));
         let not_pinned = Some(Reply::Pinned(vec![PinOutcome::NotPinned]));
         assert_eq!(cluster.ask(pin(!on)), if on { not_pinned.clone() } else { done.clone() });
@@ -382,7 +385,7 @@ fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it
             cluster.put(name, 1, plain());
         }
         let pin = Pin { keys: vec![key(name)], owner: owner(index), on: true, wait_ms: 500 };
-        match cluster.ask(Request::Pin(pin)) {
+        match cluster.ask(ClientToMaster::Pin(pin)) {
             Some(Reply::Pinned(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -401,7 +404,7 @@ fn a_decision_waits_for_a_node_that_may_know_the_name() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.restart_with(6, &[0]);
     let end = EndStream { name: "s".into(), ..EndStream::default() };
-    assert!(matches!(cluster.ask(Request::EndStream(end)), Some(Reply::Stream(_))));
+    assert!(matches!(cluster.ask(ClientToMaster::EndStream(end)), Some(Reply::Stream(_))));
     // The other node has a copy that the last life of the master had named, before the stream had ended.
     let (conn, _) = cluster.register(1);
     let other = Location { segment: SegmentId(2), slot: SlotId(3), stamp: Stamp(9) };
@@ -412,8 +415,8 @@ fn a_decision_waits_for_a_node_that_may_know_the_name() {
     let item = CommitItem { hold, key: key("k"), len: UNIT, options, others: vec![other] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
     let id = RequestId(77);
-    let asked = Request::Decide(Decide { items: vec![decide], wait_ms: 500 });
-    cluster.master.handle(cluster.now, Event::Request(cluster.links[0], id, asked));
+    let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.master.handle(cluster.now, Event::Request(cluster.links[0], id, asked.into()));
     let said: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
     assert!(said.is_empty(), "the other node may know more: {said:?}");
     let record = Record {

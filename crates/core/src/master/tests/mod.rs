@@ -20,9 +20,9 @@ use super::*;
 use crate::{
     Key, Location, Reservation, SlotId, Stamp, disk,
     message::{
-        Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
-        Full, List, NodeInfo, OnExists, Pattern, Presence, PutOptions, Reserve, ReserveItem, ReserveOutcome,
-        Resolve, ResolveOutcome,
+        ClientToNode, Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome,
+        DeletedMatching, Exists, Full, List, NodeInfo, OnExists, Pattern, Presence, PutOptions, Reserve,
+        ReserveItem, ReserveOutcome, Resolve, ResolveOutcome,
     },
     node::{self, Node, NodeConfig},
 };
@@ -35,7 +35,7 @@ pub(super) struct Cluster {
     pub(super) master: Master,
     pub(super) nodes: Vec<Node>,
     pub(super) links: Vec<ConnId>,
-    pub(super) held_up: Vec<VecDeque<(RequestId, Request)>>,
+    pub(super) held_up: Vec<VecDeque<(RequestId, MasterToMember)>>,
     pub(super) is_held_up: Vec<bool>,
     pub(super) now: Tick,
     pub(super) next_id: u64,
@@ -170,7 +170,7 @@ impl Cluster {
     }
 
     /// Asks a node, as the client.
-    pub(super) fn node_request(&mut self, index: usize, request: Request) {
+    pub(super) fn node_request(&mut self, index: usize, request: ClientToNode) {
         let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
         self.node_event(index, opened);
         self.node_event(index, node::Event::Request { conn: CLIENT, id: RequestId(5), request });
@@ -232,7 +232,7 @@ impl Cluster {
         }
     }
 
-    fn deliver(&mut self, conn: ConnId, id: RequestId, request: Request) {
+    fn deliver(&mut self, conn: ConnId, id: RequestId, request: MasterToMember) {
         let Some(index) = self.links.iter().position(|it| *it == conn) else { return };
         if self.is_held_up[index] {
             self.held_up[index].push_back((id, request));
@@ -246,7 +246,7 @@ impl Cluster {
         while let Some(effect) = self.nodes[index].poll_effect() {
             let conn = self.links[index];
             match effect {
-                node::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request)),
+                node::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request.into())),
                 node::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
                 node::Effect::Reply { id, reply, .. } => _ = self.replies.insert(id, reply),
                 node::Effect::Recall(holds) => {
@@ -259,21 +259,21 @@ impl Cluster {
     }
 
     /// Asks the master; the reply if it came at once.
-    pub(super) fn ask(&mut self, request: Request) -> Option<Reply> {
+    pub(super) fn ask(&mut self, request: impl Into<Request>) -> Option<Reply> {
         let id = self.send(request);
         self.replies.remove(&id)
     }
 
-    pub(super) fn send(&mut self, request: Request) -> RequestId {
+    pub(super) fn send(&mut self, request: impl Into<Request>) -> RequestId {
         self.next_id += 1;
         let id = RequestId(1_000_000 + self.next_id);
-        self.event(Event::Request(CLIENT, id, request));
+        self.event(Event::Request(CLIENT, id, request.into()));
         id
     }
 
     pub(super) fn reserve(&mut self, name: &str, len: u64, options: PutOptions) -> ReserveOutcome {
         let items = vec![ReserveItem { key: key(name), len, options }];
-        match self.ask(Request::Reserve(Reserve { items, ..Reserve::default() })) {
+        match self.ask(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() })) {
             Some(Reply::Reserved(mut reserved)) => reserved.items.remove(0),
             other => panic!("{other:?}"),
         }
@@ -313,7 +313,7 @@ impl Cluster {
             node::Event::Request {
                 conn: CLIENT,
                 id,
-                request: Request::Commit(Commit { items, wait_ms: 500 }),
+                request: ClientToNode::Commit(Commit { items, wait_ms: 500 }),
             },
         );
         id
@@ -329,7 +329,7 @@ impl Cluster {
     pub(super) fn resolve(&mut self, name: &str, lease: bool) -> ResolveOutcome {
         let resolve =
             Resolve { keys: vec![key(name)], touch: lease, lease, locate: true, ..Resolve::default() };
-        match self.ask(Request::Resolve(resolve)) {
+        match self.ask(ClientToMaster::Resolve(resolve)) {
             Some(Reply::Resolved(mut resolved)) => resolved.items.remove(0),
             other => panic!("{other:?}"),
         }
@@ -340,7 +340,7 @@ impl Cluster {
     }
 
     pub(super) fn delete(&mut self, name: &str, force: bool) -> Option<DeleteOutcome> {
-        match self.ask(Request::Delete(Delete { keys: vec![key(name)], force, wait_ms: 500 })) {
+        match self.ask(ClientToMaster::Delete(Delete { keys: vec![key(name)], force, wait_ms: 500 })) {
             Some(Reply::Deleted(mut outcomes)) => Some(outcomes.remove(0)),
             None => None,
             other => panic!("{other:?}"),
@@ -502,13 +502,15 @@ fn a_delete_waits_for_its_node_and_is_unconfirmed_when_that_takes_too_long() {
     cluster.put("a", UNIT, plain());
     cluster.put("b", UNIT, plain());
     cluster.hold_up(0);
-    let id = cluster.send(Request::Delete(Delete { keys: vec![key("a")], force: false, wait_ms: 500 }));
+    let id =
+        cluster.send(ClientToMaster::Delete(Delete { keys: vec![key("a")], force: false, wait_ms: 500 }));
     assert_eq!(cluster.replies.get(&id), None);
     assert!(!cluster.has("a"));
     cluster.wait(500);
     let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![unconfirmed])));
-    let id = cluster.send(Request::Delete(Delete { keys: vec![key("b")], force: false, wait_ms: 500 }));
+    let id =
+        cluster.send(ClientToMaster::Delete(Delete { keys: vec![key("b")], force: false, wait_ms: 500 }));
     cluster.let_go(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
     assert_eq!(cluster.nodes[0].usage().free, 4 * UNIT);
@@ -563,7 +565,7 @@ fn room_that_a_silent_node_finds_too_late_is_given_back() {
     cluster.hold_up(0);
     cluster.hold_up(1);
     let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
-    let id = cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
+    let id = cluster.send(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() }));
     cluster.wait(1_000);
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!() };
     assert!(matches!(reserved.items[0], ReserveOutcome::NoNode));
@@ -604,7 +606,7 @@ fn a_pattern_takes_all_that_match_and_a_bad_one_is_refused() {
     }
     let mut matching = |pattern| {
         let request = DeleteMatching { pattern, force: false, wait_ms: 500 };
-        match cluster.ask(Request::DeleteMatching(request)) {
+        match cluster.ask(ClientToMaster::DeleteMatching(request)) {
             Some(Reply::DeletedMatching(DeletedMatching { count, .. })) => Ok(count),
             Some(Reply::Refused(refusal)) => Err(refusal.reason),
             other => panic!("{other:?}"),
@@ -632,7 +634,7 @@ fn a_listing_comes_in_pages_and_names_everything_once() {
             limit: 3,
             report_wait_ms: 0,
         };
-        let Some(Reply::Listed(page)) = cluster.ask(Request::List(list)) else { panic!() };
+        let Some(Reply::Listed(page)) = cluster.ask(ClientToMaster::List(list)) else { panic!() };
         assert!(page.items.len() <= 3);
         names.extend(page.items.into_iter().map(|it| it.key.to_string()));
         cursor = page.cursor;
@@ -659,7 +661,7 @@ fn room_for_a_client_that_is_gone_is_given_back() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.hold_up(0);
     let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
-    cluster.send(Request::Reserve(Reserve { items, ..Reserve::default() }));
+    cluster.send(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() }));
     cluster.event(Event::Closed(CLIENT));
     cluster.let_go(0);
     assert_eq!(cluster.nodes[0].usage().free, 4 * UNIT);
@@ -701,10 +703,44 @@ fn exists_tells_what_is_there_and_what_cannot_be_reached() {
     let keys = ["here", "nowhere"].map(key).to_vec();
     let exists = |cluster: &mut Cluster| {
         let exists = Exists { keys: keys.iter().collect(), touch: true, lease: true, ..Exists::default() };
-        cluster.ask(Request::Exists(exists)).unwrap()
+        cluster.ask(ClientToMaster::Exists(exists)).unwrap()
     };
     assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Here, Presence::Absent]));
     cluster.unlink(0);
     cluster.unlink(1);
     assert_eq!(exists(&mut cluster), Reply::Present(vec![Presence::Unavailable, Presence::Absent]));
+}
+
+#[test]
+fn requests_of_another_direction_are_refused() {
+    let client = || Request::from(ClientToMaster::Stat);
+    let member = || Request::from(MemberToMaster::ClientDied(ClientId(9)));
+    let neither = || [MasterToMember::Inspect(vec![]).into(), ClientToNode::Abort(vec![]).into()];
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    let node = cluster.links[0];
+    let hello = || Request::Hello(Hello::default());
+    for (conn, requests) in [(CLIENT, [member(), hello()]), (node, [client(), hello()])] {
+        for request in requests.into_iter().chain(neither()) {
+            cluster.master.handle(cluster.now, Event::Request(conn, RequestId(9), request.clone()));
+            let effects: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
+            let [Effect::Reply(to, RequestId(9), Reply::Refused(refusal))] = &effects[..] else {
+                panic!("{request:?}: {effects:?}")
+            };
+            assert_eq!((*to, refusal.reason), (conn, Reason::NotForYou), "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn unregistered_members_may_only_register() {
+    let mut cluster = Cluster::new(&[]);
+    let conn = ConnId(99);
+    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    for request in [MemberToMaster::ClientDied(ClientId(9)).into(), Request::Goodbye] {
+        cluster.master.handle(cluster.now, Event::Request(conn, RequestId(9), request));
+        let Some(Effect::Reply(_, _, Reply::Refused(refusal))) = cluster.master.poll_effect() else {
+            panic!()
+        };
+        assert_eq!(refusal.reason, Reason::Invalid);
+    }
 }

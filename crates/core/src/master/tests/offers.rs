@@ -15,7 +15,7 @@ impl Cluster {
     fn offers(&mut self, options: &PutOptions, count: u32) -> Vec<Reservation> {
         let items = vec![ReserveItem { key: key("k"), len: UNIT, options: options.clone() }];
         let reserve = Reserve { items, spare: count, wait_ms: 1000, ..Reserve::default() };
-        match self.ask(Request::Reserve(reserve)) {
+        match self.ask(ClientToMaster::Reserve(reserve)) {
             Some(Reply::Reserved(mut reserved)) => match reserved.items.remove(0) {
                 ReserveOutcome::Room(rooms) => rooms,
                 other => panic!("{other:?}"),
@@ -35,7 +35,7 @@ impl Cluster {
         let (hold, others) = (offer.location.hold(), Vec::new());
         let item = CommitItem { hold, key: key(name), len: UNIT, options: plain(), others };
         let publish = Publish { items: vec![PublishItem { home, item }], wait_ms: 500 };
-        match self.ask(Request::Publish(publish)) {
+        match self.ask(ClientToMaster::Publish(publish)) {
             Some(Reply::Published(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
         }
@@ -65,7 +65,7 @@ fn offers_are_asked_of_one_node_once() {
     let batch = u32::try_from(crate::BATCH_ITEMS_MAX).unwrap() + 1;
     let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
     let reserve = Reserve { items, spare: batch, ..Reserve::default() };
-    assert!(matches!(cluster.ask(Request::Reserve(reserve)), Some(Reply::Refused(_))), "too many");
+    assert!(matches!(cluster.ask(ClientToMaster::Reserve(reserve)), Some(Reply::Refused(_))), "too many");
 }
 
 #[test]

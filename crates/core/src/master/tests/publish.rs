@@ -23,7 +23,7 @@ impl Cluster {
         let item =
             CommitItem { hold: room.location.hold(), key: key(name), len: 10, options, others: vec![] };
         let items = vec![PublishItem { home: room.location.segment, item }];
-        self.send(Request::Publish(Publish { items, wait_ms: 500 }))
+        self.send(ClientToMaster::Publish(Publish { items, wait_ms: 500 }))
     }
 
     /// What became of it, or that its node is to be asked; nothing while there is no answer.
@@ -97,7 +97,7 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
     let ids = ["a", "b", "c"]
         .map(|name| cluster.send_publish(name, plain(), &rooms[usize::from(name.as_bytes()[0] - b'a')]));
     let words = std::mem::take(&mut cluster.held_up[0]).into_iter().map(|(id, request)| match request {
-        Request::Settle(settle) => (id, settle),
+        MasterToMember::Settle(settle) => (id, settle),
         other => panic!("{other:?}"),
     });
     let mut words: Vec<_> = words.collect();
@@ -109,8 +109,10 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
     assert!(ids.iter().all(|id| cluster.published(*id).is_none()));
     // One of them is gone there, and the others count.
     let gone = words[1].1.commit[0].hold;
-    cluster.nodes[0]
-        .handle(node::Event::MasterRequest(RequestId(0), Request::Retire(Retire { holds: vec![gone] })));
+    cluster.nodes[0].handle(node::Event::MasterRequest(
+        RequestId(0),
+        MasterToMember::Retire(Retire { holds: vec![gone] }),
+    ));
     while cluster.nodes[0].poll_effect().is_some() {}
     cluster.is_held_up[0] = false;
     words.rotate_left(1);
@@ -127,7 +129,7 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
     let rooms = ["a", "b"].map(|name| cluster.room(name));
     cluster.hold_up(0);
     let asked = |cluster: &Cluster| {
-        let look = Request::Settle(Settle::default());
+        let look = MasterToMember::Settle(Settle::default());
         cluster.held_up[0].iter().filter(|(_, request)| *request == look).count()
     };
     cluster.send_publish("a", plain(), &rooms[0]);
@@ -140,7 +142,7 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
     cluster.wait(2);
     let exists = Exists { keys: [key("c"), key("b")].iter().collect(), ..Exists::default() };
     let present = Reply::Present(vec![Presence::Absent, Presence::Here]);
-    assert_eq!(cluster.ask(Request::Exists(exists)), Some(present));
+    assert_eq!(cluster.ask(ClientToMaster::Exists(exists)), Some(present));
     assert_eq!(asked(&cluster), 2, "who asks for names may come for what they name");
     cluster.wait(2);
     assert!(cluster.has("a"));
@@ -159,8 +161,8 @@ fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
         cluster.send_publish(name, plain(), &room[0]);
     }
     let exists = Exists { keys: [key("a"), key("b"), key("a")].iter().collect(), ..Exists::default() };
-    cluster.ask(Request::Exists(exists));
-    let look = Request::Settle(Settle::default());
+    cluster.ask(ClientToMaster::Exists(exists));
+    let look = MasterToMember::Settle(Settle::default());
     let looks = |node: usize| cluster.held_up[node].iter().filter(|(_, request)| *request == look).count();
     assert_eq!([0, 1, 2].map(looks), [1, 1, 0]);
 }
@@ -176,7 +178,7 @@ fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
         cluster.hold_up(0);
         cluster.disks[0].held_up = true;
         cluster.send_publish("a", plain(), &room);
-        let look = Request::Settle(Settle::default());
+        let look = MasterToMember::Settle(Settle::default());
         assert_eq!(cluster.disks[0].to_do.len(), usize::from(is_through));
         assert_eq!(cluster.held_up[0].iter().any(|(_, request)| *request == look), is_through);
         cluster.let_go(0);
@@ -196,7 +198,7 @@ fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
             let room = cluster.room(&name);
             cluster.hold_up(0);
             cluster.send_publish(&name, plain(), &room);
-            let look = Request::Settle(Settle::default());
+            let look = MasterToMember::Settle(Settle::default());
             asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
             assert_eq!(asked, count / count_max, "{name_len} bytes");
             cluster.let_go(0);
@@ -215,7 +217,7 @@ fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
         cluster.hold_up(0);
         let id = cluster.send_publish("a", keep(), &room);
         assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Exists(generation(1)))));
-        let look = Request::Settle(Settle::default());
+        let look = MasterToMember::Settle(Settle::default());
         asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
         // The first word of all is that of the object.
         assert_eq!(asked, [227, 455].into_iter().filter(|it| count >= *it).count(), "{count}");
@@ -293,14 +295,18 @@ fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
     let two = CommitItem { len: 10, others: vec![room.location], ..other.clone() };
     for item in [other, two] {
         let items = vec![PublishItem { home: room.location.segment, item }];
-        let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+        let reply = cluster.ask(ClientToMaster::Publish(Publish { items, wait_ms: 0 }));
         assert_eq!(reply, Some(Reply::Published(vec![None])), "another length, or another copy");
     }
     cluster.open(ConnId(2), 8);
     let (mine, id) = (room.location.hold(), RequestId(77));
     let item = CommitItem { hold: mine, key: key("a"), len: 10, options: plain(), others: vec![] };
     let items = vec![PublishItem { home: room.location.segment, item }];
-    cluster.event(Event::Request(ConnId(2), id, Request::Publish(Publish { items, wait_ms: 0 })));
+    cluster.event(Event::Request(
+        ConnId(2),
+        id,
+        ClientToMaster::Publish(Publish { items, wait_ms: 0 }).into(),
+    ));
     assert_eq!(cluster.published(id), ASK, "another client's room");
     let id = cluster.send_publish("a", plain(), &room);
     assert_eq!(cluster.published(id), stored(1));
@@ -321,7 +327,7 @@ fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let (late, early) = (cluster.room("late"), cluster.room("early"));
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
-    cluster.node_request(0, Request::Abort(vec![late.location.hold()]));
+    cluster.node_request(0, ClientToNode::Abort(vec![late.location.hold()]));
     let id = cluster.send_publish("late", plain(), &late);
     assert_eq!(cluster.published(id), ASK);
     assert_eq!(cluster.commit("late", 10, plain(), &[late]), CommitOutcome::Stale);
@@ -372,7 +378,7 @@ fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
     let mut items: Vec<_> = ["a", "b", "c"].iter().zip(&rooms).map(|(name, room)| item(name, room)).collect();
     items[1].home = SegmentId(99);
     cluster.hold_up(0);
-    let reply = cluster.ask(Request::Publish(Publish { items, wait_ms: 0 }));
+    let reply = cluster.ask(ClientToMaster::Publish(Publish { items, wait_ms: 0 }));
     let outcomes =
         [Some(CommitOutcome::Stored(generation(1))), None, Some(CommitOutcome::Stored(generation(2)))];
     assert_eq!(reply, Some(Reply::Published(outcomes.to_vec())));

@@ -58,42 +58,56 @@ impl Cluster {
     }
 }
 
-fn resolve(name: &str) -> Request {
+fn resolve(name: &str) -> ClientToMaster {
     let keys = vec![key(name)];
-    Request::Resolve(Resolve { keys, locate: true, report_wait_ms: WAIT_MS, ..Resolve::default() })
+    ClientToMaster::Resolve(Resolve { keys, locate: true, report_wait_ms: WAIT_MS, ..Resolve::default() })
 }
 
-fn delete(name: &str) -> Request {
-    Request::Delete(Delete { keys: vec![key(name)], force: true, wait_ms: WAIT_MS })
+fn delete(name: &str) -> ClientToMaster {
+    ClientToMaster::Delete(Delete { keys: vec![key(name)], force: true, wait_ms: WAIT_MS })
 }
 
 /// Every kind of request whose answer depends on members that have not reported.
-fn dependent() -> Vec<Request> {
+fn dependent() -> Vec<ClientToMaster> {
     let (keys, wait_ms) = (vec![key("a")], WAIT_MS);
     let item = ReserveItem { key: key("a"), len: 10, options: keep() };
     let stream = PutOptions { sample: Some(Consumption::Once), stream: "s".into(), ..plain() };
     let streamed = ReserveItem { key: key("b"), len: 10, options: stream };
-    let reserve =
-        |item| Request::Reserve(Reserve { items: vec![item], report_wait_ms: WAIT_MS, ..Reserve::default() });
+    let reserve = |item| {
+        ClientToMaster::Reserve(Reserve { items: vec![item], report_wait_ms: WAIT_MS, ..Reserve::default() })
+    };
     let generation = generation(1);
     let ack = Ack { items: vec![AckItem { key: key("a"), generation }], wait_ms, ..Ack::default() };
     let leased = vec![LeaseItem { key: key("a"), generation: None }];
     let list = List { pattern: Pattern::All, pinned_by: None, cursor: 0, limit: 9, report_wait_ms: WAIT_MS };
     vec![
         resolve("a"),
-        Request::Exists(Exists { keys: keys.iter().collect(), report_wait_ms: WAIT_MS, ..Exists::default() }),
-        Request::Lease(Lease { items: leased, group: String::new(), report_wait_ms: WAIT_MS }),
-        Request::Ack(ack),
-        Request::Pin(crate::message::Pin { keys: keys.clone(), owner: String::new(), on: true, wait_ms }),
-        Request::Prefetch(crate::message::Prefetch { keys: keys.clone(), wait_ms, ..Default::default() }),
-        Request::Why(crate::message::Explain { keys: keys.clone(), report_wait_ms: WAIT_MS }),
+        ClientToMaster::Exists(Exists {
+            keys: keys.iter().collect(),
+            report_wait_ms: WAIT_MS,
+            ..Exists::default()
+        }),
+        ClientToMaster::Lease(Lease { items: leased, group: String::new(), report_wait_ms: WAIT_MS }),
+        ClientToMaster::Ack(ack),
+        ClientToMaster::Pin(crate::message::Pin {
+            keys: keys.clone(),
+            owner: String::new(),
+            on: true,
+            wait_ms,
+        }),
+        ClientToMaster::Prefetch(crate::message::Prefetch {
+            keys: keys.clone(),
+            wait_ms,
+            ..Default::default()
+        }),
+        ClientToMaster::Why(crate::message::Explain { keys: keys.clone(), report_wait_ms: WAIT_MS }),
         reserve(item),
         reserve(streamed),
-        Request::List(list),
+        ClientToMaster::List(list),
         delete("a"),
-        Request::DeleteMatching(DeleteMatching { pattern: Pattern::All, force: true, wait_ms }),
-        Request::DropPins(crate::message::DropPins { owner: String::new(), wait_ms }),
-        Request::EndStream(crate::message::EndStream {
+        ClientToMaster::DeleteMatching(DeleteMatching { pattern: Pattern::All, force: true, wait_ms }),
+        ClientToMaster::DropPins(crate::message::DropPins { owner: String::new(), wait_ms }),
+        ClientToMaster::EndStream(crate::message::EndStream {
             name: "s".into(),
             drop: true,
             failure: None,
@@ -164,7 +178,7 @@ fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
         marks: Marks::default(),
     };
     let dropped = Dropped { items: vec![record], corrupt: true, ..Dropped::default() };
-    cluster.event(Event::Request(cluster.links[0], RequestId(90), Request::Dropped(dropped)));
+    cluster.event(Event::Request(cluster.links[0], RequestId(90), MemberToMaster::Dropped(dropped).into()));
     cluster.link(1);
     assert!(cluster.has("a"));
 }
@@ -181,8 +195,8 @@ fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
     let (hold, options) = (found.replicas[0].hold(), keep());
     let item = CommitItem { hold, key: key("a"), len: found.len, options, others: Vec::new() };
     let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
-    let decide = Request::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
-    cluster.event(Event::Request(cluster.links[home], RequestId(90), decide));
+    let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
+    cluster.event(Event::Request(cluster.links[home], RequestId(90), decide.into()));
     for name in ["b", "c"] {
         assert!(matches!(cluster.put(name, UNIT, plain()), CommitOutcome::Stored(_)));
     }
@@ -196,8 +210,9 @@ fn empty_answers_and_usage_end_without_an_error() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
     let pull = Pull { stream: "s".into(), items_max: 1, wait_ms: WAIT_MS, ..Pull::default() };
-    let pull = cluster.send(Request::Pull(pull));
-    let wait = cluster.send(Request::Await(Await { at_most: Some(0), at_least: None, wait_ms: WAIT_MS }));
+    let pull = cluster.send(ClientToMaster::Pull(pull));
+    let wait =
+        cluster.send(ClientToMaster::Await(Await { at_most: Some(0), at_least: None, wait_ms: WAIT_MS }));
     assert!(cluster.replies.is_empty());
     cluster.wait(WAIT_MS);
     assert!(matches!(cluster.replies.remove(&pull), Some(Reply::Pulled(it)) if it.keys.is_empty()));
@@ -222,7 +237,7 @@ fn cancelled_requests_and_closed_connections_wait_no_longer() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
     let id = cluster.send(resolve("a"));
-    assert_eq!(cluster.ask(Request::Cancel(id)), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::Cancel(id)), Some(Reply::Done));
     assert!(cluster.refused(id).contains("node1"));
     cluster.send(resolve("a"));
     assert_eq!(cluster.master.waiting_count(), 1);
@@ -294,7 +309,7 @@ fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
     cluster.unsynced = Some(Vec::new());
     for at in 0..10 {
         let policy = Policy { quota: Some((1 << 20) + at), ..Policy::default() };
-        cluster.send(Request::SetPolicy(policy.into()));
+        cluster.send(ClientToMaster::SetPolicy(policy.into()));
         assert_eq!(cluster.master.objects.cx.saving.held_count(), if at == 0 { 1 } else { 2 });
         cluster.nodes[0].handle(node::Event::Unlinked);
         cluster.event(Event::Closed(cluster.links[0]));
@@ -326,7 +341,7 @@ fn policies_survive_and_are_limited() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     let policy = Policy { quota: Some(77), max_hold_ms: Some(5), demotion: None };
     cluster.unsynced = Some(Vec::new());
-    let id = cluster.send(Request::SetPolicy(policy.clone().into()));
+    let id = cluster.send(ClientToMaster::SetPolicy(policy.clone().into()));
     assert!(!cluster.replies.contains_key(&id), "it is not synced yet");
     cluster.sync();
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Done));
@@ -334,14 +349,14 @@ fn policies_survive_and_are_limited() {
     let stat = cluster.master.stat();
     let of_default = stat.namespaces.iter().find(|it| it.name == "default").unwrap();
     assert_eq!((of_default.quota, of_default.max_hold_ms), (Some(77), Some(5)));
-    assert_eq!(cluster.ask(Request::SetPolicy(Policy::default().into())), Some(Reply::Done));
+    assert_eq!(cluster.ask(ClientToMaster::SetPolicy(Policy::default().into())), Some(Reply::Done));
     assert_eq!(cluster.state.policies, []);
 
     for index in 0..POLICIES_MAX {
         let namespace = cluster.master.objects.cx.catalog.intern(&format!("n{index}"));
         cluster.master.objects.cx.room.set_policy(namespace, policy.clone());
     }
-    let refused = cluster.ask(Request::SetPolicy(policy.into()));
+    let refused = cluster.ask(ClientToMaster::SetPolicy(policy.into()));
     assert!(matches!(refused, Some(Reply::Refused(it)) if it.reason == Reason::Busy));
 }
 
@@ -404,11 +419,12 @@ fn nothing_is_said_by_a_master_that_is_superseded() {
     let hello = Hello { role: Role::Node, ..Hello::default() };
     master.handle(Tick(0), Event::Opened(ConnId(1), hello));
     let register = crate::message::Register { epoch: 5, life: 1, ..Default::default() };
-    master.handle(Tick(0), Event::Request(ConnId(1), RequestId(1), Request::Register(register)));
+    let register = MemberToMaster::Register(Box::new(register));
+    master.handle(Tick(0), Event::Request(ConnId(1), RequestId(1), register.into()));
     let effects: Vec<_> = std::iter::from_fn(|| master.poll_effect()).collect();
     assert!(matches!(effects[..], [Effect::Notice(Notice::Superseded(_, 5)), Effect::Restart(5)]));
     master.handle(Tick(0), Event::Opened(CLIENT, Hello::default()));
-    master.handle(Tick(9), Event::Request(CLIENT, RequestId(1), Request::Stat));
+    master.handle(Tick(9), Event::Request(CLIENT, RequestId(1), ClientToMaster::Stat.into()));
     assert_eq!((master.poll_effect(), master.poll_timeout()), (None, None));
 }
 
@@ -419,16 +435,17 @@ fn acknowledgements_are_not_lost_in_a_restart() {
     let CommitOutcome::Stored(generation) = cluster.put("s", UNIT, sample) else { panic!() };
     cluster.restart_alone(6);
     let items = vec![AckItem { key: key("s"), generation }];
-    let id = cluster.send(Request::Ack(Ack { items, wait_ms: WAIT_MS, ..Ack::default() }));
+    let id = cluster.send(ClientToMaster::Ack(Ack { items, wait_ms: WAIT_MS, ..Ack::default() }));
     let leased = vec![LeaseItem { key: key("s"), generation: Some(generation) }];
     let lease = Lease { items: leased, group: String::new(), report_wait_ms: WAIT_MS };
-    let lease = cluster.send(Request::Lease(lease));
+    let lease = cluster.send(ClientToMaster::Lease(lease));
     cluster.link(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Acked(vec![AckOutcome::Freed])));
     let Some(Reply::Leased(leased)) = cluster.replies.remove(&lease) else { panic!() };
     assert_eq!(leased.items, [LeaseOutcome::Absent]);
     assert_eq!(
-        cluster.ask(Request::Exists(Exists { keys: [key("s")].iter().collect(), ..Exists::default() })),
+        cluster
+            .ask(ClientToMaster::Exists(Exists { keys: [key("s")].iter().collect(), ..Exists::default() })),
         Some(Reply::Present(vec![Presence::Absent]))
     );
 }

@@ -35,7 +35,7 @@ fn full(outcome: &ReserveOutcome) -> Full {
 /// Asks for space, and is ready to wait. Nothing while it waits.
 fn reserve_waiting(cluster: &mut Cluster, name: &str, len: u64) -> Option<ReserveOutcome> {
     let items = vec![ReserveItem { key: key(name), len, options: plain() }];
-    match cluster.ask(Request::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))? {
+    match cluster.ask(ClientToMaster::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))? {
         Reply::Reserved(mut reserved) => Some(reserved.items.remove(0)),
         other => panic!("{other:?}"),
     }

@@ -94,7 +94,7 @@ impl Cluster {
         while let Some(effect) = self.disks[index].core.poll_effect() {
             let conn = self.disks[index].link;
             match effect {
-                disk::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request)),
+                disk::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request.into())),
                 disk::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
                 disk::Effect::Epoch(..) => (),
                 effect => self.disks[index].to_do.push_back(effect),
@@ -201,7 +201,7 @@ impl Cluster {
     pub(super) fn shelve(&mut self, name: &str, units: u64) {
         self.write_through();
         self.put(name, units * UNIT, plain());
-        self.ask(Request::SetPolicy(Policy::default().into()));
+        self.ask(ClientToMaster::SetPolicy(Policy::default().into()));
         self.wait(1);
         assert_eq!(self.where_is(name), (true, true));
         let index = self.index(name);
@@ -211,7 +211,9 @@ impl Cluster {
     }
 
     pub(super) fn why_nodes(&mut self, name: &str) -> Vec<String> {
-        match self.ask(Request::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 })) {
+        match self
+            .ask(ClientToMaster::Why(crate::message::Explain { keys: vec![key(name)], report_wait_ms: 0 }))
+        {
             Some(Reply::Why(mut why)) => match why.remove(0) {
                 Why::Here(here) => here.nodes,
                 other => panic!("{other:?}"),
@@ -231,7 +233,7 @@ impl Cluster {
 
     pub(super) fn write_through(&mut self) {
         let demotion = Some(Demotion::WriteThrough);
-        self.ask(Request::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
+        self.ask(ClientToMaster::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
     }
 
     pub(super) fn prefetch(&mut self, names: &[&str], ahead: Ahead) -> Option<Vec<PrefetchOutcome>> {
@@ -249,7 +251,7 @@ impl Cluster {
     pub(super) fn probe(&mut self, names: &[&str], ahead: Ahead) -> Vec<Presence> {
         let keys: Vec<_> = names.iter().map(|it| key(it)).collect();
         let exists = Exists { keys: keys.iter().collect(), ahead, ..Exists::default() };
-        match self.ask(Request::Exists(exists)) {
+        match self.ask(ClientToMaster::Exists(exists)) {
             Some(Reply::Present(items)) => items,
             other => panic!("{other:?}"),
         }
@@ -261,18 +263,18 @@ fn new_disk((epoch, life): (u64, u64), recovered: Vec<Record>) -> Disk {
     Disk::new(config, recovered)
 }
 
-pub(super) fn reserve(name: &str, units: u64, wait_ms: u64) -> Request {
+pub(super) fn reserve(name: &str, units: u64, wait_ms: u64) -> ClientToMaster {
     let items = vec![ReserveItem { key: key(name), len: units * UNIT, options: plain() }];
-    Request::Reserve(Reserve { items, wait_ms, ..Reserve::default() })
+    ClientToMaster::Reserve(Reserve { items, wait_ms, ..Reserve::default() })
 }
 
-pub(super) fn prefetch(names: &[&str], ahead: Ahead, wait_ms: u64) -> Request {
-    Request::Prefetch(Prefetch { keys: names.iter().map(|it| key(it)).collect(), ahead, wait_ms })
+pub(super) fn prefetch(names: &[&str], ahead: Ahead, wait_ms: u64) -> ClientToMaster {
+    ClientToMaster::Prefetch(Prefetch { keys: names.iter().map(|it| key(it)).collect(), ahead, wait_ms })
 }
 
-pub(super) fn get(name: &str, wait_ms: u64) -> Request {
+pub(super) fn get(name: &str, wait_ms: u64) -> ClientToMaster {
     let keys: Vec<Key> = vec![key(name)];
-    Request::Resolve(Resolve { keys, touch: true, locate: true, wait_ms, ..Resolve::default() })
+    ClientToMaster::Resolve(Resolve { keys, touch: true, locate: true, wait_ms, ..Resolve::default() })
 }
 
 use PrefetchOutcome::{Absent, Done, Failed, Resident, Skipped};
@@ -339,7 +341,7 @@ fn the_first_in_line_alone_is_served_when_its_time_is_up() {
     cluster.disks[0].held_up = true;
     let first = cluster.send(reserve("c", 1, 500));
     cluster.open(ConnId(2), 8);
-    cluster.event(Event::Request(ConnId(2), RequestId(77), reserve("d", 1, 100)));
+    cluster.event(Event::Request(ConnId(2), RequestId(77), reserve("d", 1, 100).into()));
     cluster.wait(100);
     assert!(!cluster.replies.contains_key(&first));
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&RequestId(77)) else { panic!("no answer") };
@@ -352,7 +354,7 @@ fn namespaces_decide_what_goes_to_disks() {
         [(Some(Demotion::WriteThrough), true), (Some(Demotion::Never), false), (None, false)]
     {
         let mut cluster = Cluster::tiered(&[8], |_| ());
-        cluster.ask(Request::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
+        cluster.ask(ClientToMaster::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
         cluster.put("a", UNIT, plain());
         assert_eq!(cluster.where_is("a"), (true, shelved), "{demotion:?}");
     }
@@ -391,7 +393,7 @@ fn a_delete_or_a_replacement_waits_for_a_demotion_under_way_and_nothing_comes_ba
             }
             false => {
                 let delete = Delete { keys: vec![key("a")], force: false, wait_ms: 500 };
-                cluster.send(Request::Delete(delete))
+                cluster.send(ClientToMaster::Delete(delete))
             }
         };
         assert!(!cluster.replies.contains_key(&id), "the disk may still have it");
@@ -545,15 +547,15 @@ fn pins_are_in_writing_on_disks_too() {
     cluster.shelve("a", 1);
     cluster.disks[0].held_up = true;
     let pin = |on| Pin { keys: vec![key("a")], owner: "me".into(), on, wait_ms: 500 };
-    let id = cluster.send(Request::Pin(pin(true)));
+    let id = cluster.send(ClientToMaster::Pin(pin(true)));
     assert!(!cluster.replies.contains_key(&id));
     cluster.let_disk_go(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
     assert_eq!(cluster.disks[0].log.values().next().unwrap().marks.pins, ["me"]);
     // One that its disk has let go of before it heard of the pin is not pinned.
-    cluster.ask(Request::Pin(pin(false)));
+    cluster.ask(ClientToMaster::Pin(pin(false)));
     cluster.disks[0].held_up = true;
-    let id = cluster.send(Request::Pin(pin(true)));
+    let id = cluster.send(ClientToMaster::Pin(pin(true)));
     let stamp = *cluster.disks[0].log.keys().next().unwrap();
     cluster.disk_event(0, disk::Event::Evicted(vec![stamp]));
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Absent])));
@@ -710,7 +712,7 @@ fn a_promotion_of_what_is_deleted_ends_and_leaves_nothing() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         let delete = Delete { keys: vec![key("a")], force: true, wait_ms: 5000 };
-        let deleted = cluster.send(Request::Delete(delete));
+        let deleted = cluster.send(ClientToMaster::Delete(delete));
         assert_eq!(cluster.answer(id).unwrap(), [Absent], "{step}");
         go_on(&mut cluster);
         assert_eq!(cluster.replies.remove(&deleted), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
@@ -777,7 +779,7 @@ fn a_pin_meets_a_promotion_at_every_step() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         let pin = Pin { keys: vec![key("a")], owner: "me".into(), on: true, wait_ms: 500 };
-        let then = cluster.send(Request::Pin(pin));
+        let then = cluster.send(ClientToMaster::Pin(pin));
         go_on(&mut cluster);
         assert_eq!(cluster.replies.remove(&then), Some(Reply::Pinned(vec![PinOutcome::Done])), "{step}");
         let outcome = cluster.answer(id).unwrap();

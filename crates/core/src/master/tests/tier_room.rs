@@ -34,7 +34,7 @@ fn more_can_come_back_after_what_came_back_first() {
 #[test]
 fn a_quota_loses_nothing_that_a_disk_can_take() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }.into()));
+    cluster.ask(ClientToMaster::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }.into()));
     cluster.disks[0].held_up = true;
     for name in ["a", "b"] {
         cluster.put(name, UNIT, plain());
@@ -52,7 +52,8 @@ fn a_quota_loses_nothing_that_a_disk_can_take() {
     // Where nothing goes to disks it is as it was.
     let mut cluster = Cluster::tiered(&[8], |_| ());
     let demotion = Some(Demotion::Never);
-    cluster.ask(Request::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }.into()));
+    cluster
+        .ask(ClientToMaster::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }.into()));
     cluster.put("a", UNIT, plain());
     assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))));
     assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
@@ -120,7 +121,7 @@ fn a_large_object_is_read_alone() {
 fn a_quota_does_not_wait_for_what_a_disk_reads() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     let policy = Policy { quota: Some(UNIT), ..Policy::default() };
-    cluster.ask(Request::SetPolicy(policy.into()));
+    cluster.ask(ClientToMaster::SetPolicy(policy.into()));
     cluster.disks[0].stalls = true;
     cluster.put("a", UNIT, plain());
     cluster.wait(1);
@@ -151,7 +152,7 @@ fn what_is_given_up_ends_as_cancelled_or_comes() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{step}: it is waited for");
-        cluster.ask(Request::Cancel(id));
+        cluster.ask(ClientToMaster::Cancel(id));
         assert_eq!(cluster.answer(id).unwrap(), [Running], "{step}");
         let is_late = step == "slot";
         let end = if is_late { Running } else { Cancelled };
@@ -176,7 +177,7 @@ fn what_somebody_else_wants_is_not_given_up() {
         cluster.disks[0].held_up = true;
         cluster.open(ConnId(2), 8);
         let of_the_other = |cluster: &mut Cluster| {
-            cluster.event(Event::Request(ConnId(2), RequestId(77), prefetch(&["a"], Ahead::All, 0)));
+            cluster.event(Event::Request(ConnId(2), RequestId(77), prefetch(&["a"], Ahead::All, 0).into()));
         };
         if other == "another client before" {
             of_the_other(&mut cluster);
@@ -213,8 +214,8 @@ fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
     let item =
         CommitItem { hold: home.hold(), key: key("a"), len: UNIT, options: twice(), others: vec![other] };
     let items = vec![DecideItem { namespace: "default".into(), client: ClientId(7), item }];
-    let asked = Request::Decide(Decide { items, wait_ms: 0 });
-    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked));
+    let asked = MemberToMaster::Decide(Decide { items, wait_ms: 0 });
+    cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked.into()));
     cluster.let_go(asking);
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
     let in_memory: Vec<_> = found.replicas.into_iter().filter(|it| !it.hold().is_on_disk()).collect();

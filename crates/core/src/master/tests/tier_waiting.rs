@@ -205,10 +205,10 @@ fn a_look_changes_nothing() {
     let keys = vec![key("a"), key("filler0"), key("none")];
     for _ in 0..5 {
         let resolve = Resolve { keys: keys.clone(), locate: true, ..Resolve::default() };
-        cluster.ask(Request::Resolve(resolve.clone()));
-        _ = cluster.master.look(Tick(0), "default", Request::Resolve(resolve));
-        cluster.ask(Request::Exists(Exists { keys: keys.iter().collect(), ..Exists::default() }));
-        cluster.ask(Request::Why(crate::message::Explain { keys: keys.clone(), report_wait_ms: 0 }));
+        cluster.ask(ClientToMaster::Resolve(resolve.clone()));
+        _ = cluster.master.resolve(Tick(0), "default", &resolve);
+        cluster.ask(ClientToMaster::Exists(Exists { keys: keys.iter().collect(), ..Exists::default() }));
+        cluster.ask(ClientToMaster::Why(crate::message::Explain { keys: keys.clone(), report_wait_ms: 0 }));
     }
     assert_eq!((uses(&cluster), cluster.stat()), before);
     assert_eq!((cluster.where_is("a"), cluster.master.moving_count()), ((false, true), 0));
@@ -250,7 +250,7 @@ fn pressure_is_of_one_node() {
     cluster.wait(100);
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
     assert_eq!(cluster.answer(id), None, "one may wait again");
-    cluster.ask(Request::Delete(crate::message::Delete {
+    cluster.ask(ClientToMaster::Delete(crate::message::Delete {
         keys: vec![key("pinned")],
         force: true,
         wait_ms: 0,
@@ -271,7 +271,11 @@ fn who_waits_for_memory_gives_up_and_may_be_joined() {
     cluster.probe(&["a"], Ahead::All);
     assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "a probe wants it, too");
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
-    cluster.ask(Request::Delete(crate::message::Delete { keys: vec![key("a")], force: true, wait_ms: 0 }));
+    cluster.ask(ClientToMaster::Delete(crate::message::Delete {
+        keys: vec![key("a")],
+        force: true,
+        wait_ms: 0,
+    }));
     assert_eq!(cluster.answer(id).unwrap(), [Absent], "what is gone is not waited for");
     assert_eq!(cluster.master.moving_count(), 0);
 }
@@ -328,7 +332,7 @@ fn a_quota_makes_way_and_keeps_nobody_else_out() {
     cluster.shelve("a", 2);
     cluster.put("b", UNIT, plain());
     let quota = |units: u64, demotion| {
-        Request::SetPolicy(Policy { quota: Some(units * UNIT), demotion, ..Policy::default() }.into())
+        ClientToMaster::SetPolicy(Policy { quota: Some(units * UNIT), demotion, ..Policy::default() }.into())
     };
     cluster.ask(quota(2, Some(Demotion::Never)));
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
@@ -348,7 +352,7 @@ fn a_put_does_not_take_what_was_brought_and_pinned() {
     let mut cluster = full_of_unread(1, &["a"], |_| ());
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
     let pin = crate::message::Pin { keys: vec![key("a")], owner: String::new(), on: true, wait_ms: 0 };
-    cluster.ask(Request::Pin(pin));
+    cluster.ask(ClientToMaster::Pin(pin));
     assert!(matches!(cluster.put_waiting("new", 1, 0), Some(ReserveOutcome::Full(_))));
     assert_eq!(cluster.where_is("a"), (true, true));
 }
@@ -360,11 +364,11 @@ fn a_piece_of_a_drop_begins_waiting_promotions() {
     cluster.shelve("a", 2);
     ["k0", "k1"].iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));
     let policy = Policy { quota: Some(2 * UNIT), demotion: Some(Demotion::Never), ..Policy::default() };
-    cluster.ask(Request::SetPolicy(policy.into()));
+    cluster.ask(ClientToMaster::SetPolicy(policy.into()));
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
     let pattern = crate::message::Pattern::Prefix(b"k".to_vec());
     let delete = crate::message::DeleteMatching { pattern, force: false, wait_ms: 500 };
-    cluster.send(Request::DeleteMatching(delete));
+    cluster.send(ClientToMaster::DeleteMatching(delete));
     assert_eq!((cluster.answer(id), cluster.master.check()), (None, Ok(())), "half of the quota is in use");
     while cluster.master.has_work() {
         cluster.master.work(cluster.now);

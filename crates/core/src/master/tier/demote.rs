@@ -21,7 +21,7 @@ use crate::master::{
 use crate::{
     Generation, Hold, Stamp, Tick,
     extent::room_for,
-    message::{DemoteItem, Demotion, Moved, Request, TierStat},
+    message::{DemoteItem, Demotion, MasterToMember, Moved, TierStat},
     sabotage::sabotaged,
 };
 
@@ -549,7 +549,7 @@ fn send(
     leaving: Vec<Leaving>,
 ) {
     // A disk that may be written to is connected, so this cannot fail.
-    cx.ask(disk, Request::Demote(items), Wait::Demote(leaving));
+    cx.ask(disk, MasterToMember::Demote(items), Wait::Demote(leaving));
     cx.poll_node(node);
 }
 

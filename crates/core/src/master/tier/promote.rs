@@ -26,7 +26,7 @@ use crate::{
     ClientId, Generation, Hold, Reservation, Tick,
     extent::room_for,
     marks::Marks,
-    message::{Ahead, Allocate, AllocateItem, PrefetchOutcome, PromoteItem, Request, Settle},
+    message::{Ahead, Allocate, AllocateItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle},
     sabotage::sabotaged,
 };
 
@@ -324,7 +324,7 @@ impl Tier {
         let items = allocation(cx, index).into_iter().collect();
         let allocate = Allocate { client: PROMOTER, items, offered: false };
         // A ready node is connected, so this cannot fail.
-        cx.ask(node, Request::Allocate(allocate), Wait::PromoteRoom(id, (namespace, need)));
+        cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteRoom(id, (namespace, need)));
         Begun::Running
     }
 
@@ -392,7 +392,7 @@ impl Tier {
             cx.catalog.add_pending(index, node, hold);
         }
         let item = PromoteItem { hold: from, into: hold };
-        if cx.ask(disk, Request::Promote(vec![item]), Wait::Promote(id)).is_none() {
+        if cx.ask(disk, MasterToMember::Promote(vec![item]), Wait::Promote(id)).is_none() {
             self.end_promotion(cx, id.generation, End::Failed);
         }
     }
@@ -418,7 +418,7 @@ impl Tier {
         };
         promoting.settling = true;
         let settle = Settle { commit: vec![record], abort: Vec::new() };
-        if cx.ask(node, Request::Settle(settle), Wait::PromoteSettle(id)).is_none() {
+        if cx.ask(node, MasterToMember::Settle(settle), Wait::PromoteSettle(id)).is_none() {
             self.end_promotion(cx, id.generation, End::Failed);
         }
     }

@@ -1,0 +1,162 @@
+//! What a member (a node's memory or a disk) tells the master: that it joins, its objects, and changes.
+
+use super::{CommitItem, Dropped, Usage};
+use crate::{ClientId, Generation, Hold, Key, SegmentId, marks::Marks};
+
+/// A request of a node or a disk to the master. All but `Register` require a registration on the same
+/// connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberToMaster {
+    /// Joins the cluster.
+    Register(Box<Register>),
+    /// Announces the objects that the joining member holds, a page at a time.
+    Announce(Announce),
+    /// Shows that the member is alive.
+    Heartbeat(Heartbeat),
+    /// A node asks which prepared objects are committed.
+    Decide(Decide),
+    /// A node reports reservations that end without the master. The node has processed everything that was
+    /// published before the reply.
+    Released(Released),
+    /// A node has proof that a client's process is dead.
+    ClientDied(ClientId),
+    /// A disk has dropped copies without being asked.
+    Dropped(Dropped),
+}
+
+/// How to reach a member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its segment, or the number that names the disk.
+    pub segment: SegmentId,
+    /// Its name, for people and for `preferred`.
+    pub name: String,
+    /// `host:port` of its control socket for other hosts; empty if there is none.
+    pub tcp: String,
+    /// `host:port` of its data socket for other hosts; empty if there is none.
+    pub data: String,
+    /// The abstract Unix socket for control connections of its own host; empty if there is none.
+    pub unix: String,
+    /// The abstract Unix socket that hands its memory to clients of its own host.
+    pub memory: String,
+    /// Its host.
+    pub host: String,
+    /// If it is a disk: the memory of its node.
+    pub beside: Option<SegmentId>,
+}
+
+/// See [`MemberToMaster::Register`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Register {
+    /// How to reach it.
+    pub info: NodeInfo,
+    /// Its usage.
+    pub usage: Usage,
+    /// The epoch of the master that it last served; zero if none.
+    pub epoch: u64,
+    /// From a disk: no stamp from this one on was used.
+    pub stamps: u64,
+    /// The [`Registered::life`] of the master of that epoch.
+    pub life: u64,
+}
+
+/// The reply to [`MemberToMaster::Register`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// The epoch of the master.
+    pub epoch: u64,
+    /// The master had declared the member lost: it must retire everything it holds before it serves.
+    pub discard: bool,
+    /// Pending retires, which the member must apply before it serves.
+    pub retire: Vec<Hold>,
+    /// Objects that were published while the member may not have received that. It commits them before it
+    /// serves.
+    pub commit: Vec<Record>,
+    /// A random number that the master drew when it started: two masters of one epoch differ in it.
+    pub life: u64,
+}
+
+/// See [`MemberToMaster::Announce`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announce {
+    /// Committed objects.
+    pub items: Vec<Record>,
+    /// This is the last page: the member serves from now on.
+    pub last: bool,
+}
+
+/// What a member must do before its next request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// Copies to be retired: a newer object has their name, or they were removed while the member was away.
+    pub retire: Vec<Hold>,
+    /// There are more, although the member has announced everything: it asks for them with an empty page.
+    pub more: bool,
+}
+
+/// The description of an object that a member holds. It suffices to rebuild the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The copy on the announcing member.
+    pub hold: Hold,
+    /// The namespace.
+    pub namespace: String,
+    /// The key.
+    pub key: Key,
+    /// Which put of the key.
+    pub generation: Generation,
+    /// Its size in bytes.
+    pub len: u64,
+    /// Its attributes: pins, and how it is consumed.
+    pub marks: Marks,
+}
+
+/// See [`MemberToMaster::Heartbeat`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// The usage of the member.
+    pub usage: Usage,
+    /// Clients with views of retired objects, those that hold most memory first, at most
+    /// [`VIEWERS_MAX`](crate::VIEWERS_MAX).
+    pub viewers: Vec<Viewer>,
+}
+
+/// A client with views of retired objects, whose memory cannot be reclaimed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Viewer {
+    /// The client.
+    pub client: ClientId,
+    /// The number of objects.
+    pub objects: u64,
+    /// The memory that they use.
+    pub bytes: u64,
+}
+
+/// See [`MemberToMaster::Decide`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decide {
+    /// One per prepared object.
+    pub items: Vec<DecideItem>,
+    /// See [`Commit::wait_ms`](super::Commit::wait_ms).
+    pub wait_ms: u64,
+}
+
+/// One prepared object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecideItem {
+    /// The namespace.
+    pub namespace: String,
+    /// The client that wrote it.
+    pub client: ClientId,
+    /// The client's commit.
+    pub item: CommitItem,
+}
+
+/// See [`MemberToMaster::Released`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// The reservations.
+    pub holds: Vec<Hold>,
+    /// The usage of the node.
+    pub usage: Usage,
+}
