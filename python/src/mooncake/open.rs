@@ -22,12 +22,12 @@ use super::registry::Registry;
 use super::settings::{Environment, Settings};
 use crate::handle::{Handle, Opened, Servers};
 
-/// How long the master may take to answer a client that sets up.
-const CONNECT_TIME: Duration = Duration::from_secs(4);
+/// How long the master may take to answer a client that sets up. Hosts are busy when many ranks start at once.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long the master may take to accept the registration of a node.
-const JOIN_TIME: Duration = Duration::from_secs(10);
+const JOIN_TIME: Duration = Duration::from_secs(20);
 /// How long the metadata server may take.
-const METADATA_TIME: Duration = Duration::from_secs(2);
+const METADATA_TIME: Duration = Duration::from_secs(5);
 /// How long the previous user of a disk may take to release it.
 const DISK_TIME: Duration = Duration::from_secs(2);
 /// The pause between two tries.
