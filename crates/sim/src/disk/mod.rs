@@ -11,8 +11,7 @@ use tiffin_core::{
     extent::room_for,
     master::PROMOTER,
     message::{
-        Hello, MarkItem, MasterToMember, NodeInfo, Record, Reply, Request, Role,
-        VERSION_MAJOR, VERSION_MINOR,
+        Hello, MarkItem, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
     },
 };
 use tiffin_proto::Incoming;

@@ -75,7 +75,11 @@ fn a_node_that_takes_the_place_of_one_that_ended_is_proof_of_that() {
             let conn = ConnId(50 + at as u64);
             cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
             let register = crate::message::Register { info, ..Default::default() };
-            cluster.event(Event::Request(conn, RequestId(1), MemberToMaster::Register(register)));
+            cluster.event(Event::Request(
+                conn,
+                RequestId(1),
+                MemberToMaster::Register(Box::new(register)).into(),
+            ));
             cluster.event(Event::Closed(conn));
         }
         cluster.master.stat().nodes.len()

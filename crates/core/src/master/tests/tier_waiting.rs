@@ -149,7 +149,7 @@ fn what_was_read_often_enough_is_in_memory_soon() {
 fn lease(cluster: &mut Cluster, name: &str) {
     let keys = [key(name)];
     let exists = Exists { keys: keys.iter().collect(), lease: true, ..Exists::default() };
-    assert_eq!(cluster.ask(Request::Exists(exists)), Some(Reply::Present(vec![Presence::Here])));
+    assert_eq!(cluster.ask(ClientToMaster::Exists(exists)), Some(Reply::Present(vec![Presence::Here])));
 }
 
 /// A lease protects the copies in memory from eviction. It does not delay a copy to or from the disk.
