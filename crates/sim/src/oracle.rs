@@ -337,7 +337,7 @@ impl Oracle {
             life.lease_until = Tick(0);
             life.pins.clear();
             let Some(on) = surviving.get(generation) else { continue };
-            // What was answered as deleted stays so, if the members with a copy were known then and still are.
+            // An answered delete stays, if the members with a copy were known then and still are.
             let stays = |dead: &Dead| on.iter().all(|it| roster.contains(it) && !dead.exempt.contains(it));
             if !life.dead.as_ref().is_some_and(stays) {
                 (life.gone, life.deletes, life.dead) = (false, 0, None);

@@ -22,7 +22,7 @@ use super::registry::Registry;
 use super::settings::{Environment, Settings};
 use crate::handle::{Handle, Opened, Servers};
 
-/// How long the master may take to answer a client that sets up. Hosts are busy when many ranks start at once.
+/// How long the master may take to answer a client that sets up. Hosts are busy when many ranks start.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long the master may take to accept the registration of a node.
 const JOIN_TIME: Duration = Duration::from_secs(20);

@@ -33,10 +33,10 @@ async fn a_place_that_cannot_be_used_is_refused_in_words() {
     let larger = "hint: give at most";
     for (path, size, expected) in [
         (at("file"), 64 * MIB, ["is a file", "hint: give a directory"]),
-        (at("file/below"), 64 * MIB, ["cannot be", "hint: see that the path exists"]),
-        (at("no/parent"), 64 * MIB, ["cannot be created: No such file", "hint: see that the path exists"]),
+        (at("file/below"), 64 * MIB, ["cannot be", "hint: check that the path exists"]),
+        (at("no/parent"), 64 * MIB, ["cannot be created: No such file", "hint: check that the path exists"]),
         // A filesystem where nobody may make anything, not even its owner.
-        ("/sys/tiffin".into(), 64 * MIB, ["cannot be created", "hint: see that the path exists"]),
+        ("/sys/tiffin".into(), 64 * MIB, ["cannot be created", "hint: check that the path exists"]),
         (at("large"), 1 << 50, ["bytes do not fit", larger]),
         (at("used"), 64 * MIB, ["is in use by pid", "hint: give each node a directory of its own"]),
     ] {

@@ -94,7 +94,7 @@ pub struct MasterConfig {
     pub soft_pin_ms: u64,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
-    /// Retires that one answer to a member that returns may contain, beside those of objects that it announced.
+    /// Retires that one answer to a returning member contains at most, beside those of announced objects.
     pub owed_page_max: usize,
     /// Objects that one piece of a drop takes away, see [`Master::work`].
     pub piece_objects_max: usize,
@@ -145,7 +145,8 @@ pub enum Effect {
     Disconnect(ConnId),
     /// Tell the operator.
     Notice(Notice),
-    /// Write [`Master::saved`] into the state folder, sync it, and say [`Event::Persisted`] with this version.
+    /// Write [`Master::saved`] into the state folder, sync it, and report [`Event::Persisted`] with this
+    /// version.
     Persist(u64),
     /// A member served a master of this epoch, which is not smaller than this one's: the state folder was
     /// lost or is old. Replace the core by one with a greater epoch, saved before it is used, with what

@@ -103,8 +103,8 @@ impl Objects {
         self.cx.retire(rest, None);
     }
 
-    /// Removes the copy on one member from the catalog, and the object with its last copy. The member is still
-    /// to be told: the copy, which is returned, is a pending retire.
+    /// Removes the copy on one member from the catalog, and the object with its last copy. The copy, which is
+    /// returned, is a pending retire: the member is still to be told.
     pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<Hold> {
         let object = self.cx.catalog.get(index)?;
         let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold)?;

@@ -1,9 +1,9 @@
 //! What the master keeps in its state folder: its epoch, its members and the retires that they owe, and the
 //! policies of namespaces.
 //!
-//! The core says when something is to be written ([`Effect::Persist`]); the shell writes and syncs
-//! [`Master::saved`], and answers with [`Event::Persisted`](super::Event::Persisted). A later version contains
-//! all earlier ones, so the shell may skip versions.
+//! The core requests a write with [`Effect::Persist`]; the shell writes and syncs [`Master::saved`], and
+//! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the
+//! shell may skip versions.
 //!
 //! **Invariant:** a node is told that it is registered only after it is in the synced roster, and a client is
 //! told that a policy is set, or that an object is gone although a node has not confirmed that, only after
@@ -61,8 +61,8 @@ pub struct SavedMember {
     pub beside: Option<SegmentId>,
     /// Where it listens for other hosts; empty if it does not.
     pub tcp: String,
-    /// Copies there that were removed, and that it has not confirmed: the slot and the stamp of each, in 4 and
-    /// 8 bytes, the least significant first.
+    /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, the least significant
+    /// first.
     pub owed: Vec<u8>,
 }
 

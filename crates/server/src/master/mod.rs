@@ -9,6 +9,7 @@
 //! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the
 //! core wants to be woken, the timer task sleeps no longer than that.
 
+mod notices;
 mod state;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use state::StateFolder;
 use tiffin_core::master::{
-    Effect, Event, Master, MasterConfig as CoreConfig, Notice, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
+    Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_core::message::{
     Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
@@ -573,82 +574,6 @@ impl Shared {
         }
         if state.core.has_work() {
             self.work.notify_one();
-        }
-    }
-
-    fn notice(&self, notice: &Notice) {
-        match notice {
-            Notice::NodeReady(node) => tracing::info!(node, "a node is ready"),
-            Notice::NodeSilent(node) => {
-                tracing::warn!(node, "a node is silent, and not used until it speaks")
-            }
-            Notice::NodeAway(node) if self.is_stopping.load(Ordering::Acquire) => {
-                tracing::info!(node, "a node has stopped");
-            }
-            Notice::NodeAway(node) => tracing::warn!(node, "a node is away"),
-            Notice::NodeAbsent { node, removed, kept: 0 } => {
-                tracing::warn!(node, removed, "a node is absent: the objects that only it has were removed");
-            }
-            Notice::NodeAbsent { node, removed, kept } => {
-                tracing::error!(
-                    node,
-                    removed,
-                    kept,
-                    "a node is absent: unprotected objects that only it has were removed, protected ones are \
-                     unavailable until it returns; if it never will, run `tiffin node forget`"
-                );
-            }
-            Notice::NodeLost(node, objects) => {
-                tracing::error!(node, objects, "a node is lost, and its objects with it");
-            }
-            Notice::NodeLeft(node, objects) => tracing::info!(node, objects, "a node left, with its objects"),
-            Notice::NodeDiscarded(node) => {
-                tracing::warn!(node, "a node that had been lost came back, and starts empty");
-            }
-            Notice::AwaitingReports(members) => {
-                let members = members.join(", ");
-                tracing::info!(members, "waiting for members to report; requests that depend on them wait");
-            }
-            Notice::AllReported => tracing::info!("every member has reported"),
-            Notice::Resumed(..) => {}
-            Notice::Superseded(member, epoch) => {
-                let own = self.epoch();
-                tracing::error!(
-                    member,
-                    epoch,
-                    own,
-                    "a member has served a later master: the state folder was lost or is old; moving past it"
-                );
-            }
-            Notice::Evicted(objects, bytes) => {
-                self.counters.evicted();
-                tracing::debug!(objects, bytes, "evicted to make room");
-            }
-            Notice::Prefetched { keys, resident, running, failed, skipped } => {
-                tracing::info!(keys, resident, running, failed, skipped, "a prefetch was asked for");
-            }
-            // These are as many as there are gets from disks, so they are for who looks for them.
-            Notice::Got { memory, disk, far, waited_ms, late } => {
-                tracing::debug!(memory, disk, far, waited_ms, late, "a get was told of disks");
-            }
-            Notice::DemotionRefused { disk, key, bytes, bytes_max, total } => {
-                // Where many objects are too large, the lines become rarer; the metrics count all.
-                match total.is_power_of_two() {
-                    true => tracing::warn!(
-                        disk,
-                        %key,
-                        bytes,
-                        bytes_max,
-                        total,
-                        "an object is larger than its disk takes, and stays in memory only; hint: use a \
-                         larger disk, or split the object"
-                    ),
-                    false => tracing::debug!(disk, %key, bytes, bytes_max, "larger than its disk takes"),
-                }
-            }
-            Notice::Promoted { done, bytes, took_ms } => {
-                tracing::debug!(done, bytes, took_ms, "a promotion ended");
-            }
         }
     }
 

@@ -29,6 +29,8 @@ impl World {
         if !self.wait_for("every session to end", |it| it.is_calm())
             || !self.deliver_messages()
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
+            // A node may learn only now that a client has died.
+            || !self.wait_for("reservations to end", Self::nothing_is_reserved)
         {
             return;
         }

@@ -2,8 +2,8 @@
 //! An answer "absent" or "deleted" is compared with the objects of such members.
 //!
 //! Exempt: members that a master has declared lost or absent, and all members after the state folder was
-//! lost, until they register. A delete is decided for all its keys at once, and answered after nodes have confirmed it: a
-//! member that registered in between was not known when it was decided.
+//! lost, until they register. A delete is decided for all its keys at once, and answered after nodes have
+//! confirmed it: a member that registered in between was not known when it was decided.
 
 use std::collections::BTreeSet;
 
