@@ -30,7 +30,7 @@ impl World {
             || !self.deliver_messages()
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
             // A node may learn only now that a client has died.
-            || !self.wait_for("reservations to end", Self::nothing_is_reserved)
+            || !self.wait_for("reservations to end", Self::is_nothing_reserved)
         {
             return;
         }
