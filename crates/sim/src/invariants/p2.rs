@@ -150,6 +150,8 @@ impl Oracle {
         }
         found.replicas.iter().for_each(|it| self.learn_generation((it.segment, it.hold()), generation));
         self.seen(name, generation);
+        // A late decision leaves open whether its object still has the name; a lookup that finds it does not.
+        self.newest.insert(name, generation.max(newest));
     }
 
     /// A put is answered: no older object of that key can be read from a cached location, except on a node
