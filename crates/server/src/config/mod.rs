@@ -133,8 +133,8 @@ pub struct MasterArgs {
     #[serde(deserialize_with = "file::duration")]
     pub silence: Option<Duration>,
 
-    /// A node whose connection has been closed for this long is declared lost, with its objects. Default:
-    /// `10s`.
+    /// A node whose connection has been closed for this long is absent: unprotected objects that only it has
+    /// are removed. Default: `10s`.
     #[arg(long, env = "TIFFIN_MASTER_AWAY", value_name = "TIME", value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub away: Option<Duration>,

@@ -54,7 +54,8 @@ pub struct TierArgs {
     #[serde(deserialize_with = "file::duration")]
     pub prefetch_dedup_ttl: Option<Duration>,
 
-    /// A disk whose node has been away for this long is declared lost, with its objects. Default: `1h`.
+    /// A disk whose node has been away for this long is absent: unprotected objects that only it has are
+    /// removed. Default: `1h`.
     #[arg(long, env = "TIFFIN_MASTER_DISK_AWAY", value_name = "TIME")]
     #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
