@@ -172,16 +172,23 @@ impl Oracle {
     pub(crate) fn on_pin(&mut self, to: (ConnId, RequestId), pin: &Pin, namespace: u8, complete: bool) {
         let mut pinned = Vec::new();
         for key in &pin.keys {
-            let newest = Name::of(namespace, key).and_then(|name| self.newest.get(&name)).copied();
+            let Some(name) = Name::of(namespace, key) else {
+                pinned.push(None);
+                continue;
+            };
+            let newest = self.newest.get(&name).copied();
             let all_known = newest.and_then(|it| self.objects.get(&it)).is_some_and(|it| it.returns == 0);
             // Copies that the master does not know yet, or that are being removed, are not updated.
             pinned.push(newest.filter(|_| pin.on && complete && all_known));
-            let Some(life) = newest.and_then(|it| self.objects.get_mut(&it)) else { continue };
-            if pin.on && !life.is_gone() && !self.has_unknown_evictions {
-                life.pins.insert(pin.owner.clone());
-            } else if !pin.on {
-                life.pins.remove(&pin.owner);
-                life.written_pins.remove(&pin.owner);
+            // After a late decision the newest object is not known; older ones are gone.
+            for generation in self.of_name.get(&name).into_iter().flatten() {
+                let Some(life) = self.objects.get_mut(generation) else { continue };
+                if pin.on && !life.is_gone() && !self.has_unknown_evictions {
+                    life.pins.insert(pin.owner.clone());
+                } else if !pin.on {
+                    life.pins.remove(&pin.owner);
+                    life.written_pins.remove(&pin.owner);
+                }
             }
         }
         self.pinning.insert(to, (pin.owner.clone(), pinned));
