@@ -45,7 +45,7 @@ pub(crate) struct Bench {
     #[command(subcommand)]
     action: Option<Action>,
 
-    /// Run run_all briefly, in seconds, to check that it works; the numbers are not meaningful.
+    /// Measure everything briefly, in seconds, to check that it works; the numbers are not meaningful.
     #[arg(long)]
     quick: bool,
 
