@@ -10,7 +10,8 @@
 //!   that the word of a publication arrives first, and none comes later: what has ended cannot be
 //!   published.
 //!
-//! What cannot be done like that is left to the home node, see [`ClientToNode::Commit`].
+//! What cannot be done like that is left to the home node, see
+//! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
 //! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
 //! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again;
