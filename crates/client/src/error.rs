@@ -256,7 +256,7 @@ impl Error {
             }
             Self::Leased { .. } => "try again when the lease has ended, or force it",
             Self::Unconfirmed { .. } => {
-                "nobody sees it otherwise any more; ask again to learn when it is confirmed"
+                "it is removed for every new lookup; repeat the call to learn when the nodes have confirmed"
             }
             Self::Contended { .. } => "try again, or let the writers use a key of their own for each version",
             Self::OutOfRange { .. } => "ask for the object's length first",
