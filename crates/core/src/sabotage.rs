@@ -51,6 +51,8 @@ tiffin_sabotage::variants! {
         ForgetOwedRetires: "owed retires are applied on return";
         /// The master gives up pinned objects and samples on a node that has been away for long.
         GiveUpProtected: "time never loses what is protected";
+        /// The master tells a returning node only the first page of the retires that it owes.
+        TellOnePage: "a node knows all its retires before it serves";
         /// The master does not save the retires that nodes owe.
         ForgetOwed: "owed retires survive a restart";
         /// The master answers that an object is gone before it has saved which nodes did not confirm that.
@@ -120,11 +122,11 @@ tiffin_sabotage::variants! {
         /// The master evicts nothing for an object that free memory would hold only in too many pieces.
         KeepPieces: "R19: contiguous space is evicted for";
         /// The master evicts what it can for an object, although that will not do.
-        EvictInVain: "R19: nothing is evicted in vain";
+        EvictInVain: "R19: a put that cannot succeed evicts nothing";
         /// The node goes on to say that it is a member when nobody tells it of deletes any more.
         StayMember: "only a member's memory is read unasked";
         /// A client goes on to read unasked what it knows of, although it was told of something newer.
-        HearOnce: "nobody sees an object go back in time";
+        HearOnce: "a reader never sees an older object again";
         /// A client waits for one copy until its deadline and asks no other.
         NeverHedge: "a read that stalls asks another copy";
         /// A client asks a slow node first although another has a copy.
@@ -144,7 +146,7 @@ tiffin_sabotage::variants! {
         /// The master offers an object to a disk again that has just refused it because of its size.
         OfferRefused: "a refused object is not offered again at once";
         /// The master evicts what no disk has although the put could wait for the disk.
-        EvictUnshelved: "who may wait loses nothing";
+        EvictUnshelved: "a put that may wait evicts nothing undemoted";
         /// The master counts on the memory of objects that a disk is still reading.
         EvictDemoting: "memory that a disk reads is not counted on";
         /// The master lets disks read as much memory at a time as they like.
@@ -156,7 +158,7 @@ tiffin_sabotage::variants! {
         /// The master forgets to end a promotion's token.
         LoseToken: "T1: every promotion ends";
         /// Nobody wakes those who wait for what is on its way.
-        WakeNobody: "T3: who waits is woken";
+        WakeNobody: "T3: waiting gets are woken";
         /// The master lets a get wait although nothing is on its way.
         WaitForNothing: "T6: only what is on its way is waited for";
         /// The master brings keys that lie behind a gap.
@@ -170,7 +172,7 @@ tiffin_sabotage::variants! {
         /// What comes back drives out what is in use.
         PromoteOverHot: "T16: promotion yields to what is hot";
         /// What was only written, and never read, does not make way for what comes back.
-        WrittenIsHot: "T16: what nobody has read makes way";
+        WrittenIsHot: "T16: promotion displaces unread objects";
         /// A look at where objects lie counts as a get of them.
         LookCounts: "T14: a look changes nothing";
         /// A lookup that only takes a lease counts as a read.

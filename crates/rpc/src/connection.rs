@@ -260,40 +260,10 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Whether the peer may keep a request waiting for long, and should know when nobody waits for it any more.
+/// Whether the peer may keep a request waiting for long, and should be told when its caller gives up.
 fn lingers(request: RequestRef<'_>) -> bool {
-    match request {
-        RequestRef::ClientToMaster(ClientToMaster::Reserve(_) | ClientToMaster::Await(_)) => true,
-        RequestRef::ClientToMaster(
-            ClientToMaster::Publish(_)
-            | ClientToMaster::Resolve(_)
-            | ClientToMaster::Exists(_)
-            | ClientToMaster::Delete(_)
-            | ClientToMaster::DeleteMatching(_)
-            | ClientToMaster::List(_)
-            | ClientToMaster::Stat
-            | ClientToMaster::Ping
-            | ClientToMaster::Pin(_)
-            | ClientToMaster::DropPins(_)
-            | ClientToMaster::SetPolicy(_)
-            | ClientToMaster::ForgetNode(_)
-            | ClientToMaster::Why(_)
-            | ClientToMaster::Lease(_)
-            | ClientToMaster::Release(_)
-            | ClientToMaster::KeepLeases(_)
-            | ClientToMaster::Ack(_)
-            | ClientToMaster::Cancel(_)
-            | ClientToMaster::OpenStream(_)
-            | ClientToMaster::EndStream(_)
-            | ClientToMaster::Pull(_)
-            | ClientToMaster::Prefetch(_),
-        )
-        | RequestRef::Hello(_)
-        | RequestRef::Goodbye
-        | RequestRef::MemberToMaster(_)
-        | RequestRef::MasterToMember(_)
-        | RequestRef::ClientToNode(_) => false,
-    }
+    use ClientToMaster::{Await, Reserve};
+    matches!(request, RequestRef::ClientToMaster(Reserve(_) | Await(_)))
 }
 
 /// A refusal is an error.

@@ -43,9 +43,9 @@ impl World {
     }
 
     /// The process of a node near the master has ended.
-    pub(crate) fn node_ended(&mut self, segment: SegmentId) {
+    pub(crate) fn node_ended(&mut self, conn: ConnId) {
         self.coverage.hit(Point::NodeEnded);
-        self.master_handles(MasterEvent::Ended(segment));
+        self.master_handles(MasterEvent::Ended(conn));
     }
 
     /// When all is calm, the operator declares the members lost that will not come back.

@@ -118,10 +118,10 @@ impl World {
         }
         self.transfers_lose_node(segment);
         self.crash_disk(node);
-        if link.is_some() && node < self.plan.near_nodes {
+        if let Some(link) = link.filter(|_| node < self.plan.near_nodes) {
             // The kernel of the master's host tells it.
             let delay = self.rng.delay(1, 30);
-            self.at(self.now + delay, Event::NodeEnded(self.master_incarnation, segment));
+            self.at(self.now + delay, Event::NodeEnded(self.master_incarnation, link));
         }
         self.at(self.now + down_ms, Event::NodeStarts(node));
     }

@@ -186,27 +186,6 @@ fn is_unforced_removal(request: &ClientToMaster) -> bool {
     match request {
         ClientToMaster::Delete(delete) => !delete.force,
         ClientToMaster::DeleteMatching(delete) => !delete.force,
-        ClientToMaster::Reserve(_)
-        | ClientToMaster::Publish(_)
-        | ClientToMaster::Resolve(_)
-        | ClientToMaster::Exists(_)
-        | ClientToMaster::List(_)
-        | ClientToMaster::Stat
-        | ClientToMaster::Ping
-        | ClientToMaster::Pin(_)
-        | ClientToMaster::DropPins(_)
-        | ClientToMaster::SetPolicy(_)
-        | ClientToMaster::Await(_)
-        | ClientToMaster::Why(_)
-        | ClientToMaster::Lease(_)
-        | ClientToMaster::Release(_)
-        | ClientToMaster::KeepLeases(_)
-        | ClientToMaster::Ack(_)
-        | ClientToMaster::Cancel(_)
-        | ClientToMaster::ForgetNode(_)
-        | ClientToMaster::OpenStream(_)
-        | ClientToMaster::EndStream(_)
-        | ClientToMaster::Pull(_)
-        | ClientToMaster::Prefetch(_) => false,
+        _ => false,
     }
 }

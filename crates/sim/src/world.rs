@@ -71,8 +71,8 @@ pub(crate) enum Event {
     /// The state of this process of the master is saved.
     MasterSaved(u64),
     NodeStarts(usize),
-    /// This life of the master hears from its kernel that the process of a node has ended.
-    NodeEnded(u64, SegmentId),
+    /// The kernel tells this incarnation of the master that the process behind a connection has ended.
+    NodeEnded(u64, ConnId),
     ClientStarts(usize),
 }
 
@@ -328,9 +328,9 @@ impl World {
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
-            Event::NodeEnded(incarnation, segment) => {
+            Event::NodeEnded(incarnation, conn) => {
                 if incarnation == self.master_incarnation {
-                    self.node_ended(segment);
+                    self.node_ended(conn);
                 }
             }
             Event::ClientStarts(client) => self.start_client(client),

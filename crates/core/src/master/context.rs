@@ -144,8 +144,7 @@ impl Context {
         asked
     }
 
-    /// Whether one of these copies had a name that is gone: in this life of the master, or in an earlier one
-    /// that has saved it.
+    /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
     pub(super) fn was_removed(&self, copies: &[(NodeIndex, Hold)]) -> bool {
         let is_owed = |(node, hold): &(NodeIndex, Hold)| {
             self.members.get(*node).is_some_and(|it| it.owes(*hold) || it.told_owed.contains(hold))

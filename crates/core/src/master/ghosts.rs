@@ -64,7 +64,7 @@ impl Ghosts {
         if let Some(name) = self.names.remove(&(node, hold)) {
             self.by_name.remove(&(name, node, hold));
         }
-        // Of what an earlier life of the master removed, the name is not known.
+        // A copy that an earlier epoch removed has no name here.
         self.asked.entry((node, hold)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
 

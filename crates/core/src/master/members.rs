@@ -38,6 +38,8 @@ pub(super) struct Member {
     pub(super) info: NodeInfo,
     pub(super) standing: Standing,
     pub(super) conn: Option<ConnId>,
+    /// The connection on which it registered last, open or closed.
+    pub(super) registered_on: Option<ConnId>,
     /// What it is told through that arrives, whatever becomes of the master.
     pub(super) is_near: bool,
     pub(super) heard: Tick,
@@ -93,6 +95,7 @@ impl Member {
             info,
             standing: Standing::Joining,
             conn: None,
+            registered_on: None,
             is_near: false,
             heard: now,
             free: usage.free,

@@ -22,7 +22,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, RequestId, SegmentId, Tick, VIEWERS_MAX,
+    ConnId, RequestId, Tick, VIEWERS_MAX,
     marks::{Marks, SampleMarks},
     message::{
         Announce, Announced, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered,
@@ -72,7 +72,8 @@ impl Membership {
             Some(node) => readmit(o, node, conn, register),
             None => {
                 let mut member = Member::new(register.info, register.usage, o.cx.now);
-                (member.conn, member.is_near) = (Some(conn), o.cx.connections.is_near(conn));
+                (member.conn, member.registered_on) = (Some(conn), Some(conn));
+                member.is_near = o.cx.connections.is_near(conn);
                 member.discard = was_lost;
                 member.from_earlier_life = !discards || sabotaged!(o.cx.config.sabotage, BelieveTheLost);
                 o.cx.members.insert(member)
@@ -170,7 +171,7 @@ fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -
     member.info = register.info;
     member.report(o.cx.now, register.usage);
     member.standing = Standing::Joining;
-    member.conn = Some(conn);
+    (member.conn, member.registered_on) = (Some(conn), Some(conn));
     member.told.clear();
     member.has_told_all = false;
     member.announces = false;
@@ -198,7 +199,7 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
         retire.iter().for_each(|hold| _ = member.owed.remove(hold) || member.given_up.remove(hold));
         member.told_owed.extend(&retire);
         retire.extend(member.tell_owed(o.cx.config.owed_page_max));
-        more = announce.last && member.owes_more();
+        more = announce.last && member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
         member.announces = true;
         if std::mem::replace(&mut member.discard, false) {
             let segment = member.info.segment;
@@ -448,15 +449,14 @@ impl Master {
         self.objects.cx.when_saved(version, Effect::Disconnect(conn));
     }
 
-    /// The kernel says that the process of a member has ended, and its memory with it. A disk outlives it.
-    pub(super) fn process_ended(&mut self, segment: SegmentId) {
-        let members = &self.objects.cx.members;
-        let Some(node) = members.find(segment) else { return };
-        let Some(member) = members.get(node).filter(|it| !it.is_disk()) else { return };
-        if let Some(conn) = member.conn {
-            self.fence(conn);
-            self.disconnect(node, conn);
-        }
+    /// The process at the other end of a connection has ended, and with it the memory that it registered
+    /// there. A disk outlives its process.
+    pub(super) fn process_ended(&mut self, conn: ConnId) {
+        let is_its = |it: &Member| it.registered_on == Some(conn) && !it.is_disk();
+        let node = self.objects.cx.members.iter().find(|(_, it)| is_its(it)).map(|(node, _)| node);
+        let Some(node) = node else { return };
+        self.fence(conn);
+        self.disconnect(node, conn);
         self.membership.lose(&mut self.objects, node, Notice::NodeLost);
     }
 

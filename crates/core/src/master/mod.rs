@@ -126,8 +126,9 @@ pub enum Event {
     /// A node lives in the master's own process, so its memory ends with the master: said before it
     /// registers.
     Inside(ConnId),
-    /// The kernel says that the process of this member, on the master's host, has ended.
-    Ended(SegmentId),
+    /// The kernel of the master's host says that the process at the other end of this connection has ended.
+    /// The connection may be closed already.
+    Ended(ConnId),
     /// The state folder contains this version of [`Effect::Persist`], or a later one.
     Persisted(u64),
 }
@@ -235,7 +236,7 @@ impl Master {
             Event::Closed(conn) => self.closed(conn),
             Event::Near(conn) => self.objects.cx.connections.set_near(conn),
             Event::Inside(conn) => self.objects.cx.connections.set_inside(conn),
-            Event::Ended(segment) => self.process_ended(segment),
+            Event::Ended(conn) => self.process_ended(conn),
             Event::Persisted(version) => self.objects.cx.persisted(version),
         }
         self.serve();

@@ -37,7 +37,7 @@ pub struct NodeInfo {
     pub data: String,
     /// The abstract Unix socket for control connections of its own host; empty if there is none.
     pub unix: String,
-    /// The abstract Unix socket that hands its memory to clients of its own host.
+    /// The abstract Unix socket through which clients of its host map its memory.
     pub memory: String,
     /// Its host.
     pub host: String,

@@ -144,7 +144,7 @@ pub struct TierStat {
     pub gets_from_far_disk: u64,
     /// Gets that waited for a promotion which ended in time.
     pub gets_waited: u64,
-    /// Gets that waited for a promotion in vain.
+    /// Gets that waited for a promotion and timed out.
     pub gets_late: u64,
     /// The time that these gets have waited together, in milliseconds.
     pub waited_ms: u64,

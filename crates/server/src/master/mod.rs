@@ -313,7 +313,7 @@ impl<'a> Visit<'a> {
         if is_inside {
             shared.handle(Event::Inside(conn), None);
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
-            shared.watch_process(segment, pid);
+            shared.watch_process(conn, segment, pid);
         }
         Self { shared, conn }
     }
@@ -388,7 +388,7 @@ impl Shared {
     }
 
     /// Tells the core when the process of a member has ended: then its memory is gone.
-    fn watch_process(self: &Arc<Self>, segment: SegmentId, pid: i32) {
+    fn watch_process(self: &Arc<Self>, conn: ConnId, segment: SegmentId, pid: i32) {
         let process = match process_of(pid) {
             Ok(process) => process,
             Err(error) => return tracing::debug!(pid, %error, "the end of a node's process is not watched"),
@@ -398,7 +398,7 @@ impl Shared {
         watch.spawn(async move {
             let ended = process.readable().await.is_ok();
             if let Some(shared) = shared.upgrade().filter(|_| ended) {
-                shared.handle(Event::Ended(segment), None);
+                shared.handle(Event::Ended(conn), None);
                 // This very task ends with its entry.
                 shared.lock().processes.remove(&segment);
             }

@@ -46,27 +46,7 @@ impl Oracle {
                 let keys = it.keys.iter().filter_map(|key| tiffin_core::Key::new(key).ok());
                 keys.filter_map(|key| Name::of(namespace, &key)).collect()
             }
-            ClientToMaster::Reserve(_)
-            | ClientToMaster::Publish(_)
-            | ClientToMaster::DeleteMatching(_)
-            | ClientToMaster::List(_)
-            | ClientToMaster::Stat
-            | ClientToMaster::Ping
-            | ClientToMaster::Pin(_)
-            | ClientToMaster::DropPins(_)
-            | ClientToMaster::ForgetNode(_)
-            | ClientToMaster::SetPolicy(_)
-            | ClientToMaster::Await(_)
-            | ClientToMaster::Why(_)
-            | ClientToMaster::Lease(_)
-            | ClientToMaster::Release(_)
-            | ClientToMaster::KeepLeases(_)
-            | ClientToMaster::Ack(_)
-            | ClientToMaster::Cancel(_)
-            | ClientToMaster::OpenStream(_)
-            | ClientToMaster::EndStream(_)
-            | ClientToMaster::Pull(_)
-            | ClientToMaster::Prefetch(_) => return,
+            _ => return,
         };
         // A request that waits for reports is recorded again when it is resumed.
         let decided = matches!(request, ClientToMaster::Delete(_))

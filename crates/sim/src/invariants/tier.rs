@@ -348,28 +348,7 @@ impl World {
                 let names = it.keys.iter().filter_map(|it| Name::of(namespace, it)).collect();
                 (names, Ahead::Nothing, it.touch, it.lease)
             }
-            ClientToMaster::Reserve(_)
-            | ClientToMaster::Publish(_)
-            | ClientToMaster::Delete(_)
-            | ClientToMaster::DeleteMatching(_)
-            | ClientToMaster::List(_)
-            | ClientToMaster::Stat
-            | ClientToMaster::Ping
-            | ClientToMaster::Pin(_)
-            | ClientToMaster::DropPins(_)
-            | ClientToMaster::ForgetNode(_)
-            | ClientToMaster::SetPolicy(_)
-            | ClientToMaster::Await(_)
-            | ClientToMaster::Why(_)
-            | ClientToMaster::Lease(_)
-            | ClientToMaster::Release(_)
-            | ClientToMaster::KeepLeases(_)
-            | ClientToMaster::Ack(_)
-            | ClientToMaster::Cancel(_)
-            | ClientToMaster::OpenStream(_)
-            | ClientToMaster::EndStream(_)
-            | ClientToMaster::Pull(_)
-            | ClientToMaster::Prefetch(_) => return,
+            _ => return,
         };
         let is_pure = !touch && !lease;
         let mut probe = Probe { names, ahead, is_pure, is_read: touch, ..Probe::default() };

@@ -50,14 +50,34 @@ fn a_node_whose_process_has_ended_is_lost_at_once() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     cluster.put("a", UNIT, pinned());
     cluster.shelve("b", 1);
-    cluster.event(Event::Ended(SegmentId(1)));
+    cluster.event(Event::Ended(cluster.links[0]));
     assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
     assert_eq!(cluster.delete("a", true), Some(DeleteOutcome::Absent));
     assert!(cluster.notices.iter().any(|it| matches!(it, Notice::NodeLost(name, _) if name == "node1")));
-    let disk = cluster.master.stat().nodes.into_iter().find(|it| it.info.beside.is_some()).unwrap();
-    cluster.event(Event::Ended(disk.info.segment));
+    cluster.event(Event::Ended(cluster.disks[0].link));
     assert!(cluster.has("b"), "a disk outlives the process");
-    cluster.event(Event::Ended(SegmentId(99)));
+    cluster.event(Event::Ended(ConnId(99)));
+}
+
+#[test]
+fn only_the_process_that_registered_a_node_is_proof_of_its_end() {
+    let mut cluster = Cluster::new(&[4 * UNIT]);
+    cluster.put("k", UNIT, pinned());
+    let first = cluster.links[0];
+    // Another process connects as that node and ends before it registers.
+    let stranger = ConnId(77);
+    let hello = Hello { role: Role::Node, home: Some(SegmentId(1)), ..Hello::default() };
+    cluster.event(Event::Opened(stranger, hello));
+    cluster.event(Event::Closed(stranger));
+    cluster.event(Event::Ended(stranger));
+    assert!(cluster.has("k"));
+    cluster.unlink(0);
+    cluster.link(0);
+    cluster.event(Event::Ended(first));
+    assert!(cluster.has("k"), "it has registered again since");
+    cluster.unlink(0);
+    cluster.event(Event::Ended(cluster.links[0]));
+    assert!(!cluster.has("k"), "the connection may be closed already");
 }
 
 #[test]

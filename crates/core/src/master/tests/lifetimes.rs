@@ -782,7 +782,7 @@ fn why_tells_who_holds_an_object_or_what_took_it_away() {
     assert_eq!(gone.for_key, Some(key("c")));
     cluster.delete("c", true);
     assert_eq!(cluster.cause("c"), (Cause::Deleted, "client 7".into()));
-    cluster.event(Event::Ended(SegmentId(1)));
+    cluster.event(Event::Ended(cluster.links[0]));
     let Why::Gone(gone) = cluster.why("a") else { panic!() };
     assert_eq!(
         (gone.cause, gone.node.as_str(), gone.reader.as_str()),

@@ -292,7 +292,7 @@ fn a_member_that_leaves_is_forgotten_before_it_is_told_so() {
 fn a_member_counts_only_once_the_roster_is_synced() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.nodes[0].handle(node::Event::Unlinked);
-    cluster.event(Event::Ended(SegmentId(1)));
+    cluster.event(Event::Ended(cluster.links[0]));
     assert!(cluster.state.members.is_empty(), "it is lost");
     cluster.unsynced = Some(Vec::new());
     cluster.link(0);

@@ -461,7 +461,7 @@ fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
             cluster.disks[0].log.insert(record.hold.stamp, record);
         }
         cluster.crash_disk(0);
-        cluster.event(Event::Ended(SegmentId(1)));
+        cluster.event(Event::Ended(cluster.links[0]));
         let away = ResolveOutcome::Unavailable(vec!["disk1".to_owned()]);
         assert_eq!(cluster.resolve("a", false), away, "nobody knows whether the disk has it");
         cluster.link_disk(0);
