@@ -134,39 +134,24 @@ impl Poller {
     }
 }
 
-/// The sockets that an epoll instance watches, itself or through others that it watches. It names each by
-/// its number when it was told of it and by the socket itself; where this process has something else by
-/// that number, that is not meant. Of another instance only the number is known; a child has the parent's
-/// there until it closes it.
+/// The sockets that an epoll instance watches. It names each by its number when it was registered and by the
+/// socket itself; where this process has something else by that number, that is not meant.
 fn watched_by(poller: RawFd) -> Vec<RawFd> {
-    let (mut sockets, mut pollers) = entries(poller);
-    // A connection has one of its own, below the runtime's; there is nothing below that.
-    pollers.drain(..).for_each(|nested| sockets.extend(entries(nested).0));
-    sockets
-}
-
-/// The sockets and the epoll instances that one watches.
-fn entries(poller: RawFd) -> (Vec<RawFd>, Vec<RawFd>) {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{poller}")).unwrap_or_default();
-    let (mut sockets, mut pollers) = (Vec::new(), Vec::new());
-    for line in info.lines() {
-        let number = line.strip_prefix("tfd:").and_then(|it| it.split_whitespace().next()?.parse().ok());
-        let inode = line.split_whitespace().find_map(|word| word.strip_prefix("ino:"));
-        let inode = inode.and_then(|it| u64::from_str_radix(it, 16).ok());
-        let (Some(number), Some(inode)) = (number, inode) else { continue };
-        match kind(number) {
-            Some(it) if it == format!("socket:[{inode}]") => sockets.push(number),
-            Some(it) if it == EPOLL => pollers.push(number),
-            _ => {}
-        }
-    }
-    (sockets, pollers)
+    let watched = info.lines().filter_map(|line| {
+        let number = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
+        let inode = line.split_whitespace().find_map(|word| word.strip_prefix("ino:"))?;
+        let inode = u64::from_str_radix(inode, 16).ok()?;
+        (kind(number)? == format!("socket:[{inode}]")).then_some(number)
+    });
+    watched.collect()
 }
 
 fn find_poller(socket: RawFd) -> Option<RawFd> {
     let files = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers = files.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    numbers.find(|number| kind(*number).is_some_and(|it| it == EPOLL) && entries(*number).0.contains(&socket))
+    numbers
+        .find(|number| kind(*number).is_some_and(|it| it == EPOLL) && watched_by(*number).contains(&socket))
 }
 
 /// What a number stands for in this process.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, RequestRef,
-    Reserve, ReserveOutcome, Reserved, Role,
+    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Reserve,
+    ReserveOutcome, Reserved, Role,
 };
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
@@ -310,13 +310,14 @@ impl Inner {
             if let ClientToMaster::Reserve(reserve) = &mut request {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
-            // What this client uses must not make way for what it puts.
-            known::tell_all(self);
+            // What this client uses must not be evicted for what it puts.
+            let used = known::untold(self);
             let chores = self.chores.clone();
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
             };
-            let reply = match master.connection.call_or(&request, deadline.instant(), abort).await {
+            let call = master.connection.call_after(&used, &request, deadline.instant(), abort);
+            let reply = match call.await {
                 // The master may have gone away and come back unnoticed. If it had found room already, the
                 // nodes hear that we do not know of it.
                 Err(CallError::Lost { .. }) if !is_second => {
@@ -715,7 +716,7 @@ async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
     for connection in connections {
         running.push(async move {
             // Whoever does not hear it finds out when this process ends.
-            let _unheard = connection.call(RequestRef::Goodbye, deadline).await;
+            let _unheard = connection.goodbye(deadline).await;
             connection.close();
         });
     }

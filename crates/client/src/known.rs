@@ -273,9 +273,14 @@ async fn tell_in_moments(client: Weak<Inner>) {
     }
 }
 
-/// Tells the master all that was used. It hears this before what is sent to it next.
+/// Tells the master all that was used. Nobody waits for that.
 pub(crate) fn tell_all(inner: &Inner) {
     while tell(inner, 1) {}
+}
+
+/// All that was used and that the master was not told yet.
+pub(crate) fn untold(inner: &Inner) -> Vec<ClientToMaster> {
+    std::iter::from_fn(|| inner.known.used(1)).collect()
 }
 
 fn tell(inner: &Inner, enough: usize) -> bool {

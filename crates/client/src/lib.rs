@@ -134,7 +134,7 @@ pub use tiffin_core::message::{
     Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
-pub use tiffin_rpc::{Waiting, while_waiting_is};
+pub use tiffin_rpc::with_blocking;
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
 pub use types::{

@@ -91,7 +91,11 @@ pub(crate) async fn wait_usage(
 
 pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
     // Who read last is part of the answer.
-    known::tell_all(inner);
+    for used in known::untold(inner) {
+        if let Err(error) = inner.ask(&used, deadline).await {
+            return batch::all(keys.len(), &error);
+        }
+    }
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();

@@ -118,12 +118,12 @@ async fn drive(
                     if !matches!(request, ClientToMaster::Reserve(_)) {
                         stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
                     }
-                    running.push_call(ask_master(inner, held, id, request, deadline));
+                    running.push(ask_master(inner, held, id, request, deadline));
                 }
                 Need::AskNode { id, segment, request } => {
                     let bytes = carried.bytes(puts, segment, &request);
                     stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    running.push_call(ask_node(inner, held, id, segment, request, bytes, deadline));
+                    running.push(ask_node(inner, held, id, segment, request, bytes, deadline));
                 }
                 Need::Write { id, item, reservation } => {
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));

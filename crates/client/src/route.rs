@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
-use tiffin_rpc::{Address, Connection, Waiting, waiting};
+use tiffin_rpc::{Address, Connection, may_block};
 use tiffin_transport::control::ControlReader;
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
@@ -168,7 +168,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         match &self.mover {
-            Mover::Tcp(tcp) => tcp.write_with(ops, waiting() == Waiting::Now, deadline.instant()).await,
+            Mover::Tcp(tcp) => tcp.write_with(ops, may_block(), deadline.instant()).await,
             // Only its node writes to a disk.
             Mover::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
             Mover::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
@@ -251,7 +251,7 @@ fn object_of(named: u64, epoch: u64) -> fn(&ControlReader, u32, u64) -> bool {
 
 /// How bytes are read through a socket, for the thread that polls now.
 fn manner(cached_epoch: Option<u64>) -> ReadOptions {
-    ReadOptions { cached_epoch, may_block: waiting() == Waiting::Now }
+    ReadOptions { cached_epoch, may_block: may_block() }
 }
 
 /// Opens the way to a node. `last` is the one that broke, if there was one.

@@ -99,6 +99,24 @@ pub struct ConnId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
+impl RequestId {
+    /// The bits that are counted up; those above name the lane.
+    const COUNTER_BITS: u32 = 48;
+
+    /// The id of a request on a lane of a client. The client's first connection is lane 0.
+    #[must_use]
+    pub fn on_lane(lane: u32, counter: u64) -> Self {
+        let counter = counter & ((1 << Self::COUNTER_BITS) - 1);
+        Self((u64::from(lane) << Self::COUNTER_BITS) | counter)
+    }
+
+    /// The lane on which it was sent, and on which its reply is expected.
+    #[must_use]
+    pub fn lane(self) -> u32 {
+        (self.0 >> Self::COUNTER_BITS) as u32
+    }
+}
+
 /// One record of a node's control segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);

@@ -2,7 +2,7 @@
 
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put,
-    PutOptions, ResolveOptions, Waiting, while_waiting_is,
+    PutOptions, ResolveOptions, with_blocking,
 };
 use tokio::runtime::Handle;
 
@@ -41,7 +41,7 @@ impl ClusterStore {
                 done = call(&self.client, deadline) => done,
             }
         };
-        while_waiting_is(Waiting::Now, || self.runtime.block_on(either))
+        with_blocking(true, || self.runtime.block_on(either))
     }
 }
 

@@ -28,7 +28,7 @@ use crate::codec::{Arm, Fault, Field, Malformed, Message, Reader, Value, Wire, W
 const HOLDS_MAX: usize = 1 << 20;
 
 choices! {
-    Role { Client = 0, Node = 1, Ledger = 2 }
+    Role { Client = 0, Node = 1, Ledger = 2, Lane = 3 }
     OnExists { Replace = 0, Keep = 1 }
     // A refusal for an unknown reason is still a refusal.
     Reason {
@@ -56,7 +56,7 @@ message! {
 
     Hello {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
-        9 => host,
+        9 => host, 10 => lane,
     }
     Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases }
     Refusal { 1 => reason, 2 => message }

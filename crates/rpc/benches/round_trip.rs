@@ -15,7 +15,7 @@ use std::time::Duration;
 use tiffin_core::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
-use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach, Waiting, while_waiting_is};
+use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach, with_blocking};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
@@ -108,10 +108,7 @@ fn deadline() -> Instant {
 fn from_thread(connection: Connection, runtime: Handle) -> Contender {
     timed(move || {
         let request = request();
-        let mut call = std::pin::pin!(connection.call(&request, deadline()));
-        let answer = runtime.block_on(std::future::poll_fn(|context| {
-            while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
-        }));
+        let answer = with_blocking(true, || runtime.block_on(connection.call(&request, deadline())));
         drop(answer.unwrap());
     })
 }

@@ -1,30 +1,24 @@
-//! Many calls at once over one stream.
+//! Many calls at once to one peer.
 //!
-//! A caller writes its own frame and then waits for its answer: in the runtime, or in a thread that reads
-//! the stream itself ([`Waiting`]; `reader` says how the two share it). A call that is dropped or late
-//! removes its id, or leaves a function that gets the answer when it comes ([`Connection::call_or`]).
+//! Tasks share one stream: each writes its own frame, and one task reads all replies. A thread that may block
+//! has a stream of its own for the call (`lanes`). A call that is dropped or late removes its id, or leaves a
+//! function that gets the reply when it comes ([`Connection::call_or`]).
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tiffin_core::RequestId;
 use tiffin_core::message::{ClientToMaster, Hello, Reply, RequestRef, Welcome};
 use tokio::sync::oneshot;
-use tokio::sync::oneshot::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
+use crate::calls::{Calls, Late};
+use crate::lanes::{LaneCall, Lanes};
 use crate::link::Ticket;
-use crate::reader::{Late, SharedReader};
-use crate::{Address, CallError, Dialed, Outbox, Reach, SendError, Waiting, dial, greet, waiting};
+use crate::{Address, CallError, Outbox, Reach, SendError, dial, greet, may_block};
 
-/// How long a thread that may wait does so in the socket. Most answers come sooner; for the others it waits
-/// as a task does, and can be interrupted.
-const LINGER_TIME_MAX: Duration = Duration::from_millis(4);
-
-/// A connection for calls. Clones call over the same stream, which is closed when the last one is dropped.
+/// A connection for calls. Clones share it; it is closed when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
@@ -35,20 +29,21 @@ struct Shared {
     address: Address,
     outbox: Outbox,
     next_id: AtomicU64,
-    reader: Arc<SharedReader>,
+    calls: Arc<Calls>,
+    lanes: Arc<Lanes>,
 }
 
-/// The most answers that may be late at a time. A peer that owes more is cut off.
+/// The most late replies at a time. A peer that owes more is disconnected.
 const LATE_MAX: usize = 4096;
 
-/// A place in the table, given up when dropped.
-struct Place<'a> {
+/// A call in the table, given up when dropped.
+struct Call<'a> {
     id: RequestId,
     shared: &'a Shared,
-    answer: oneshot::Receiver<Reply>,
+    reply: oneshot::Receiver<Reply>,
     late: Option<Late>,
-    /// The peer may keep this request waiting for long, and should know when nobody waits any more.
-    lingers: bool,
+    /// The peer may delay the reply for long, and is told when nobody waits any more.
+    is_cancellable: bool,
 }
 
 impl Connection {
@@ -68,40 +63,60 @@ impl Connection {
         hello: Hello,
         deadline: Instant,
     ) -> Result<(Self, Welcome), CallError> {
-        Ok(Self::begin(address, dial(address, reach, hello, deadline).await?))
+        let dialed = dial(address, reach, hello.clone(), deadline).await?;
+        let lanes = Lanes::new(address, reach, hello, dialed.outbox.clone());
+        let calls = Arc::new(Calls::new());
+        let (mut inbox, all) = (dialed.inbox, (Arc::clone(&calls), Arc::clone(&lanes)));
+        tokio::spawn(async move {
+            all.0.read(&mut inbox).await;
+            all.1.close();
+        });
+        let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
+        let shared = Shared { address: address.clone(), outbox: dialed.outbox, next_id, calls, lanes };
+        Ok((Self { shared: Arc::new(shared) }, dialed.welcome))
     }
 
-    /// Asks, and waits for the answer until the deadline. A refusal is an error.
+    /// Sends a request, and waits for the reply until the deadline. A refusal is an error.
     pub fn call<'a>(
         &'a self,
         request: impl Into<RequestRef<'a>>,
         deadline: Instant,
     ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
-        self.call_inner(request.into(), deadline, None)
+        self.call_inner(&[], request.into(), deadline, None)
     }
 
-    /// Like [`Self::call`], for requests whose effect must be undone if nobody hears of it: an answer that
-    /// comes after the deadline, or after this future was dropped, is handed to `late`. If the connection
-    /// ends first, `late` is dropped uncalled.
+    /// Like [`Self::call`], for requests whose effect must be undone if nobody learns of it: a reply that
+    /// comes after the deadline, or after this future was dropped, goes to `late`. If the connection ends
+    /// first, `late` is dropped uncalled.
     pub fn call_or<'a>(
         &'a self,
         request: impl Into<RequestRef<'a>>,
         deadline: Instant,
         late: impl FnOnce(Reply) + Send + 'static,
     ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
-        self.call_inner(request.into(), deadline, Some(Box::new(late)))
+        self.call_inner(&[], request.into(), deadline, Some(Box::new(late)))
     }
 
-    /// Says something whose answer matters to nobody. It is heard before what is sent later.
+    /// Like [`Self::call_or`]; the peer hears what is `told` before the request.
+    pub fn call_after<'a>(
+        &'a self,
+        told: &'a [ClientToMaster],
+        request: impl Into<RequestRef<'a>>,
+        deadline: Instant,
+        late: impl FnOnce(Reply) + Send + 'static,
+    ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
+        self.call_inner(told, request.into(), deadline, Some(Box::new(late)))
+    }
+
+    /// Sends something whose reply matters to nobody. Calls that begin later may overtake it, unless they are
+    /// made by a task.
     pub fn tell<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
-        let id = self.shared.next_id();
-        self.shared.reader.table().as_mut().ok_or(SendError::Closed)?.told.insert(id);
-        let sent = self.shared.outbox.request(id, request);
-        match sent {
-            Ok(()) => self.shared.reader.attend(),
-            Err(_) => drop(self.shared.reader.table().as_mut().map(|it| it.told.remove(&id))),
-        }
-        sent
+        self.shared.outbox.request(self.shared.next_id(), request)
+    }
+
+    /// Says goodbye, after everything that was told. Nothing else may be called meanwhile or afterwards.
+    pub async fn goodbye(&self, deadline: Instant) -> Result<(), CallError> {
+        self.shared.call(&[], RequestRef::Goodbye, deadline, None).await.map(drop)
     }
 
     /// Where it was connected to.
@@ -112,7 +127,7 @@ impl Connection {
 
     /// Ends the connection: all calls under way fail with `Lost`.
     pub fn close(&self) {
-        self.shared.outbox.close();
+        self.shared.close();
     }
 
     /// It has ended: calls fail at once.
@@ -128,88 +143,127 @@ impl Connection {
 
     async fn call_inner(
         &self,
+        told: &[ClientToMaster],
         request: RequestRef<'_>,
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
-        let shared = &*self.shared;
-        let id = shared.next_id();
-        let frame = tiffin_proto::encode_request(id, request)?;
-        let mut place = shared.enter(id, late, lingers(request)).ok_or_else(|| shared.lost())?;
-        let ticket = match timeout_at(deadline, shared.outbox.send_waiting(frame)).await {
-            Ok(sent) => sent.map_err(|_| shared.lost())?,
-            Err(_) => {
-                // It was not sent, so there will be no answer.
-                (place.late, place.lingers) = (None, false);
-                return Err(shared.timeout(request));
-            }
-        };
-        match timeout_at(deadline, shared.answer(&mut place, deadline)).await {
-            Ok(Ok(reply)) => accepted(reply),
-            Ok(Err(_)) => Err(shared.lost()),
-            Err(_) => {
-                shared.check_passed(ticket);
-                Err(shared.timeout(request))
-            }
+        let lane = if may_block() { self.shared.lanes.begin() } else { None };
+        match lane {
+            Some(lane) => self.shared.call_on(lane, told, request, deadline, late).await,
+            None => self.shared.call(told, request, deadline, late).await,
         }
-    }
-
-    fn begin(address: &Address, dialed: Dialed) -> (Self, Welcome) {
-        let Dialed { welcome, outbox, inbox } = dialed;
-        let reader = SharedReader::new(inbox);
-        tokio::spawn(Arc::clone(&reader).watch());
-        let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
-        let shared = Shared { address: address.clone(), outbox, next_id, reader };
-        (Self { shared: Arc::new(shared) }, welcome)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.outbox.close();
+        self.close();
     }
 }
 
 impl Shared {
-    fn next_id(&self) -> RequestId {
-        RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Waits for the answer: in this thread if it may, which then reads it, else until the runtime has.
-    async fn answer(&self, place: &mut Place<'_>, deadline: Instant) -> Result<Reply, RecvError> {
-        let mut is_seen_to = false;
-        poll_fn(|context| {
-            let how = if is_seen_to { Waiting::Soon } else { waiting() };
-            is_seen_to |= how != Waiting::Soon;
-            match how {
-                Waiting::Now => {
-                    let until = deadline.min(Instant::now() + LINGER_TIME_MAX).into_std();
-                    self.reader.linger(until, || !place.answer.is_empty());
-                }
-                Waiting::Never => self.reader.attend(),
-                Waiting::Soon => {}
+    /// Calls over the shared connection.
+    async fn call(
+        &self,
+        told: &[ClientToMaster],
+        request: RequestRef<'_>,
+        deadline: Instant,
+        late: Option<Late>,
+    ) -> Result<Reply, CallError> {
+        let id = self.next_id();
+        let mut frames = Vec::with_capacity(told.len() + 1);
+        for it in told {
+            frames.push(tiffin_proto::encode_request(self.next_id(), it)?);
+        }
+        frames.push(tiffin_proto::encode_request(id, request)?);
+        let mut call = self.enter(id, late, is_cancellable(request)).ok_or_else(|| self.lost())?;
+        let sending = async {
+            let mut ticket = None;
+            for frame in frames {
+                ticket = Some(self.outbox.send_waiting(frame).await?);
             }
-            Pin::new(&mut place.answer).poll(context)
-        })
-        .await
+            Ok::<_, SendError>(ticket)
+        };
+        let ticket = match timeout_at(deadline, sending).await {
+            Ok(sent) => sent.map_err(|_| self.lost())?,
+            Err(_) => {
+                // It was not sent, so there will be no reply.
+                (call.late, call.is_cancellable) = (None, false);
+                return Err(self.timeout(request));
+            }
+        };
+        match timeout_at(deadline, &mut call.reply).await {
+            Ok(Ok(reply)) => accepted(reply),
+            Ok(Err(_)) => Err(self.lost()),
+            Err(_) => {
+                ticket.into_iter().for_each(|ticket| self.check_passed(ticket));
+                Err(self.timeout(request))
+            }
+        }
     }
 
-    fn enter(&self, id: RequestId, late: Option<Late>, lingers: bool) -> Option<Place<'_>> {
-        let (sender, answer) = oneshot::channel();
-        self.reader.table().as_mut()?.calls.insert(id, sender);
-        Some(Place { id, shared: self, answer, late, lingers })
+    /// Calls on a lane.
+    async fn call_on(
+        &self,
+        mut lane: LaneCall,
+        told: &[ClientToMaster],
+        request: RequestRef<'_>,
+        deadline: Instant,
+        late: Option<Late>,
+    ) -> Result<Reply, CallError> {
+        let mut frames = Vec::with_capacity(told.len() + 1);
+        for it in told {
+            frames.push(tiffin_proto::encode_request(lane.next_id(), it)?);
+        }
+        frames.push(tiffin_proto::encode_request(lane.id(), request)?);
+        let sending = async {
+            let mut ticket = None;
+            for frame in frames {
+                ticket = Some(lane.send(frame).await?);
+            }
+            Ok::<_, SendError>(ticket)
+        };
+        match timeout_at(deadline, sending).await {
+            Ok(Ok(Some(ticket))) => lane.sent(ticket, late, is_cancellable(request)),
+            Ok(_) => {
+                self.close();
+                return Err(self.lost());
+            }
+            Err(_) => return Err(self.timeout(request)),
+        }
+        match timeout_at(deadline, lane.reply(deadline)).await {
+            Ok(Some(reply)) => accepted(reply),
+            Ok(None) => Err(self.lost()),
+            Err(_) => Err(self.timeout(request)),
+        }
     }
 
-    /// Tells the peer that nobody waits for an answer any more.
+    fn close(&self) {
+        self.outbox.close();
+        self.lanes.close();
+    }
+
+    fn next_id(&self) -> RequestId {
+        RequestId::on_lane(0, self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn enter(&self, id: RequestId, late: Option<Late>, is_cancellable: bool) -> Option<Call<'_>> {
+        let (sender, reply) = oneshot::channel();
+        self.calls.table().as_mut()?.calls.insert(id, sender);
+        Some(Call { id, shared: self, reply, late, is_cancellable })
+    }
+
+    /// Tells the peer that nobody waits for a reply any more.
     fn cancel(&self, request: RequestId) {
-        // If it cannot be said the connection is at its end, and with it the waiting.
-        let _unsaid = self.outbox.request(self.next_id(), &ClientToMaster::Cancel(request));
+        // If it cannot be sent, the connection has ended, and with it the request.
+        let _unsent = self.outbox.request(self.next_id(), &ClientToMaster::Cancel(request));
     }
 
-    /// A peer that did not even take the request in would keep all later ones waiting too.
+    /// A peer that did not even read the request would keep all later ones waiting too.
     fn check_passed(&self, ticket: Ticket) {
         if !self.outbox.has_passed(ticket) {
-            self.outbox.close();
+            self.close();
         }
     }
 
@@ -223,17 +277,17 @@ impl Shared {
     }
 }
 
-impl Place<'_> {
-    /// Removes the call from the table. Returns whether its answer is still to come.
+impl Call<'_> {
+    /// Removes the call from the table. Returns whether its reply is still to come.
     fn give_up(&mut self) -> bool {
-        let mut table = self.shared.reader.table();
+        let mut table = self.shared.calls.table();
         let Some(known) = table.as_mut() else { return false };
         let is_waiting = known.calls.remove(&self.id).is_some();
         let Some(late) = self.late.take() else { return is_waiting };
         if !is_waiting {
             drop(table);
-            // The answer was delivered: the caller took it, or it came in the moment that the caller gave up.
-            if let Ok(reply) = self.answer.try_recv() {
+            // The reply was delivered: the caller took it, or it came in the moment that the caller gave up.
+            if let Ok(reply) = self.reply.try_recv() {
                 late(reply);
             }
             return false;
@@ -241,27 +295,22 @@ impl Place<'_> {
         known.late.insert(self.id, late);
         if known.late.len() > LATE_MAX {
             drop(table);
-            self.shared.outbox.close();
+            self.shared.close();
         }
         true
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if !self.give_up() {
-            return;
-        }
-        if self.lingers {
+        if self.give_up() && self.is_cancellable {
             self.shared.cancel(self.id);
         }
-        // The thread of this call may have meant to read the answer, whose effect may have to be undone.
-        self.shared.reader.attend();
     }
 }
 
-/// Whether the peer may keep a request waiting for long, and should be told when its caller gives up.
-fn lingers(request: RequestRef<'_>) -> bool {
+/// Whether the peer may delay the reply to a request for long, and is told when its caller gives up.
+fn is_cancellable(request: RequestRef<'_>) -> bool {
     use ClientToMaster::{Await, Reserve};
     matches!(request, RequestRef::ClientToMaster(Reserve(_) | Await(_)))
 }

@@ -50,7 +50,7 @@ pub async fn dial(
             }
             ConnectError::Connect(source) => failed(source),
         })?;
-    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX).map_err(failed)?;
+    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, RequestRef::Hello(&hello))?;
     // A fresh socket has room for a hello; if it does not, the deadline below notices.
@@ -90,14 +90,7 @@ impl Greeting {
     /// away in here, with a line in the log; then there is nothing to do.
     pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
         let peer = stream.peer();
-        let split = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
-        let (outbox, mut inbox) = match split {
-            Ok(split) => split,
-            Err(error) => {
-                tracing::warn!(%peer, %error, "cut off: its connection cannot be watched");
-                return None;
-            }
-        };
+        let (outbox, mut inbox) = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {
             Ok(Ok(Incoming::Request(id, Request::Hello(hello)))) if hello.major == VERSION_MAJOR => {

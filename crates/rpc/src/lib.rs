@@ -8,23 +8,23 @@
 //! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits and takes no hop where the
 //!   socket has room; receiving survives any bytes.
 //! - [`dial`] and [`Greeting`]: the handshake, from the calling and from the answering side.
-//! - [`Connection`]: many calls at once over one stream, each with its deadline.
+//! - [`Connection`]: many calls at once, each with its deadline. Tasks share one stream; a thread that may
+//!   block has one of its own, a *lane*.
 //!
 //! **Invariant:** every wait has a deadline or ends with the stream. A peer that is dead, stalled or insane
 //! becomes an error, never a hang, a panic, or memory without bound.
 
 mod address;
+mod blocking;
+mod calls;
 mod connection;
-mod courtesy;
 mod greet;
 pub mod host;
+mod lanes;
 mod link;
-mod looks;
-mod patience;
-mod reader;
+mod spin;
 mod stream;
 mod twin;
-mod untaken;
 mod watch;
 
 use std::io;
@@ -36,11 +36,11 @@ use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::FrameError;
 
 pub use address::{Address, AddressError};
+pub use blocking::{may_block, with_blocking};
 pub use connection::Connection;
-pub use courtesy::step_aside;
 pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
+pub use lanes::LANES_MAX;
 pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
-pub use patience::{Waiting, waiting, while_waiting_is};
 pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
 pub use twin::Reach;
 

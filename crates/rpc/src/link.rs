@@ -55,7 +55,8 @@ pub struct Outbox {
 #[derive(Debug)]
 pub struct Inbox {
     shared: Arc<Shared>,
-    readable: Arc<Readable>,
+    /// Made when somebody waits for something to read.
+    readable: Option<Arc<Readable>>,
     /// What came in; the first `taken` bytes are done with.
     buffer: Vec<u8>,
     taken: usize,
@@ -150,12 +151,7 @@ struct Queue {
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> io::Result<(Outbox, Inbox)> {
-    let readable = match side {
-        Side::Dialing => Readable::new_shared(&stream)?,
-        Side::Accepting => Readable::new(&stream)?,
-    };
-    let readable = Arc::new(readable);
+pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Outbox, Inbox) {
     let shared = Arc::new(Shared {
         peer: stream.peer(),
         stream,
@@ -165,7 +161,7 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> io:
         runtime: Handle::current(),
     });
     let outbox = Outbox { shared: shared.clone() };
-    Ok((outbox, Inbox { shared, readable, buffer: Vec::new(), taken: 0, payload_bytes_max, side }))
+    (outbox, Inbox { shared, readable: None, buffer: Vec::new(), taken: 0, payload_bytes_max, side })
 }
 
 impl Outbox {
@@ -302,9 +298,9 @@ impl Inbox {
         }
     }
 
-    /// From now on nobody is woken by what comes in, until [`Self::take`] looks. Only for who connected.
-    pub fn be_silent(&self) -> io::Result<()> {
-        self.readable.be_silent()
+    /// From now on nobody is woken by what comes in, until somebody waits for it again.
+    pub fn unwatch(&mut self) {
+        self.readable = None;
     }
 
     /// The next message, if one has come in. It is read a little at a time, so that others get their turn in
@@ -377,11 +373,11 @@ impl Inbox {
             }
             // Unless that one has no answer yet.
             self.shared.send_gathered();
-            let readable = Arc::clone(&self.readable);
+            let readable = self.readable()?;
             let mut ready = readable.ready().await?;
             match self.read(Stream::try_read) {
-                Ok(is_short) if is_short && self.readable.tells_ends() => ready.clear_ready(),
-                Ok(_) => {}
+                Ok(true) => ready.clear_ready(),
+                Ok(false) => {}
                 Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Err(ended) => return Err(ended),
             }
@@ -454,8 +450,13 @@ impl Inbox {
     }
 
     /// Who tells when there is something to read.
-    pub(crate) fn readable(&self) -> &Arc<Readable> {
-        &self.readable
+    fn readable(&mut self) -> io::Result<Arc<Readable>> {
+        if let Some(readable) = &self.readable {
+            return Ok(Arc::clone(readable));
+        }
+        let readable = Arc::new(Readable::new(&self.shared.stream)?);
+        self.readable = Some(Arc::clone(&readable));
+        Ok(readable)
     }
 
     /// Ends the connection, with a line in the log if the peer is to blame.

@@ -14,10 +14,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
-use crate::courtesy::step_aside;
-use crate::looks::Looks;
+use crate::spin::{SPIN_TIME_MAX, Spin};
 use crate::twin::{self, Reach, abstract_path};
-use crate::untaken::untaken;
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
 const ACCEPT_PAUSE_MS_MIN: u64 = 1;
@@ -31,15 +29,6 @@ const SLEEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// What is read at a time where that matters: some twenty small messages.
 const LITTLE_BYTES: usize = 4 << 10;
 
-/// How long a thread that waits for an answer looks for it before it sleeps. Being woken takes about as long
-/// as most answers do, and longest on a virtual machine.
-const LOOK_TIME_MAX: Duration = Duration::from_micros(50);
-/// How long it rests between two looks where it lets nobody else run, in turns of the processor's own pause.
-const LOOK_PAUSES: usize = 16;
-/// How soon a peer on another processor begins with a question. One that has not by then may wait for the
-/// processor of this very thread.
-const TAKE_TIME_MAX: Duration = Duration::from_micros(10);
-
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
 /// The socket itself is a blocking one and stays out of the runtime's hands; whoever must not wait says so
@@ -49,7 +38,6 @@ const TAKE_TIME_MAX: Duration = Duration::from_micros(10);
 pub struct Stream {
     socket: Arc<OwnedFd>,
     peer: Peer,
-    looks: Looks,
 }
 
 /// Who is at the other end, as far as the system knows.
@@ -167,7 +155,7 @@ impl Stream {
     }
 
     fn new(socket: OwnedFd, peer: Peer) -> Self {
-        Self { socket: Arc::new(socket), peer, looks: Looks::default() }
+        Self { socket: Arc::new(socket), peer }
     }
 
     /// The socket, for who watches it.
@@ -191,19 +179,26 @@ impl Stream {
 
     /// The same as [`Self::try_read`], but waits in this thread until something is there; `TimedOut` if that
     /// is too late.
-    pub(crate) fn read_until(&self, buffer: &mut Vec<u8>, deadline: Instant) -> io::Result<usize> {
-        if self.looks.is_due()
-            && let Some(found) = self.look(buffer)
-        {
-            return found;
+    pub(crate) fn read_until(
+        &self,
+        buffer: &mut Vec<u8>,
+        spin: &mut Spin,
+        deadline: Instant,
+    ) -> io::Result<usize> {
+        if spin.is_due() {
+            let found = self.poll_briefly(buffer);
+            spin.ended(found.is_some());
+            if let Some(found) = found {
+                return found;
+            }
         }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // Who waits in `recv` is also woken when the peer has taken the question out of a Unix socket,
-            // and then takes the processor from it.
+            // A thread that waits in `recv` is also woken when the peer has taken the request out of a Unix
+            // socket, and then takes the processor from it.
             let mut socket = [PollFd::new(&*self.socket, PollFlags::IN)];
             let left = Timespec::try_from(left.min(SLEEP_TIME_MAX)).unwrap_or_default();
             match poll(&mut socket, Some(&left)) {
@@ -217,34 +212,20 @@ impl Stream {
         }
     }
 
-    /// The same for a moment, in which the thread does not sleep.
-    fn look(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+    /// Reads without sleeping, for a moment. Between two attempts other threads may run: whoever is to reply
+    /// may need this very processor.
+    fn poll_briefly(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         let from = Instant::now();
-        let mut is_taken = false;
-        while from.elapsed() < LOOK_TIME_MAX {
+        loop {
             match self.try_read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                found => {
-                    self.looks.ended(true);
-                    return Some(found);
-                }
+                found => return Some(found),
             }
-            match self.peer {
-                _ if step_aside() => {}
-                // On this host an answer may come from another processor meanwhile, if one has begun with it.
-                Peer::Unix { .. } => {
-                    is_taken = is_taken || untaken(self).is_ok_and(|bytes| bytes == 0);
-                    if !is_taken && from.elapsed() > TAKE_TIME_MAX {
-                        self.looks.ended(false);
-                        return None;
-                    }
-                    (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
-                }
-                Peer::Tcp(_) | Peer::Gone => return None,
+            if from.elapsed() >= SPIN_TIME_MAX {
+                return None;
             }
+            std::thread::yield_now();
         }
-        self.looks.ended(false);
-        None
     }
 
     /// Writes as much as there is room for.

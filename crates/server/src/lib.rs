@@ -20,6 +20,7 @@ pub mod master;
 pub mod metrics;
 pub mod mooncake;
 pub mod node;
+mod reply_path;
 pub mod up;
 
 use std::io;

@@ -93,20 +93,20 @@ impl Door {
                 refuse(Reason::NotForYou, "this is a storage node, which talks to clients only")
             }
             Role::Node | Role::Ledger => Ok(()),
-            Role::Client if hello.client == ClientId(0) => {
+            Role::Client | Role::Lane if hello.client == ClientId(0) => {
                 refuse(Reason::Invalid, "a client must say which one it is")
             }
-            Role::Client if hello.namespace.is_empty() => {
+            Role::Client | Role::Lane if hello.namespace.is_empty() => {
                 refuse(Reason::Invalid, "the name of the namespace is empty")
             }
-            Role::Client if hello.namespace.len() > NAMESPACE_BYTES_MAX => {
+            Role::Client | Role::Lane if hello.namespace.len() > NAMESPACE_BYTES_MAX => {
                 let (len, most) = (hello.namespace.len(), NAMESPACE_BYTES_MAX);
                 refuse(
                     Reason::Invalid,
                     &format!("the name of the namespace has {len} bytes, more than the {most} allowed"),
                 )
             }
-            Role::Client => Ok(()),
+            Role::Client | Role::Lane => Ok(()),
         }
     }
 }

@@ -460,7 +460,7 @@ impl Master {
     fn opened(&mut self, conn: ConnId, hello: Hello) {
         match hello.role {
             // The shell's business.
-            Role::Ledger => (),
+            Role::Ledger | Role::Lane => (),
             Role::Node => self.objects.cx.connections.set_node(conn, None),
             Role::Client => {
                 let client = hello.client;

@@ -86,6 +86,8 @@ pub struct Hello {
     pub home: Option<SegmentId>,
     /// The host of the sender, so that the master can prefer a node on the same host.
     pub host: String,
+    /// From a [`Role::Lane`]: its number, which the ids of its requests contain ([`RequestId::lane`](crate::RequestId::lane)).
+    pub lane: u32,
 }
 
 /// The role of the side that connects.
@@ -99,6 +101,9 @@ pub enum Role {
     /// A second connection of a node, opened before the first. The master sends publications there, which do
     /// not wake the node. The node reads them before it processes any other message of the master.
     Ledger,
+    /// A further connection of a client that is connected, for calls of one blocked thread at a time. Its
+    /// requests count as requests on the client's first connection.
+    Lane,
 }
 
 /// The reply to a [`Hello`] that was accepted.

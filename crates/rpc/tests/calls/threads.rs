@@ -1,18 +1,14 @@
-//! Calls of threads that read the stream themselves, beside tasks.
+//! Calls of threads that may block, beside tasks.
 
-use std::task::Poll;
-
-use tiffin_rpc::{Waiting, while_waiting_is};
-use tokio::{runtime::Handle, sync::watch};
+use tiffin_core::message::{Reserve, Role};
+use tiffin_rpc::{LANES_MAX, with_blocking};
+use tokio::runtime::Handle;
 
 use super::*;
 
 /// Waits for a call in this thread, as the Python package does.
 fn block_on<T>(runtime: &Handle, call: impl Future<Output = T>) -> T {
-    let mut call = std::pin::pin!(call);
-    runtime.block_on(std::future::poll_fn(|context| {
-        while_waiting_is(Waiting::Now, || call.as_mut().poll(context))
-    }))
+    with_blocking(true, || runtime.block_on(call))
 }
 
 /// The same in a thread of its own.
@@ -26,7 +22,7 @@ fn call_in_thread(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer() {
+async fn threads_and_tasks_call_and_each_gets_its_own_reply() {
     for address in [any_port(), unix_name()] {
         let address = server(address, echo).await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
@@ -58,7 +54,6 @@ async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer
         for worker in threads.into_iter().chain(tasks) {
             worker.await.unwrap();
         }
-        // With the threads gone, the task notices the end.
         connection.close();
         connection.closed().await;
         let gone = call_in_thread(&connection, Request::Goodbye, patient());
@@ -67,7 +62,7 @@ async fn threads_and_tasks_call_over_one_connection_and_each_gets_its_own_answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thread_gives_up_at_its_deadline_and_its_late_answer_is_told() {
+async fn a_thread_gives_up_at_its_deadline_and_its_late_reply_is_told() {
     // The first request is answered after the second.
     let address = server(any_port(), |outbox, mut inbox| async move {
         let mut kept = None;
@@ -98,7 +93,7 @@ async fn a_thread_gives_up_at_its_deadline_and_its_late_answer_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
+async fn threads_that_wait_hear_of_the_end() {
     // Nobody is answered; then the stream dies.
     let (ready, mut is_ready) = mpsc::channel(4);
     let address = server(any_port(), move |outbox, mut inbox| {
@@ -114,7 +109,6 @@ async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
     .await;
     let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
     let call = |deadline| call_in_thread(&connection, Request::Goodbye, deadline);
-    // The first reads the stream and gives up. The second must then be told by another reader.
     let (first, second) = (call(Instant::now() + Duration::from_millis(20)), call(patient()));
     is_ready.recv().await.unwrap();
     is_ready.recv().await.unwrap();
@@ -124,9 +118,9 @@ async fn threads_that_wait_hear_of_the_end_and_of_others_answers_being_late() {
     assert!(matches!(second.await.unwrap(), Err(CallError::Lost { .. })));
 }
 
-/// A peer that answers and is gone: a thread reads the answer while the task hears of the end.
+/// A peer that replies and is gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_that_comes_with_an_answer_is_noticed() {
+async fn the_end_that_comes_with_a_reply_is_noticed() {
     for address in [any_port(), unix_name()] {
         let address = server(address, |outbox, mut inbox| async move {
             if let Some(Incoming::Request(id, _)) = inbox.next().await {
@@ -143,109 +137,240 @@ async fn the_end_that_comes_with_an_answer_is_noticed() {
     }
 }
 
-/// Where a thread was answered and nobody waits for anything, nobody looks at the stream; whoever asks or
-/// says something next is heard all the same, and so is the end.
-#[tokio::test(flavor = "multi_thread")]
-async fn after_a_thread_was_answered_others_are_answered_too() {
-    for address in [any_port(), unix_name()] {
-        let (say_end, ends) = tokio::sync::watch::channel(false);
-        let (answered, mut answers) = mpsc::unbounded_channel();
-        let address = server(address, move |outbox, mut inbox| {
-            let (mut ends, answered) = (ends.clone(), answered.clone());
-            async move {
-                loop {
-                    let message = tokio::select! {
-                        message = inbox.next() => message,
-                        _ = ends.wait_for(|it| *it) => None,
-                    };
-                    let Some(Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(it)))) =
-                        message
-                    else {
-                        return;
-                    };
-                    outbox.reply(id, &Reply::ViewsBegun(vec![true; it.client.0 as usize]));
-                    let _gone = answered.send(());
+/// What a peer hears.
+enum Heard {
+    Hello(Hello),
+    Request(RequestId, Request, Outbox),
+    End(Role),
+}
+
+/// A peer that tells all it hears and replies to nothing. It refuses lanes above a number.
+async fn listener(address: Address, lanes_max: u32) -> (Address, mpsc::UnboundedReceiver<Heard>) {
+    let listener = Listener::bind(&address).await.unwrap();
+    let address = listener.local_address().clone();
+    let (tell, heard) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let Some(greeting) = Greeting::receive(listener.accept().await, patient()).await else { return };
+            let hello = greeting.hello.clone();
+            let _gone = tell.send(Heard::Hello(hello.clone()));
+            if hello.lane > lanes_max {
+                let refusal = Refusal { reason: Reason::Busy, message: "no more".to_owned() };
+                greeting.refuse(refusal, patient()).await;
+                continue;
+            }
+            let ((outbox, mut inbox), tell) = (greeting.welcome(Welcome::default()), tell.clone());
+            tokio::spawn(async move {
+                while let Some(message) = inbox.next().await {
+                    let Incoming::Request(id, request) = message else { panic!("nobody was asked") };
+                    let _gone = tell.send(Heard::Request(id, request, outbox.clone()));
                 }
-            }
-        })
-        .await;
+                let _gone = tell.send(Heard::End(hello.role));
+            });
+        }
+    });
+    (address, heard)
+}
+
+/// A connection to a listener, and what it heard last.
+struct Bench {
+    connection: Connection,
+    heard: mpsc::UnboundedReceiver<Heard>,
+    hellos: Vec<Hello>,
+    ends: Vec<Role>,
+}
+
+impl Bench {
+    async fn new(address: Address, lanes_max: u32) -> Self {
+        let (address, heard) = listener(address, lanes_max).await;
         let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-        for _ in 0..20 {
-            call_in_thread(&connection, numbered(1), patient()).await.unwrap().unwrap();
-            connection.call(&numbered(3), patient()).await.unwrap();
-            call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
-            connection.call(&numbered(4), patient()).await.unwrap();
-        }
-        // More answers than are kept for a peer that takes none out.
-        call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
-        while answers.try_recv().is_ok() {}
-        for _ in 0..400 {
-            connection.tell(&numbered(BATCH_ITEMS_MAX as u64)).unwrap();
-        }
-        for _ in 0..400 {
-            let heard = tokio::time::timeout(Duration::from_secs(60), answers.recv()).await;
-            assert!(heard.expect("nobody took the answers out").is_some());
-        }
-        call_in_thread(&connection, numbered(2), patient()).await.unwrap().unwrap();
-        say_end.send(true).unwrap();
-        tokio::time::timeout(Duration::from_secs(60), connection.closed()).await.expect("its end is noticed");
+        Self { connection, heard, hellos: Vec::new(), ends: Vec::new() }
     }
-}
 
-/// As `echo`, but the answer to `numbered(3)` waits.
-async fn echo_late(outbox: Outbox, mut inbox: Inbox, mut gate: watch::Receiver<bool>) {
-    while let Some(message) = inbox.next().await {
-        if let Incoming::Request(id, Request::MasterToMember(MasterToMember::Allocate(allocate))) = message {
-            let views = allocate.client.0 as usize;
-            if views == 3 {
-                gate.wait_for(|is_open| *is_open).await.unwrap();
+    /// The next request; hellos and ends are noted.
+    async fn request(&mut self) -> (RequestId, Request, Outbox) {
+        loop {
+            match self.heard.recv().await.unwrap() {
+                Heard::Hello(hello) => self.hellos.push(hello),
+                Heard::Request(id, request, outbox) => return (id, request, outbox),
+                Heard::End(role) => self.ends.push(role),
             }
-            outbox.reply(id, &Reply::ViewsBegun(vec![true; views]));
         }
+    }
+
+    async fn end(&mut self) -> Role {
+        while self.ends.is_empty() {
+            match self.heard.recv().await.unwrap() {
+                Heard::Hello(hello) => self.hellos.push(hello),
+                Heard::End(role) => self.ends.push(role),
+                Heard::Request(id, ..) => panic!("request {id:?} was not expected"),
+            }
+        }
+        self.ends.remove(0)
+    }
+
+    fn lanes(&self) -> Vec<u32> {
+        self.hellos.iter().filter(|it| it.role == Role::Lane).map(|it| it.lane).collect()
+    }
+
+    /// Calls in threads until a request comes on a lane. That one waits for its reply.
+    async fn call_on_lane(&mut self) -> (JoinHandle<Result<Reply, CallError>>, RequestId, Outbox) {
+        loop {
+            let call = call_in_thread(&self.connection, numbered(1), patient());
+            let (id, _, outbox) = self.request().await;
+            if id.lane() > 0 {
+                return (call, id, outbox);
+            }
+            outbox.reply(id, &Reply::Done);
+            call.await.unwrap().unwrap();
+        }
+    }
+
+    /// Opens a lane that is idle afterwards.
+    async fn open_lane(&mut self) {
+        let (call, id, outbox) = self.call_on_lane().await;
+        outbox.reply(id, &Reply::Done);
+        call.await.unwrap().unwrap();
     }
 }
 
-/// A thread that means to come back for an answer has nobody watch for it. Whatever it does then, the answer
-/// is read.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_a_thread_meant_to_come_back_for_is_read_whatever_it_does() {
+async fn a_thread_has_a_lane_and_tasks_do_not() {
     for address in [any_port(), unix_name()] {
-        let (let_go, gate) = watch::channel(false);
-        let address = server(address, move |outbox, inbox| echo_late(outbox, inbox, gate.clone())).await;
-        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-        let runtime = Handle::current();
-        let (late, mut heard) = mpsc::unbounded_channel();
-        let thread = move || {
-            for then in [Waiting::Never, Waiting::Now] {
-                // From now on nobody watches, until somebody is to.
-                block_on(&runtime, connection.call(&numbered(1), patient())).unwrap();
-                let request = numbered(2);
-                let mut call = std::pin::pin!(connection.call(&request, patient()));
-                let mut how = Waiting::Soon;
-                let reply = runtime.block_on(std::future::poll_fn(|context| {
-                    let polled = while_waiting_is(how, || call.as_mut().poll(context));
-                    if std::mem::replace(&mut how, then) == Waiting::Soon {
-                        context.waker().wake_by_ref();
-                    }
-                    polled
-                }));
-                assert_eq!(reply.unwrap(), Reply::ViewsBegun(vec![true; 2]));
-            }
-            block_on(&runtime, connection.call(&numbered(1), patient())).unwrap();
-            let request = numbered(3);
-            let mut call = Box::pin(connection.call_or(&request, patient(), move |reply| {
-                late.send(reply).unwrap();
-            }));
-            runtime.block_on(std::future::poll_fn(|context| {
-                assert!(while_waiting_is(Waiting::Soon, || call.as_mut().poll(context)).is_pending());
-                Poll::Ready(())
-            }));
-            drop(call);
-            let_go.send(true).unwrap();
-            connection
+        let mut bench = Bench::new(address, LANES_MAX).await;
+        bench.open_lane().await;
+        for _ in 0..3 {
+            let (call, id, outbox) = bench.call_on_lane().await;
+            assert_eq!(id.lane(), 1, "the idle one is used again");
+            outbox.reply(id, &Reply::Done);
+            call.await.unwrap().unwrap();
+        }
+        let connection = bench.connection.clone();
+        let task = tokio::spawn(async move { connection.call(&numbered(2), patient()).await });
+        let (id, _, outbox) = bench.request().await;
+        assert_eq!(id.lane(), 0);
+        outbox.reply(id, &Reply::Done);
+        task.await.unwrap().unwrap();
+        assert_eq!(bench.lanes(), [1]);
+    }
+}
+
+/// Threads at the limit, and one beyond.
+#[tokio::test(flavor = "multi_thread")]
+async fn so_many_threads_have_lanes_and_the_next_shares_the_connection() {
+    let mut bench = Bench::new(unix_name(), LANES_MAX + 1).await;
+    let mut calls = Vec::new();
+    for lane in 1..=LANES_MAX {
+        let (call, id, outbox) = bench.call_on_lane().await;
+        assert_eq!(id.lane(), lane);
+        calls.push((call, id, outbox));
+    }
+    let beyond = call_in_thread(&bench.connection, numbered(1), patient());
+    let (id, _, outbox) = bench.request().await;
+    assert_eq!(id.lane(), 0);
+    calls.push((beyond, id, outbox));
+    for (call, id, outbox) in calls {
+        outbox.reply(id, &Reply::Done);
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(bench.lanes(), (1..=LANES_MAX).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_refuses_lanes_is_not_asked_again() {
+    let mut bench = Bench::new(unix_name(), 1).await;
+    let (first, first_id, first_outbox) = bench.call_on_lane().await;
+    for _ in 0..20 {
+        let call = call_in_thread(&bench.connection, numbered(1), patient());
+        let (id, _, outbox) = bench.request().await;
+        assert_eq!(id.lane(), 0);
+        if bench.lanes().len() < 2 {
+            // The refusal may still be on its way.
+            while !matches!(bench.heard.recv().await, Some(Heard::Hello(it)) if it.lane == 2) {}
+            bench.hellos.push(Hello { role: Role::Lane, lane: 2, ..hello() });
+        }
+        outbox.reply(id, &Reply::Done);
+        call.await.unwrap().unwrap();
+    }
+    first_outbox.reply(first_id, &Reply::Done);
+    first.await.unwrap().unwrap();
+    bench.open_lane().await;
+    assert_eq!(bench.lanes(), [1, 2], "the one that is open stays");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_breaks_ends_the_connection_and_the_reverse() {
+    let mut bench = Bench::new(any_port(), LANES_MAX).await;
+    let (call, _, outbox) = bench.call_on_lane().await;
+    outbox.close();
+    assert!(matches!(call.await.unwrap(), Err(CallError::Lost { .. })));
+    bench.connection.closed().await;
+    let mut ends = [bench.end().await, bench.end().await];
+    ends.sort_by_key(|role| *role == Role::Lane);
+    assert_eq!(ends, [Role::Client, Role::Lane]);
+
+    let mut bench = Bench::new(any_port(), LANES_MAX).await;
+    bench.open_lane().await;
+    bench.connection.close();
+    let mut ends = [bench.end().await, bench.end().await];
+    ends.sort_by_key(|role| *role == Role::Lane);
+    assert_eq!(ends, [Role::Client, Role::Lane]);
+    let after = call_in_thread(&bench.connection, numbered(1), patient());
+    assert!(matches!(after.await.unwrap(), Err(CallError::Lost { .. })));
+}
+
+/// A call that is given up leaves its lane busy until the reply has come, and the reply is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_late_reply_on_a_lane_is_told_and_then_the_lane_is_idle() {
+    let mut bench = Bench::new(unix_name(), 1).await;
+    bench.open_lane().await;
+    let (connection, runtime) = (bench.connection.clone(), Handle::current());
+    let (told, mut tells) = mpsc::channel(1);
+    let late = move |reply| told.try_send(reply).unwrap();
+    let call = tokio::task::spawn_blocking(move || {
+        let soon = Instant::now() + Duration::from_millis(20);
+        let reserve = ClientToMaster::Reserve(Reserve::default());
+        block_on(&runtime, connection.call_or(&reserve, soon, late))
+    });
+    let (id, _, outbox) = bench.request().await;
+    assert_eq!(id.lane(), 1);
+    assert!(matches!(call.await.unwrap(), Err(CallError::Timeout { .. })));
+    let (cancel, request, _) = bench.request().await;
+    assert_eq!((cancel.lane(), request), (1, ClientToMaster::Cancel(id).into()));
+    let busy = call_in_thread(&bench.connection, numbered(1), patient());
+    let (shared, _, shared_outbox) = bench.request().await;
+    assert_eq!(shared.lane(), 0);
+    shared_outbox.reply(shared, &Reply::Done);
+    busy.await.unwrap().unwrap();
+    outbox.reply(id, &Reply::ViewsBegun(vec![true]));
+    assert_eq!(tells.recv().await, Some(Reply::ViewsBegun(vec![true])));
+    bench.open_lane().await;
+    assert_eq!(bench.ends, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_told_first_is_heard_first_on_a_lane_and_on_the_connection() {
+    let mut bench = Bench::new(unix_name(), 1).await;
+    bench.open_lane().await;
+    for is_thread in [true, false] {
+        let told = [ClientToMaster::Ping, ClientToMaster::Stat];
+        let expected = told.clone();
+        let (connection, runtime) = (bench.connection.clone(), Handle::current());
+        let call = async move {
+            let reserve = ClientToMaster::Reserve(Reserve::default());
+            connection.call_after(&told, &reserve, patient(), drop).await
         };
-        let _connection = tokio::task::spawn_blocking(thread).await.unwrap();
-        let told = tokio::time::timeout(Duration::from_secs(60), heard.recv()).await;
-        assert_eq!(told.expect("nobody read it"), Some(Reply::ViewsBegun(vec![true; 3])));
+        let call = match is_thread {
+            true => tokio::task::spawn_blocking(move || block_on(&runtime, call)),
+            false => tokio::spawn(call),
+        };
+        for expected in expected {
+            let (id, request, outbox) = bench.request().await;
+            assert_eq!((id.lane() > 0, request), (is_thread, expected.into()));
+            outbox.reply(id, &Reply::Done);
+        }
+        let (id, _, outbox) = bench.request().await;
+        outbox.reply(id, &Reply::ViewsBegun(Vec::new()));
+        assert_eq!(call.await.unwrap().unwrap(), Reply::ViewsBegun(Vec::new()));
     }
 }

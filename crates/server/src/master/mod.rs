@@ -23,6 +23,7 @@ use tiffin_core::master::{
 };
 use tiffin_core::message::{
     Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
+    wrong_direction,
 };
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
@@ -36,6 +37,7 @@ use tokio::time::Instant;
 use crate::config::{LeaseMode, MasterConfig};
 use crate::listen::{self, Door, Host};
 use crate::metrics::{self, Counters};
+use crate::reply_path::{self, ReplyPath};
 use crate::{StartError, host, http};
 
 /// Heartbeats that fit into the time after which silence counts.
@@ -113,7 +115,7 @@ impl State {
 
 #[derive(Debug)]
 struct Conn {
-    outbox: Outbox,
+    replies: ReplyPath,
     is_node: bool,
     /// Where a node that is near finds what is entrusted to it.
     ledger: Option<Outbox>,
@@ -121,7 +123,7 @@ struct Conn {
 
 impl Conn {
     fn close(self) {
-        self.outbox.close();
+        self.replies.close();
         self.ledger.into_iter().for_each(|ledger| ledger.close());
     }
 }
@@ -258,8 +260,22 @@ impl Host for Shared {
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let strict_leases = self.strict_leases;
         let welcome = Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() };
-        let (outbox, mut inbox) = greeting.welcome(welcome);
+        if hello.role == Role::Lane {
+            let clients = reply_path::add_lane(self.lock().clients(), &greeting);
+            return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
+                match request {
+                    Request::ClientToMaster(request) => self.asked(conn, id, request.into()),
+                    Request::Hello(_)
+                    | Request::Goodbye
+                    | Request::MemberToMaster(_)
+                    | Request::MasterToMember(_)
+                    | Request::ClientToNode(_) => outbox.reply(id, &wrong_direction("a lane to the master")),
+                }
+            })
+            .await;
+        }
         if hello.role == Role::Ledger {
+            let (outbox, mut inbox) = greeting.welcome(welcome);
             let segment = hello.home.unwrap_or_default();
             // Across a network nothing would be sure to arrive.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
@@ -274,7 +290,9 @@ impl Host for Shared {
             }
             return;
         }
-        let visit = Visit::begin(&self, hello, outbox);
+        // Before the welcome: a client that has it opens lanes.
+        let visit = Visit::begin(&self, hello, greeting.outbox().clone());
+        let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
                 Incoming::Request(id, request) => self.asked(visit.conn, id, request),
@@ -303,7 +321,7 @@ impl<'a> Visit<'a> {
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { outbox, is_node, ledger });
+            state.conns.insert(conn, Conn { replies: ReplyPath::new(&hello, outbox), is_node, ledger });
             conn
         };
         shared.handle(Event::Opened(conn, hello), None);
@@ -538,8 +556,8 @@ impl Shared {
                     let asked = asked.filter(|it| (it.0, it.1) == (conn, id)).map(|it| it.2);
                     self.counters.answered(asked, &reply);
                     match state.conns.get(&conn) {
-                        Some(it) if it.is_node => it.outbox.reply(id, &reply),
-                        Some(it) => answers.push((it.outbox.clone(), id, reply)),
+                        Some(it) if it.is_node => it.replies.first().reply(id, &reply),
+                        Some(it) => answers.push((it.replies.of(id).clone(), id, reply)),
                         None => {}
                     }
                 }
@@ -587,6 +605,10 @@ impl Shared {
 }
 
 impl State {
+    fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
+        self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
+    }
+
     /// Whether the node is sure to hear it.
     fn entrust(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
         let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
@@ -607,7 +629,7 @@ impl State {
         id: RequestId,
         send: impl FnOnce(&Outbox) -> Result<T, SendError>,
     ) -> Option<T> {
-        match send(&self.conns.get(&conn)?.outbox) {
+        match send(self.conns.get(&conn)?.replies.first()) {
             Ok(sent) => return Some(sent),
             // What is asked on a connection that has ended is answered by its end.
             Err(SendError::Closed) => {}

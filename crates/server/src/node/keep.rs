@@ -73,8 +73,8 @@ impl State {
                 Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
-                    if let Some((outbox, _)) = self.conns.get(&conn) {
-                        answers.push((outbox.clone(), id, reply));
+                    if let Some(replies) = self.conns.get(&conn) {
+                        answers.push((replies.of(id).clone(), id, reply));
                     }
                 }
                 Effect::AskMaster(id, request) => {
@@ -93,8 +93,8 @@ impl State {
                     self.master.iter().for_each(Outbox::close);
                 }
                 Effect::Disconnect(conn) => {
-                    if let Some((outbox, _)) = self.conns.remove(&conn) {
-                        outbox.close();
+                    if let Some(replies) = self.conns.remove(&conn) {
+                        replies.close();
                     }
                 }
             }

@@ -20,7 +20,7 @@ use tiffin_core::message::{
     Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial, step_aside};
+use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -195,8 +195,9 @@ impl Ledger {
             return Self(None);
         }
         let dialed = dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await.ok();
-        let near = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
-        Self(near.filter(|it| it.be_silent().is_ok()))
+        let mut near = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
+        near.iter_mut().for_each(Inbox::unwatch);
+        Self(near)
     }
 
     /// Heeds all that is there, and says when to look again, if there was anything; an error if there will be
@@ -239,11 +240,8 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
         if !entrusted.is_empty() {
             shared.hear(Said::Entrusted(entrusted));
         }
-        match rest {
-            Some(rest) => return (count, matches!(rest, Taken::End)),
-            None => {
-                step_aside();
-            }
+        if let Some(rest) = rest {
+            return (count, matches!(rest, Taken::End));
         }
     }
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    ClientToNode, Hello, NodeInfo, Record, Reply, Request, RequestRef, Usage, Welcome, wrong_direction,
+    ClientToNode, Hello, NodeInfo, Record, Reply, Request, RequestRef, Role, Usage, Welcome, wrong_direction,
 };
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
@@ -46,6 +46,7 @@ pub use link::LinkStatus;
 
 use crate::config::{NodeConfig, SsdConfig};
 use crate::listen::{self, Door, Host};
+use crate::reply_path::{self, ReplyPath};
 use crate::{StartError, host};
 
 /// Slot records and names grow by so many bytes at a time, which the node then has less for objects.
@@ -119,7 +120,7 @@ struct State {
     core: Node,
     writer: ControlWriter,
     memory: Arc<NodeMemory>,
-    conns: BTreeMap<ConnId, (Outbox, ClientId)>,
+    conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
 }
@@ -334,6 +335,25 @@ impl Host for Shared {
     }
 
     async fn visit(self: Arc<Self>, greeting: Greeting) {
+        if greeting.hello.role == Role::Lane {
+            let client = greeting.hello.client;
+            let conn = reply_path::add_lane(self.lock().clients(), &greeting);
+            let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
+            return reply_path::serve_lane(
+                greeting,
+                welcome,
+                conn,
+                |conn, id, request, outbox| match request {
+                    Request::ClientToNode(request) => self.serve((conn, client), outbox, id, request),
+                    Request::Hello(_)
+                    | Request::Goodbye
+                    | Request::ClientToMaster(_)
+                    | Request::MemberToMaster(_)
+                    | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
+                },
+            )
+            .await;
+        }
         // A client that is welcome has reached this node, whatever the master says of it.
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
@@ -342,7 +362,9 @@ impl Host for Shared {
             // A node asks its clients nothing, so a reply answers nothing.
             let Incoming::Request(id, request) = message else { continue };
             match request {
-                Request::ClientToNode(request) => self.serve(&visit, id, request),
+                Request::ClientToNode(request) => {
+                    self.serve((visit.conn, visit.client), &visit.outbox, id, request);
+                }
                 Request::Goodbye => {
                     self.handle(Event::Goodbye { conn: visit.conn, id });
                     if let Some(attachments) = &self.attachments {
@@ -375,7 +397,7 @@ impl<'a> Visit<'a> {
             let mut state = shared.lock();
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, (outbox.clone(), client));
+            state.conns.insert(conn, ReplyPath::new(&hello, outbox.clone()));
             conn
         };
         shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
@@ -389,16 +411,23 @@ impl Drop for Visit<'_> {
         if self.shared.state.is_poisoned() {
             return;
         }
-        self.shared.lock().conns.remove(&self.conn);
+        let replies = self.shared.lock().conns.remove(&self.conn);
+        replies.into_iter().for_each(|replies| replies.close());
         self.shared.handle(Event::Closed(self.conn));
     }
 }
 
 impl Shared {
     /// Passes a client's request to the core, after the bytes that it contains are written.
-    fn serve(&self, visit: &Visit<'_>, id: RequestId, request: ClientToNode) {
+    fn serve(
+        &self,
+        (conn, client): (ConnId, ClientId),
+        outbox: &Outbox,
+        id: RequestId,
+        request: ClientToNode,
+    ) {
         let request = match request {
-            ClientToNode::Store(store) => self.write_down(visit.client, store).map(ClientToNode::Commit),
+            ClientToNode::Store(store) => self.write_down(client, store).map(ClientToNode::Commit),
             ClientToNode::Commit(_)
             | ClientToNode::Abort(_)
             | ClientToNode::Keep(_)
@@ -406,8 +435,8 @@ impl Shared {
             | ClientToNode::EndViews(_) => Ok(request),
         };
         match request {
-            Ok(request) => self.handle(Event::Request { conn: visit.conn, id, request }),
-            Err(refusal) => visit.outbox.reply(id, &Reply::Refused(refusal)),
+            Ok(request) => self.handle(Event::Request { conn, id, request }),
+            Err(refusal) => outbox.reply(id, &Reply::Refused(refusal)),
         }
     }
 
@@ -420,7 +449,7 @@ impl Shared {
 
     fn outboxes(&self) -> Vec<Outbox> {
         let state = self.lock();
-        let clients = state.conns.values().map(|(outbox, _)| outbox.clone());
+        let clients = state.conns.values().flat_map(ReplyPath::all).cloned();
         clients.chain(state.master.clone()).collect()
     }
 
@@ -428,6 +457,12 @@ impl Shared {
         if !self.state.is_poisoned() {
             self.outboxes().iter().for_each(Outbox::close);
         }
+    }
+}
+
+impl State {
+    fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
+        self.conns.iter_mut().map(|(conn, it)| (*conn, it))
     }
 }
 

@@ -1,0 +1,114 @@
+//! Where the replies to a client go: to its first connection, or to the lane that the request came on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
+use tiffin_core::{ClientId, ConnId, RequestId};
+use tiffin_proto::Incoming;
+use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
+use tokio::time::Instant;
+
+/// How long it may take to tell a lane that it is refused.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The connections of one party.
+#[derive(Debug)]
+pub(crate) struct ReplyPath {
+    first: Outbox,
+    /// Who a client is; empty for members, which have no lanes.
+    client: ClientId,
+    namespace: String,
+    lanes: BTreeMap<u32, Outbox>,
+}
+
+impl ReplyPath {
+    pub(crate) fn new(hello: &Hello, first: Outbox) -> Self {
+        let (client, namespace) = (hello.client, hello.namespace.clone());
+        Self { first, client, namespace, lanes: BTreeMap::new() }
+    }
+
+    /// The first connection.
+    pub(crate) fn first(&self) -> &Outbox {
+        &self.first
+    }
+
+    /// Where the reply to a request goes.
+    pub(crate) fn of(&self, id: RequestId) -> &Outbox {
+        self.lanes.get(&id.lane()).unwrap_or(&self.first)
+    }
+
+    /// Whether this is the client that a lane says it belongs to.
+    fn is_of(&self, lane: &Hello) -> bool {
+        self.client != ClientId(0) && (self.client, &self.namespace) == (lane.client, &lane.namespace)
+    }
+
+    /// Adds a lane. It is removed when it ends.
+    fn add_lane(&mut self, number: u32, outbox: Outbox) -> Result<(), Refusal> {
+        let refuse = |reason, message: String| Err(Refusal { reason, message });
+        match self.lanes.get(&number) {
+            _ if number == 0 || number > LANES_MAX => {
+                refuse(Reason::Invalid, format!("a lane has a number from 1 to {LANES_MAX}, not {number}"))
+            }
+            Some(known) if !known.is_closed() => {
+                refuse(Reason::Invalid, format!("lane {number} of this client is open already"))
+            }
+            _ => {
+                self.lanes.insert(number, outbox);
+                Ok(())
+            }
+        }
+    }
+
+    /// All connections.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Outbox> {
+        std::iter::once(&self.first).chain(self.lanes.values())
+    }
+
+    /// Closes all connections.
+    pub(crate) fn close(&self) {
+        self.all().for_each(Outbox::close);
+    }
+}
+
+/// Adds a lane to its client, which must be one of those. Returns the client's first connection.
+pub(crate) fn add_lane<'a>(
+    clients: impl DoubleEndedIterator<Item = (ConnId, &'a mut ReplyPath)>,
+    greeting: &Greeting,
+) -> Result<ConnId, Refusal> {
+    let lane = &greeting.hello;
+    // The newest first: an older connection of the same client is about to be closed.
+    let Some((conn, client)) = clients.rev().find(|(_, it)| it.is_of(lane)) else {
+        let message = "a lane belongs to a client that is connected, and this one is not".to_owned();
+        return Err(Refusal { reason: Reason::NotForYou, message });
+    };
+    client.add_lane(lane.lane, greeting.outbox().clone())?;
+    Ok(conn)
+}
+
+/// Serves a lane of a client until it ends: `serve` gets the requests, which count as sent on the client's
+/// first connection.
+pub(crate) async fn serve_lane(
+    greeting: Greeting,
+    welcome: Welcome,
+    client: Result<ConnId, Refusal>,
+    serve: impl Fn(ConnId, RequestId, Request, &Outbox),
+) {
+    let conn = match client {
+        Ok(conn) => conn,
+        Err(refusal) => return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await,
+    };
+    let lane = greeting.hello.lane;
+    let (outbox, mut inbox) = greeting.welcome(welcome);
+    while let Some(message) = inbox.next().await {
+        match message {
+            Incoming::Request(id, request) if id.lane() == lane => serve(conn, id, request, &outbox),
+            Incoming::Request(id, _) => {
+                let message = format!("request {} is not one of lane {lane}", id.0);
+                outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }));
+            }
+            // Nobody asks clients anything.
+            Incoming::Reply(..) => {}
+        }
+    }
+}
