@@ -2,7 +2,8 @@
 //!
 //! A thread that may block takes a lane, writes its request there, reads the reply itself, and gives the lane
 //! back: the reply crosses no other thread, and threads do not wait for each other. While no lane is idle, a
-//! call goes over the shared connection, and one more lane is opened for later calls. A peer may refuse lanes.
+//! call goes over the shared connection, and one more lane is opened for later calls. A peer may refuse
+//! lanes.
 //!
 //! **Invariant:** a lane ends together with its connection: if one of them breaks, all are closed.
 //!

@@ -19,7 +19,6 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Its test allocator counts the decoder's allocations.
     "crates/proto/tests/smoke.rs",
     // Asks the kernel what a peer has not read.
-    "crates/rpc/src/untaken.rs",
     // Registers sockets that it owns with the runtime.
     "crates/rpc/src/watch.rs",
     // Passes memory to the kernel and to threads, and keeps it alive until they are done.

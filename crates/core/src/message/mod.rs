@@ -86,7 +86,8 @@ pub struct Hello {
     pub home: Option<SegmentId>,
     /// The host of the sender, so that the master can prefer a node on the same host.
     pub host: String,
-    /// From a [`Role::Lane`]: its number, which the ids of its requests contain ([`RequestId::lane`](crate::RequestId::lane)).
+    /// From a [`Role::Lane`]: its number, which the ids of its requests contain
+    /// ([`RequestId::lane`](crate::RequestId::lane)).
     pub lane: u32,
 }
 
