@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::calls::{Calls, Late};
 use crate::lanes::{LaneCall, Lanes};
-use crate::link::Ticket;
-use crate::{Address, CallError, Outbox, Reach, SendError, dial, greet, may_block};
+use crate::mailbox::Ticket;
+use crate::{Address, CallError, Outbox, Reach, SendError, dial, handshake, may_block};
 
 /// A connection for calls. Clones share it; it is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Connection {
             all.0.read(&mut inbox).await;
             all.1.close();
         });
-        let next_id = AtomicU64::new(greet::HELLO_ID.0 + 1);
+        let next_id = AtomicU64::new(handshake::HELLO_ID.0 + 1);
         let shared = Shared { address: address.clone(), outbox: dialed.outbox, next_id, calls, lanes };
         Ok((Self { shared: Arc::new(shared) }, dialed.welcome))
     }
@@ -197,7 +197,7 @@ impl Shared {
             Ok(Ok(reply)) => accepted(reply),
             Ok(Err(_)) => Err(self.lost()),
             Err(_) => {
-                ticket.into_iter().for_each(|ticket| self.check_passed(ticket));
+                ticket.into_iter().for_each(|ticket| self.check_written(ticket));
                 Err(self.timeout(request))
             }
         }
@@ -261,8 +261,8 @@ impl Shared {
     }
 
     /// A peer that did not even read the request would keep all later ones waiting too.
-    fn check_passed(&self, ticket: Ticket) {
-        if !self.outbox.has_passed(ticket) {
+    fn check_written(&self, ticket: Ticket) {
+        if !self.outbox.is_written(ticket) {
             self.close();
         }
     }

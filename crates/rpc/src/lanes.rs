@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::calls::{Late, refuse};
-use crate::link::{Ended, Ticket};
+use crate::mailbox::{Ended, Ticket};
 use crate::spin::Spin;
 use crate::{Address, Inbox, Outbox, Reach, SendError, dial, may_block};
 
@@ -248,7 +248,7 @@ impl Drop for LaneCall {
     fn drop(&mut self) {
         let Some(mut lane) = self.lane.take() else { return };
         let Some(ticket) = self.sent else { return self.lanes.give_back(lane) };
-        if !lane.outbox.has_passed(ticket) {
+        if !lane.outbox.is_written(ticket) {
             // A peer that did not even read the request would keep all later ones waiting too.
             return self.lanes.broke();
         }

@@ -1,30 +1,29 @@
-//! Calls over streams: what lies between the messages of `proto` and the parties that mean something by
-//! them.
+//! Connections: streams, the handshake, frames in and out, and calls with ids and deadlines.
 //!
-//! A connection begins with a `Hello` and a `Welcome`; behind that, both sides may ask. From below to above:
+//! A connection begins with a `Hello` and a `Welcome`; after that, both sides may send requests. Bottom up:
 //!
 //! - [`Address`], [`Stream`] and [`Listener`]: TCP, and Unix sockets with abstract names. Every TCP listener
-//!   on loopback has a Unix twin, for who may use it ([`Reach`]).
-//! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits and takes no hop where the
-//!   socket has room; receiving survives any bytes.
-//! - [`dial`] and [`Greeting`]: the handshake, from the calling and from the answering side.
+//!   on loopback also listens on a Unix socket, which clients of the same user prefer ([`Reach`]).
+//! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits, and uses no other
+//!   thread while the socket has space; receiving survives any bytes.
+//! - [`dial`] and [`Greeting`]: the handshake, from the side that connects and the side that accepts.
 //! - [`Connection`]: many calls at once, each with its deadline. Tasks share one stream; a thread that may
 //!   block has one of its own, a *lane*.
 //!
-//! **Invariant:** every wait has a deadline or ends with the stream. A peer that is dead, stalled or insane
-//! becomes an error, never a hang, a panic, or memory without bound.
+//! **Invariant:** every wait has a deadline or ends with the stream. A peer that is dead, stopped or faulty
+//! causes an error, never a hang, a panic, or unbounded memory.
 
 mod address;
 mod blocking;
 mod calls;
 mod connection;
-mod greet;
+mod handshake;
 pub mod host;
 mod lanes;
-mod link;
+mod local;
+mod mailbox;
 mod spin;
 mod stream;
-mod twin;
 mod watch;
 
 use std::io;
@@ -38,13 +37,13 @@ use tiffin_proto::frame::FrameError;
 pub use address::{Address, AddressError};
 pub use blocking::{may_block, with_blocking};
 pub use connection::Connection;
-pub use greet::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
+pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;
-pub use link::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
+pub use local::Reach;
+pub use mailbox::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
 pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
-pub use twin::Reach;
 
-/// Why a call has no answer.
+/// Why a call has no reply.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CallError {
     /// There is no connection, so nothing was done.
@@ -53,9 +52,9 @@ pub enum CallError {
          machine may reach it"
     )]
     Connect {
-        /// Where to.
+        /// The peer.
         address: Address,
-        /// What the system says.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// The host's name has no address, so nothing was done.
@@ -64,29 +63,29 @@ pub enum CallError {
          and that this machine resolves it (DNS, /etc/hosts)"
     )]
     Resolve {
-        /// Where to.
+        /// The peer.
         address: Address,
-        /// What the system says.
+        /// The system's error.
         source: Arc<io::Error>,
     },
-    /// The peer did not answer in time. It may or may not have done what was asked.
+    /// The peer did not reply in time. It may or may not have carried out the request.
     #[error(
         "`{address}` did not answer {what} in time\n\nhint: it is stopped, overloaded or cut off; allow more \
          time or look at its log"
     )]
     Timeout {
-        /// Who.
+        /// The peer.
         address: Address,
-        /// What was waited for.
+        /// What the call waited for.
         what: &'static str,
     },
-    /// The connection ended before the answer. The peer may or may not have done what was asked.
+    /// The connection ended before the reply. The peer may or may not have carried out the request.
     #[error(
         "the connection to `{address}` was lost\n\nhint: the server went away or closed it; its log may say \
          why, and a new call connects again"
     )]
     Lost {
-        /// Who.
+        /// The peer.
         address: Address,
     },
     /// The peer accepted the connection, but did not answer the handshake.
@@ -96,23 +95,23 @@ pub enum CallError {
         if *is_silent { "did not answer the handshake in time" } else { "closed it before the handshake" }
     )]
     Unanswered {
-        /// Who.
+        /// The peer.
         address: Address,
-        /// It sent nothing in time; else it closed the connection.
+        /// It sent nothing in time; otherwise it closed the connection.
         is_silent: bool,
     },
-    /// The peer said no, and did nothing.
+    /// The peer refused, and did nothing.
     #[error("{}{}", .0.message, refusal_hint(.0.reason))]
     Refused(Refusal),
-    /// The peer speaks something else.
+    /// The peer does not follow the protocol.
     #[error(
         "`{address}` does not speak as expected: {detail}\n\nhint: check the port, and that both sides run \
          compatible versions"
     )]
     Protocol {
-        /// Who.
+        /// The peer.
         address: Address,
-        /// What it said.
+        /// What is wrong.
         detail: String,
     },
     /// The port belongs to a server of another kind, such as an HTTP server.
@@ -121,7 +120,7 @@ pub enum CallError {
          (port 7400 unless it was told otherwise), not that of its HTTP pages (7401)"
     )]
     Foreign {
-        /// Who.
+        /// The peer.
         address: Address,
         /// What it sent.
         source: FrameError,

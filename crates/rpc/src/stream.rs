@@ -1,4 +1,4 @@
-//! Streams of bytes and those who listen for them, TCP and Unix alike.
+//! Streams and listeners, TCP and Unix.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -14,8 +14,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
+use crate::local::{self, Reach, abstract_path};
 use crate::spin::{SPIN_TIME_MAX, Spin};
-use crate::twin::{self, Reach, abstract_path};
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
 const ACCEPT_PAUSE_MS_MIN: u64 = 1;
@@ -26,21 +26,21 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 /// The longest a read sleeps before it looks at its deadline again.
 const SLEEP_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What is read at a time where that matters: some twenty small messages.
+/// What [`Stream::try_read_little`] reads at most: about twenty small messages.
 const LITTLE_BYTES: usize = 4 << 10;
 
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
-/// The socket itself is a blocking one and stays out of the runtime's hands; whoever must not wait says so
-/// with each call. So a thread can wait in the kernel for its answer (`read_until`), and nobody
-/// else is woken for the bytes that it reads.
+/// The socket is a blocking one and is not registered with the runtime; callers that must not wait pass a flag
+/// with each system call. So a thread can wait in the kernel for its reply (`read_until`), and nobody else is
+/// woken for the bytes that it reads.
 #[derive(Debug)]
 pub struct Stream {
     socket: Arc<OwnedFd>,
     peer: Peer,
 }
 
-/// Who is at the other end, as far as the system knows.
+/// The peer of a connection, as far as the system knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// By its address.
@@ -52,7 +52,7 @@ pub enum Peer {
         /// Its process, as it was then.
         pid: Option<i32>,
     },
-    /// It was gone before it could be asked.
+    /// It was gone before the system was asked.
     Gone,
 }
 
@@ -67,13 +67,13 @@ pub enum ConnectError {
     Connect(#[from] io::Error),
 }
 
-/// Why nobody can listen there.
+/// Why a listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on `{address}`: {source}{}", listen_hint(.source))]
 pub struct ListenError {
-    /// Where.
+    /// Its address.
     pub address: Address,
-    /// What the system says.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -86,20 +86,20 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum ListenerKind {
-    // Closed in this order, so that whoever gets the port next gets its twin as well.
-    Tcp { twin: Option<UnixListener>, listener: TcpListener },
+    // Closed in this order, so that the next owner of the port also gets the local socket.
+    Tcp { local: Option<UnixListener>, listener: TcpListener },
     Unix(UnixListener),
 }
 
 impl Stream {
-    /// Connects. There is no deadline in here: the caller drops the future when its own has come.
+    /// Connects. There is no deadline here: the caller drops the future at its own.
     pub async fn connect(address: &Address, reach: Reach) -> Result<Self, ConnectError> {
         match address {
             Address::Tcp { host, port } => Self::connect_tcp(host, *port, reach).await,
             Address::Unix { name } => loop {
                 match UnixStream::connect(abstract_path(name)).await {
                     Ok(stream) => return Ok(Self::from_unix(stream)?),
-                    // The listener's queue is full, and the system gives no event for room in it.
+                    // The listener's queue is full, and the system has no event for space in it.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(CONNECT_PAUSE).await;
                     }
@@ -109,20 +109,20 @@ impl Stream {
         }
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Tries the addresses of the host in turn; those that are near, through their twins first.
+    /// Tries the addresses of the host in turn; on loopback through the local socket first.
     async fn connect_tcp(host: &str, port: u16, reach: Reach) -> Result<Self, ConnectError> {
         // The listener compares with this one: see `SO_PEERCRED`.
         let own = rustix::process::geteuid().as_raw();
         let mut last = None;
         for address in lookup_host((host, port)).await.map_err(ConnectError::Resolve)? {
             if reach == Reach::Near
-                && let Some(stream) = twin::connect(address, own).await
+                && let Some(stream) = local::connect(address, own).await
             {
                 return Ok(stream);
             }
@@ -138,7 +138,7 @@ impl Stream {
     }
 
     fn from_tcp(stream: TcpStream) -> io::Result<Self> {
-        // Messages are written whole, so there is nothing to gather.
+        // Messages are written as a whole, so there is nothing to gather.
         stream.set_nodelay(true)?;
         let peer = stream.peer_addr().map_or(Peer::Gone, Peer::Tcp);
         let stream = stream.into_std()?;
@@ -158,18 +158,18 @@ impl Stream {
         Self { socket: Arc::new(socket), peer }
     }
 
-    /// The socket, for who watches it.
+    /// The socket.
     pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
-    /// Appends what is there; `WouldBlock` if nothing is, zero at the end.
+    /// Appends what has arrived; `WouldBlock` if nothing has, zero at the end.
     pub(crate) fn try_read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         Ok(recv(&*self.socket, spare_capacity(buffer), RecvFlags::DONTWAIT)?.0)
     }
 
-    /// The same, but not much at a time: the system takes longer to let go of many small messages than
-    /// whoever waits for the processor should wait.
+    /// The same, but little at a time: freeing many small messages takes the system longer than others should
+    /// wait for the processor.
     pub(crate) fn try_read_little(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let mut little = [0; LITTLE_BYTES];
         let (_, read) = recv(&*self.socket, &mut little[..], RecvFlags::DONTWAIT)?;
@@ -228,18 +228,18 @@ impl Stream {
         }
     }
 
-    /// Writes as much as there is room for.
+    /// Writes as much as the socket accepts.
     pub(crate) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         Ok(sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
-    /// Has the system hold so many bytes before the peer has read them, or as many as it may.
-    pub(crate) fn hold(&self, bytes: usize) -> io::Result<()> {
+    /// Sets how many bytes the system buffers until the peer has read them, as far as it allows.
+    pub(crate) fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
         Ok(sockopt::set_socket_send_buffer_size(&*self.socket, bytes)?)
     }
 
-    /// Ends both directions at once; whoever waits for this stream is woken.
+    /// Ends both directions at once and wakes everybody who waits for this stream.
     pub(crate) fn shutdown(&self) {
         // It fails only if the peer was faster.
         let _gone = rustix::net::shutdown(self, Shutdown::Both);
@@ -265,7 +265,7 @@ impl fmt::Display for Peer {
 
 impl Listener {
     /// Begins to listen. Port 0 takes any free one: see [`Self::local_address`]. What listens on loopback has
-    /// a Unix twin besides, for who connects with [`Reach::Near`].
+    /// a local Unix socket besides, for clients with [`Reach::Near`].
     pub async fn bind(address: &Address) -> Result<Self, ListenError> {
         Self::try_bind(address).await.map_err(|source| ListenError { address: address.clone(), source })
     }
@@ -298,7 +298,7 @@ impl Listener {
                 let listener = TcpListener::bind((host.as_str(), *port)).await?;
                 let at = listener.local_addr()?;
                 let address = Address::Tcp { host: host.clone(), port: at.port() };
-                Ok(Self { kind: ListenerKind::Tcp { twin: twin::listen(at), listener }, address })
+                Ok(Self { kind: ListenerKind::Tcp { local: local::listen(at), listener }, address })
             }
             Address::Unix { name } => {
                 let listener = UnixListener::bind(abstract_path(name))?;
@@ -309,12 +309,11 @@ impl Listener {
 
     async fn try_accept(&self) -> io::Result<Stream> {
         match &self.kind {
-            ListenerKind::Tcp { twin: None, listener } => Stream::from_tcp(listener.accept().await?.0),
-            // Of two that wait, each is as likely the next: those who come one way keep nobody out who comes
-            // the other.
-            ListenerKind::Tcp { twin: Some(twin), listener } => tokio::select! {
+            ListenerKind::Tcp { local: None, listener } => Stream::from_tcp(listener.accept().await?.0),
+            // Both are equally likely to be next, so that neither keeps the other waiting.
+            ListenerKind::Tcp { local: Some(local), listener } => tokio::select! {
                 accepted = listener.accept() => Stream::from_tcp(accepted?.0),
-                accepted = twin.accept() => Stream::from_unix(accepted?.0),
+                accepted = local.accept() => Stream::from_unix(accepted?.0),
             },
             ListenerKind::Unix(listener) => Stream::from_unix(listener.accept().await?.0),
         }

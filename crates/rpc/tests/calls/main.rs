@@ -609,12 +609,9 @@ async fn what_is_too_large_to_send_is_never_sent() {
     let error =
         connection.call(&ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() }), patient()).await;
     assert!(matches!(error, Err(CallError::TooLarge(_))), "{error:?}");
-    // An answer that is too large becomes a refusal.
+    // A reply that is too large becomes a refusal.
     let error = connection.call(&ClientToMaster::Stat, patient()).await;
-    assert!(
-        matches!(&error, Err(CallError::Refused(found)) if found.message.contains("answer")),
-        "{error:?}"
-    );
+    assert!(matches!(&error, Err(CallError::Refused(found)) if found.message.contains("reply")), "{error:?}");
 }
 
 #[tokio::test]

@@ -92,32 +92,6 @@ async fn a_thread_gives_up_at_its_deadline_and_its_late_reply_is_told() {
     assert_eq!(tells.recv().await, Some(Reply::ViewsBegun(vec![true])));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_that_wait_hear_of_the_end() {
-    // Nobody is answered; then the stream dies.
-    let (ready, mut is_ready) = mpsc::channel(4);
-    let address = server(any_port(), move |outbox, mut inbox| {
-        let ready = ready.clone();
-        async move {
-            for _ in 0..3 {
-                inbox.next().await.unwrap();
-                ready.send(()).await.unwrap();
-            }
-            outbox.close();
-        }
-    })
-    .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let call = |deadline| call_in_thread(&connection, Request::Goodbye, deadline);
-    let (first, second) = (call(Instant::now() + Duration::from_millis(20)), call(patient()));
-    is_ready.recv().await.unwrap();
-    is_ready.recv().await.unwrap();
-    assert!(matches!(first.await.unwrap(), Err(CallError::Timeout { .. })));
-    let third = connection.call(&Request::Goodbye, patient()).await;
-    assert!(matches!(third, Err(CallError::Lost { .. })));
-    assert!(matches!(second.await.unwrap(), Err(CallError::Lost { .. })));
-}
-
 /// A peer that replies and is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_that_comes_with_a_reply_is_noticed() {
@@ -372,5 +346,24 @@ async fn what_is_told_first_is_heard_first_on_a_lane_and_on_the_connection() {
         let (id, _, outbox) = bench.request().await;
         outbox.reply(id, &Reply::ViewsBegun(Vec::new()));
         assert_eq!(call.await.unwrap().unwrap(), Reply::ViewsBegun(Vec::new()));
+    }
+}
+
+/// The peer closes one connection of several on which threads and tasks wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_wait_hear_of_the_end() {
+    for closed in [0, 1] {
+        let mut bench = Bench::new(unix_name(), 1).await;
+        let (on_lane, _, lane) = bench.call_on_lane().await;
+        let beside = call_in_thread(&bench.connection, numbered(1), patient());
+        let (id, _, shared) = bench.request().await;
+        assert_eq!(id.lane(), 0);
+        let connection = bench.connection.clone();
+        let task = tokio::spawn(async move { connection.call(&numbered(2), patient()).await });
+        bench.request().await;
+        [shared, lane][closed].close();
+        for call in [on_lane, beside, task] {
+            assert!(matches!(call.await.unwrap(), Err(CallError::Lost { .. })));
+        }
     }
 }

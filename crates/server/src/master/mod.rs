@@ -279,7 +279,7 @@ impl Host for Shared {
             let segment = hello.home.unwrap_or_default();
             // Across a network nothing would be sure to arrive.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
-                outbox.hold_much();
+                outbox.enlarge_buffer();
                 self.lock().ledgers.insert(segment, outbox.clone());
             }
             // A node says nothing there.

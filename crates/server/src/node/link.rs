@@ -164,8 +164,8 @@ async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> Stri
     let Dialed { welcome, outbox, mut inbox } = dialed;
     let _linked = Standing::begin(shared, outbox.clone());
     let why = converse(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
-    let last = inbox.last_words();
-    let words = ledger.0.iter_mut().flat_map(Inbox::last_words);
+    let last = inbox.drain();
+    let words = ledger.0.iter_mut().flat_map(Inbox::drain);
     words.chain(last).for_each(|message| heed(shared, &outbox, message));
     why
 }

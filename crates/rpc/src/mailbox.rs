@@ -1,14 +1,14 @@
 //! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one task
 //! receives from.
 //!
-//! Sending is not async. The frame is written at once, by the sender, if nothing waits before it; what the
-//! socket does not take is queued, and a task that lives only as long as the queue writes it.
+//! Sending is not async. The sender writes the frame at once if no other frame is queued; what the socket does
+//! not accept is queued, and a task that lives only as long as the queue writes it.
 //!
 //! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
 //! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer. **Invariant:** the
-//! side that connected reads while it waits for anything or has said anything; the side that accepted takes
-//! nothing in while much waits to go out. So a peer that asks faster than it reads is slowed down and not cut
-//! off, and the two never wait for each other.
+//! side that connected always reads; the side that accepted stops reading while much waits to be sent. So a
+//! peer that sends requests faster than it reads replies is slowed down and not disconnected, and the two
+//! never wait for each other.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -23,26 +23,26 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
-use crate::greet::HELLO_BYTES_MAX;
+use crate::handshake::HELLO_BYTES_MAX;
 use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
 
-/// See [`Outbox::hold_much`].
-const HELD_BYTES_MAX: usize = 1 << 20;
+/// See [`Outbox::enlarge_buffer`].
+const SEND_BUFFER_BYTES: usize = 1 << 20;
 /// The most bytes that may wait for a peer to read, beside the frame that reaches the limit.
 pub const OUTBOX_BYTES_MAX: usize = 128 << 20;
-/// While more than this waits to go out, an accepting side takes nothing in.
+/// While more than this waits to be sent, the accepting side does not read.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// How much room there is at least for each read.
+/// The least space for each read.
 const READ_BYTES_MIN: usize = 16 << 10;
-/// The same before the peer's hello was accepted: some hellos. A long one takes several reads.
+/// The same before the peer's hello was accepted. A long hello takes several reads.
 const HELLO_READ_BYTES: usize = 1 << 10;
-/// A larger buffer is given back when it is empty.
+/// A larger buffer is freed when it is empty.
 const IDLE_BYTES_MAX: usize = 1 << 20;
-/// How many frames are handed to the system at once.
+/// How many frames one system call writes.
 const VECTOR_MAX: usize = 64;
-/// While a peer's requests are still being worked off, this much may be gathered before it is sent.
+/// While more requests of a peer have been read, so many bytes of replies may be gathered before they are sent.
 const GATHER_BYTES_MAX: usize = 64 << 10;
 
 /// Sends messages to one peer. Clones send to the same one.
@@ -57,14 +57,14 @@ pub struct Inbox {
     shared: Arc<Shared>,
     /// Made when somebody waits for something to read.
     readable: Option<Arc<Readable>>,
-    /// What came in; the first `taken` bytes are done with.
+    /// Bytes that were read; the first `taken` are decoded.
     buffer: Vec<u8>,
     taken: usize,
     payload_bytes_max: usize,
     side: Side,
 }
 
-/// Who opened the connection.
+/// The side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Dialing,
@@ -77,43 +77,43 @@ pub enum SendError {
     /// The connection has ended.
     #[error("the connection has ended")]
     Closed,
-    /// No peer would take it.
+    /// It exceeds a limit that every peer checks.
     #[error(transparent)]
     TooLarge(#[from] EncodeError),
 }
 
-/// What [`Inbox::take`] finds.
+/// The result of [`Inbox::take`].
 #[derive(Debug)]
 pub enum Taken {
     /// A message.
     Message(Incoming),
     /// Nothing yet.
     Nothing,
-    /// Nothing, and nothing more will come.
+    /// The connection has ended.
     End,
 }
 
 /// Why there will be no more messages.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
-    /// Between two messages, as it should be; or this side closed it.
+    /// Between two messages; or this side closed it.
     #[error("it was closed")]
     Closed,
     /// In the middle of a message.
     #[error("it was closed in the middle of a message")]
     Torn,
-    /// The system says so.
+    /// The system reports an error.
     #[error("{0}")]
     Broken(#[from] io::Error),
-    /// Those were no frames.
+    /// The bytes are not frames.
     #[error("{0}")]
     Garbage(#[from] FrameError),
-    /// It is a frame, but not one for this moment.
+    /// A frame that is longer than allowed at this moment.
     #[error("a message of {0} bytes came where {1} are allowed")]
     TooLong(u32, usize),
 }
 
-/// How far the outbox must get until a frame is with the system.
+/// The number of bytes after which a frame is completely in the socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
@@ -124,24 +124,24 @@ struct Shared {
     // Guards the order of the bytes in the socket. It is held over one write that does not block and never
     // over an await, hence a std mutex.
     queue: Mutex<Queue>,
-    // Somebody may wait for room in the queue, or for its end.
+    // Wakes those who wait for space in the queue, or for its end.
     drained: Notify,
     closed: watch::Sender<bool>,
-    // Frames may be sent from threads that know no runtime.
+    // Frames may be sent from threads outside the runtime.
     runtime: Handle,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     frames: VecDeque<Vec<u8>>,
-    // How much of the first frame is with the system already.
+    // How much of the first frame has been written.
     front_taken: usize,
     bytes: usize,
     // A task is writing, or about to.
     flushing: bool,
-    // The inbox has more requests at hand, whose answers may go out together.
+    // The inbox has more requests, whose replies may be sent together.
     gathering: bool,
-    // All bytes that were ever accepted, and ever given to the system.
+    // Bytes that were ever accepted, and ever written.
     accepted: u64,
     written: u64,
 }
@@ -165,40 +165,39 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Ou
 }
 
 impl Outbox {
-    /// Asks. The caller chooses the id and must not have another request of that id under way.
+    /// Sends a request. The caller chooses the id; no other request in flight may have it.
     pub fn request<'a>(&self, id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         let frame = tiffin_proto::encode_request(id, request)?;
         if self.send(frame) { Ok(()) } else { Err(SendError::Closed) }
     }
 
-    /// Asks at once, and says whether the whole question is where it will reach the peer whatever becomes
-    /// of this process: with a peer on this machine, in the socket that only it reads. What waits for a
-    /// slow peer, or is still to cross a network, is not.
+    /// Sends a request at once. Returns whether the peer will certainly receive it, even if this process ends
+    /// now: the peer is on this host, and the whole frame is in its socket. A frame that is queued, or has to
+    /// cross a network, is not certain.
     pub fn entrust<'a>(&self, id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<bool, SendError> {
         let frame = tiffin_proto::encode_request(id, request)?;
         let is_near = matches!(self.shared.peer, Peer::Unix { .. });
         match self.shared.offer_at_once(frame) {
-            Ok(ticket) => Ok(is_near && self.has_passed(ticket)),
+            Ok(ticket) => Ok(is_near && self.is_written(ticket)),
             Err(Refused::Closed) => Err(SendError::Closed),
             Err(Refused::Full(_)) => {
-                self.cut_off();
+                self.disconnect();
                 Err(SendError::Closed)
             }
         }
     }
 
-    /// Has the system hold as much as it will before the peer has read it.
-    pub fn hold_much(&self) {
-        // The system takes less where it is told to. If it refuses, less is held, and more is waited for.
-        let _refused = self.shared.stream.hold(HELD_BYTES_MAX);
+    /// Asks the system for a large buffer in front of the peer.
+    pub fn enlarge_buffer(&self) {
+        // If the system refuses, the buffer is smaller, and senders wait sooner.
+        let _refused = self.shared.stream.set_send_buffer(SEND_BUFFER_BYTES);
     }
 
-    /// Answers. If the connection has ended there is nobody to be told; if the answer is too large, the
-    /// peer hears that instead.
+    /// Sends a reply. If it is too large, a refusal is sent instead; if the connection has ended, nothing is.
     pub fn reply(&self, id: RequestId, reply: &Reply) {
         let frame = tiffin_proto::encode_reply(id, reply).or_else(|error| {
-            tracing::warn!(peer = %self.shared.peer, %error, "an answer cannot be sent");
-            let message = format!("the answer cannot be sent: {error}");
+            tracing::warn!(peer = %self.shared.peer, %error, "a reply cannot be sent");
+            let message = format!("the reply cannot be sent: {error}");
             tiffin_proto::encode_reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }))
         });
         if let Ok(frame) = frame {
@@ -206,7 +205,7 @@ impl Outbox {
         }
     }
 
-    /// What is sent from now on goes out together, with [`Self::send_gathered`].
+    /// Frames from now on are sent together, with [`Self::send_gathered`].
     pub fn gather(&self) {
         self.shared.lock().gathering = true;
     }
@@ -216,7 +215,7 @@ impl Outbox {
         self.shared.send_gathered();
     }
 
-    /// Ends the connection; what is queued is lost. The other side's calls fail, this side's inbox ends.
+    /// Ends the connection; queued frames are lost. The peer's calls fail, and this side's inbox ends.
     pub fn close(&self) {
         self.shared.close();
     }
@@ -234,37 +233,37 @@ impl Outbox {
         let _ended = closed.wait_for(|closed| *closed).await;
     }
 
-    /// Waits until everything is with the system, or the connection ended, or the deadline has come.
+    /// Waits until everything is written, or the connection ended, or the deadline has passed.
     pub async fn flush(&self, deadline: Instant) {
         let ticket = Ticket(self.shared.lock().accepted);
         let _late = timeout_at(deadline, self.shared.wait_for(|queue| queue.written >= ticket.0)).await;
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.shared.peer
     }
 
-    /// Sends a frame without waiting, and ends the connection of a peer that does not read.
+    /// Sends a frame without waiting. Disconnects a peer that does not read.
     fn send(&self, frame: Vec<u8>) -> bool {
         match self.shared.offer(frame) {
             Ok(_) => true,
             Err(Refused::Closed) => false,
             Err(Refused::Full(_)) => {
-                self.cut_off();
+                self.disconnect();
                 false
             }
         }
     }
 
-    fn cut_off(&self) {
+    fn disconnect(&self) {
         let peer = self.shared.peer;
-        tracing::warn!(%peer, "cut off: more than {OUTBOX_BYTES_MAX} bytes wait for it");
+        tracing::warn!(%peer, "disconnected: more than {OUTBOX_BYTES_MAX} bytes wait for it to read");
         self.close();
     }
 
-    /// Sends a frame, and waits for room where there is none.
+    /// Sends a frame; waits while the queue is full.
     pub(crate) async fn send_waiting(&self, mut frame: Vec<u8>) -> Result<Ticket, SendError> {
         loop {
             let drained = self.shared.drained.notified();
@@ -277,17 +276,17 @@ impl Outbox {
         }
     }
 
-    /// The frame is with the system.
-    pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
+    /// Whether the frame is completely in the socket.
+    pub(crate) fn is_written(&self, ticket: Ticket) -> bool {
         self.shared.lock().written >= ticket.0
     }
 }
 
 impl Inbox {
-    /// The next message, or nothing when the connection has ended. Losing the future loses no message.
+    /// The next message, or `None` when the connection has ended. Dropping the future loses no message.
     ///
-    /// Requests that nobody here understands are refused from in here; answers that nobody understands
-    /// become refusals, so that whoever waits for them hears why.
+    /// Requests that do not decode are refused here. Replies that do not decode become refusals, so that their
+    /// callers learn why.
     pub async fn next(&mut self) -> Option<Incoming> {
         match self.receive().await {
             Ok(message) => Some(message),
@@ -298,13 +297,12 @@ impl Inbox {
         }
     }
 
-    /// From now on nobody is woken by what comes in, until somebody waits for it again.
+    /// From now on no task is woken by incoming bytes, until one waits for them again.
     pub fn unwatch(&mut self) {
         self.readable = None;
     }
 
-    /// The next message, if one has come in. It is read a little at a time, so that others get their turn in
-    /// between if the caller lets them.
+    /// The next message, if one has arrived. Reads a little at a time, so that others can run in between.
     pub fn take(&mut self) -> Taken {
         loop {
             match self.pop() {
@@ -322,41 +320,41 @@ impl Inbox {
         }
     }
 
-    /// Ends the connection, and has everything that the peer had sent before that: also if it is gone, or
-    /// could not be written to any more. What it sends from now on fails on its side.
-    pub fn last_words(&mut self) -> Vec<Incoming> {
+    /// Ends the connection, and returns every message that the peer had sent before, also if the peer is gone.
+    /// What it sends from now on fails on its side.
+    pub fn drain(&mut self) -> Vec<Incoming> {
         self.shared.close();
-        let mut words = Vec::new();
+        let mut messages = Vec::new();
         loop {
             while let Ok(Some(message)) = self.decode() {
-                words.push(message);
+                messages.push(message);
             }
-            // There is an end: the socket takes nothing in any more.
+            // This ends: the socket receives nothing any more.
             if self.read(Stream::try_read).is_err() {
-                return words;
+                return messages;
             }
         }
     }
 
-    /// The other end.
+    /// The sending side of this connection.
     #[must_use]
     pub fn outbox(&self) -> Outbox {
         Outbox { shared: self.shared.clone() }
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.shared.peer
     }
 
-    /// Whether a message has come in part.
+    /// Whether a part of a message has arrived.
     #[must_use]
     pub fn has_part(&self) -> bool {
         self.buffer.len() > self.taken
     }
 
-    /// From now on, payloads may be that long.
+    /// Changes the greatest length of payloads.
     pub(crate) fn allow(&mut self, payload_bytes_max: usize) {
         self.payload_bytes_max = payload_bytes_max;
     }
@@ -367,11 +365,11 @@ impl Inbox {
                 self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX).await;
             }
             if let Some(message) = self.pop()? {
-                // The answer to the last of several requests takes those to the others with it.
+                // The replies to several requests are sent together with the last one.
                 self.shared.lock().gathering = self.side == Side::Accepting && self.has_whole();
                 return Ok(message);
             }
-            // Unless that one has no answer yet.
+            // The last one may have no reply yet.
             self.shared.send_gathered();
             let readable = self.readable()?;
             let mut ready = readable.ready().await?;
@@ -384,7 +382,7 @@ impl Inbox {
         }
     }
 
-    /// The next message that has arrived whole.
+    /// The next message that has arrived completely.
     pub(crate) fn pop(&mut self) -> Result<Option<Incoming>, Ended> {
         if *self.shared.closed.borrow() {
             return Err(Ended::Closed);
@@ -392,7 +390,7 @@ impl Inbox {
         self.decode()
     }
 
-    /// The same, whether the connection stands or not.
+    /// The same, also after the end of the connection.
     fn decode(&mut self) -> Result<Option<Incoming>, Ended> {
         loop {
             let waiting = self.buffer.get(self.taken..).unwrap_or_default();
@@ -419,7 +417,7 @@ impl Inbox {
             match decoded {
                 Ok(message) => return Ok(Some(message)),
                 Err(error) => {
-                    if let Some(message) = self.not_understood(&header, &error) {
+                    if let Some(message) = self.refuse_malformed(&header, &error) {
                         return Ok(Some(message));
                     }
                 }
@@ -427,7 +425,7 @@ impl Inbox {
         }
     }
 
-    /// Takes in what `read` finds; whether that was less than there was room for.
+    /// Reads into the buffer. Returns whether that was less than it had space for.
     pub(crate) fn read(
         &mut self,
         read: impl FnOnce(&Stream, &mut Vec<u8>) -> io::Result<usize>,
@@ -436,7 +434,7 @@ impl Inbox {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
-        // A peer that was not let in yet gets a small buffer.
+        // A peer that was not welcomed yet gets a small buffer.
         let is_unproven = self.side == Side::Accepting && self.payload_bytes_max <= HELLO_BYTES_MAX;
         self.buffer.reserve(if is_unproven { HELLO_READ_BYTES } else { READ_BYTES_MIN });
         let room = self.buffer.capacity() - self.buffer.len();
@@ -449,7 +447,7 @@ impl Inbox {
         }
     }
 
-    /// Who tells when there is something to read.
+    /// Tells when there is something to read.
     fn readable(&mut self) -> io::Result<Arc<Readable>> {
         if let Some(readable) = &self.readable {
             return Ok(Arc::clone(readable));
@@ -459,27 +457,27 @@ impl Inbox {
         Ok(readable)
     }
 
-    /// Ends the connection, with a line in the log if the peer is to blame.
+    /// Ends the connection, with a line in the log if the peer is at fault.
     pub(crate) fn end(&self, ended: &Ended) {
         let peer = self.shared.peer;
         match ended {
             Ended::Closed => {}
             Ended::Torn | Ended::Broken(_) => tracing::debug!(%peer, %ended, "the connection broke"),
-            Ended::Garbage(_) | Ended::TooLong(..) => tracing::warn!(%peer, %ended, "cut off"),
+            Ended::Garbage(_) | Ended::TooLong(..) => tracing::warn!(%peer, %ended, "disconnected"),
         }
         self.shared.close();
     }
 
-    /// Another message has arrived whole.
+    /// Whether another message has arrived completely.
     fn has_whole(&self) -> bool {
         let waiting = self.buffer.get(self.taken..).unwrap_or_default();
         let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return false };
         frame::decode_header(head).is_ok_and(|header| rest.len() >= header.len as usize)
     }
 
-    /// Refuses a request; makes a refusal of an answer.
-    fn not_understood(&self, header: &Header, error: &DecodeError) -> Option<Incoming> {
-        tracing::warn!(peer = %self.shared.peer, %error, "not understood");
+    /// Refuses a request; turns a reply into a refusal.
+    fn refuse_malformed(&self, header: &Header, error: &DecodeError) -> Option<Incoming> {
+        tracing::warn!(peer = %self.shared.peer, %error, "a message does not decode");
         let refusal = Reply::Refused(Refusal { reason: Reason::Invalid, message: error.to_string() });
         if header.reply {
             return Some(Incoming::Reply(header.id, refusal));
@@ -502,7 +500,7 @@ enum Refused {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A panic elsewhere leaves the queue as true as it was: nothing in it is half done.
+        // A panic elsewhere leaves the queue valid: nothing in it is half done.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -516,23 +514,23 @@ impl Shared {
         self.drained.notify_waiters();
     }
 
-    /// Waits until the queue is so, or the connection has ended.
-    async fn wait_for(&self, is_so: impl Fn(&Queue) -> bool) {
+    /// Waits until the queue fulfils a condition, or the connection has ended.
+    async fn wait_for(&self, is_met: impl Fn(&Queue) -> bool) {
         loop {
             let drained = self.drained.notified();
-            if *self.closed.borrow() || is_so(&self.lock()) {
+            if *self.closed.borrow() || is_met(&self.lock()) {
                 return;
             }
             drained.await;
         }
     }
 
-    /// Queues a frame and writes as much as the socket takes.
+    /// Queues a frame and writes as much as the socket accepts.
     fn offer(self: &Arc<Self>, frame: Vec<u8>) -> Result<Ticket, Refused> {
         self.push(self.lock(), frame)
     }
 
-    /// The same, and does not wait for what else there will be to send.
+    /// The same, without gathering.
     fn offer_at_once(self: &Arc<Self>, frame: Vec<u8>) -> Result<Ticket, Refused> {
         let mut queue = self.lock();
         queue.gathering = false;
@@ -557,7 +555,7 @@ impl Shared {
         if self.write(queue) { Ok(ticket) } else { Err(Refused::Closed) }
     }
 
-    /// Sends what was gathered, if no answer has done that.
+    /// Sends what was gathered, if no reply has done that.
     fn send_gathered(self: &Arc<Self>) {
         let mut queue = self.lock();
         queue.gathering = false;
@@ -566,7 +564,7 @@ impl Shared {
         }
     }
 
-    /// Writes what the socket takes, and leaves the rest to a task; false if the connection is at its end.
+    /// Writes what the socket accepts, and leaves the rest to a task; false if the connection has ended.
     fn write(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) -> bool {
         match queue.write(&self.stream) {
             Ok(true) => true,
@@ -584,7 +582,7 @@ impl Shared {
     }
 }
 
-/// Writes what is queued until nothing is.
+/// Writes until the queue is empty.
 async fn flush(shared: Arc<Shared>) {
     while writable(&shared.stream).await.is_ok() {
         if *shared.closed.borrow() {

@@ -1,4 +1,4 @@
-//! What was said before a connection ended is heard after it, on one machine.
+//! What was sent before a connection ended is received after it, on one host.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -41,7 +41,7 @@ fn heard(messages: Vec<Incoming>) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn what_was_entrusted_is_heard_though_its_sender_is_gone() {
+async fn what_is_certain_to_arrive_arrives_though_its_sender_is_gone() {
     let ((outbox, inbox), mut dialed) = pair(Reach::Near).await;
     for number in 1..=3 {
         assert_eq!(outbox.entrust(RequestId(number), &word(number)), Ok(true));
@@ -50,15 +50,15 @@ async fn what_was_entrusted_is_heard_though_its_sender_is_gone() {
     // This notices that there is nobody any more, before anything was heard.
     dialed.outbox.reply(RequestId(9), &Reply::Done);
     assert!(dialed.outbox.is_closed());
-    assert_eq!(heard(dialed.inbox.last_words()), [1, 2, 3]);
-    assert_eq!(heard(dialed.inbox.last_words()), [0; 0], "once");
+    assert_eq!(heard(dialed.inbox.drain()), [1, 2, 3]);
+    assert_eq!(heard(dialed.inbox.drain()), [0; 0], "once");
 }
 
 #[tokio::test]
-async fn who_has_heard_the_last_words_is_entrusted_nothing_more() {
+async fn nothing_is_certain_after_the_inbox_was_drained() {
     let ((outbox, _inbox), mut dialed) = pair(Reach::Near).await;
     assert_eq!(outbox.entrust(RequestId(1), &word(1)), Ok(true));
-    assert_eq!(heard(dialed.inbox.last_words()), [1]);
+    assert_eq!(heard(dialed.inbox.drain()), [1]);
     assert_eq!(outbox.entrust(RequestId(2), &word(2)), Err(SendError::Closed));
 }
 
@@ -71,7 +71,7 @@ async fn what_must_cross_a_network_or_waits_for_a_slow_peer_is_not_there_yet() {
     while outbox.entrust(RequestId(sent), &word(sent)).unwrap() {
         sent += 1;
     }
-    let heard = heard(dialed.inbox.last_words());
+    let heard = heard(dialed.inbox.drain());
     assert_eq!(heard, (0..heard.len() as u64).collect::<Vec<_>>());
     assert!(heard.len() as u64 >= sent, "what was there is heard: {} of {sent}", heard.len());
 }

@@ -10,18 +10,18 @@ use tiffin_proto::Incoming;
 use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
 use tokio::time::{Instant, timeout_at};
 
-use crate::link::{self, Ended, Side};
+use crate::mailbox::{self, Ended, Side};
 use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Reach, Stream};
 
-/// The longest payload from a peer that was not let in yet.
+/// The longest payload from a peer that was not welcomed yet.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
-/// The id of the first request. Those behind it count up.
+/// The id of the first request. Later ones count up.
 pub(crate) const HELLO_ID: RequestId = RequestId(0);
 
 /// A connection that this side opened.
 #[derive(Debug)]
 pub struct Dialed {
-    /// What the peer said.
+    /// The peer's welcome.
     pub welcome: Welcome,
     /// To send through.
     pub outbox: Outbox,
@@ -29,10 +29,9 @@ pub struct Dialed {
     pub inbox: Inbox,
 }
 
-/// Connects and says hello. The versions in `hello` are filled in here.
+/// Connects and sends the hello. The versions in `hello` are filled in here.
 ///
-/// For calls, [`crate::Connection`] is more convenient; this is for those who handle every message
-/// themselves.
+/// For calls there is [`crate::Connection`]; this is for those who handle every message themselves.
 pub async fn dial(
     address: &Address,
     reach: Reach,
@@ -50,10 +49,10 @@ pub async fn dial(
             }
             ConnectError::Connect(source) => failed(source),
         })?;
-    let (outbox, mut inbox) = link::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
+    let (outbox, mut inbox) = mailbox::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, RequestRef::Hello(&hello))?;
-    // A fresh socket has room for a hello; if it does not, the deadline below notices.
+    // A fresh socket has space for a hello; if not, the deadline below ends this.
     let unanswered = |is_silent| CallError::Unanswered { address: address.clone(), is_silent };
     outbox.send_waiting(frame).await.map_err(|_| unanswered(false))?;
     let answer = timeout_at(deadline, inbox.receive()).await.map_err(|_| unanswered(true))?;
@@ -75,10 +74,10 @@ pub async fn dial(
     }
 }
 
-/// A peer that connected and said hello, and waits for the answer.
+/// A peer that connected and sent its hello, and waits for the reply.
 #[derive(Debug)]
 pub struct Greeting {
-    /// What it said.
+    /// Its hello.
     pub hello: Hello,
     id: RequestId,
     outbox: Outbox,
@@ -86,11 +85,11 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// Waits for the hello. Whoever is silent, speaks another protocol or another major version is sent
-    /// away in here, with a line in the log; then there is nothing to do.
+    /// Waits for the hello. A peer that is silent, or speaks another protocol or major version, is
+    /// disconnected here, with a line in the log; then there is nothing to do.
     pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
         let peer = stream.peer();
-        let (outbox, mut inbox) = link::split(stream, Side::Accepting, HELLO_BYTES_MAX);
+        let (outbox, mut inbox) = mailbox::split(stream, Side::Accepting, HELLO_BYTES_MAX);
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {
             Ok(Ok(Incoming::Request(id, Request::Hello(hello)))) if hello.major == VERSION_MAJOR => {
@@ -109,31 +108,31 @@ impl Greeting {
                 | Request::ClientToNode(_),
             ))) => (id, refuse(Reason::Invalid, "a connection begins with a hello".to_owned())),
             Ok(Ok(Incoming::Reply(..))) => {
-                tracing::warn!(%peer, "cut off: it answered before it was asked");
+                tracing::warn!(%peer, "disconnected: it replied before there was a request");
                 return None;
             }
-            // Whoever only looks whether the port is open is no news.
+            // A probe of the port is not worth a log line.
             Ok(Err(Ended::Closed)) => return None,
             Ok(Err(Ended::Garbage(FrameError::Major(_)))) => {
-                // An older or newer release can read the refusal as little as we can read its hello.
-                tracing::warn!(%peer, "cut off: it speaks another major version");
+                // Such a release cannot read a refusal, as this one cannot read its hello.
+                tracing::warn!(%peer, "disconnected: it speaks another major version");
                 return None;
             }
             Ok(Err(ended)) => {
-                tracing::warn!(%peer, %ended, "cut off before its hello");
+                tracing::warn!(%peer, %ended, "disconnected before its hello");
                 return None;
             }
             Err(_) => {
-                tracing::warn!(%peer, "cut off: it connected but did not say hello in time");
+                tracing::warn!(%peer, "disconnected: it sent no hello in time");
                 return None;
             }
         };
         let (id, refusal) = refusal;
-        say_no(&outbox, id, refusal, deadline).await;
+        send_refusal(&outbox, id, refusal, deadline).await;
         None
     }
 
-    /// Lets the peer in. The versions in `welcome` are filled in here.
+    /// Welcomes the peer. The versions in `welcome` are filled in here.
     #[must_use]
     pub fn welcome(mut self, welcome: Welcome) -> (Outbox, Inbox) {
         let welcome = Welcome { major: VERSION_MAJOR, minor: VERSION_MINOR, ..welcome };
@@ -142,25 +141,25 @@ impl Greeting {
         (self.outbox, self.inbox)
     }
 
-    /// Sends the peer away, with a reason. Waits until it is told, or the deadline has come.
+    /// Refuses the peer, with a reason. Waits until the refusal is written, or the deadline has passed.
     pub async fn refuse(self, refusal: Refusal, deadline: Instant) {
-        say_no(&self.outbox, self.id, refusal, deadline).await;
+        send_refusal(&self.outbox, self.id, refusal, deadline).await;
     }
 
-    /// The outbox to the peer. The peer expects a welcome or a refusal first.
+    /// Sends to the peer, which expects a welcome or a refusal first.
     #[must_use]
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.inbox.peer()
     }
 }
 
-async fn say_no(outbox: &Outbox, id: RequestId, refusal: Refusal, deadline: Instant) {
+async fn send_refusal(outbox: &Outbox, id: RequestId, refusal: Refusal, deadline: Instant) {
     tracing::warn!(peer = %outbox.peer(), reason = ?refusal.reason, "refused: {}", refusal.message);
     outbox.reply(id, &Reply::Refused(refusal));
     outbox.flush(deadline).await;
