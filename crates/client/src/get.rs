@@ -17,7 +17,7 @@ use tokio::time::timeout_at;
 
 use crate::hedge::Flights;
 use crate::inner::{Inner, call_failure};
-use crate::known;
+use crate::locations;
 use crate::put::{Failures, unreachable};
 use crate::route::OpenRoute;
 use crate::running::Running;
@@ -116,15 +116,14 @@ async fn drive_piece<'a>(
     options: GetOptions,
     deadline: Deadline,
 ) -> Vec<Result<Fetched, Error>> {
-    let requests = known::recall(inner, keys, options);
-    let before: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
+    let requests = locations::recall(inner, keys, options);
+    let cached: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
     let session = session(inner, requests, options);
     let landed = Landed { landing, first };
     let Ended { outcomes, failures, is_late, asked } =
         run(inner, session, keys.len(), &landed, deadline).await;
-    known::take_in(inner, keys, &before, &outcomes);
-    known::count(inner, &outcomes, &asked);
-    known::tell_soon(inner);
+    inner.locations.lock().finish(keys, &cached, &outcomes, &asked);
+    locations::report_soon(inner);
     let ranges = (first..).map(|item| landing.range(item));
     let answers = outcomes.into_iter().zip(keys).zip(ranges);
     answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
@@ -150,9 +149,9 @@ pub(crate) async fn run<'a>(
                 Need::AskMaster { id, request } => {
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
-                Need::Read { id, item, location, len, unasked } => {
+                Need::Read { id, item, location, len, cached_epoch } => {
                     inner.paces.count_hedged(session.reads(item) > 1);
-                    let of_node = reads.entry((location.segment, unasked)).or_default();
+                    let of_node = reads.entry((location.segment, cached_epoch)).or_default();
                     let before = of_node.len();
                     let fits = wants.ops(item, location, len, &mut |op| of_node.push(((item, id), op)));
                     match (fits, of_node.len() > before) {
@@ -165,9 +164,9 @@ pub(crate) async fn run<'a>(
                 Need::AskNode { .. } | Need::Write { .. } => {}
             }
         }
-        for ((segment, unasked), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
+        for ((segment, cached_epoch), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
-            let to_read = ToRead { segment, unasked, route: inner.current_route(segment), ops };
+            let to_read = ToRead { segment, cached_epoch, route: inner.current_route(segment), ops };
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
                 let (number, watch) = watched.unzip();
@@ -221,7 +220,7 @@ fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64)
 /// What is read from one node together.
 struct ToRead<'a> {
     segment: SegmentId,
-    unasked: Option<u64>,
+    cached_epoch: Option<u64>,
     /// The way there, if it is open.
     route: Option<Arc<OpenRoute>>,
     ops: Vec<ReadOp<'a>>,
@@ -242,9 +241,9 @@ impl ToRead<'_> {
             }
         };
         let epoch = inner.current_master().map(|it| it.epoch);
-        let read = async |ops: &[ReadOp<'_>]| match (self.unasked, epoch) {
+        let read = async |ops: &[ReadOp<'_>]| match (self.cached_epoch, epoch) {
             (None, _) => route.read(ops, watch, deadline).await,
-            (Some(named), Some(epoch)) => route.read_unasked(ops, named, epoch, watch, deadline).await,
+            (Some(named), Some(epoch)) => route.read_cached(ops, named, epoch, watch, deadline).await,
             (Some(_), None) => vec![Err(TransferError::Stale); ops.len()],
         };
         let Some(watch) = watch.filter(|_| !route.can_stall()) else { return read(ops).await };

@@ -23,9 +23,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::hedge::Paces;
-use crate::known::{self, Memory};
 use crate::leases::Leases;
 use crate::link::{Link, Usable};
+use crate::locations::{self, Locations};
 use crate::preallocated::Preallocated;
 use crate::reservations::{Held, Reservations};
 use crate::route::{self, OpenRoute, Traveller};
@@ -82,7 +82,7 @@ pub(crate) struct Inner {
     pub(crate) reservations: Reservations,
     pub(crate) leases: Leases,
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
-    pub(crate) known: Memory,
+    pub(crate) locations: Locations,
     pub(crate) paces: Paces,
     pub(crate) preallocated: Preallocated,
     traveller: Traveller,
@@ -135,7 +135,7 @@ impl Inner {
             reservations: Reservations::default(),
             leases: Leases::default(),
             chores,
-            known: Memory::new(known::KNOWN_MAX, drawn),
+            locations: Locations::new(drawn),
             paces: Paces::new(),
             preallocated: Preallocated::new(),
             traveller,
@@ -194,7 +194,8 @@ impl Inner {
         };
         if let (ClientToMaster::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
             self.learn(&resolved.nodes);
-            self.known.hear(&resolve.keys, &resolved.items);
+            let mut cache = self.locations.lock();
+            resolve.keys.iter().zip(&resolved.items).for_each(|(key, outcome)| cache.hear(key, outcome));
         }
         Ok(reply)
     }
@@ -311,7 +312,7 @@ impl Inner {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
             // What this client uses must not be evicted for what it puts.
-            let used = known::untold(self);
+            let used = locations::reports(self);
             let chores = self.chores.clone();
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
@@ -539,7 +540,7 @@ impl Inner {
     /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.
     /// The master has been told of all reads.
     fn leave(&self) -> Vec<Connection> {
-        known::tell_all(self);
+        locations::report_all(self);
         let views = lock(&self.views).clone();
         let mut nodes = self.nodes();
         let mut connections: Vec<_> =

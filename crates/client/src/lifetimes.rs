@@ -7,7 +7,7 @@ use tiffin_core::message::{
 };
 
 use crate::inner::Inner;
-use crate::known;
+use crate::locations;
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Watermark, batch};
 
@@ -91,7 +91,7 @@ pub(crate) async fn wait_usage(
 
 pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
     // Who read last is part of the answer.
-    for used in known::untold(inner) {
+    for used in locations::reports(inner) {
         if let Err(error) = inner.ask(&used, deadline).await {
             return batch::all(keys.len(), &error);
         }

@@ -10,7 +10,7 @@ use tiffin_core::message::{
 use tiffin_core::{Key, Keys, SegmentId};
 
 use crate::inner::Inner;
-use crate::known;
+use crate::locations;
 use crate::{Deadline, DeleteOptions, Error, Info, Presences, Replica, ResolveOptions, batch};
 
 /// Objects of one page, where all pages are wanted.
@@ -56,8 +56,8 @@ pub(crate) async fn exists(
     mut options: ResolveOptions,
     deadline: Deadline,
 ) -> Presences {
-    let there = known::is_there(inner, keys, options);
-    known::tell_soon(inner);
+    let there = locations::is_there(inner, keys, options);
+    locations::report_soon(inner);
     let mut unknown = Vec::with_capacity(keys.len());
     unknown.extend(there.iter().enumerate().filter(|(_, there)| !**there).map(|(place, _)| place));
     let mut answers = Presences { there, failures: BTreeMap::new() };
@@ -112,8 +112,11 @@ pub(crate) async fn delete(
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
         let keys = keys.get(piece).unwrap_or_default();
-        // A node that cannot be reached may leave what is known here standing.
-        inner.known.forget(keys);
+        // A node that cannot be reached may keep a copy that this client would still read.
+        {
+            let mut cache = inner.locations.lock();
+            keys.iter().for_each(|key| cache.remove(key));
+        }
         let delete = Delete { keys: keys.to_vec(), force: options.force, wait_ms: wait_ms(deadline) };
         match inner.ask(&ClientToMaster::Delete(delete), deadline).await {
             Ok(Reply::Deleted(outcomes)) if outcomes.len() == keys.len() => {

@@ -205,7 +205,7 @@ fn answers(
 fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     for (put, outcome) in puts.iter().zip(outcomes) {
         if let PutOutcome::Stored { generation, replicas, .. } = outcome {
-            inner.known.learn_put(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
+            inner.locations.lock().learn_put(&put.key, *generation, put.len().unwrap_or(u64::MAX), replicas);
         }
     }
 }

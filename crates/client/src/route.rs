@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
+use tiffin_core::session::{Seen, SeenState, is_valid_cached};
 use tiffin_rpc::{Address, Connection, may_block};
-use tiffin_transport::control::ControlReader;
+use tiffin_transport::control::{ControlReader, SlotState};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
 use tiffin_transport::segment::NodeMemory;
@@ -130,11 +131,10 @@ impl OpenRoute {
         }
     }
 
-    /// Reads what was named in one life of the master, and was not asked for since; `epoch` is its life now.
-    /// A member hears of every delete, so what it still holds is still what the master once said it is. In
-    /// mapped memory that is looked up after the bytes were copied; through a socket the node says it after
-    /// it has sent them.
-    pub(crate) async fn read_unasked(
+    /// Reads from cached locations of objects that were `named` in that epoch; `epoch` is the master's. In
+    /// mapped memory this checks after the copy that the bytes count; through a socket the node does, after it
+    /// has sent them.
+    pub(crate) async fn read_cached(
         &self,
         ops: &[ReadOp<'_>],
         named: u64,
@@ -155,15 +155,14 @@ impl OpenRoute {
             Mover::Local(..) | Mover::Shm(_) => (),
         }
         let uses = || ops.iter().map(|op| (op.slot, op.stamp));
-        let Some(control) = self.control() else { return vec![Err(TransferError::Stale); ops.len()] };
-        let is_object = object_of(named, epoch);
-        if !uses().any(|(slot, stamp)| is_object(control, slot, stamp)) {
-            return vec![Err(TransferError::Stale); ops.len()];
+        let stale = || vec![Err(TransferError::Stale); ops.len()];
+        let Some(control) = self.control() else { return stale() };
+        if !uses().any(|(slot, stamp)| is_valid_cached(seen(control, slot, stamp), named, epoch)) {
+            return stale();
         }
         let outcomes = self.read(ops, None, deadline).await;
-        let held = self.holds(uses(), named, epoch);
-        let counted = outcomes.into_iter().zip(held);
-        counted.map(|(it, is_held)| if is_held { it } else { it.and(Err(TransferError::Stale)) }).collect()
+        let checked = outcomes.into_iter().zip(self.are_valid(uses(), named, epoch));
+        checked.map(|(it, is_valid)| if is_valid { it } else { it.and(Err(TransferError::Stale)) }).collect()
     }
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
@@ -176,23 +175,24 @@ impl OpenRoute {
         }
     }
 
-    /// For each of these uses of slots, which were named in one life of the master: whether the memory is
-    /// mapped here, its node is a member in this life of it, and the use is an object: after all that was
-    /// read before. A delete is answered after the node has let go of them.
-    ///
-    /// In this order: a node that was away is a member again only after it has let go of what it owed, so
-    /// a use that is still there after that was found is not among it.
-    pub(crate) fn holds(&self, uses: impl Iterator<Item = (u32, u64)>, named: u64, epoch: u64) -> Vec<bool> {
-        let is_object = object_of(named, epoch);
-        let is_member = |it: &ControlReader| it.is_member() && it.epoch() == epoch;
+    /// Whether bytes count that were copied before from these uses, of objects that were `named` in that epoch.
+    /// A delete is answered after the node has withdrawn the stamp.
+    pub(crate) fn are_valid(
+        &self,
+        uses: impl Iterator<Item = (u32, u64)>,
+        named: u64,
+        epoch: u64,
+    ) -> Vec<bool> {
         let control = self.control();
-        let is_held = |(slot, stamp)| control.is_some_and(|it| is_member(it) && is_object(it, slot, stamp));
-        let mut held: Vec<_> = uses.map(is_held).collect();
-        // The kernel is asked once for all: a node that is there now was there when they were looked at.
-        if held.contains(&true) && self.is_node_gone() {
-            held.fill(false);
+        let is_valid = |(slot, stamp)| {
+            control.is_some_and(|control| is_valid_cached(seen(control, slot, stamp), named, epoch))
+        };
+        let mut valid: Vec<_> = uses.map(is_valid).collect();
+        // The kernel is asked once for all: a node that is alive now was alive when they were checked.
+        if valid.contains(&true) && self.is_node_gone() {
+            valid.fill(false);
         }
-        held
+        valid
     }
 
     /// Counts what came from a disk, through a socket or from one of this process, and says so.
@@ -243,10 +243,15 @@ impl OpenRoute {
     }
 }
 
-/// What makes a use an object. What this life of the master has named is one, also before its node has heard
-/// of that. Of what an earlier life has named nobody but the node can say what became of it.
-fn object_of(named: u64, epoch: u64) -> fn(&ControlReader, u32, u64) -> bool {
-    if named == epoch { ControlReader::is_current_or_reserved } else { ControlReader::is_committed }
+/// What a use looks like now, read in the order that [`Seen`] requires.
+fn seen(control: &ControlReader, slot: u32, stamp: u64) -> Seen {
+    let (is_member, epoch) = (control.is_member(), control.epoch());
+    let state = match control.state_of(slot, stamp) {
+        Some(SlotState::Committed) => Some(SeenState::Committed),
+        Some(SlotState::Reserved | SlotState::Offered) => Some(SeenState::Reserved),
+        Some(_) | None => None,
+    };
+    Seen { is_member, epoch, state }
 }
 
 /// How bytes are read through a socket, for the thread that polls now.

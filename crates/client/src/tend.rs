@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use crate::inner::{Inner, Master, locations};
-use crate::known;
+use crate::locations;
 use crate::{Deadline, Error};
 
 /// How long one try may take.
@@ -84,7 +84,7 @@ pub(crate) async fn run(
                 let Some(inner) = client.upgrade() else { return };
                 inner.prune();
                 care_for_leases(&inner);
-                known::tell_all(&inner);
+                locations::report_all(&inner);
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);

@@ -10,6 +10,7 @@ use tiffin_core::{
     EXTENT_ALIGN, Extent, Hold, SlotId, Stamp,
     extent::room_for,
     node::{SlotRecord, SlotState},
+    session::{Seen, SeenState},
 };
 
 use crate::keyspace::Name;
@@ -48,6 +49,8 @@ pub(crate) struct Memory {
     pub(crate) alive: bool,
     /// The memory says that its node is a member.
     pub(crate) member: bool,
+    /// The epoch that the memory says.
+    pub(crate) epoch: u64,
 }
 
 impl Memory {
@@ -60,6 +63,7 @@ impl Memory {
             claims: BTreeMap::new(),
             alive: true,
             member: false,
+            epoch: 0,
         }
     }
 
@@ -99,16 +103,14 @@ impl Memory {
         self.load(hold).is_some()
     }
 
-    /// Whether the slot has that stamp and is committed, on a member, which receives every retire.
-    pub(crate) fn is_valid_cached(&self, hold: Hold) -> bool {
-        let is_committed = self.load(hold).is_some_and(|it| it.state == SlotState::Committed);
-        self.alive && self.member && is_committed
-    }
-
-    /// The same, also for a use whose settle the node has not received yet.
-    pub(crate) fn has(&self, hold: Hold) -> bool {
-        let is_held = |it: &SlotRecord| it.state == SlotState::Committed || it.state.writer().is_some();
-        self.alive && self.member && self.load(hold).is_some_and(is_held)
+    /// What a reader sees of a use.
+    pub(crate) fn seen(&self, hold: Hold) -> Seen {
+        let state = self.load(hold).and_then(|it| match it.state {
+            SlotState::Committed => Some(SeenState::Committed),
+            SlotState::Reserved(_) | SlotState::Offered(_) => Some(SeenState::Reserved),
+            SlotState::Ending | SlotState::Prepared => None,
+        });
+        Seen { is_member: self.alive && self.member, epoch: self.epoch, state }
     }
 
     /// The current use of a slot.

@@ -304,7 +304,12 @@ impl World {
                         memory.member = member;
                     }
                 }
-                Effect::Epoch(epoch) => self.log.line(self.now, "epoch", &[segment.0, epoch], &[]),
+                Effect::Epoch(epoch) => {
+                    self.log.line(self.now, "epoch", &[segment.0, epoch], &[]);
+                    if let Some(memory) = self.memories.get_mut(&segment) {
+                        memory.epoch = epoch;
+                    }
+                }
                 Effect::RejectMaster { .. } => {
                     if let Some(link) = link {
                         self.break_conn(link);

@@ -9,7 +9,7 @@ use tiffin_core::{
     message::{ClientToNode, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
-    session::{NeedId, ReadResult, WriteResult},
+    session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached},
 };
 
 use crate::{
@@ -47,6 +47,8 @@ pub(crate) struct Transfer {
     pub(crate) socket: bool,
     /// See [`Order::cached_epoch`].
     cached_epoch: Option<u64>,
+    /// The epoch of the master that the client was connected to when it began; 0 if it was not.
+    reader_epoch: u64,
     /// Number of units copied.
     done: u32,
     /// Through a mapping: all units, once the record is loaded. Through a socket: those of the current piece.
@@ -110,6 +112,7 @@ impl World {
             write: order.write,
             socket,
             cached_epoch: order.cached_epoch,
+            reader_epoch: client.epoch().unwrap_or_default(),
             done: 0,
             units: None,
             must_claim: false,
@@ -207,10 +210,10 @@ impl World {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
-        let (segment, hold) = (transfer.segment, transfer.hold);
+        let (segment, hold, reader_epoch) = (transfer.segment, transfer.hold, transfer.reader_epoch);
         let is_current = match transfer.cached_epoch {
             None => memory.is_current(hold),
-            Some(named) => self.is_valid_cached(segment, hold, named),
+            Some(named) => self.is_valid_cached(reader_epoch, segment, hold, named),
         };
         let whole = unchecked || is_current;
         if whole {
@@ -219,16 +222,16 @@ impl World {
         self.transferred(id, if whole { Ended::Whole } else { Ended::Stale });
     }
 
-    /// Whether a use that was named in that epoch may be read from a cached location.
-    pub(crate) fn is_valid_cached(&mut self, segment: SegmentId, hold: Hold, named: u64) -> bool {
+    /// Whether bytes count that were read from a cached location of an object that was `named` in that epoch,
+    /// by a client of a master of that `epoch`.
+    pub(crate) fn is_valid_cached(&mut self, epoch: u64, segment: SegmentId, hold: Hold, named: u64) -> bool {
         let Some(memory) = self.memories.get(&segment) else { return false };
-        let node = self.nodes.iter().find(|it| it.segment == segment);
-        let life = node.and_then(|it| it.core.as_ref()).map(|it| it.epoch());
-        let is_early = !memory.is_valid_cached(hold) && memory.has(hold) && life == Some(named);
-        if is_early {
+        let seen = memory.seen(hold);
+        let is_valid = is_valid_cached(seen, named, epoch);
+        if is_valid && seen.state == Some(SeenState::Reserved) {
             self.coverage.hit(Point::KnownReadEarly);
         }
-        is_early || memory.is_valid_cached(hold)
+        is_valid
     }
 
     /// A piece, or the request for one, arrives at the node.
@@ -252,7 +255,12 @@ impl World {
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
-            None => core.begin_send(transfer.hold, offset, len, transfer.cached_epoch.map(|_| core.epoch())),
+            None => core.begin_send(
+                transfer.hold,
+                offset,
+                len,
+                transfer.cached_epoch.map(|_| transfer.reader_epoch),
+            ),
         };
         transfer.units = extents.map(|it| all_units(&it));
         let is_begun = transfer.units.is_some();
@@ -288,7 +296,7 @@ impl World {
                 core.end_store(transfer.hold);
                 true
             }
-            None => core.end_send(transfer.hold, transfer.cached_epoch.map(|_| core.epoch())),
+            None => core.end_send(transfer.hold, transfer.cached_epoch.map(|_| transfer.reader_epoch)),
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.violation);
         self.drain_node(node);

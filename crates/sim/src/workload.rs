@@ -9,7 +9,7 @@ use tiffin_core::{
         OpenStream, Pattern, Pin, Policy, PolicyChange, Prefetch, Pull, PutOptions, Release, Resolve,
         StreamLimits,
     },
-    session::{Get, GetRequest, OfferOrder, OfferRound, OfferSize, Put, PutRequest},
+    session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach},
 };
 
 use crate::{
@@ -350,19 +350,16 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         let newest: Vec<_> =
             names.iter().zip(stored).map(|(name, stored)| it.newest(&name.key()).max(stored)).collect();
-        let attached = it.attached.clone();
-        let mut recall = |name: &Name| {
-            // The last replica is read first.
-            let mut known = it.known.find(&name.key())?.clone();
-            known.replicas.sort_by_key(|it| (!it.hold().is_on_disk(), attached.contains(&it.segment)));
-            Some(known)
-        };
+        let lease = self.rng.percent(25);
+        let strict_leases = self.plan.strict_leases;
+        let get = CachedGet { is_connected: it.epoch().is_some(), lease, strict_leases };
+        let reaches = it.reaches();
+        let reach = |segment| reaches.get(&segment).copied().unwrap_or(Reach::None);
         let requests: Vec<_> =
-            names.iter().map(|name| GetRequest { key: name.key(), known: recall(name) }).collect();
+            names.iter().map(|name| it.locations.recall(&name.key(), get, reach)).collect();
         let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
         let before = before.collect();
         let buffers = names.iter().map(|_| if self.rng.once_in(30) { 50 } else { u64::MAX }).collect();
-        let lease = self.rng.percent(25);
         let near = format!("host{client}");
         let slow = self.slow_for(client);
         let avoided = self.clients.get(client).map(|it| it.pace.avoided(self.now_us())).unwrap_or_default();

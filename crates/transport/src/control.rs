@@ -353,22 +353,9 @@ impl ControlReader {
         self.map.is_here() && stamp::is_member(&*self.map)
     }
 
-    /// Whether the slot now holds a committed use with that stamp.
-    #[must_use]
-    pub fn is_committed(&self, index: u32, stamp: u64) -> bool {
-        self.state_of(index, stamp) == Some(SlotState::Committed)
-    }
-
-    /// Whether the slot now holds that use, committed or still reserved. A client that learned of the use
-    /// from the master accepts both: until the node has applied the settle, the use is reserved or offered.
-    #[must_use]
-    pub fn is_current_or_reserved(&self, index: u32, stamp: u64) -> bool {
-        use SlotState::{Committed, Offered, Reserved};
-        matches!(self.state_of(index, stamp), Some(Committed | Reserved | Offered))
-    }
-
     /// The state of the use with that stamp, if the slot holds it now.
-    fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
+    #[must_use]
+    pub fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
         let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
         let state = stamp::read_checked(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
         state.and_then(SlotState::from_word)
@@ -579,15 +566,15 @@ mod tests {
         let reader = memory.reader();
         writer.write_slot(1, &record(5, SlotState::Reserved, &[(0, 10)]));
         assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Reserved);
-        assert!(!reader.is_committed(1, 5));
+        assert!(reader.state_of(1, 5) != Some(SlotState::Committed));
         writer.write_slot(1, &record(5, SlotState::Committed, &[(0, 10)]));
         assert_eq!(reader.load(1, 5).unwrap().state, SlotState::Committed);
-        assert!(reader.is_committed(1, 5));
+        assert!(reader.state_of(1, 5) == Some(SlotState::Committed));
         writer.write_slot(1, &record(6, SlotState::Reserved, &[(20, 30)]));
         assert_eq!(reader.load(1, 6).unwrap().extents, extents(&[(20, 30)]));
         for (slot, stamp) in [(1, 5), (1, 0), (2, 5), (2, 0), (15, 6), (16, 6), (u32::MAX, 6)] {
             assert_eq!(reader.load(slot, stamp), Err(TransferError::Stale), "{slot} {stamp}");
-            assert!(!reader.is_current(slot, stamp) && !reader.is_committed(slot, stamp));
+            assert!(!reader.is_current(slot, stamp) && reader.state_of(slot, stamp).is_none());
         }
         writer.write_slot(1, &SlotRecord::default());
         assert!(!reader.is_current(1, 6), "a record without a stamp retires");

@@ -263,7 +263,10 @@ fn cached_location_reader(local: &Local, published: &Published) {
         let op = ReadOp { slot: of.slot, stamp: of.stamp, offset: 0, targets };
         let outcome = block_on(local.read(&[op], far())).remove(0);
         let control = local.control();
-        if outcome.is_ok() && control.is_member() && control.is_committed(of.slot, of.stamp) {
+        if outcome.is_ok()
+            && control.is_member()
+            && control.state_of(of.slot, of.stamp) == Some(SlotState::Committed)
+        {
             assert_eq!(found, of.content(), "{WRONG_BYTES}, in a read of {of:?}");
             assert!(!was_deleted, "{DELETED}: {of:?}");
         }

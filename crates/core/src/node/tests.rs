@@ -502,10 +502,10 @@ fn bytes_sent_while_the_object_was_deleted_do_not_count() {
 fn bytes_for_who_has_not_asked_count_only_from_a_member_in_that_life_of_the_master() {
     let mut bench = Bench::new();
     let hold = bench.put(100).hold();
-    for (unasked, counts) in [(None, true), (Some(5), true), (Some(4), false), (Some(6), false)] {
-        let begins = bench.node.begin_send(hold, 0, 100, unasked).is_some();
-        assert_eq!(begins, counts, "{unasked:?}");
-        assert!(!begins || bench.node.end_send(hold, unasked), "{unasked:?}");
+    for (cached_epoch, counts) in [(None, true), (Some(5), true), (Some(4), false), (Some(6), false)] {
+        let begins = bench.node.begin_send(hold, 0, 100, cached_epoch).is_some();
+        assert_eq!(begins, counts, "{cached_epoch:?}");
+        assert!(!begins || bench.node.end_send(hold, cached_epoch), "{cached_epoch:?}");
     }
     assert!(bench.node.begin_send(hold, 0, 100, Some(5)).is_some());
     bench.node.handle(Event::Unlinked);

@@ -83,8 +83,8 @@ struct Item {
     untried: Vec<Location>,
     /// Nodes that failed this item.
     failed: BTreeSet<SegmentId>,
-    /// What is tried is only what was known before, of an object that was named in this life of the master.
-    unasked: Option<u64>,
+    /// Only cached locations are tried, of an object that was named in this epoch.
+    cached_epoch: Option<u64>,
     /// The master is being asked.
     is_resolving: bool,
     /// The master was asked.
@@ -111,7 +111,7 @@ struct Read {
     item: usize,
     location: Location,
     generation: Generation,
-    unasked: bool,
+    is_cached: bool,
     watch: Option<Watch>,
 }
 
@@ -157,7 +157,7 @@ impl Get {
             key: request.key,
             tries: 0,
             untried: request.known.as_ref().map(|it| it.replicas.clone()).unwrap_or_default(),
-            unasked: request.known.as_ref().map(|it| it.generation.epoch),
+            cached_epoch: request.known.as_ref().map(|it| it.generation.epoch),
             found: request.known.unwrap_or_default(),
             failed: BTreeSet::new(),
             is_resolving: false,
@@ -197,7 +197,7 @@ impl Get {
     /// them for this client. Looking one up again is not a use of it.
     #[must_use]
     pub fn of_generation(mut self) -> Self {
-        self.items.iter_mut().for_each(|it| it.unasked = None);
+        self.items.iter_mut().for_each(|it| it.cached_epoch = None);
         Self { is_exact: true, wait_ms: 0, ..self }
     }
 
@@ -322,7 +322,7 @@ impl Get {
             // The master has told of something else since.
             _ if !is_current => self.go_on(index),
             // Whatever is wrong with what was known, the master knows better.
-            _ if read.unasked => self.ask(index),
+            _ if read.is_cached => self.ask(index),
             ReadResult::TooSmall => {
                 let len = item.found.len;
                 self.finish(index, GetOutcome::TooSmall(len));
@@ -431,11 +431,11 @@ impl Get {
     /// Nothing arrives from a read.
     fn stall(&mut self, id: NeedId) -> Option<SegmentId> {
         let Some(Pending::Read(read)) = self.pending.get(&id) else { return None };
-        let (index, segment, unasked) = (read.item, read.location.segment, read.unasked);
+        let (index, segment, is_cached) = (read.item, read.location.segment, read.is_cached);
         let has_bytes = read.watch.is_some_and(|it| it.has_bytes);
         let item = self.items.get_mut(index).filter(|it| it.outcome.is_none())?;
         item.has_stalled = true;
-        let may_ask = unasked && !item.is_resolving;
+        let may_ask = is_cached && !item.is_resolving;
         match item.untried.is_empty() {
             _ if has_bytes => {
                 if item.stops < STOPS_MAX && (may_ask || !item.untried.is_empty()) {
@@ -529,16 +529,16 @@ impl Get {
             return self.finish(index, outcome);
         };
         item.reads += 1;
-        let (len, unasked, generation) = (item.found.len, item.unasked, item.found.generation);
+        let (len, cached_epoch, generation) = (item.found.len, item.cached_epoch, item.found.generation);
         let id = self.next_id();
-        let read = Read { item: index, location, generation, unasked: unasked.is_some(), watch: None };
+        let read = Read { item: index, location, generation, is_cached: cached_epoch.is_some(), watch: None };
         self.pending.insert(id, Pending::Read(read));
-        self.needs.push_back(Need::Read { id, item: index, location, len, unasked });
+        self.needs.push_back(Need::Read { id, item: index, location, len, cached_epoch });
     }
 
     fn ask(&mut self, index: usize) {
         if let Some(item) = self.items.get_mut(index).filter(|it| !it.is_resolving) {
-            (item.unasked, item.is_resolving) = (None, true);
+            (item.cached_epoch, item.is_resolving) = (None, true);
             self.to_resolve.push(index);
         }
     }

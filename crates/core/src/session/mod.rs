@@ -5,7 +5,7 @@
 //! outcomes are ready. Deadlines are the shell's: it simply stops.
 
 mod get;
-mod known;
+mod locations;
 mod pace;
 mod preallocation;
 mod put;
@@ -13,7 +13,7 @@ mod put;
 mod tests;
 
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
-pub use known::Known;
+pub use locations::{CachedGet, LocationCache, Reach, Seen, SeenState, is_valid_cached};
 pub use pace::{PACES_MAX, Pace, STALL_US_MAX, STALL_US_MIN};
 pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Preallocation};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
@@ -65,10 +65,9 @@ pub enum Need {
         location: Location,
         /// How long the object is.
         len: u64,
-        /// The master was not asked, so the node must be a member of its cluster after the copy. The life of
-        /// the master in which the object was named: a use that its node has not heard of yet may be read
-        /// only while that lasts.
-        unasked: Option<u64>,
+        /// For a cached location: the epoch in which the object was named. After the copy, the read must be
+        /// checked with [`is_valid_cached`].
+        cached_epoch: Option<u64>,
     },
     /// Stop a read before it touches its buffer again, and report what became of it until then;
     /// [`ReadResult::Yielded`] if it did not come to its end.

@@ -405,8 +405,10 @@ fn known_get(replicas: &[Location]) -> Get {
 #[test]
 fn a_known_object_is_read_without_asking() {
     let mut get = known_get(&[location(1, 5)]);
-    let Some(Need::Read { id, location: from, len, unasked, .. }) = get.poll() else { panic!("no read") };
-    assert_eq!((from, len, unasked), (location(1, 5), 10, Some(1)));
+    let Some(Need::Read { id, location: from, len, cached_epoch, .. }) = get.poll() else {
+        panic!("no read")
+    };
+    assert_eq!((from, len, cached_epoch), (location(1, 5), 10, Some(1)));
     assert!(get.poll().is_none());
     get.read(id, ReadResult::Valid);
     assert!(get.is_done() && get.poll().is_none());
@@ -426,8 +428,8 @@ fn what_was_known_wrongly_is_asked() {
         assert!(matches!(request, ClientToMaster::Resolve(_)));
         // The same node may have the new one, and this time it counts for itself.
         get.replied(id, resolved(found(&[location(1, 6)])));
-        let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
-        assert_eq!(unasked, None);
+        let Some(Need::Read { id, cached_epoch, .. }) = get.poll() else { panic!("no read") };
+        assert_eq!(cached_epoch, None);
         get.read(id, ReadResult::Unreachable("gone".into()));
         assert!(get.is_done());
         assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into()])]);
@@ -585,8 +587,10 @@ fn stalled_read_at_a_known_place_asks_the_master() {
     get.tick(10);
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 5), location(2, 6)])));
-    let Some(Need::Read { id: second, location: from, unasked, .. }) = get.poll() else { panic!("no read") };
-    assert_eq!((from, unasked), (location(2, 6), None), "the first is being read");
+    let Some(Need::Read { id: second, location: from, cached_epoch, .. }) = get.poll() else {
+        panic!("no read")
+    };
+    assert_eq!((from, cached_epoch), (location(2, 6), None), "the first is being read");
     assert!(get.poll().is_none());
     get.read(first, ReadResult::Stale);
     let id = asked(get.poll());
@@ -683,8 +687,8 @@ fn only_the_wanted_generation_is_read() {
     let newer = Generation { counter: GENERATION.counter + 1, ..GENERATION };
     let slow = BTreeSet::from([SegmentId(1)]);
     let mut get = known_get(&[location(1, 5)]).avoiding(slow).of_generation();
-    let Some(Need::Read { id, unasked, .. }) = get.poll() else { panic!("no read") };
-    assert_eq!(unasked, None, "the master said where it lies, and all of its copies");
+    let Some(Need::Read { id, cached_epoch, .. }) = get.poll() else { panic!("no read") };
+    assert_eq!(cached_epoch, None, "the master said where it lies, and all of its copies");
     get.read(id, ReadResult::Stale);
     let (id, request) = to_master(get.poll());
     assert!(matches!(request, ClientToMaster::Resolve(it) if !it.touch && !it.lease && it.wait_ms == 0));

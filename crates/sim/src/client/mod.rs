@@ -25,7 +25,7 @@ use tiffin_core::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
     message::{ClientToMaster, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
     sabotage::Sabotage,
-    session::{Known, OfferLimits, Pace, Preallocation},
+    session::{LocationCache, OfferLimits, Pace, Preallocation, Reach},
 };
 
 pub(crate) use calls::{Call, Purpose};
@@ -45,7 +45,7 @@ use crate::{
 pub(super) const OFFER_LIMITS: OfferLimits =
     OfferLimits { puts_min: 1, puts_ahead: 4, offers_max: 6, rest_us: 30_000 };
 /// Number of cached locations: fewer than there are objects.
-const KNOWN_MAX: usize = 6;
+const CACHED_MAX: usize = 6;
 
 /// A client's own event.
 #[derive(Debug)]
@@ -123,8 +123,7 @@ pub(crate) struct Client {
     /// Leases of samples that it keeps, and the epoch in which they were granted.
     pub(crate) leases: BTreeSet<u64>,
     pub(crate) leased_in: u64,
-    /// Cached locations.
-    pub(crate) known: Known,
+    pub(crate) locations: LocationCache,
     /// Speed of the nodes.
     pub(crate) pace: Pace,
     /// The newest generation of each object that it has seen.
@@ -156,7 +155,7 @@ impl Client {
             near: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
-            known: Known::new(KNOWN_MAX, 0, sabotage),
+            locations: LocationCache::new(CACHED_MAX, 0, sabotage),
             pace: Pace::new(sabotage),
             newest: BTreeMap::new(),
             goodbyes: BTreeSet::new(),
@@ -166,7 +165,7 @@ impl Client {
     /// Learns locations from an answer of the master.
     fn learn(&mut self, keys: &[Key], outcomes: &[ResolveOutcome]) {
         for (key, outcome) in keys.iter().zip(outcomes) {
-            self.known.hear(key, outcome);
+            self.locations.hear(key, outcome);
             if let ResolveOutcome::Found(found) = outcome {
                 self.seen(key, found.generation);
             }
@@ -182,6 +181,21 @@ impl Client {
     /// The newest generation of an object that it has seen.
     pub(crate) fn newest(&self, key: &Key) -> Generation {
         self.newest.get(key).copied().unwrap_or_default()
+    }
+
+    /// The epoch of the master that it is connected to.
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.links.get(&Target::Master).filter(|it| it.up).map(|_| self.leased_in)
+    }
+
+    /// How it reaches the nodes that it is connected to.
+    pub(crate) fn reaches(&self) -> BTreeMap<SegmentId, Reach> {
+        let nodes = self.links.iter().filter_map(|(target, link)| match target {
+            Target::Node(segment) if link.up => Some(*segment),
+            Target::Node(_) | Target::Master => None,
+        });
+        let reach = |it| if self.attached.contains(&it) { Reach::Mapped } else { Reach::Socket };
+        nodes.map(|it| (it, reach(it))).collect()
     }
 
     /// The id of its next call.

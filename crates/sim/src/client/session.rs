@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::{
     Generation, Hold, SegmentId,
     message::{
-        AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, Exists, PinOutcome, PrefetchOutcome, Reply,
+        AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, PinOutcome, PrefetchOutcome, Reply,
         ReserveOutcome, Reserved, ResolveOutcome, Resource, Store,
     },
     session::{
@@ -121,12 +121,9 @@ impl World {
     /// Reports the keys that were read from cached locations to the master.
     pub(crate) fn report_uses(&mut self, client: usize) {
         let Some(it) = self.clients.get_mut(client) else { return };
-        let keys = it.known.take_used(usize::MAX);
-        if !keys.is_empty() {
+        if let Some(report) = it.locations.report(1, usize::MAX) {
             self.coverage.hit(Point::UsesTold);
-            let exists =
-                Exists { keys: keys.iter().collect(), touch: true, lease: false, ..Exists::default() };
-            self.call(client, Target::Master, ClientToMaster::Exists(exists), Purpose::Nothing);
+            self.call(client, Target::Master, report, Purpose::Nothing);
         }
     }
 
@@ -188,7 +185,7 @@ impl World {
                     self.start(order);
                 }
             }
-            Need::Read { id, item, location, len, unasked: cached_epoch } => {
+            Need::Read { id, item, location, len, cached_epoch } => {
                 let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
                     Some(Session { kind: Kind::Get { buffers, .. }, .. }) => {
                         buffers.get(item).copied().unwrap_or(0)
@@ -259,8 +256,9 @@ impl World {
     /// An existence check on mapped memory is answered from the cached location: the object must not have
     /// been deleted.
     fn check_presence(&mut self, client: usize, segment: SegmentId, hold: Hold, named: u64) {
-        let is_mapped = self.clients.get(client).is_some_and(|it| it.attached.contains(&segment));
-        if is_mapped && self.is_valid_cached(segment, hold, named) {
+        let Some(it) = self.clients.get(client).filter(|it| it.attached.contains(&segment)) else { return };
+        let Some(epoch) = it.epoch() else { return };
+        if self.is_valid_cached(epoch, segment, hold, named) {
             self.oracle.found_there(segment, hold, &mut self.coverage);
         }
     }
@@ -389,8 +387,15 @@ impl World {
                 }
             }
             Kind::Get { get, names, before, .. } => {
-                for ((name, before), outcome) in names.into_iter().zip(before).zip(get.into_outcomes()) {
-                    self.get_ended(client, name, before, &outcome);
+                let asked: Vec<_> = (0..names.len()).map(|item| get.is_asked(item)).collect();
+                let (cached, newest): (Vec<_>, Vec<_>) = before.into_iter().unzip();
+                let keys: Vec<_> = names.iter().map(|name| name.key()).collect();
+                let outcomes = get.into_outcomes();
+                if let Some(it) = self.clients.get_mut(client) {
+                    it.locations.finish(&keys, &cached, &outcomes, &asked);
+                }
+                for ((name, newest), outcome) in names.into_iter().zip(newest).zip(outcomes) {
+                    self.get_ended(client, name, newest, &outcome);
                 }
             }
             Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => (),
@@ -424,25 +429,15 @@ impl World {
             self.oracle.acknowledged(value, *generation);
             let stored = self.oracle.value(value).copied();
             if let (Some(it), Some(value)) = (self.clients.get_mut(client), stored) {
-                it.known.learn_put(&value.name.key(), *generation, value.len, replicas);
+                it.locations.learn_put(&value.name.key(), *generation, value.len, replicas);
             }
         }
     }
 
-    fn get_ended(
-        &mut self,
-        client: usize,
-        name: Name,
-        (known, newest): (Option<Generation>, Generation),
-        outcome: &GetOutcome,
-    ) {
+    fn get_ended(&mut self, client: usize, name: Name, newest: Generation, outcome: &GetOutcome) {
         self.log.note(|| format!("{name:?} {outcome:?}"));
-        if let Some(it) = self.clients.get_mut(client) {
-            match (outcome, known) {
-                (GetOutcome::Read(found), _) => it.seen(&name.key(), found.generation),
-                (_, Some(generation)) => it.known.forget(&name.key(), generation),
-                _ => (),
-            }
+        if let (Some(it), GetOutcome::Read(found)) = (self.clients.get_mut(client), outcome) {
+            it.seen(&name.key(), found.generation);
         }
         match outcome {
             GetOutcome::Read(found) => {

@@ -207,7 +207,11 @@ impl Oracle {
     /// be committed at the node yet.
     fn lets_read(&self, segment: SegmentId, memory: &Memory, generation: Generation) -> bool {
         let is_it = |hold| self.generation_of.get(&(segment, hold)) == Some(&generation);
-        let is_early = |hold| generation.epoch == self.epoch && memory.has(hold) && is_it(hold);
+        let is_there = |hold| {
+            let seen = memory.seen(hold);
+            seen.is_member && seen.state.is_some()
+        };
+        let is_early = |hold| generation.epoch == self.epoch && is_there(hold) && is_it(hold);
         copies(memory, generation).next().is_some() || memory.slots().any(|(hold, _)| is_early(hold))
     }
 
