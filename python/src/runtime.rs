@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tiffin_client::with_blocking;
+use tiffin_client::{Blocking, with_blocking};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
@@ -81,7 +81,7 @@ pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + 
         return py.detach(|| block_on_with_signals(engine, work));
     }
     let (result, entry) = py.detach(|| {
-        let result = with_blocking(true, || engine.runtime.block_on(work()));
+        let result = with_blocking(Blocking::Now, || engine.runtime.block_on(work()));
         match engine.entry() {
             Some(entry) => (result, entry),
             None => stay_outside(),
@@ -156,7 +156,7 @@ fn block_on_with_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> P
                 () = tokio::time::sleep(SIGNALS_EVERY) => None,
             }
         };
-        let turn = with_blocking(true, || engine.runtime.block_on(turn));
+        let turn = with_blocking(Blocking::Now, || engine.runtime.block_on(turn));
         if let Some(result) = turn {
             return Ok(result);
         }

@@ -8,17 +8,16 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures_util::stream::{FuturesUnordered, Stream};
-use tiffin_rpc::{may_block, with_blocking};
+use tiffin_rpc::{Blocking, blocking, with_blocking};
 
 type Job<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The jobs under way.
-pub(crate) struct Running<'a, T>(FuturesUnordered<Job<'a, T>>);
+/// The jobs under way, in the order in which they began.
+pub(crate) struct Running<'a, T>(Vec<Job<'a, T>>);
 
 impl<'a, T> Running<'a, T> {
     pub(crate) fn new() -> Self {
-        Self(FuturesUnordered::new())
+        Self(Vec::new())
     }
 
     pub(crate) fn push(&mut self, job: impl Future<Output = T> + Send + 'a) {
@@ -32,9 +31,32 @@ impl<'a, T> Running<'a, T> {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        if self.0.is_empty() {
+            return Poll::Ready(None);
+        }
         // A job that blocks keeps the others from going on, so only one that is alone may.
-        let may_block = may_block() && self.0.len() == 1;
-        with_blocking(may_block, || Pin::new(&mut self.0).poll_next(context))
+        let mut ready = match blocking() {
+            Blocking::Now if self.0.len() > 1 => self.poll_all(context, Blocking::Soon),
+            whole => self.poll_all(context, whole),
+        };
+        if ready.is_none() && blocking() == Blocking::Now && self.0.len() > 1 {
+            // All of them wait, so this thread sleeps until the runtime wakes it.
+            ready = self.poll_all(context, Blocking::Never);
+        }
+        ready.map_or(Poll::Pending, |result| Poll::Ready(Some(result)))
+    }
+
+    /// Polls the jobs until one is ready. They are as many as nodes are involved, so that is cheap.
+    fn poll_all(&mut self, context: &mut Context<'_>, blocking: Blocking) -> Option<T> {
+        let found = self.0.iter_mut().enumerate().find_map(|(index, job)| {
+            match with_blocking(blocking, || job.as_mut().poll(context)) {
+                Poll::Ready(result) => Some((index, result)),
+                Poll::Pending => None,
+            }
+        });
+        let (index, result) = found?;
+        drop(self.0.remove(index));
+        Some(result)
     }
 
     /// All results, in the order in which they come.
@@ -53,27 +75,49 @@ mod tests {
 
     use super::*;
 
-    /// Whether each of several jobs may block, where this thread may.
-    fn allowed(count: usize) -> Vec<bool> {
-        let allowed = Mutex::new(Vec::new());
+    /// How several jobs are polled by a thread that waits like that.
+    fn polled(count: usize, whole: Blocking) -> Vec<(usize, Blocking)> {
+        let polled = Mutex::new(Vec::new());
         let mut running = Running::<()>::new();
-        for _ in 0..count {
-            running.push(poll_fn(|_| {
-                allowed.lock().unwrap().push(may_block());
+        for index in 0..count {
+            let polled = &polled;
+            running.push(poll_fn(move |_| {
+                polled.lock().unwrap().push((index, blocking()));
                 Poll::Pending
             }));
         }
         let mut context = Context::from_waker(std::task::Waker::noop());
-        assert!(with_blocking(true, || running.poll(&mut context)).is_pending());
-        assert!(!may_block());
-        assert!(running.poll(&mut context).is_pending());
+        assert!(with_blocking(whole, || running.poll(&mut context)).is_pending());
+        assert_eq!(blocking(), Blocking::Never);
         drop(running);
-        allowed.into_inner().unwrap()
+        polled.into_inner().unwrap()
     }
 
     #[test]
-    fn a_job_may_block_if_it_is_alone() {
-        assert_eq!(allowed(1), [true]);
-        assert_eq!(allowed(3), [false; 3]);
+    fn a_job_blocks_if_it_is_alone() {
+        use Blocking::{Never, Now, Soon};
+        assert_eq!(polled(1, Now), [(0, Now)]);
+        assert_eq!(polled(2, Now), [(0, Soon), (1, Soon), (0, Never), (1, Never)]);
+        assert_eq!(polled(2, Never), [(0, Never), (1, Never)]);
+        assert_eq!(polled(2, Soon), [(0, Soon), (1, Soon)]);
+    }
+
+    #[test]
+    fn the_job_that_is_left_may_block() {
+        let how = Mutex::new(Vec::new());
+        let mut running = Running::new();
+        running.push(poll_fn(|_| {
+            how.lock().unwrap().push(blocking());
+            if blocking() == Blocking::Now { Poll::Ready(1) } else { Poll::Pending }
+        }));
+        running.push(async { 2 });
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        with_blocking(Blocking::Now, || {
+            assert_eq!(running.poll(&mut context), Poll::Ready(Some(2)));
+            assert_eq!(running.poll(&mut context), Poll::Ready(Some(1)));
+            assert_eq!(running.poll(&mut context), Poll::Ready(None));
+        });
+        drop(running);
+        assert_eq!(how.into_inner().unwrap(), [Blocking::Soon, Blocking::Now]);
     }
 }

@@ -1,8 +1,8 @@
 //! A Tiffin cluster as the shared store: one object per page of a rank.
 
 use tiffin_client::{
-    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put,
-    PutOptions, ResolveOptions, with_blocking,
+    Ahead, Blocking, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern,
+    Put, PutOptions, ResolveOptions, with_blocking,
 };
 use tokio::runtime::Handle;
 
@@ -41,7 +41,7 @@ impl ClusterStore {
                 done = call(&self.client, deadline) => done,
             }
         };
-        with_blocking(true, || self.runtime.block_on(either))
+        with_blocking(Blocking::Now, || self.runtime.block_on(either))
     }
 }
 

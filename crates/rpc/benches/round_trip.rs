@@ -15,7 +15,7 @@ use std::time::Duration;
 use tiffin_core::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
 use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
-use tiffin_rpc::{Address, Connection, Greeting, Inbox, Listener, Outbox, Reach, with_blocking};
+use tiffin_rpc::{Address, Blocking, Connection, Greeting, Inbox, Listener, Outbox, Reach, with_blocking};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 
@@ -108,7 +108,7 @@ fn deadline() -> Instant {
 fn from_thread(connection: Connection, runtime: Handle) -> Contender {
     timed(move || {
         let request = request();
-        let answer = with_blocking(true, || runtime.block_on(connection.call(&request, deadline())));
+        let answer = with_blocking(Blocking::Now, || runtime.block_on(connection.call(&request, deadline())));
         drop(answer.unwrap());
     })
 }

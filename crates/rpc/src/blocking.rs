@@ -5,28 +5,40 @@
 
 use std::cell::Cell;
 
-thread_local! {
-    static MAY_BLOCK: Cell<bool> = const { Cell::new(false) };
+/// How a call that is polled waits for its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocking {
+    /// The runtime wakes the call.
+    Never,
+    /// This thread may block, but has other work first. It polls the call again when that is done, so nobody
+    /// need wake it.
+    Soon,
+    /// This thread may block now.
+    Now,
 }
 
-/// Runs `work`, in which this thread may block, or may not.
-pub fn with_blocking<R>(may_block: bool, work: impl FnOnce() -> R) -> R {
-    let _restore = Restore(MAY_BLOCK.replace(may_block));
+thread_local! {
+    static BLOCKING: Cell<Blocking> = const { Cell::new(Blocking::Never) };
+}
+
+/// Runs `work`, in which calls wait like that.
+pub fn with_blocking<R>(blocking: Blocking, work: impl FnOnce() -> R) -> R {
+    let _restore = Restore(BLOCKING.replace(blocking));
     work()
 }
 
-/// Whether this thread may block for a moment.
+/// How calls of this thread wait.
 #[must_use]
-pub fn may_block() -> bool {
-    MAY_BLOCK.get()
+pub fn blocking() -> Blocking {
+    BLOCKING.get()
 }
 
 /// Restores the permission, also after a panic.
-struct Restore(bool);
+struct Restore(Blocking);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        MAY_BLOCK.set(self.0);
+        BLOCKING.set(self.0);
     }
 }
 
@@ -36,14 +48,15 @@ mod tests {
 
     #[test]
     fn the_permission_ends_with_the_work_it_was_given_for() {
-        assert!(!may_block());
-        with_blocking(true, || {
-            assert!(may_block());
-            let panic = || with_blocking(false, || panic!("in the middle"));
+        assert_eq!(blocking(), Blocking::Never);
+        with_blocking(Blocking::Now, || {
+            assert_eq!(blocking(), Blocking::Now);
+            let panic = || with_blocking(Blocking::Soon, || panic!("in the middle"));
             assert!(std::panic::catch_unwind(panic).is_err());
-            assert!(may_block());
-            assert!(!std::thread::spawn(may_block).join().unwrap(), "in this thread only");
+            assert_eq!(blocking(), Blocking::Now);
+            let elsewhere = std::thread::spawn(blocking).join().unwrap();
+            assert_eq!(elsewhere, Blocking::Never, "in this thread only");
         });
-        assert!(!may_block());
+        assert_eq!(blocking(), Blocking::Never);
     }
 }

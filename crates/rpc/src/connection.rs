@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::calls::{Calls, Late};
 use crate::lanes::{LaneCall, Lanes};
 use crate::mailbox::Ticket;
-use crate::{Address, CallError, Outbox, Reach, SendError, dial, handshake, may_block};
+use crate::{Address, Blocking, CallError, Outbox, Reach, SendError, blocking, dial, handshake};
 
 /// A connection for calls. Clones share it; it is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -148,7 +148,7 @@ impl Connection {
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
-        let lane = if may_block() { self.shared.lanes.begin() } else { None };
+        let lane = if blocking() == Blocking::Never { None } else { self.shared.lanes.begin() };
         match lane {
             Some(lane) => self.shared.call_on(lane, told, request, deadline, late).await,
             None => self.shared.call(told, request, deadline, late).await,

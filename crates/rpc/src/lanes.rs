@@ -10,8 +10,10 @@
 //! **Invariant:** no reply that matters is still to come on an idle lane. A call that is given up leaves its
 //! lane to a task, which waits for the reply and then gives the lane back.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_core::RequestId;
@@ -23,7 +25,7 @@ use tokio::time::Instant;
 use crate::calls::{Late, refuse};
 use crate::mailbox::{Ended, Ticket};
 use crate::spin::Spin;
-use crate::{Address, Inbox, Outbox, Reach, SendError, dial, may_block};
+use crate::{Address, Blocking, Inbox, Outbox, Reach, SendError, blocking, dial};
 
 /// The most lanes of one connection. Threads beyond that share the connection.
 pub const LANES_MAX: u32 = 16;
@@ -161,23 +163,33 @@ impl Lane {
 
     /// Waits for a reply; at first in this thread, if it may block.
     async fn reply(&mut self, id: RequestId, deadline: Instant) -> Result<Reply, Ended> {
-        if may_block() {
-            let until = deadline.min(Instant::now() + BLOCK_TIME_MAX).into_std();
-            let spin = &mut self.spin;
-            loop {
-                if let Some(reply) = reply_to(id, &mut self.inbox)? {
-                    return Ok(reply);
-                }
-                match self.inbox.read(|stream, buffer| stream.read_until(buffer, spin, until)) {
-                    Ok(_) => {}
-                    Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::TimedOut => break,
-                    Err(ended) => return Err(ended),
-                }
-            }
+        while blocking() == Blocking::Soon {
+            next_poll().await;
+        }
+        if blocking() == Blocking::Now
+            && let Some(reply) = self.reply_in_thread(id, deadline)?
+        {
+            return Ok(reply);
         }
         let reply = self.reply_later(id).await;
         self.inbox.unwatch();
         reply
+    }
+
+    /// Blocks this thread for the reply, for a moment.
+    fn reply_in_thread(&mut self, id: RequestId, deadline: Instant) -> Result<Option<Reply>, Ended> {
+        let until = deadline.min(Instant::now() + BLOCK_TIME_MAX).into_std();
+        let spin = &mut self.spin;
+        loop {
+            if let Some(reply) = reply_to(id, &mut self.inbox)? {
+                return Ok(Some(reply));
+            }
+            match self.inbox.read(|stream, buffer| stream.read_until(buffer, spin, until)) {
+                Ok(_) => {}
+                Err(Ended::Broken(error)) if error.kind() == io::ErrorKind::TimedOut => return Ok(None),
+                Err(ended) => return Err(ended),
+            }
+        }
     }
 
     /// Waits for a reply as a task does.
@@ -190,6 +202,12 @@ impl Lane {
             }
         }
     }
+}
+
+/// Ends with the next poll, for which nobody need wake this.
+async fn next_poll() {
+    let mut is_polled = false;
+    poll_fn(|_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
 /// The reply to a request, if it has been read. Other replies matter to nobody.

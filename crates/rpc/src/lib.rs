@@ -35,7 +35,7 @@ use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::FrameError;
 
 pub use address::{Address, AddressError};
-pub use blocking::{may_block, with_blocking};
+pub use blocking::{Blocking, blocking, with_blocking};
 pub use connection::Connection;
 pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;

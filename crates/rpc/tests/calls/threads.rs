@@ -1,14 +1,14 @@
 //! Calls of threads that may block, beside tasks.
 
 use tiffin_core::message::{Reserve, Role};
-use tiffin_rpc::{LANES_MAX, with_blocking};
+use tiffin_rpc::{Blocking, LANES_MAX, with_blocking};
 use tokio::runtime::Handle;
 
 use super::*;
 
 /// Waits for a call in this thread, as the Python package does.
 fn block_on<T>(runtime: &Handle, call: impl Future<Output = T>) -> T {
-    with_blocking(true, || runtime.block_on(call))
+    with_blocking(Blocking::Now, || runtime.block_on(call))
 }
 
 /// The same in a thread of its own.
@@ -365,5 +365,31 @@ async fn all_that_wait_hear_of_the_end() {
         for call in [on_lane, beside, task] {
             assert!(matches!(call.await.unwrap(), Err(CallError::Lost { .. })));
         }
+    }
+}
+
+/// A thread that has other work first is not woken for its reply, and reads it when it polls again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_polled_again_soon_reads_its_reply_then() {
+    for then in [Blocking::Now, Blocking::Never] {
+        let mut bench = Bench::new(unix_name(), 1).await;
+        bench.open_lane().await;
+        let (connection, runtime) = (bench.connection.clone(), Handle::current());
+        let (replied, mut may_go_on) = mpsc::unbounded_channel::<()>();
+        let thread = tokio::task::spawn_blocking(move || {
+            let request = numbered(1);
+            let mut call = Box::pin(connection.call(&request, patient()));
+            runtime.block_on(std::future::poll_fn(|context| {
+                assert!(with_blocking(Blocking::Soon, || call.as_mut().poll(context)).is_pending());
+                std::task::Poll::Ready(())
+            }));
+            may_go_on.blocking_recv();
+            with_blocking(then, || runtime.block_on(call))
+        });
+        let (id, _, outbox) = bench.request().await;
+        assert_eq!(id.lane(), 1);
+        outbox.reply(id, &Reply::ViewsBegun(vec![true]));
+        replied.send(()).unwrap();
+        assert_eq!(thread.await.unwrap().unwrap(), Reply::ViewsBegun(vec![true]));
     }
 }
