@@ -85,12 +85,12 @@ pub(crate) async fn ask(
     let (ClientToNode::Commit(commit), Some(bytes)) = (request, bytes) else {
         return inner.ask_node(segment, request, deadline).await.map_err(Unanswered::Failed);
     };
-    let route = inner.control_route(segment, deadline).await;
+    let route = inner.nodes.control_route(segment, deadline).await;
     let route = route.map_err(|error| Unanswered::Unwritten(error.to_string()))?;
     let count = bytes.iter().map(|it| it.len() as u64).sum();
     let store = ClientToNode::Store(Store { commit: commit.clone(), bytes });
     let reply = route.connection.call(&store, deadline.instant()).await;
-    inner.count_carried(count);
+    inner.nodes.count_carried(count);
     reply.map_err(|error| Unanswered::Failed(error.into()))
 }
 
@@ -105,7 +105,7 @@ fn may_be_carried(
     let len = |(_, item, _): &ToWrite| puts.get(*item).and_then(Put::len).unwrap_or(u64::MAX);
     writes.iter().map(len).fold(0, u64::saturating_add) <= CARRIED_BYTES_MAX
         && writes.iter().all(|(_, item, _)| session.is_asked_next(*item, segment))
-        && inner.current_route(segment).is_some_and(|it| it.can_stall())
+        && inner.nodes.current_route(segment).is_some_and(|it| it.can_stall())
 }
 
 fn gathered(put: &Put<'_>) -> Vec<u8> {

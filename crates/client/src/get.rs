@@ -15,9 +15,9 @@ use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::{Outcome, ReadOp, TargetBuf, TransferError};
 use tokio::time::timeout_at;
 
+use crate::cached;
 use crate::hedge::Flights;
 use crate::inner::{Inner, call_failure};
-use crate::locations;
 use crate::put::{Failures, unreachable};
 use crate::route::OpenRoute;
 use crate::running::Running;
@@ -116,14 +116,14 @@ async fn drive_piece<'a>(
     options: GetOptions,
     deadline: Deadline,
 ) -> Vec<Result<Fetched, Error>> {
-    let requests = locations::recall(inner, keys, options);
+    let requests = cached::recall(inner, keys, options);
     let cached: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
     let session = session(inner, requests, options);
     let landed = Landed { landing, first };
     let Ended { outcomes, failures, is_late, asked } =
         run(inner, session, keys.len(), &landed, deadline).await;
     inner.locations.lock().finish(keys, &cached, &outcomes, &asked);
-    locations::report_soon(inner);
+    cached::report_soon(inner);
     let ranges = (first..).map(|item| landing.range(item));
     let answers = outcomes.into_iter().zip(keys).zip(ranges);
     answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
@@ -166,7 +166,7 @@ pub(crate) async fn run<'a>(
         }
         for ((segment, cached_epoch), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
-            let to_read = ToRead { segment, cached_epoch, route: inner.current_route(segment), ops };
+            let to_read = ToRead { segment, cached_epoch, route: inner.nodes.current_route(segment), ops };
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
                 let (number, watch) = watched.unzip();
@@ -206,7 +206,7 @@ fn session(inner: &Inner, requests: Vec<GetRequest>, options: GetOptions) -> Ses
 /// The nearest copy is read first.
 pub(crate) fn distance(inner: &Inner) -> tiffin_core::session::Distance {
     let me = inner.weak();
-    Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.distance(info.segment)))
+    Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.nodes.distance(info.segment)))
 }
 
 /// The read of what is wanted of an object of `len` bytes, if it has that and there is memory for it.
@@ -231,7 +231,7 @@ impl ToRead<'_> {
         let ops = &self.ops;
         let route = match self.route {
             Some(route) => Ok(route),
-            None => inner.route(self.segment, deadline).await,
+            None => inner.nodes.route(self.segment, deadline).await,
         };
         let route = match route {
             Ok(route) => route,

@@ -1,99 +1,20 @@
-//! Reads that may stall: measures how fast nodes answer, and wakes the session of a get when nothing
-//! arrives.
+//! Reads that may stall: wakes the session of a get when nothing arrives.
 //!
-//! The decisions are those of `core::session`: [`Pace`] says how long to wait and which nodes to ask last,
-//! and the session what to read instead. Reads of mapped memory do not stall, and cost nothing here.
+//! The decisions are those of `core::session`: [`Paces`](crate::paces::Paces) says how long to wait and which
+//! nodes to ask last, and the session what to read instead. Reads of mapped memory do not stall, and cost
+//! nothing here.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tiffin_core::SegmentId;
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::session::{Get as Session, NeedId, Pace, ReadResult};
+use tiffin_core::session::{Get as Session, NeedId, ReadResult};
 use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::{Outcome, TransferError};
 use tokio::time::Instant;
 
 use crate::Deadline;
 use crate::inner::Inner;
-
-/// How fast nodes answer one client, and what it has done about it.
-pub(crate) struct Paces {
-    pace: Mutex<Pace>,
-    origin: Instant,
-    hedged: AtomicU64,
-}
-
-impl Paces {
-    pub(crate) fn new() -> Self {
-        let pace = Mutex::new(Pace::new(Sabotage::None));
-        Self { pace, origin: Instant::now(), hedged: AtomicU64::new(0) }
-    }
-
-    /// The nodes that are to be asked last now.
-    pub(crate) fn avoided(&self) -> BTreeSet<SegmentId> {
-        let pace = self.lock();
-        if pace.has_slow() { pace.avoided(self.now_us()) } else { BTreeSet::new() }
-    }
-
-    /// How many reads were begun because another one stalled.
-    pub(crate) fn hedged(&self) -> u64 {
-        self.hedged.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn count_hedged(&self, is_hedged: bool) {
-        if is_hedged {
-            self.hedged.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// A read begins: how long it may go without a byte.
-    pub(crate) fn begins(&self, segment: SegmentId, deadline: Deadline) -> (u64, u64) {
-        let now = Instant::now();
-        let left = deadline.instant().saturating_duration_since(now);
-        let left_us = u64::try_from(left.as_micros()).unwrap_or(u64::MAX);
-        let now_us = self.at_us(now);
-        let mut pace = self.lock();
-        pace.begins(segment, now_us);
-        (now_us, pace.stall_us(segment, left_us))
-    }
-
-    /// The first byte of a read arrived.
-    pub(crate) fn answered(&self, segment: SegmentId, began_us: u64, first: Instant, is_late: bool) {
-        let now_us = self.at_us(first);
-        self.lock().answered(segment, now_us.saturating_sub(began_us), is_late, now_us);
-    }
-
-    /// Nothing arrives from a node.
-    pub(crate) fn stalled(&self, inner: &Inner, segment: SegmentId, now_us: u64) {
-        let pause_us = self.lock().stalled(segment, now_us);
-        if let Some(pause_us) = pause_us {
-            let (node, pause_ms) = (inner.node_name(segment), pause_us / 1000);
-            tracing::warn!(node, pause_ms, "a node does not answer reads in time; its copies are read last");
-        }
-    }
-
-    pub(crate) fn now_us(&self) -> u64 {
-        self.at_us(Instant::now())
-    }
-
-    pub(crate) fn at_us(&self, instant: Instant) -> u64 {
-        let since = instant.saturating_duration_since(self.origin);
-        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-    }
-
-    /// When that is, or the deadline if that is earlier.
-    pub(crate) fn instant(&self, at_us: Option<u64>, deadline: Deadline) -> Instant {
-        let at = at_us.and_then(|it| self.origin.checked_add(std::time::Duration::from_micros(it)));
-        at.map_or(deadline.instant(), |it| it.min(deadline.instant()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pace> {
-        // A wrong estimate costs a request, and no more.
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The reads of one get that may stall.
 pub(crate) struct Flights<'i> {
@@ -182,7 +103,7 @@ impl<'i> Flights<'i> {
             }
         }
         for segment in session.tick(now_us) {
-            self.inner.paces.stalled(self.inner, segment, now_us);
+            self.inner.paces.stalled(segment, now_us, || self.inner.nodes.name(segment));
         }
     }
 

@@ -5,14 +5,13 @@
 //! **Invariant:** a node hears `Goodbye` only when nothing of this client can touch its memory any more: no
 //! operation is under way, and no view is left.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, Reserve,
-    ReserveOutcome, Reserved, Role,
+    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Release, Reply, Reserve, ReserveOutcome,
+    Reserved, Role,
 };
 use tiffin_core::session::CallFailure;
 use tiffin_core::{ClientId, Location, SegmentId};
@@ -22,21 +21,18 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use crate::hedge::Paces;
+use crate::chores::Chore;
 use crate::leases::Leases;
 use crate::link::{Link, Usable};
-use crate::locations::{self, Locations};
-use crate::preallocated::Preallocated;
+use crate::locations::{Locations, REPORTED_MAX};
+use crate::nodes::Nodes;
+use crate::offers::Offers;
+use crate::paces::Paces;
 use crate::reservations::{Held, Reservations};
-use crate::route::{self, OpenRoute, Traveller};
+use crate::route::{OpenRoute, Traveller};
 use crate::running::Running;
-use crate::tend::{self, Chore};
-use crate::{ConnectOptions, Deadline, Error, Route, host};
+use crate::{ConnectOptions, Deadline, Error, host};
 
-/// How far disks are: further than any memory.
-const DISTANCE_OF_DISKS: u8 = 4;
-/// How long a node that could not be reached is left alone.
-const NODE_REST: Duration = Duration::from_millis(500);
 /// How long a node may take to hear what is reserved there.
 const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a put may wait for the moment to say that: longer than it takes, unless somebody waits for room.
@@ -67,13 +63,6 @@ impl Usable for Master {
     }
 }
 
-struct Node {
-    info: NodeInfo,
-    /// The master tells it what is published there, as the master said last.
-    is_near: bool,
-    link: Arc<Link<OpenRoute>>,
-}
-
 /// What all handles of one client share.
 pub(crate) struct Inner {
     pub(crate) options: ConnectOptions,
@@ -84,13 +73,11 @@ pub(crate) struct Inner {
     pub(crate) chores: mpsc::UnboundedSender<Chore>,
     pub(crate) locations: Locations,
     pub(crate) paces: Paces,
-    pub(crate) preallocated: Preallocated,
-    traveller: Traveller,
+    pub(crate) offers: Offers,
+    pub(crate) nodes: Nodes,
+    hello: Hello,
     address: Address,
     master: Arc<Link<Master>>,
-    nodes: Mutex<BTreeMap<SegmentId, Node>>,
-    /// How many views there are on each node.
-    views: Mutex<BTreeMap<SegmentId, usize>>,
     closed: AtomicBool,
     /// How many operations are under way, and who waits for their end.
     busy: AtomicUsize,
@@ -103,7 +90,10 @@ pub(crate) struct Inner {
 pub(crate) struct Busy<'a>(&'a Inner);
 
 impl Inner {
-    pub(crate) async fn connect(options: ConnectOptions) -> Result<Arc<Self>, Error> {
+    /// Connects to the master. The chores are for [`tend::run`](crate::tend::run).
+    pub(crate) async fn connect(
+        options: ConnectOptions,
+    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Chore>), Error> {
         let address: Address = options.address.parse()?;
         // The attempt ends by itself after `connect_time`, and can tell how far it came.
         let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));
@@ -120,7 +110,7 @@ impl Inner {
             ..Hello::default()
         };
         let traveller = Traveller {
-            hello,
+            hello: hello.clone(),
             shared_memory: options.shared_memory,
             home_memory: options.home_memory.clone(),
             home_disks: options.home_disks.clone(),
@@ -137,12 +127,11 @@ impl Inner {
             chores,
             locations: Locations::new(drawn),
             paces: Paces::new(),
-            preallocated: Preallocated::new(),
-            traveller,
+            offers: Offers::new(),
+            nodes: Nodes::new(traveller, Handle::current()),
+            hello,
             master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
             address,
-            nodes: Mutex::default(),
-            views: Mutex::default(),
             closed: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             idle: Notify::new(),
@@ -150,9 +139,8 @@ impl Inner {
             me: Weak::clone(me),
             options,
         });
-        let master = inner.master(deadline).await?;
-        tokio::spawn(tend::run(Arc::downgrade(&inner), todo, master.heartbeat));
-        Ok(inner)
+        inner.master(deadline).await?;
+        Ok((inner, todo))
     }
 
     pub(crate) fn weak(&self) -> Weak<Self> {
@@ -160,7 +148,7 @@ impl Inner {
     }
 
     pub(crate) fn id(&self) -> ClientId {
-        self.traveller.hello.client
+        self.hello.client
     }
 
     /// Begins an operation, unless the client is closed or another process's, or it is too late.
@@ -193,7 +181,7 @@ impl Inner {
             reply => reply?,
         };
         if let (ClientToMaster::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
-            self.learn(&resolved.nodes);
+            self.nodes.learn(&resolved.nodes);
             let mut cache = self.locations.lock();
             resolve.keys.iter().zip(&resolved.items).for_each(|(key, outcome)| cache.hear(key, outcome));
         }
@@ -242,7 +230,7 @@ impl Inner {
             match master.connection.call_or(&request, deadline.instant(), late).await {
                 Ok(reply) => {
                     if let Some(leased) = leased_in(&reply) {
-                        self.learn(&leased.nodes);
+                        self.nodes.learn(&leased.nodes);
                         leases(leased).for_each(|lease| self.leases.add(epoch, lease));
                     }
                     return Ok((epoch, reply));
@@ -312,7 +300,7 @@ impl Inner {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
             // What this client uses must not be evicted for what it puts.
-            let used = locations::reports(self);
+            let used = self.reports();
             let chores = self.chores.clone();
             let abort = move |reply| {
                 let _gone = chores.send(Chore::Late(reply));
@@ -328,8 +316,7 @@ impl Inner {
                 reply => reply?,
             };
             if let Reply::Reserved(reserved) = &reply {
-                self.learn(&reserved.nodes);
-                self.learn_near(reserved);
+                self.nodes.learn_reserved(reserved);
                 locations(reserved).for_each(|location| held.take(location));
             }
             return Ok(reply);
@@ -343,164 +330,8 @@ impl Inner {
         request: &ClientToNode,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
-        let route = self.control_route(segment, deadline).await?;
+        let route = self.nodes.control_route(segment, deadline).await?;
         Ok(route.connection.call(request, deadline.instant()).await?)
-    }
-
-    /// The route to a node, for requests alone. It does not check whether the node's memory is still mapped:
-    /// a node that is gone does not answer, and a client that wrote there has checked after its write.
-    pub(crate) async fn control_route(
-        &self,
-        segment: SegmentId,
-        deadline: Deadline,
-    ) -> Result<Arc<OpenRoute>, Error> {
-        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
-        match link.and_then(|link| link.current_if(|route| !route.connection.is_closed())) {
-            Some(route) => Ok(route),
-            None => self.route(segment, deadline).await,
-        }
-    }
-
-    /// The way to a node.
-    pub(crate) async fn route(
-        &self,
-        segment: SegmentId,
-        deadline: Deadline,
-    ) -> Result<Arc<OpenRoute>, Error> {
-        let link = self.nodes().get(&segment).map(|node| Arc::clone(&node.link));
-        if let Some(route) = link.as_ref().and_then(|link| link.current()) {
-            return Ok(route);
-        }
-        let info = self.nodes().get(&segment).map(|node| node.info.clone());
-        let (Some(info), Some(link)) = (info, link) else {
-            return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
-        };
-        let open = |last| route::open(self.traveller.clone(), info, last);
-        link.get(&self.runtime, deadline, open).await
-    }
-
-    /// The way to a node, if it is open.
-    pub(crate) fn current_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
-        self.nodes().get(&segment)?.link.current()
-    }
-
-    /// The way to a node as it is or last was.
-    pub(crate) fn last_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
-        self.nodes().get(&segment)?.link.last()
-    }
-
-    /// Whether a node was met, and was not told goodbye.
-    pub(crate) fn knows(&self, segment: SegmentId) -> bool {
-        self.nodes().contains_key(&segment)
-    }
-
-    /// What people call a node.
-    pub(crate) fn node_name(&self, segment: SegmentId) -> String {
-        let known = self.nodes().get(&segment).map(|node| node.info.name.clone());
-        known.unwrap_or_else(|| segment.to_string())
-    }
-
-    /// Remembers nodes. One whose addresses have changed is reached at the new ones next time.
-    pub(crate) fn learn(&self, infos: &[NodeInfo]) {
-        let mut nodes = self.nodes();
-        for info in infos {
-            match nodes.get_mut(&info.segment) {
-                Some(node) if node.info == *info => {}
-                Some(node) => node.info = info.clone(),
-                None => {
-                    let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
-                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link });
-                }
-            }
-        }
-    }
-
-    fn learn_near(&self, reserved: &Reserved) {
-        let mut nodes = self.nodes();
-        for info in &reserved.nodes {
-            if let Some(node) = nodes.get_mut(&info.segment) {
-                node.is_near = reserved.near.contains(&info.segment);
-            }
-        }
-    }
-
-    /// The nodes that need not be asked for what is put there.
-    pub(crate) fn near(&self) -> BTreeSet<SegmentId> {
-        let nodes = self.nodes();
-        nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
-    }
-
-    /// Bytes that went to a node with a question.
-    pub(crate) fn count_carried(&self, bytes: u64) {
-        self.traveller.counters.tcp.add_written(bytes);
-    }
-
-    /// How much was read from disks.
-    pub(crate) fn disk_reads(&self) -> u64 {
-        self.traveller.disk_reads.load(Ordering::Relaxed)
-    }
-
-    /// How far a node is: zero is nearest.
-    pub(crate) fn distance(&self, segment: SegmentId) -> u8 {
-        let nodes = self.nodes();
-        let Some(node) = nodes.get(&segment) else { return u8::MAX };
-        if node.info.beside.is_some() {
-            // Memory is read first, wherever it is.
-            return DISTANCE_OF_DISKS;
-        }
-        match node.link.current().map(|route| route.attachment().is_some()) {
-            Some(true) => 0,
-            // One that was not tried yet may turn out to be near.
-            None if node.link.failure().is_none() && self.may_share(&node.info) => 1,
-            Some(false) => 2,
-            None => 3,
-        }
-    }
-
-    /// Opens the ways to these nodes, all at once; those that cannot be opened say why.
-    pub(crate) async fn meet(&self, infos: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
-        self.learn(infos);
-        let mut running = Running::new();
-        for info in infos {
-            // The outcome is kept in the link, where `routes` finds it.
-            running.push(async move { self.route(info.segment, deadline).await.is_ok() });
-        }
-        running.all().await;
-        self.routes()
-    }
-
-    /// Lets go of the memory of nodes that are gone.
-    pub(crate) fn prune(&self) {
-        self.nodes().values().for_each(|node| node.link.prune());
-    }
-
-    pub(crate) fn routes(&self) -> Vec<Route> {
-        let nodes = self.nodes();
-        let routes = nodes.values().map(|node| {
-            let current = node.link.current();
-            let why_not = current.as_ref().and_then(|route| route.why_not_shared.clone());
-            Route {
-                node: node.info.name.clone(),
-                segment: node.info.segment,
-                way: current.as_ref().map(|route| route.way()),
-                why: if current.is_some() { why_not } else { node.link.failure().map(|it| it.to_string()) },
-            }
-        });
-        routes.collect()
-    }
-
-    pub(crate) fn count_view(&self, segment: SegmentId) {
-        *lock(&self.views).entry(segment).or_default() += 1;
-    }
-
-    pub(crate) fn uncount_view(&self, segment: SegmentId) {
-        let mut views = lock(&self.views);
-        if let Some(count) = views.get_mut(&segment) {
-            *count -= 1;
-            if *count == 0 {
-                views.remove(&segment);
-            }
-        }
     }
 
     /// Says goodbye to everybody, when all operations have ended.
@@ -524,10 +355,10 @@ impl Inner {
     /// Gives back what is still reserved on nodes that hear no goodbye yet, because of views.
     async fn give_up_room(&self, deadline: Deadline) {
         let mut running = Running::new();
-        let left: Vec<_> =
-            self.nodes().iter().map(|(segment, node)| (*segment, node.link.current())).collect();
-        for (segment, route) in left {
-            let Some(route) = route.filter(|_| !self.reservations.on(segment).is_empty()) else { continue };
+        for (segment, route) in self.nodes.open_routes() {
+            if self.reservations.on(segment).is_empty() {
+                continue;
+            }
             running.push(async move {
                 // Who does not hear it hears the goodbye, or sees this process end.
                 let _unheard =
@@ -540,18 +371,9 @@ impl Inner {
     /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.
     /// The master has been told of all reads.
     fn leave(&self) -> Vec<Connection> {
-        locations::report_all(self);
-        let views = lock(&self.views).clone();
-        let mut nodes = self.nodes();
-        let mut connections: Vec<_> =
-            self.master.current().map(|it| it.connection.clone()).into_iter().collect();
-        nodes.retain(|segment, node| {
-            if views.contains_key(segment) {
-                return true;
-            }
-            connections.extend(node.link.current().map(|route| route.connection.clone()));
-            false
-        });
+        self.report_uses();
+        let mut connections = self.nodes.leave();
+        connections.extend(self.master.current().map(|it| it.connection.clone()));
         connections
     }
 
@@ -578,22 +400,19 @@ impl Inner {
 
     /// The nodes that must be told what is reserved there and can be.
     fn owed(&self) -> Vec<(SegmentId, Arc<OpenRoute>)> {
-        let nodes = self.nodes();
         let owed = self.reservations.owed().into_iter();
-        owed.filter_map(|segment| Some((segment, nodes.get(&segment)?.link.current()?))).collect()
+        owed.filter_map(|segment| Some((segment, self.nodes.current_route(segment)?))).collect()
     }
 
     pub(crate) async fn master(&self, deadline: Deadline) -> Result<Arc<Master>, Error> {
-        let (address, hello) = (self.address.clone(), self.traveller.hello.clone());
+        let (address, hello) = (self.address.clone(), self.hello.clone());
         let (time, me) = (self.options.connect_time, Weak::clone(&self.me));
         let reach = Reach::near_if(self.options.shared_memory);
         let open = |last: Option<Arc<Master>>| async move {
             let opened = Connection::open_by(&address, reach, hello, Instant::now() + time).await;
             let (connection, welcome) = opened?;
             if let Some(inner) = me.upgrade().filter(|_| last.is_some()) {
-                let nodes = inner.nodes();
-                let met = nodes.iter().filter(|(_, node)| node.link.last().is_some());
-                inner.reservations.owe(met.map(|(segment, _)| *segment));
+                inner.reservations.owe(inner.nodes.visited());
                 inner.leases.owe();
             }
             Ok(Master {
@@ -616,12 +435,24 @@ impl Inner {
         self.master.current()
     }
 
-    fn may_share(&self, info: &NodeInfo) -> bool {
-        self.options.shared_memory && !info.memory.is_empty() && info.host == self.traveller.hello.host
+    /// Reports of all uses of cached locations, for the caller to send.
+    pub(crate) fn reports(&self) -> Vec<ClientToMaster> {
+        std::iter::from_fn(|| self.locations.lock().report(1, REPORTED_MAX)).collect()
     }
 
-    fn nodes(&self) -> MutexGuard<'_, BTreeMap<SegmentId, Node>> {
-        lock(&self.nodes)
+    /// Sends a report of uses, if there are enough. Nobody waits for the reply.
+    pub(crate) fn report(&self, enough: usize) -> bool {
+        let Some(master) = self.current_master() else { return false };
+        let Some(report) = self.locations.lock().report(enough, REPORTED_MAX) else { return false };
+        if let Err(error) = master.connection.tell(&report) {
+            tracing::debug!(%error, "uses could not be reported");
+        }
+        true
+    }
+
+    /// Reports all uses of cached locations. Nobody waits for the replies.
+    pub(crate) fn report_uses(&self) {
+        while self.report(1) {}
     }
 }
 
@@ -722,9 +553,4 @@ async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
         });
     }
     running.all().await;
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each use is one change of a map, so nothing can be half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

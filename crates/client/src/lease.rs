@@ -16,11 +16,11 @@ use tiffin_core::message::{
 use tiffin_core::{Generation, Key, Location};
 use tiffin_transport::TargetBuf;
 
+use crate::chores::Chore;
 use crate::inner::Inner;
 use crate::located::{self, Piece, Wanted};
 use crate::manifest::{DecodeError, Manifest, Tensor};
 use crate::names::wait_ms;
-use crate::tend::Chore;
 use crate::{Deadline, Error, Part, View, batch, get, view};
 
 /// How much of a sample is read to find its manifest; one that is longer takes a second read.

@@ -84,7 +84,9 @@
 
 mod batch;
 mod buffers;
+mod cached;
 mod carried;
+mod chores;
 mod error;
 mod get;
 mod hedge;
@@ -98,7 +100,10 @@ mod locations;
 mod losses;
 mod manifest;
 mod names;
+mod nodes;
+mod offers;
 mod options;
+mod paces;
 mod preallocated;
 mod prefetch;
 mod put;
@@ -134,7 +139,7 @@ pub use tiffin_core::message::{
     Usage, Why,
 };
 pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
-pub use tiffin_rpc::with_blocking;
+pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
 pub use types::{
@@ -159,7 +164,9 @@ pub struct Client {
 impl Client {
     /// Connects to a master. Must be called inside a tokio runtime, which has to live as long as the client.
     pub async fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        Ok(Self { inner: Inner::connect(options).await? })
+        let (inner, chores) = Inner::connect(options).await?;
+        tokio::spawn(tend::run(std::sync::Arc::downgrade(&inner), chores));
+        Ok(Self { inner })
     }
 
     /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
@@ -614,7 +621,7 @@ impl Client {
     /// Finds the way to nodes before it is needed, and says how each of them is reached.
     pub async fn meet(&self, nodes: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => self.inner.meet(nodes, deadline).await,
+            Ok(_busy) => self.inner.nodes.meet(nodes, deadline).await,
             Err(_) => Vec::new(),
         }
     }
@@ -622,7 +629,7 @@ impl Client {
     /// The nodes that this client has met, and how it reaches them.
     #[must_use]
     pub fn routes(&self) -> Vec<Route> {
-        self.inner.routes()
+        self.inner.nodes.routes()
     }
 
     /// Bytes moved by this client, by the way they went.
@@ -641,7 +648,7 @@ impl Client {
     /// How many objects, or parts of objects that were asked for one by one, this client has read from disks.
     #[must_use]
     pub fn disk_reads(&self) -> u64 {
-        self.inner.disk_reads()
+        self.inner.nodes.disk_reads()
     }
 
     /// The name of this client, the same for its whole life.

@@ -7,7 +7,6 @@ use tiffin_core::message::{
 };
 
 use crate::inner::Inner;
-use crate::locations;
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Watermark, batch};
 
@@ -91,7 +90,7 @@ pub(crate) async fn wait_usage(
 
 pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
     // Who read last is part of the answer.
-    for used in locations::reports(inner) {
+    for used in inner.reports() {
         if let Err(error) = inner.ask(&used, deadline).await {
             return batch::all(keys.len(), &error);
         }

@@ -66,7 +66,7 @@ async fn read_piece(inner: &Inner, wanted: &[Wanted<'_>], deadline: Deadline) ->
     let request = |it: &Wanted<'_>| {
         let mut replicas = it.replicas.clone();
         // The last is read first.
-        replicas.sort_by_key(|it| Reverse(inner.distance(it.segment)));
+        replicas.sort_by_key(|it| Reverse(inner.nodes.distance(it.segment)));
         let found = Found { generation: it.generation, replicas, ..Found::default() };
         GetRequest { key: it.key.clone(), known: Some(found) }
     };
@@ -88,7 +88,7 @@ async fn read_piece(inner: &Inner, wanted: &[Wanted<'_>], deadline: Deadline) ->
 fn named(inner: &Inner, wanted: &Wanted<'_>, nodes: Vec<String>) -> Vec<String> {
     let name = |node: String| {
         let replica = wanted.replicas.iter().find(|it| it.segment.to_string() == node);
-        replica.map_or(node, |it| inner.node_name(it.segment))
+        replica.map_or(node, |it| inner.nodes.name(it.segment))
     };
     nodes.into_iter().map(name).collect()
 }

@@ -9,8 +9,8 @@ use tiffin_core::message::{
 };
 use tiffin_core::{Key, Keys, SegmentId};
 
+use crate::cached;
 use crate::inner::Inner;
-use crate::locations;
 use crate::{Deadline, DeleteOptions, Error, Info, Presences, Replica, ResolveOptions, batch};
 
 /// Objects of one page, where all pages are wanted.
@@ -56,8 +56,8 @@ pub(crate) async fn exists(
     mut options: ResolveOptions,
     deadline: Deadline,
 ) -> Presences {
-    let there = locations::is_there(inner, keys, options);
-    locations::report_soon(inner);
+    let there = cached::is_there(inner, keys, options);
+    cached::report_soon(inner);
     let mut unknown = Vec::with_capacity(keys.len());
     unknown.extend(there.iter().enumerate().filter(|(_, there)| !**there).map(|(place, _)| place));
     let mut answers = Presences { there, failures: BTreeMap::new() };

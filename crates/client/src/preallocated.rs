@@ -5,17 +5,17 @@
 //! **Invariant:** every offer here is known to [`Reservations`](crate::reservations::Reservations), as the
 //! reservation of a put is. It leaves with a put, or is given back.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use tiffin_core::message::{Reply, ReserveOutcome};
-use tiffin_core::session::{OfferOrder, OfferRound, OfferSize, Preallocation};
+use tiffin_core::session::{OfferOrder, OfferRound};
 use tiffin_core::{Reservation, SegmentId};
-use tokio::time::Instant;
 
+use crate::chores::Chore;
 use crate::inner::Inner;
+use crate::offers::size_of;
 use crate::reservations::Held;
-use crate::tend::Chore;
 use crate::{Deadline, Put};
 
 /// How often pauses are looked for.
@@ -23,43 +23,10 @@ const ROUND: Duration = Duration::from_millis(100);
 /// How long a request may take.
 const ASK_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// The offers of a client.
-#[derive(Debug)]
-pub(crate) struct Preallocated {
-    state: Mutex<Preallocation>,
-    /// Times are told from here.
-    start: Instant,
-}
-
-impl Preallocated {
-    pub(crate) fn new() -> Self {
-        Self { state: Mutex::default(), start: Instant::now() }
-    }
-
-    /// Notes a put, and takes an offer for it if there is one.
-    pub(crate) fn take(&self, put: &Put<'_>) -> Option<Reservation> {
-        let size = size_of(put)?;
-        self.lock().take(size, self.now_us())
-    }
-
-    fn now_us(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Preallocation> {
-        // Each use is one change of one size, so nothing can be half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn size_of(put: &Put<'_>) -> Option<OfferSize> {
-    OfferSize::of(&put.key, put.len()?, &put.options)
-}
-
 /// A reservation on this node no longer stood: the node lacks memory, or is another one. It is given back
 /// what it has offered, in the background.
 pub(crate) fn give_back(inner: &Inner, segment: SegmentId) {
-    let all = &inner.preallocated;
+    let all = &inner.offers;
     let left = all.lock().clear(segment, all.now_us());
     if !left.is_empty() {
         // It fails only when the client itself is gone, and then it has said goodbye.
@@ -70,7 +37,7 @@ pub(crate) fn give_back(inner: &Inner, segment: SegmentId) {
 /// Asks for offers in the background, if more puts like the last one are expected.
 pub(crate) fn restock(inner: &Inner, puts: &[Put<'_>]) {
     let Some(size) = puts.last().and_then(size_of) else { return };
-    let all = &inner.preallocated;
+    let all = &inner.offers;
     let order = all.lock().order(size, all.now_us());
     if let Some(order) = order {
         inner.runtime.spawn(fetch(inner.weak(), order));
@@ -91,7 +58,7 @@ async fn fill(inner: &Inner, order: OfferOrder) -> bool {
     // A client that was closed connects no more, and one that closes says goodbye after the answer.
     let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
     let offers = reserve(inner, order).await;
-    let all = &inner.preallocated;
+    let all = &inner.offers;
     let (left, needs_task) = all.lock().stock(order, offers, all.now_us());
     let left: Vec<_> = left.into_iter().map(|it| it.location).collect();
     if !left.is_empty() {
@@ -122,7 +89,7 @@ async fn keep(client: Weak<Inner>) {
         tokio::time::sleep(ROUND).await;
         // A client that was closed has said goodbye, and has no offers.
         let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
-        let all = &inner.preallocated;
+        let all = &inner.offers;
         let OfferRound { idle, orders, is_last } = all.lock().round(all.now_us());
         if !idle.is_empty() {
             let _gone = inner.chores.send(Chore::Abort(idle));
@@ -149,7 +116,7 @@ mod tests {
 
     /// Puts until more of that size are expected, and what to ask for then.
     fn first_order(inner: &Inner, put: &Put<'_>) -> OfferOrder {
-        let all = &inner.preallocated;
+        let all = &inner.offers;
         loop {
             assert!(all.take(put).is_none());
             let order = all.lock().order(size_of(put).unwrap(), all.now_us());
@@ -178,10 +145,10 @@ mod tests {
         let order = first_order(inner, &put);
         client.close(Deadline::after(ASK_TIME_MAX)).await.unwrap();
         fetch(inner.weak(), order).await;
-        assert!(inner.current_master().is_none() && inner.preallocated.take(&put).is_none());
+        assert!(inner.current_master().is_none() && inner.offers.take(&put).is_none());
         let location = Location { segment: SegmentId(1), slot: SlotId(1), stamp: Stamp(1) };
         let offers = vec![Reservation { location, extents: Vec::new() }];
-        let all = &inner.preallocated;
+        let all = &inner.offers;
         assert_eq!(all.lock().stock(order, offers, all.now_us()), (Vec::new(), true));
         keep(inner.weak()).await;
         assert!(inner.current_master().is_none(), "nor does its task");
@@ -199,7 +166,7 @@ mod tests {
         assert!(fill(inner, order).await);
         let segment = store.node().segment();
         let count = inner.reservations.on(segment).len();
-        assert!(count > 0 && count == inner.preallocated.lock().offers().count());
+        assert!(count > 0 && count == inner.offers.lock().offers().count());
         assert_eq!(store.node().usage().free, ALL as u64, "what is offered is free");
         let large = vec![7; ALL];
         let stored = other.put(&[Put::new(Key::new(b"large").unwrap(), &large)], deadline).await;
@@ -207,8 +174,8 @@ mod tests {
         // A put into a recalled offer reserves anew, and evicts.
         let stored = client.put(std::slice::from_ref(&small), deadline).await;
         assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
-        assert!(inner.preallocated.take(&small).is_none(), "the rest makes way, too");
-        let all = &inner.preallocated;
+        assert!(inner.offers.take(&small).is_none(), "the rest makes way, too");
+        let all = &inner.offers;
         assert!(all.lock().order(size_of(&small).unwrap(), all.now_us()).is_none());
         other.close(deadline).await.unwrap();
         client.close(deadline).await.unwrap();

@@ -101,7 +101,7 @@ async fn drive(
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
     let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
-    let session = Session::new(requests).publishing(inner.near());
+    let session = Session::new(requests).publishing(inner.nodes.near());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let stock_up = |_: &StocksUp| preallocated::restock(inner, puts);
     let mut failures = Failures::new();
@@ -215,7 +215,7 @@ fn room_for(inner: &Inner, held: &Held<'_>, put: &Put<'_>, ready: Option<Grip>) 
     match ready {
         Some(grip) => grip.hand_over(held),
         None => {
-            let room = inner.preallocated.take(put);
+            let room = inner.offers.take(put);
             room.inspect(|it| held.take(it.location)).into_iter().collect()
         }
     }
@@ -318,7 +318,7 @@ async fn write(
     mut writes: Vec<ToWrite>,
     deadline: Deadline,
 ) -> Done {
-    let route = match inner.route(segment, deadline).await {
+    let route = match inner.nodes.route(segment, deadline).await {
         Ok(route) => route,
         Err(error) => {
             let failed = WriteResult::Unreachable(error.to_string());

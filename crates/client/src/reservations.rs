@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tiffin_core::{Hold, Location, SegmentId};
 use tokio::sync::{RwLock, mpsc};
 
-use crate::tend::Chore;
+use crate::chores::Chore;
 
 /// Everything that is reserved for this client, as far as it knows.
 #[derive(Default)]

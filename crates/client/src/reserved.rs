@@ -13,10 +13,10 @@ use tiffin_core::units::Count;
 use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tiffin_transport::SourceBuf;
 
+use crate::chores::Chore;
 use crate::inner::Inner;
 use crate::reservations::Held;
 use crate::running::Running;
-use crate::tend::Chore;
 use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
 
 /// Room to be reserved for one object.
@@ -197,7 +197,7 @@ pub(crate) async fn reserve(
     let mut running = Running::new();
     let segments: BTreeSet<_> = results.iter().flatten().flat_map(segments).collect();
     for segment in segments {
-        running.push(async move { inner.route(segment, deadline).await.is_ok() });
+        running.push(async move { inner.nodes.route(segment, deadline).await.is_ok() });
     }
     running.all().await;
     results

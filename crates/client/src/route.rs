@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tiffin_core::message::{Hello, NodeInfo, Welcome};
 use tiffin_core::session::{Seen, SeenState, is_valid_cached};
-use tiffin_rpc::{Address, Connection, may_block};
+use tiffin_rpc::{Address, Blocking, Connection, blocking};
 use tiffin_transport::control::{ControlReader, SlotState};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
@@ -43,6 +43,11 @@ pub(crate) struct Traveller {
 }
 
 impl Traveller {
+    /// Whether the memory of a node may be mapped.
+    pub(crate) fn may_share(&self, info: &NodeInfo) -> bool {
+        self.shared_memory && !info.memory.is_empty() && info.host == self.hello.host
+    }
+
     /// The disk, if it belongs to a node in this process.
     fn home_disk(&self, info: &NodeInfo) -> Option<&Arc<dyn LocalDisk>> {
         self.home_disks.iter().find(|it| it.segment() == info.segment.0)
@@ -167,7 +172,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         match &self.mover {
-            Mover::Tcp(tcp) => tcp.write_with(ops, may_block(), deadline.instant()).await,
+            Mover::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
             // Only its node writes to a disk.
             Mover::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
             Mover::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
@@ -256,7 +261,7 @@ fn seen(control: &ControlReader, slot: u32, stamp: u64) -> Seen {
 
 /// How bytes are read through a socket, for the thread that polls now.
 fn manner(cached_epoch: Option<u64>) -> ReadOptions {
-    ReadOptions { cached_epoch, may_block: may_block() }
+    ReadOptions { cached_epoch, may_block: blocking() == Blocking::Now }
 }
 
 /// Opens the way to a node. `last` is the one that broke, if there was one.

@@ -12,8 +12,8 @@ use tiffin_core::{Hold, Location, SegmentId};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
+use crate::chores::Chore;
 use crate::inner::{Inner, Master, locations};
-use crate::locations;
 use crate::{Deadline, Error};
 
 /// How long one try may take.
@@ -29,24 +29,6 @@ const BEAT: Duration = Duration::from_secs(5);
 /// The most chores that go into one message.
 const CHORES_MAX: usize = 4096;
 
-/// Something that needs no caller.
-#[derive(Debug)]
-pub(crate) enum Chore {
-    /// Give reservations back.
-    Abort(Vec<Location>),
-    /// Undo what an answer says that came too late.
-    Late(Reply),
-    /// End a view.
-    EndView(Location),
-    /// End a lease that a life of the master gave.
-    Release {
-        /// Which life.
-        epoch: u64,
-        /// Which lease.
-        lease: u64,
-    },
-}
-
 #[derive(Debug, Default)]
 struct PerNode {
     aborts: Vec<Hold>,
@@ -54,11 +36,9 @@ struct PerNode {
 }
 
 /// Tends to a client until it is gone.
-pub(crate) async fn run(
-    client: Weak<Inner>,
-    mut chores: mpsc::UnboundedReceiver<Chore>,
-    heartbeat: Duration,
-) {
+pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver<Chore>) {
+    let master = client.upgrade().and_then(|inner| inner.current_master());
+    let heartbeat = master.map(|it| it.heartbeat).unwrap_or_default();
     let period = if heartbeat.is_zero() { BEAT } else { heartbeat };
     let mut beat = tokio::time::interval(period);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -82,9 +62,9 @@ pub(crate) async fn run(
             }
             _ = beat.tick() => {
                 let Some(inner) = client.upgrade() else { return };
-                inner.prune();
+                inner.nodes.prune();
                 care_for_leases(&inner);
-                locations::report_all(&inner);
+                inner.report_uses();
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);
@@ -131,7 +111,7 @@ fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentI
                 all.into_iter().for_each(|it| sorted.entry(it.segment).or_default().aborts.push(it.hold()));
             }
             Chore::Late(Reply::Reserved(reserved)) => {
-                inner.learn(&reserved.nodes);
+                inner.nodes.learn(&reserved.nodes);
                 for location in locations(&reserved) {
                     sorted.entry(location.segment).or_default().aborts.push(location.hold());
                 }
@@ -179,9 +159,9 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
             Ok(()) => return,
             Err(error) => tracing::debug!(%segment, %error, "chores are left for later"),
         }
-        let is_gone = inner.last_route(segment).is_some_and(|route| route.is_node_gone());
+        let is_gone = inner.nodes.last_route(segment).is_some_and(|route| route.is_node_gone());
         // A client that was closed has said goodbye, and has nothing there any more.
-        if is_gone || !inner.knows(segment) {
+        if is_gone || !inner.nodes.knows(segment) {
             break;
         }
         drop(inner);
@@ -197,7 +177,7 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
 
 async fn try_once(inner: &Inner, segment: SegmentId, work: &mut PerNode) -> Result<(), Error> {
     let deadline = Deadline::after(TRY_TIME_MAX);
-    let route = inner.route(segment, deadline).await?;
+    let route = inner.nodes.route(segment, deadline).await?;
     if !work.ends.is_empty() {
         let request = ClientToNode::EndViews(std::mem::take(&mut work.ends));
         route.connection.call(&request, deadline.instant()).await?;

@@ -12,9 +12,9 @@ use tiffin_core::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, 
 use tiffin_core::{Generation, Location, SegmentId};
 use tiffin_transport::MappedRange;
 
+use crate::chores::Chore;
 use crate::inner::Inner;
 use crate::running::Running;
-use crate::tend::Chore;
 use crate::{Deadline, Error, GetOptions, Part, batch, buffers};
 
 /// How often an object that changes meanwhile is looked up anew.
@@ -90,7 +90,7 @@ struct Hold {
 
 impl Hold {
     fn new(inner: &Arc<Inner>, location: Location) -> Self {
-        inner.count_view(location.segment);
+        inner.nodes.begin_view(location.segment);
         Self { inner: Arc::clone(inner), location }
     }
 }
@@ -99,7 +99,7 @@ impl Drop for Hold {
     fn drop(&mut self) {
         // The chore goes first: while the view is counted, nobody says goodbye to the node.
         let _gone = self.inner.chores.send(Chore::EndView(self.location));
-        self.inner.uncount_view(self.location.segment);
+        self.inner.nodes.end_view(self.location.segment);
     }
 }
 
@@ -222,7 +222,7 @@ fn located(
     if start > end || end > found.len {
         return Err(Error::OutOfRange { key, len: found.len, start, end });
     }
-    let nearest = found.replicas.iter().copied().min_by_key(|it| inner.distance(it.segment));
+    let nearest = found.replicas.iter().copied().min_by_key(|it| inner.nodes.distance(it.segment));
     Ok(nearest.map(|it| (it, found, start..end)))
 }
 
@@ -235,7 +235,7 @@ async fn begin(
 ) -> Vec<(usize, Result<Step, Error>)> {
     let everything = |step: fn() -> Step| wanted.iter().map(|(index, ..)| (*index, Ok(step()))).collect();
     // Whatever is wrong with the node, a get finds another copy or says what it is.
-    let Ok(route) = inner.route(segment, deadline).await else { return everything(|| Step::Copy) };
+    let Ok(route) = inner.nodes.route(segment, deadline).await else { return everything(|| Step::Copy) };
     if route.attachment().is_none() {
         return everything(|| Step::Copy);
     }

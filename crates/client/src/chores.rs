@@ -1,0 +1,22 @@
+//! Work of a client that no caller waits for.
+
+use tiffin_core::Location;
+use tiffin_core::message::Reply;
+
+/// Work that no caller waits for.
+#[derive(Debug)]
+pub(crate) enum Chore {
+    /// Give reservations back.
+    Abort(Vec<Location>),
+    /// Undo what a late reply says.
+    Late(Reply),
+    /// End a view.
+    EndView(Location),
+    /// End a lease that a master granted.
+    Release {
+        /// The epoch of the master.
+        epoch: u64,
+        /// Its number.
+        lease: u64,
+    },
+}

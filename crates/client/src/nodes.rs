@@ -1,0 +1,231 @@
+//! The nodes that a client has met, and the routes to them.
+//!
+//! **Invariant:** a node on which this client has a view stays in the table until the view has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tiffin_core::SegmentId;
+use tiffin_core::message::{NodeInfo, Reserved};
+use tiffin_rpc::Connection;
+use tokio::runtime::Handle;
+
+use crate::link::Link;
+use crate::route::{self, OpenRoute, Traveller};
+use crate::running::Running;
+use crate::{Deadline, Error, Route};
+
+/// How far disks are: further than any memory.
+const DISTANCE_OF_DISKS: u8 = 4;
+/// How long no route is opened to a node that could not be reached.
+const NODE_REST: Duration = Duration::from_millis(500);
+
+struct Node {
+    info: NodeInfo,
+    /// The master tells it what is published there, as the master said last.
+    is_near: bool,
+    link: Arc<Link<OpenRoute>>,
+    /// How many views of its objects there are.
+    views: usize,
+}
+
+/// The nodes that a client has met.
+pub(crate) struct Nodes {
+    traveller: Traveller,
+    runtime: Handle,
+    nodes: Mutex<BTreeMap<SegmentId, Node>>,
+}
+
+impl Nodes {
+    pub(crate) fn new(traveller: Traveller, runtime: Handle) -> Self {
+        Self { traveller, runtime, nodes: Mutex::default() }
+    }
+
+    /// A route to a node, for requests only. It does not check whether the node's memory is still mapped: a
+    /// node that is gone does not reply, and a client that wrote there has checked after its write.
+    pub(crate) async fn control_route(
+        &self,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<Arc<OpenRoute>, Error> {
+        let link = self.lock().get(&segment).map(|node| Arc::clone(&node.link));
+        match link.and_then(|link| link.current_if(|route| !route.connection.is_closed())) {
+            Some(route) => Ok(route),
+            None => self.route(segment, deadline).await,
+        }
+    }
+
+    /// The route to a node, opened if it is not.
+    pub(crate) async fn route(
+        &self,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<Arc<OpenRoute>, Error> {
+        let link = self.lock().get(&segment).map(|node| Arc::clone(&node.link));
+        if let Some(route) = link.as_ref().and_then(|link| link.current()) {
+            return Ok(route);
+        }
+        let info = self.lock().get(&segment).map(|node| node.info.clone());
+        let (Some(info), Some(link)) = (info, link) else {
+            return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
+        };
+        let open = |last| route::open(self.traveller.clone(), info, last);
+        link.get(&self.runtime, deadline, open).await
+    }
+
+    /// The route to a node, if it is open.
+    pub(crate) fn current_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
+        self.lock().get(&segment)?.link.current()
+    }
+
+    /// The route to a node as it is or last was.
+    pub(crate) fn last_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
+        self.lock().get(&segment)?.link.last()
+    }
+
+    /// Whether a node was met, and was not sent a goodbye.
+    pub(crate) fn knows(&self, segment: SegmentId) -> bool {
+        self.lock().contains_key(&segment)
+    }
+
+    /// The nodes to which there is or was a route.
+    pub(crate) fn visited(&self) -> Vec<SegmentId> {
+        let nodes = self.lock();
+        nodes.iter().filter(|(_, node)| node.link.last().is_some()).map(|(segment, _)| *segment).collect()
+    }
+
+    /// All nodes, with the routes that are open.
+    pub(crate) fn open_routes(&self) -> Vec<(SegmentId, Arc<OpenRoute>)> {
+        let nodes = self.lock();
+        nodes.iter().filter_map(|(segment, node)| Some((*segment, node.link.current()?))).collect()
+    }
+
+    /// The name of a node, for people.
+    pub(crate) fn name(&self, segment: SegmentId) -> String {
+        let known = self.lock().get(&segment).map(|node| node.info.name.clone());
+        known.unwrap_or_else(|| segment.to_string())
+    }
+
+    /// Adds nodes. One whose addresses have changed is reached at the new ones next time.
+    pub(crate) fn learn(&self, infos: &[NodeInfo]) {
+        let mut nodes = self.lock();
+        for info in infos {
+            match nodes.get_mut(&info.segment) {
+                Some(node) if node.info == *info => {}
+                Some(node) => node.info = info.clone(),
+                None => {
+                    let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
+                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link, views: 0 });
+                }
+            }
+        }
+    }
+
+    /// Adds the nodes of new reservations, and notes which of them are near the master.
+    pub(crate) fn learn_reserved(&self, reserved: &Reserved) {
+        self.learn(&reserved.nodes);
+        let mut nodes = self.lock();
+        for info in &reserved.nodes {
+            if let Some(node) = nodes.get_mut(&info.segment) {
+                node.is_near = reserved.near.contains(&info.segment);
+            }
+        }
+    }
+
+    /// The nodes on which an object can be published at the master.
+    pub(crate) fn near(&self) -> BTreeSet<SegmentId> {
+        let nodes = self.lock();
+        nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
+    }
+
+    /// Counts bytes that were sent to a node inside a request.
+    pub(crate) fn count_carried(&self, bytes: u64) {
+        self.traveller.counters.tcp.add_written(bytes);
+    }
+
+    /// How many objects were read from disks.
+    pub(crate) fn disk_reads(&self) -> u64 {
+        self.traveller.disk_reads.load(Ordering::Relaxed)
+    }
+
+    /// The distance of a node: zero is nearest.
+    pub(crate) fn distance(&self, segment: SegmentId) -> u8 {
+        let nodes = self.lock();
+        let Some(node) = nodes.get(&segment) else { return u8::MAX };
+        if node.info.beside.is_some() {
+            // Memory is read first, wherever it is.
+            return DISTANCE_OF_DISKS;
+        }
+        match node.link.current().map(|route| route.attachment().is_some()) {
+            Some(true) => 0,
+            // A node that was not tried yet may turn out to be on this host.
+            None if node.link.failure().is_none() && self.traveller.may_share(&node.info) => 1,
+            Some(false) => 2,
+            None => 3,
+        }
+    }
+
+    /// Opens the routes to these nodes, all at once; those that cannot be opened say why.
+    pub(crate) async fn meet(&self, infos: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
+        self.learn(infos);
+        let mut running = Running::new();
+        for info in infos {
+            // The outcome is kept in the link, where `routes` finds it.
+            running.push(async move { self.route(info.segment, deadline).await.is_ok() });
+        }
+        running.all().await;
+        self.routes()
+    }
+
+    /// Unmaps the memory of nodes that are gone.
+    pub(crate) fn prune(&self) {
+        self.lock().values().for_each(|node| node.link.prune());
+    }
+
+    pub(crate) fn routes(&self) -> Vec<Route> {
+        let nodes = self.lock();
+        let routes = nodes.values().map(|node| {
+            let current = node.link.current();
+            let why_not = current.as_ref().and_then(|route| route.why_not_shared.clone());
+            Route {
+                node: node.info.name.clone(),
+                segment: node.info.segment,
+                way: current.as_ref().map(|route| route.way()),
+                why: if current.is_some() { why_not } else { node.link.failure().map(|it| it.to_string()) },
+            }
+        });
+        routes.collect()
+    }
+
+    pub(crate) fn begin_view(&self, segment: SegmentId) {
+        if let Some(node) = self.lock().get_mut(&segment) {
+            node.views += 1;
+        }
+    }
+
+    pub(crate) fn end_view(&self, segment: SegmentId) {
+        if let Some(node) = self.lock().get_mut(&segment) {
+            node.views = node.views.saturating_sub(1);
+        }
+    }
+
+    /// Forgets the nodes on which there is no view, and returns the connections to them.
+    pub(crate) fn leave(&self) -> Vec<Connection> {
+        let mut connections = Vec::new();
+        self.lock().retain(|_, node| {
+            let is_viewed = node.views > 0;
+            if !is_viewed {
+                connections.extend(node.link.current().map(|route| route.connection.clone()));
+            }
+            is_viewed
+        });
+        connections
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SegmentId, Node>> {
+        // Each use is one change of a map, so nothing can be half done.
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
