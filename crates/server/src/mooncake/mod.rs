@@ -7,7 +7,9 @@
 //! `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
 
 pub mod flags;
+pub mod gflags;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -22,7 +24,7 @@ use crate::config::{
     TierConfig,
 };
 use crate::{MasterServer, StartError, host};
-use flags::{FLAGS, FlagError, Use, Values, is_true, milliseconds};
+use gflags::{FlagError, Program, Values, is_true, milliseconds, port};
 
 /// Mooncake's own defaults.
 const RPC_PORT: u16 = 50051;
@@ -36,8 +38,17 @@ const ANY_HOST: &str = "0.0.0.0";
 const CLIENT_TTL: Duration = Duration::from_secs(10);
 /// How often a line tells how the master is doing.
 const REPORT_PAUSE: Duration = Duration::from_secs(10);
-/// The longest settings file, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The command, to its users.
+pub const MASTER: Program = Program {
+    name: "mooncake_master",
+    about: "a master that takes Mooncake's flags.",
+    own: flags::MASTER,
+    common: flags::COMMON,
+    file_aliases: &[("client_live_ttl_sec", "client_ttl")],
+};
+/// How the variables are named that gflags reads on request.
+const VARIABLES_PREFIX: &str = "FLAGS_";
 
 /// The status of a command line that was not understood; gflags has the same.
 const STATUS_USAGE: i32 = 1;
@@ -91,6 +102,9 @@ pub struct Environment {
     /// State and leases.
     #[command(flatten)]
     pub master: MasterArgs,
+    /// The values of flags for `--fromenv`, by the name of the flag.
+    #[arg(skip)]
+    pub flags: BTreeMap<String, String>,
 }
 
 impl Environment {
@@ -99,7 +113,11 @@ impl Environment {
         let fail = |error: clap::Error| PlanError::Environment(error.to_string().trim().to_owned());
         let command = Self::augment_args(Command::new("mooncake_master"));
         let matches = command.try_get_matches_from(["mooncake_master"]).map_err(fail)?;
-        Self::from_arg_matches(&matches).map_err(fail)
+        let named = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.to_str()?.strip_prefix(VARIABLES_PREFIX)?.to_owned();
+            Some((name, value.to_str()?.to_owned()))
+        });
+        Ok(Self { flags: named.collect(), ..Self::from_arg_matches(&matches).map_err(fail)? })
     }
 }
 
@@ -110,7 +128,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let asked = Environment::read().and_then(|environment| plan(&args, &environment));
     match asked {
-        Ok(Asked::Help) => say(&help()),
+        Ok(Asked::Help) => say(&MASTER.help()),
         Ok(Asked::Version) => say(&format!("mooncake_master of tiffin {}\n", env!("CARGO_PKG_VERSION"))),
         Ok(Asked::Serve(plan)) => serve(*plan),
         Err(error) => complain(&error, STATUS_USAGE),
@@ -119,25 +137,38 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 /// What the arguments, those behind the program's name, ask for.
 pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanError> {
-    let given = flags::parse(args)?;
-    let says = |name: &str| given.get(name).is_some_and(|value| is_true(value));
-    if ["help", "helpfull", "helpshort"].into_iter().any(says) {
-        return Ok(Asked::Help);
-    }
-    if says("version") {
-        return Ok(Asked::Version);
+    let line = MASTER.parse(args, &environment.flags)?;
+    if let Some(asked) = asked_of(&line.values) {
+        return Ok(asked);
     }
     // The command line wins over the file.
-    let mut values = match given.get("config_path").filter(|path| !path.is_empty()) {
-        Some(path) => read_file(path)?,
+    let mut values = match line.values.get("config_path").filter(|path| !path.is_empty()) {
+        Some(path) => MASTER.read_file(path)?,
         None => Values::new(),
     };
-    values.extend(given);
+    values.extend(line.values);
     let config = master_config(&values, environment)?;
-    let warnings = warnings(&values, &config);
+    let mut warnings: Vec<_> = MASTER.without_effect(&values).into_iter().collect();
+    warnings.extend(stray_warning(&line.strays));
+    warnings.extend(exposure_warning(&config));
     let report = values.get("enable_metric_reporting").is_none_or(|value| is_true(value));
-    let mut log = environment.common.log();
-    if let (Some(level), None) = (values.get("minloglevel"), &environment.common.log_level) {
+    let log = log_config(&values, &environment.common);
+    Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+}
+
+/// Whether the flags ask for a text instead of a server.
+fn asked_of(values: &Values) -> Option<Asked> {
+    let says = |name: &str| values.get(name).is_some_and(|value| is_true(value));
+    let wants = |name: &str| values.get(name).is_some_and(|value| !value.is_empty() && value != "false");
+    if flags::COMMON.iter().any(|flag| flag.name.starts_with("help") && wants(flag.name)) {
+        return Some(Asked::Help);
+    }
+    says("version").then_some(Asked::Version)
+}
+
+fn log_config(values: &Values, common: &CommonArgs) -> LogConfig {
+    let mut log = common.log();
+    if let (Some(level), None) = (values.get("minloglevel"), &common.log_level) {
         log.level = match level.as_str() {
             "0" => "info",
             "1" => "warn",
@@ -145,7 +176,13 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
         }
         .to_owned();
     }
-    Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+    log
+}
+
+/// In gflags, `--flag false` sets the flag: the word behind a truth value is no part of it.
+fn stray_warning(strays: &[String]) -> Option<String> {
+    let words = strays.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    (!strays.is_empty()).then(|| format!("these words are ignored: {words}; write --flag=false"))
 }
 
 fn master_config(values: &Values, environment: &Environment) -> Result<MasterConfig, PlanError> {
@@ -212,45 +249,16 @@ fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
     TierConfig { demotion, promote_on_hit, promote_after, ..otherwise }
 }
 
-fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {
-    let Some(value) = values.get(name) else { return Ok(default) };
-    value.parse().map_err(|_| FlagError::Value {
-        name: name.to_owned(),
-        place: String::new(),
-        what: format!("`{value}` is not a port"),
-        hint: "ports are numbers up to 65535",
-    })
-}
-
-fn warnings(values: &Values, config: &MasterConfig) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let ignored: Vec<_> = FLAGS
-        .iter()
-        .filter(|(name, _, what)| *what == Use::Ignored && values.contains_key(name))
-        .map(|(name, ..)| format!("--{name}"))
-        .collect();
-    if !ignored.is_empty() {
-        warnings.push(format!("these flags have no effect here: {}", ignored.join(", ")));
-    }
+fn exposure_warning(config: &MasterConfig) -> Option<String> {
     let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http);
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
-    if config.token.is_empty() && !open.is_empty() {
-        warnings.push(format!(
+    (config.token.is_empty() && !open.is_empty()).then(|| {
+        format!(
             "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN \
              here and on every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
             open.join(", ")
-        ));
-    }
-    warnings
-}
-
-fn read_file(path: &str) -> Result<Values, FlagError> {
-    let fail = |what: String| FlagError::File { path: path.to_owned(), what };
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-    let mut file = io::Read::take(file, FILE_BYTES_MAX);
-    io::Read::read_to_string(&mut file, &mut text).map_err(|error| fail(error.to_string()))?;
-    flags::parse_file(&text, path)
+        )
+    })
 }
 
 fn serve(plan: Plan) -> i32 {
@@ -301,19 +309,6 @@ fn start_log(log: &LogConfig) {
     };
 }
 
-fn help() -> String {
-    let mut text = String::from("mooncake_master: a master that takes Mooncake's flags.\n");
-    for (title, wanted) in [("Flags", Use::Honoured), ("Accepted without effect", Use::Ignored)] {
-        let names: Vec<_> = FLAGS
-            .iter()
-            .filter(|(.., what)| *what == wanted)
-            .map(|(name, ..)| format!("  --{name}\n"))
-            .collect();
-        text.push_str(&format!("\n{title}:\n{}", names.concat()));
-    }
-    text
-}
-
 fn say(text: &str) -> i32 {
     // Whoever closed the pipe does not want to hear it.
     let _closed = io::stdout().write_all(text.as_bytes());
@@ -321,7 +316,7 @@ fn say(text: &str) -> i32 {
 }
 
 fn complain(error: &dyn std::error::Error, status: i32) -> i32 {
-    let _closed = writeln!(io::stderr(), "error: {error}");
+    let _closed = writeln!(io::stderr(), "ERROR: {error}");
     status
 }
 
