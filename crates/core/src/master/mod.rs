@@ -351,6 +351,13 @@ impl Master {
         stats.collect()
     }
 
+    /// The names of all namespaces that a client has used.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<String> {
+        let catalog = &self.objects.cx.catalog;
+        catalog.namespace_indexes().map(|index| catalog.namespace_name(index).to_owned()).collect()
+    }
+
     /// Looks objects up for the shell's own pages, as for a client of that namespace.
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {

@@ -11,6 +11,7 @@
 //!
 //! **Invariant:** with a token set, only `/health` is served without it.
 
+mod admin;
 mod gate;
 pub(crate) mod master;
 pub(crate) mod metadata;
@@ -109,6 +110,11 @@ pub(crate) fn guarded(router: Router, token: &str) -> Router {
     }))
 }
 
+/// The answer to a path or method that there is none for, as Mooncake's servers give it.
+pub(crate) async fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, "404 Not Found").into_response()
+}
+
 /// An answer that is text.
 pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
@@ -116,7 +122,7 @@ pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Res
 
 /// An answer that is JSON.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
 }
 
 fn shows(request: &Request, token: &str) -> bool {

@@ -10,6 +10,7 @@
 //! core wants to be woken, the timer task sleeps no longer than that.
 
 mod notices;
+mod pages;
 mod state;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tiffin_transport::peer::process_of;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -93,6 +94,8 @@ struct State {
     /// Of nodes that have not opened their first connection yet.
     ledgers: BTreeMap<SegmentId, Outbox>,
     next_conn: u64,
+    /// Pages that wait for the answer to their request.
+    pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
     /// Watches over the processes of members on this host.
     processes: BTreeMap<SegmentId, JoinSet<()>>,
     /// How long the timer sleeps.
@@ -366,6 +369,7 @@ impl Shared {
                 conns: BTreeMap::new(),
                 ledgers: BTreeMap::new(),
                 next_conn: 0,
+                pages: BTreeMap::new(),
                 processes: BTreeMap::new(),
                 armed: None,
                 unsaved: None,
@@ -515,6 +519,7 @@ impl Shared {
             let epoch = saved.epoch;
             state.core = Master::recover(CoreConfig { epoch, ..self.config }, saved);
             (state.unsaved, state.restart) = (None, None);
+            state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
             let now = self.now();
             state.core.handle_timeout(now);
@@ -540,7 +545,10 @@ impl Shared {
                     match state.conns.get(&conn) {
                         Some(it) if it.is_node => it.outbox.reply(id, &reply),
                         Some(it) => answers.push((it.outbox.clone(), id, reply)),
-                        None => {}
+                        None => {
+                            let page = state.pages.remove(&conn);
+                            page.into_iter().for_each(|page| drop(page.send(reply.clone())));
+                        }
                     }
                 }
                 Effect::Ask(conn, id, request) => {

@@ -1,8 +1,8 @@
 //! Command lines as gflags reads them, and the settings file of Mooncake's master.
 //!
 //! A flag has one or two dashes, and its value follows an equals sign or is the next word. Flags are read in
-//! order and the last value counts; `--flagfile`, `--fromenv` and `--tryfromenv` stand for the flags that they
-//! name, at their place in that order.
+//! order and the last value counts; `--flagfile`, `--fromenv` and `--tryfromenv` stand for the flags that
+//! they name, at their place in that order.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
