@@ -54,6 +54,8 @@ pub(crate) struct Open {
     arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for a promotion, if that is set.
     pub(crate) promotion_wait_ms: Option<u64>,
+    /// The node daemon that this store was set up by, if it was.
+    pub(crate) daemon: Option<String>,
     /// The lock of the disk's directory.
     _claim: Option<Claim>,
     /// The port of a client without a segment, kept so that no other client gets that name.
@@ -190,9 +192,15 @@ impl Open {
             registry: Registry::default(),
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
+            daemon: None,
             _claim: None,
             _port: port,
         }
+    }
+
+    /// The same store, as one that the daemon at this address has set up: it has no name.
+    pub(crate) fn of_daemon(self, address: &str) -> Self {
+        Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
     }
 
     /// The local buffer, mapped when it is first needed; `None`, with a line that says why, if it cannot be.

@@ -210,6 +210,27 @@ impl Settings {
         }
     }
 
+    /// A client without a segment, of a node daemon's master.
+    pub(crate) fn of_daemon(py: Python<'_>, buffer_bytes: u64) -> Result<Self, Problem> {
+        let mut environment = Environment::read(py)?;
+        let put_wait = environ(py, PUT_WAIT_VARIABLE)?;
+        environment.put_wait =
+            put_wait.map_or(Ok(Duration::ZERO), |it| put_wait_of(PUT_WAIT_VARIABLE, &it))?;
+        Ok(Self {
+            local_hostname: "localhost".to_owned(),
+            metadata_server: String::new(),
+            segment_bytes: 0,
+            buffer_bytes,
+            protocol: "tcp".to_owned(),
+            master: String::new(),
+            ignored: Vec::new(),
+            warnings: Vec::new(),
+            disk: None,
+            ssd_get_wait_ms: environment.ssd_get_wait_ms,
+            environment,
+        })
+    }
+
     fn from_values(values: &[Option<Bound<'_, PyAny>>], environment: Environment) -> Result<Self, Problem> {
         let value = |index: usize| values.get(index).and_then(Option::as_ref);
         let text = |index: usize| match value(index) {

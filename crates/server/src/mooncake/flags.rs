@@ -247,6 +247,49 @@ pub const MASTER: &[Flag] = &[
     flag("tenant_quota_connector_uri", Text, Ignored, "where the quotas of tenants are kept"),
 ];
 
+/// Every flag of the node daemon, in the order of the alphabet.
+pub const CLIENT: &[Flag] = &[
+    flag("device_names", Text, Ignored, "the network devices of RDMA, which is not supported"),
+    flag(
+        "enable_http_server",
+        Bool,
+        Honoured,
+        "serve /health, /metrics and /metrics/summary over HTTP, on http_port; false",
+    ),
+    flag(
+        "enable_offload",
+        Bool,
+        Honoured,
+        "give the segment a disk, at MOONCAKE_OFFLOAD_FILE_STORAGE_PATH; false",
+    ),
+    flag(
+        "global_segment_size",
+        Text,
+        Honoured,
+        "the memory of the segment, such as `4 GB`; 0 for none; 4 GB",
+    ),
+    flag(
+        "host",
+        Text,
+        Honoured,
+        "the address of the segment and of the port for programs of this host; 0.0.0.0",
+    ),
+    flag("http_port", Number, Honoured, "the port of the pages; 9300"),
+    flag("local_buffer_size", Text, Honoured, "memory for values of the daemon itself; 0"),
+    flag("master_server_address", Text, Honoured, "where the master is; 127.0.0.1:50051"),
+    flag(
+        "metadata_server",
+        Text,
+        Honoured,
+        "an http:// address must answer, nothing is stored there; http://127.0.0.1:8080/metadata",
+    ),
+    flag("port", Number, Honoured, "the port that programs of this host name to setup_dummy; 50052"),
+    flag("protocol", Text, Honoured, "how bytes travel to other hosts: tcp"),
+    flag("start_offload_rpc_server", Bool, Ignored, "let other hosts read the disk; here they always can"),
+    flag("tenant_id", Text, Honoured, "the tenant of the programs that use this daemon; default"),
+    flag("threads", Number, Ignored, "threads for requests; here they are few and short"),
+];
+
 /// The flags of every program that uses gflags and glog, in the order of the alphabet.
 pub const COMMON: &[Flag] = &[
     flag("alsologtoemail", Text, Ignored, "addresses that log messages are also sent to"),

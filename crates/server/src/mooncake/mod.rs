@@ -1,4 +1,5 @@
-//! The command `mooncake_master`: our master, started as Mooncake's is.
+//! The command `mooncake_master`: our master, started as Mooncake's is. [`client_flags`] reads the flags of
+//! the command `mooncake_client`, which the Python package runs.
 //!
 //! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are
 //! accepted, and one warning names them. As Mooncake's, it listens where other machines reach it, token or
@@ -33,6 +34,10 @@ const METRICS_PORT: u16 = 9003;
 /// See [`RPC_PORT`].
 const METADATA_PORT: u16 = 8080;
 /// See [`RPC_PORT`].
+const CLIENT_PORT: u16 = 50052;
+/// See [`RPC_PORT`].
+const CLIENT_HTTP_PORT: u16 = 9300;
+/// See [`RPC_PORT`].
 const ANY_HOST: &str = "0.0.0.0";
 /// See [`RPC_PORT`].
 const CLIENT_TTL: Duration = Duration::from_secs(10);
@@ -46,6 +51,14 @@ pub const MASTER: Program = Program {
     own: flags::MASTER,
     common: flags::COMMON,
     file_aliases: &[("client_live_ttl_sec", "client_ttl")],
+};
+/// The command of the node daemon, to its users.
+pub const CLIENT: Program = Program {
+    name: "mooncake_client",
+    about: "a storage node for the programs of this host, with Mooncake's flags.",
+    own: flags::CLIENT,
+    common: flags::COMMON,
+    file_aliases: &[],
 };
 /// How the variables are named that gflags reads on request.
 const VARIABLES_PREFIX: &str = "FLAGS_";
@@ -113,12 +126,18 @@ impl Environment {
         let fail = |error: clap::Error| PlanError::Environment(error.to_string().trim().to_owned());
         let command = Self::augment_args(Command::new("mooncake_master"));
         let matches = command.try_get_matches_from(["mooncake_master"]).map_err(fail)?;
-        let named = std::env::vars_os().filter_map(|(name, value)| {
-            let name = name.to_str()?.strip_prefix(VARIABLES_PREFIX)?.to_owned();
-            Some((name, value.to_str()?.to_owned()))
-        });
-        Ok(Self { flags: named.collect(), ..Self::from_arg_matches(&matches).map_err(fail)? })
+        Ok(Self { flags: flag_variables(), ..Self::from_arg_matches(&matches).map_err(fail)? })
     }
+}
+
+/// The values of flags in the environment, by the name of the flag.
+#[must_use]
+pub fn flag_variables() -> BTreeMap<String, String> {
+    let named = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str()?.strip_prefix(VARIABLES_PREFIX)?.to_owned();
+        Some((name, value.to_str()?.to_owned()))
+    });
+    named.collect()
 }
 
 /// Runs a master until it is told to stop by a signal. The arguments are those behind the program's name.
@@ -133,6 +152,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         Ok(Asked::Serve(plan)) => serve(*plan),
         Err(error) => complain(&error, STATUS_USAGE),
     }
+}
+
+/// Reads the flags of `mooncake_client`, those behind the program's name: the values that are set, and
+/// warnings. Without them, the status to leave with: the text that was asked for, or the error, is printed.
+pub fn client_flags(
+    args: &[String],
+    variables: &BTreeMap<String, String>,
+) -> Result<(Values, Vec<String>), i32> {
+    let line = CLIENT.parse(args, variables).map_err(|error| complain(&error, STATUS_USAGE))?;
+    match asked_of(&line.values) {
+        Some(Asked::Help) => return Err(say(&CLIENT.help())),
+        Some(_) => return Err(say(&format!("mooncake_client of tiffin {}\n", env!("CARGO_PKG_VERSION")))),
+        None => {}
+    }
+    for (name, default) in [("port", CLIENT_PORT), ("http_port", CLIENT_HTTP_PORT)] {
+        port(&line.values, name, default).map_err(|error| complain(&error, STATUS_USAGE))?;
+    }
+    let warnings = CLIENT.without_effect(&line.values).into_iter().chain(stray_warning(&line.strays));
+    Ok((line.values, warnings.collect()))
 }
 
 /// What the arguments, those behind the program's name, ask for.

@@ -105,7 +105,7 @@ fn every_flag_has_a_place_a_description_and_an_effect() {
     let mut line = String::from("--rpc_address 127.0.0.1 --metrics_host=127.0.0.1");
     let mut expected = Vec::new();
     let help = MASTER.help();
-    for table in [flags::MASTER, flags::COMMON] {
+    for table in [flags::MASTER, flags::CLIENT, flags::COMMON] {
         for window in table.windows(2) {
             assert!(window[0].name < window[1].name, "{} is not in order", window[1].name);
         }
@@ -258,4 +258,24 @@ fn a_token_from_the_environment_ends_the_warning() {
     let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
     let Asked::Serve(plan) = plan(&[], &Environment { common, ..environment() }).unwrap() else { panic!() };
     assert_eq!((plan.config.token.as_str(), plan.warnings.len()), ("secret", 0));
+}
+
+#[test]
+fn the_node_daemon_has_flags_of_its_own() {
+    let read = |line: &str| {
+        let args: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        client_flags(&args, &BTreeMap::new())
+    };
+    let (values, warnings) = read("--port=1 -global_segment_size 4GB --enable_offload --threads=8").unwrap();
+    let shown: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    assert_eq!(shown, ["enable_offload=true", "global_segment_size=4GB", "port=1", "threads=8"]);
+    assert_eq!(warnings, ["these flags have no effect here: --threads"]);
+    for (line, status) in
+        [("--help", 0), ("--version", 0), ("--rpc_port=1", 1), ("--port=99999", 1), ("--http_port=x", 1)]
+    {
+        assert_eq!(read(line).unwrap_err(), status, "{line}");
+    }
+    for flag in CLIENT.flags() {
+        assert!(CLIENT.help().contains(&format!("  --{}", flag.name)), "{}", flag.name);
+    }
 }
