@@ -85,6 +85,7 @@ impl World {
             lease_grace_ms: self.plan.lease_grace_ms,
             soft_pin_ms: 1000,
             evict_soft_pinned: self.plan.evict_soft_pinned,
+            tenants: false,
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,

@@ -24,6 +24,12 @@ const ANSWER_BYTES_MAX: u64 = 16 << 10;
 /// The first line of its answer.
 const GREETING: &str = "mooncake_client 1";
 
+/// What a daemon says of its cluster.
+struct Daemon {
+    master: String,
+    tenant: String,
+}
+
 /// Sets a store up by the daemon at `host:port`; `None`, with a line that says why, if that fails.
 pub(crate) fn set_up(py: Python<'_>, buffer_bytes: u64, address: &str) -> PyResult<Option<Arc<Open>>> {
     let made = match Settings::of_daemon(py, buffer_bytes) {
@@ -41,8 +47,8 @@ pub(crate) fn set_up(py: Python<'_>, buffer_bytes: u64, address: &str) -> PyResu
 }
 
 async fn open(settings: Settings, address: &str) -> Result<Open, String> {
-    let master = ask(address, &settings.environment.token).await?;
-    let settings = Settings { master, ..settings };
+    let Daemon { master, tenant } = ask(address, &settings.environment.token).await?;
+    let settings = Settings { master, tenant, ..settings };
     Ok(Open::new(&settings).await.map_err(|failure| failure.what)?.of_daemon(address))
 }
 
@@ -53,8 +59,8 @@ pub(crate) fn is_orphan(py: Python<'_>, open: &Open) -> PyResult<bool> {
     Ok(block_on(py, async || ask(address, token).await)?.is_err())
 }
 
-/// Asks the daemon at `host:port` where its master is; the error is for people.
-async fn ask(address: &str, token: &str) -> Result<String, String> {
+/// Asks the daemon at `host:port`; the error is for people.
+async fn ask(address: &str, token: &str) -> Result<Daemon, String> {
     let answer = match timeout(ANSWER_TIME, fetch(address, token)).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(format!("no mooncake_client answers at `{address}`: {error}")),
@@ -73,16 +79,16 @@ async fn fetch(address: &str, token: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-fn parse(answer: &str) -> Result<String, &'static str> {
+fn parse(answer: &str) -> Result<Daemon, &'static str> {
     let (head, body) = answer.split_once("\r\n\r\n").ok_or("it does not speak HTTP")?;
     let status = head.split(' ').nth(1).unwrap_or_default();
     if status == "401" {
         return Err("it expects another TIFFIN_TOKEN");
     }
-    let mut lines = body.lines();
-    if status != "200" || lines.next() != Some(GREETING) {
+    if status != "200" || body.lines().next() != Some(GREETING) {
         return Err("it answers something else");
     }
-    let master = lines.find_map(|line| line.strip_prefix("master "));
-    master.map(str::to_owned).ok_or("it names no master")
+    let line = |name: &str| body.lines().find_map(|line| Some(line.strip_prefix(name)?.to_owned()));
+    let (master, tenant) = (line("master ").ok_or("it names no master")?, line("tenant "));
+    Ok(Daemon { master, tenant: tenant.ok_or("it names no tenant")? })
 }

@@ -206,9 +206,26 @@ impl Context {
         committed.saturating_add(self.room.granted(namespace))
     }
 
+    /// The greatest number of bytes that the namespace may use, if there is a limit.
+    pub(super) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
+        let set = self.room.policy(namespace).and_then(|it| it.quota);
+        if !self.config.tenants {
+            return set;
+        }
+        let Some(set) = set else { return Some(0) };
+        let asked: u128 = self.room.policies().filter_map(|(_, it)| it.quota).map(u128::from).sum();
+        let memory = self.members.iter().filter(|(_, it)| !it.is_disk());
+        let capacity: u128 = memory.map(|(_, it)| u128::from(it.usage.capacity)).sum();
+        if asked <= capacity {
+            return Some(set);
+        }
+        // The product of two sizes of 64 bits fits.
+        Some(u64::try_from(u128::from(set) * capacity / asked).unwrap_or(set))
+    }
+
     /// How much more the namespace may use as it is.
     pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
-        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let limit = self.quota(namespace);
         let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
         limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
     }

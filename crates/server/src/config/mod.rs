@@ -414,6 +414,9 @@ pub struct MasterConfig {
     /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
     /// Mooncake's.
     pub exposed: bool,
+    /// Every namespace needs a quota to be written to, as a tenant of Mooncake's does. Only `mooncake_master`
+    /// asks for it.
+    pub tenants: bool,
 }
 
 /// What a node needs.
@@ -555,6 +558,7 @@ impl MasterArgs {
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
             tier: args.tier.over(file.tier.clone()),
             exposed: false,
+            tenants: false,
         };
         config.check()?;
         Ok(config)
@@ -650,6 +654,7 @@ impl Default for MasterConfig {
             evict_soft_pinned: true,
             tier: TierConfig::default(),
             exposed: false,
+            tenants: false,
         }
     }
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::body::to_bytes;
+use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde::Deserialize;
-use serde_json::json;
-use tiffin_core::message::{ClientToMaster, DeleteMatching, Pattern, Reason, Refusal, Reply};
+use serde_json::{Value, json};
+use tiffin_core::NAMESPACE_BYTES_MAX;
+use tiffin_core::master::QuotaStat;
+use tiffin_core::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
 
 use super::json as answer;
 use super::master::{Names, Server, status};
@@ -27,6 +30,10 @@ pub(super) const INTERNAL: i32 = -1;
 const NO_SEGMENT: i32 = -101;
 /// See [`INVALID`].
 const WRONG_MODE: i32 = -1011;
+/// See [`INVALID`].
+const TENANT_NOT_EMPTY: i32 = -1702;
+/// The longest body of a request, in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// How long a removal waits for nodes to confirm it.
 const CONFIRM_WAIT_MS: u64 = 5_000;
@@ -40,9 +47,15 @@ struct Removal {
     tenant_id: String,
 }
 
+/// The quota that a tenant is to have.
+#[derive(Deserialize)]
+struct QuotaRequest {
+    requested_quota_bytes: Option<u64>,
+}
+
 /// The pages that change something.
 pub(super) fn router() -> Router<Arc<Shared>> {
-    let quotas = get(without_tenants).put(without_tenants).delete(without_tenants);
+    let quotas = get(tenant_quotas).put(set_tenant_quota).delete(remove_tenant_quota);
     Router::new()
         .route("/api/v1/segments/status", get(segment_status))
         .route("/api/v1/remove_all", post(remove_all))
@@ -88,8 +101,92 @@ async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Re
     answer(StatusCode::OK, &value)
 }
 
-/// A master without `--enable_multi_tenants` has no quotas for them.
-async fn without_tenants() -> Response {
+/// What a tenant may use, and what it uses.
+async fn tenant_quotas(State(shared): Server, Query(names): Query<Names>) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let quotas = shared.quotas();
+    let Some(name) = names.tenant_id else {
+        let every: Vec<_> = quotas.iter().map(describe).collect();
+        return answer(StatusCode::OK, &json!({"success": true, "data": every}));
+    };
+    match quotas.iter().find(|it| it.namespace == name) {
+        Some(quota) => answer(StatusCode::OK, &json!({"success": true, "data": describe(quota)})),
+        None => problem(ABSENT, "OBJECT_NOT_FOUND"),
+    }
+}
+
+async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, request: Request) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+        return problem(INVALID, "Missing or invalid tenant_id");
+    };
+    let Ok(body) = to_bytes(request.into_body(), BODY_BYTES_MAX).await else {
+        return problem(INVALID, &format!("Invalid JSON body: it has more than {BODY_BYTES_MAX} bytes"));
+    };
+    let wanted: QuotaRequest = match serde_json::from_slice(&body) {
+        Ok(wanted) => wanted,
+        Err(error) => return problem(INVALID, &format!("Invalid JSON body: {error}")),
+    };
+    let bytes = wanted.requested_quota_bytes.filter(|it| (1..=i64::MAX as u64).contains(it));
+    let Some(bytes) = bytes else {
+        return problem(INVALID, "Tenant quota must be in [1, 2^63 - 1] bytes");
+    };
+    let change = PolicyChange::NONE.quota(Some(bytes));
+    match shared.ask(&name, ClientToMaster::SetPolicy(change)).await {
+        Reply::Done => {}
+        Reply::Refused(refusal) => return refused(&refusal),
+        _ => return problem(INTERNAL, "the quota could not be set"),
+    }
+    match shared.quotas().iter().find(|it| it.namespace == name) {
+        Some(quota) => answer(StatusCode::OK, &json!({"success": true, "data": describe(quota)})),
+        None => problem(ABSENT, "OBJECT_NOT_FOUND"),
+    }
+}
+
+/// Ends a tenant that has no objects.
+async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+        return problem(INVALID, "Missing or invalid tenant_id");
+    };
+    match shared.quotas().iter().find(|it| it.namespace == name && it.requested.is_some()) {
+        None => return problem(ABSENT, "OBJECT_NOT_FOUND"),
+        Some(quota) if quota.objects > 0 || quota.used > 0 => {
+            return problem(TENANT_NOT_EMPTY, "TENANT_NOT_EMPTY");
+        }
+        Some(_) => {}
+    }
+    match shared.ask(&name, ClientToMaster::SetPolicy(PolicyChange::NONE.quota(None))).await {
+        Reply::Done => answer(StatusCode::OK, &json!({"success": true, "data": null})),
+        Reply::Refused(refusal) => refused(&refusal),
+        _ => problem(INTERNAL, "the quota could not be removed"),
+    }
+}
+
+fn describe(quota: &QuotaStat) -> Value {
+    let effective = quota.effective.unwrap_or_default();
+    json!({
+        "tenant_id": quota.namespace, "requested_quota_bytes": quota.requested.unwrap_or_default(),
+        "effective_quota_bytes": effective, "charged_bytes": quota.used,
+        "admission_closed": quota.requested.is_none(), "over_quota": quota.used > effective,
+        "has_explicit_policy": quota.requested.is_some(),
+    })
+}
+
+/// Whether a tenant can have that name.
+fn is_tenant(name: &str) -> bool {
+    let is_short = name.len() <= NAMESPACE_BYTES_MAX;
+    !name.is_empty() && is_short && !name.starts_with('_') && !name.chars().any(char::is_control)
+}
+
+/// The answer of a master without `--enable_multi_tenants`.
+fn without_tenants() -> Response {
     problem(WRONG_MODE, "UNAVAILABLE_IN_CURRENT_MODE")
 }
 
@@ -108,7 +205,7 @@ pub(super) fn problem(code: i32, message: &str) -> Response {
     let status = match code {
         INVALID => StatusCode::BAD_REQUEST,
         ABSENT | NO_SEGMENT => StatusCode::NOT_FOUND,
-        WRONG_MODE => StatusCode::CONFLICT,
+        WRONG_MODE | TENANT_NOT_EMPTY => StatusCode::CONFLICT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     answer(status, &json!({"success": false, "error_code": code, "error_message": message}))

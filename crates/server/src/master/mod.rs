@@ -259,8 +259,9 @@ impl Host for Shared {
     async fn visit(self: Arc<Self>, greeting: Greeting) {
         let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
-        let strict_leases = self.strict_leases;
-        let welcome = Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() };
+        let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
+        let epoch = self.epoch();
+        let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         let (outbox, mut inbox) = greeting.welcome(welcome);
         if hello.role == Role::Ledger {
             let segment = hello.home.unwrap_or_default();
@@ -355,6 +356,7 @@ impl Shared {
             lease_grace_ms: ms(config.lease_grace),
             soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
+            tenants: config.tenants,
             owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),

@@ -3,6 +3,7 @@
 //! A page opens a connection that has no socket, asks once, and closes it. So removals and limits have one
 //! path through the core, whoever asks for them.
 
+use tiffin_core::master::QuotaStat;
 use tiffin_core::message::{ClientToMaster, Hello, Reason, Refusal, Reply, Request};
 use tiffin_core::{ClientId, ConnId, RequestId};
 use tokio::sync::oneshot;
@@ -36,6 +37,16 @@ impl Shared {
     /// Every namespace that any client has named.
     pub(crate) fn namespaces(&self) -> Vec<String> {
         self.lock().core.namespaces()
+    }
+
+    /// Whether only namespaces with a quota may be written to.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.config.tenants
+    }
+
+    /// The namespaces that have a quota or use memory.
+    pub(crate) fn quotas(&self) -> Vec<QuotaStat> {
+        self.lock().core.quotas()
     }
 
     /// Asks the core as a client of that namespace would. The caller bounds the time.

@@ -99,7 +99,12 @@ pub const MASTER: &[Flag] = &[
         "delete the metadata of clients that time out; nothing is kept there",
     ),
     flag("enable_metric_reporting", Bool, Honoured, "log a line about the store every ten seconds; true"),
-    flag("enable_multi_tenants", Bool, Ignored, "separate tenants, each with a quota"),
+    flag(
+        "enable_multi_tenants",
+        Bool,
+        Honoured,
+        "give each tenant a namespace, which needs a quota to be written to; false",
+    ),
     flag(
         "enable_offload",
         Bool,

@@ -262,6 +262,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
         tier: tier_config(values, config.tier),
+        tenants: values.get("enable_multi_tenants").is_some_and(|value| is_true(value)),
         exposed: true,
         ..config
     };

@@ -178,6 +178,55 @@ async fn objects_can_be_removed_through_a_page() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tenants_have_quotas() {
+    let http = Some("127.0.0.1:0".parse().unwrap());
+    let config = MasterConfig { http, tenants: true, ..MasterConfig::default() };
+    let master = start_master(config).await;
+    let _node = start_node(master.address(), NodeConfig::default()).await;
+    let http = master.http_address().unwrap().clone();
+    let ask = async |method: &str, query: &str, body: &str| {
+        let path = format!("/api/v1/tenant_quotas{query}");
+        let (status, text) = support_http(&http, method, &path, "", body).await;
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let code = value.get("error_code").and_then(Value::as_i64).unwrap_or_default();
+        (status, code, value["data"].clone())
+    };
+    assert_eq!(ask("GET", "", "").await, (200, 0, json!([])));
+    for (query, body) in [
+        ("", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=_a", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=a%0A", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": 0}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": 9223372036854775808}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": -1}"),
+        ("?tenant_id=a", "{}"),
+        ("?tenant_id=a", "{"),
+    ] {
+        let (status, code, _) = ask("PUT", query, body).await;
+        assert_eq!((status, code), (400, -600), "{query} {body}");
+    }
+    let long = format!("?tenant_id={}", "t".repeat(129));
+    assert_eq!(ask("PUT", &long, "{\"requested_quota_bytes\": 5}").await.0, 400);
+    let (status, _, tenant) = ask("PUT", "?tenant_id=a", "{\"requested_quota_bytes\": 100000}").await;
+    let expected = json!({
+        "tenant_id": "a", "requested_quota_bytes": 100_000, "effective_quota_bytes": 100_000,
+        "charged_bytes": 0, "admission_closed": false, "over_quota": false, "has_explicit_policy": true,
+    });
+    assert_eq!((status, &tenant), (200, &expected));
+    assert_eq!(ask("GET", "?tenant_id=a", "").await, (200, 0, expected));
+
+    let mut tenant = hello(2);
+    tenant.namespace = "a".to_owned();
+    let client = Raw::connect(&master.address().clone(), tenant).await.unwrap();
+    client.put("k", b"value", Way::Tcp).await;
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await.1, -1702);
+    client.delete("k").await;
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await, (200, 0, Value::Null));
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await.1, -704);
+    assert_eq!(ask("GET", "?tenant_id=a", "").await.1, -704);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_state_of_a_segment_is_told() {
     let cluster = cluster().await;
     let http = cluster.http.clone();

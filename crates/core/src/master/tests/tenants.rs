@@ -1,0 +1,47 @@
+//! A master with tenants: a namespace needs a quota to be written to, and quotas share the memory.
+
+use super::*;
+use crate::message::{PolicyChange, Quota, ReserveOutcome};
+
+fn with_tenants(capacities: &[u64]) -> Cluster {
+    Cluster::with(capacities, |config| config.tenants = true)
+}
+
+#[test]
+fn a_namespace_without_a_quota_is_not_written_to() {
+    let mut cluster = with_tenants(&[8 * UNIT]);
+    let refused = ReserveOutcome::OverQuota(Quota { used: 0, limit: 0, need: UNIT });
+    assert_eq!(cluster.reserve("a", UNIT, plain()), refused);
+    cluster.policy(Some(4 * UNIT), None);
+    cluster.put("a", UNIT, plain());
+    cluster.policy(None, None);
+    // Its objects stay, and can be read and removed.
+    assert!(cluster.has("a"));
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
+    cluster.delete("a", true);
+    assert!(!cluster.has("a"));
+}
+
+#[test]
+fn quotas_beyond_the_memory_are_reduced_in_proportion() {
+    let mut cluster = with_tenants(&[8 * UNIT]);
+    let capacity = cluster.master.stat().nodes[0].usage.capacity;
+    let other = ConnId(90);
+    let hello = Hello { client: ClientId(90), namespace: "other".to_owned(), ..Hello::default() };
+    cluster.event(Event::Opened(other, hello));
+    let set = |cluster: &mut Cluster, bytes: u64, id: u64| {
+        let change = ClientToMaster::SetPolicy(PolicyChange::NONE.quota(Some(bytes)));
+        cluster.event(Event::Request(other, RequestId(id), Request::from(change)));
+        let shown = cluster.master.quotas().into_iter().map(|it| (it.requested, it.effective));
+        shown.collect::<Vec<_>>()
+    };
+    cluster.policy(Some(capacity / 2), None);
+    let half = (Some(capacity / 2), Some(capacity / 2));
+    assert_eq!(set(&mut cluster, capacity / 2, 1), [half, half], "together they fit");
+    let (asked, left) = (capacity / 2 * 3, capacity / 4 * 3);
+    let expected = [(Some(capacity / 2), Some(capacity / 4)), (Some(asked), Some(left))];
+    assert_eq!(set(&mut cluster, capacity / 2 * 3, 2), expected);
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("a", capacity / 4 + 1, plain()) else { panic!() };
+    assert_eq!(quota.limit, capacity / 4);
+    assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Room(_)));
+}
