@@ -49,6 +49,7 @@ impl Stage {
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
             tenants: false,
+            events: false,
             tier: TierConfig::default(),
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,

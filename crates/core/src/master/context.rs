@@ -14,8 +14,8 @@ use super::{
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     connections::Connections,
     deadlines::Deadlines,
-    ghosts::Ghosts,
-    members::{Members, Standing},
+    ghosts::{Ghosts, Name},
+    members::{Member, Members, Standing},
     room::Room,
     saved::Saving,
 };
@@ -204,6 +204,24 @@ impl Context {
     pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
         committed.saturating_add(self.room.granted(namespace))
+    }
+
+    /// Announces an object that the catalog has now.
+    pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
+        let namespace = self.catalog.namespace_name(object.namespace()).to_owned();
+        let is_disk = |node| self.members.get(node).is_some_and(Member::is_disk);
+        let on_disk = object.replicas().all(|(node, _)| is_disk(node));
+        let stored = Notice::Stored { namespace, key: object.key().clone(), on_disk };
+        self.notice(stored);
+    }
+
+    /// Announces that the catalog has no object of that name any more.
+    pub(super) fn notice_removed(&mut self, name: &Name) {
+        if self.config.events {
+            let namespace = self.catalog.namespace_name(name.namespace).to_owned();
+            self.notice(Notice::Removed { namespace, key: name.key.clone() });
+        }
     }
 
     /// The greatest number of bytes that the namespace may use, if there is a limit.

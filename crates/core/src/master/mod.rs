@@ -97,6 +97,8 @@ pub struct MasterConfig {
     /// Whether only namespaces with a quota may be written to. Quotas that exceed the memory of all nodes are
     /// then reduced in proportion.
     pub tenants: bool,
+    /// Whether there is a notice for every object that is stored or removed.
+    pub events: bool,
     /// Retires that one answer to a returning member contains at most, beside those of announced objects.
     pub owed_page_max: usize,
     /// Objects that one piece of a drop takes away, see [`Master::work`].

@@ -25,6 +25,8 @@ use tiffin_rpc::Address;
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 
+use crate::events::EventsConfig;
+
 pub use file::SettingsFile;
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 pub use values::{ValueError, duration, size};
@@ -417,6 +419,9 @@ pub struct MasterConfig {
     /// Every namespace needs a quota to be written to, as a tenant of Mooncake's does. Only `mooncake_master`
     /// asks for it.
     pub tenants: bool,
+    /// Where it publishes which objects are stored and removed, if anywhere. Only `mooncake_master` asks for
+    /// it.
+    pub events: Option<EventsConfig>,
 }
 
 /// What a node needs.
@@ -559,6 +564,7 @@ impl MasterArgs {
             tier: args.tier.over(file.tier.clone()),
             exposed: false,
             tenants: false,
+            events: None,
         };
         config.check()?;
         Ok(config)
@@ -655,6 +661,7 @@ impl Default for MasterConfig {
             tier: TierConfig::default(),
             exposed: false,
             tenants: false,
+            events: None,
         }
     }
 }

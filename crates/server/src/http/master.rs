@@ -287,11 +287,13 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
     answer(StatusCode::OK, &json!({"success": true, "data": data}))
 }
 
-/// There is no publisher of events.
-async fn kv_events_status() -> Response {
+async fn kv_events_status(State(shared): Server) -> Response {
+    let counted = shared.event_counts();
+    let counts = counted.unwrap_or_default();
     let value = json!({
-        "enabled": false, "published_batches": 0, "published_events": 0, "dropped_events": 0,
-        "skipped_unparsed_keys": 0,
+        "enabled": counted.is_some(), "published_batches": counts.batches,
+        "published_events": counts.events, "dropped_events": counts.dropped,
+        "skipped_unparsed_keys": counts.unparsed,
     });
     answer(StatusCode::OK, &value)
 }

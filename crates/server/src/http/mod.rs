@@ -57,13 +57,8 @@ impl Pages {
     /// Begins to listen, if it is to be anywhere.
     pub(crate) async fn bind(address: Option<&Address>) -> Result<Option<Self>, ListenError> {
         let Some(address) = address else { return Ok(None) };
-        let fail = |source| ListenError { address: address.clone(), source };
-        let Address::Tcp { host, port } = address else {
-            return Err(fail(io::ErrorKind::Unsupported.into()));
-        };
-        let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
-        let port = listener.local_addr().map_err(fail)?.port();
-        Ok(Some(Self { listener, address: Address::Tcp { host: host.clone(), port } }))
+        let (listener, address) = listen(address).await?;
+        Ok(Some(Self { listener, address }))
     }
 
     /// Where it listens, with the real port.
@@ -89,6 +84,17 @@ impl Pages {
             }
         }
     }
+}
+
+/// Listens on a port; gives the address with the real one.
+pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), ListenError> {
+    let fail = |source| ListenError { address: address.clone(), source };
+    let Address::Tcp { host, port } = address else {
+        return Err(fail(io::ErrorKind::Unsupported.into()));
+    };
+    let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
+    let port = listener.local_addr().map_err(fail)?.port();
+    Ok((listener, Address::Tcp { host: host.clone(), port }))
 }
 
 /// Lets only those who show the token see the pages; everybody where none is set, and `/health` always.

@@ -35,6 +35,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::{LeaseMode, MasterConfig};
+use crate::events::{self, Events};
 use crate::listen::{self, Door, Host};
 use crate::metrics::{self, Counters};
 use crate::{StartError, host, http};
@@ -59,6 +60,7 @@ pub struct MasterServer {
     addresses: Vec<Address>,
     http: Option<Address>,
     metadata_http: Option<Address>,
+    events: Option<Address>,
     tasks: JoinSet<()>,
 }
 
@@ -83,6 +85,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    /// What is published of objects, if anything is.
+    events: Option<Arc<Events>>,
     /// The process is stopping, and its own members are about to leave.
     is_stopping: AtomicBool,
 }
@@ -143,6 +147,10 @@ impl MasterServer {
         // Only a master that can listen takes an epoch: a second one by mistake must not spend them.
         let pages = http::Pages::bind(config.http.as_ref()).await?;
         let metadata = http::Pages::bind(config.metadata_http.as_ref()).await?;
+        let publisher = match &config.events {
+            Some(events) => Some(http::listen(&events.listen).await?),
+            None => None,
+        };
         let (folder, saved) = match &config.state_dir {
             Some(folder) => {
                 let (folder, mut saved) = StateFolder::open(folder).await?;
@@ -168,13 +176,17 @@ impl MasterServer {
         if let Some(pages) = pages {
             tasks.spawn(pages.serve(http::master::router(Arc::clone(&shared), &config.token)));
         }
+        let events_address = publisher.as_ref().map(|it| it.1.clone());
+        if let (Some((listener, _)), Some(events)) = (publisher, &shared.events) {
+            tasks.spawn(events::publish(Arc::clone(events), listener));
+        }
         if let Some(pages) = metadata {
             tasks.spawn(pages.serve(http::metadata::router(&config.token)));
         }
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "the master is up");
-        Ok(Self { shared, addresses, http, metadata_http, tasks })
+        Ok(Self { shared, addresses, http, metadata_http, events: events_address, tasks })
     }
 
     /// Where clients and nodes reach it.
@@ -205,6 +217,12 @@ impl MasterServer {
     #[must_use]
     pub fn metadata_http_address(&self) -> Option<&Address> {
         self.metadata_http.as_ref()
+    }
+
+    /// Where its events are published, if anywhere.
+    #[must_use]
+    pub fn events_address(&self) -> Option<&Address> {
+        self.events.as_ref()
     }
 
     /// Which life of the master this is.
@@ -357,6 +375,7 @@ impl Shared {
             soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
             tenants: config.tenants,
+            events: config.events.is_some(),
             owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),
@@ -389,6 +408,7 @@ impl Shared {
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),
         })
     }

@@ -9,6 +9,7 @@ use tiffin_core::{ClientId, ConnId, RequestId};
 use tokio::sync::oneshot;
 
 use super::{Event, Shared};
+use crate::events::Counts;
 use crate::host;
 
 /// The only request of such a connection, and its end.
@@ -42,6 +43,11 @@ impl Shared {
     /// Whether only namespaces with a quota may be written to.
     pub(crate) fn has_tenants(&self) -> bool {
         self.config.tenants
+    }
+
+    /// What was published of objects; `None` if nothing is.
+    pub(crate) fn event_counts(&self) -> Option<Counts> {
+        self.events.as_ref().map(|it| it.counts())
     }
 
     /// The namespaces that have a quota or use memory.

@@ -24,6 +24,7 @@ use crate::config::{
     CommonArgs, ConfigError, Demotion, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
     TierConfig,
 };
+use crate::events::EventsConfig;
 use crate::{MasterServer, StartError, host};
 use gflags::{FlagError, Program, Values, is_true, milliseconds, port};
 
@@ -41,6 +42,10 @@ const CLIENT_HTTP_PORT: u16 = 9300;
 const ANY_HOST: &str = "0.0.0.0";
 /// See [`RPC_PORT`].
 const CLIENT_TTL: Duration = Duration::from_secs(10);
+/// Mooncake's default for the most events that wait to be published.
+const EVENTS_MAX_DEFAULT: usize = 1 << 16;
+/// The most events that may wait, whatever the flag says.
+const EVENTS_MAX: usize = 1 << 24;
 /// How often a line tells how the master is doing.
 const REPORT_PAUSE: Duration = Duration::from_secs(10);
 
@@ -189,6 +194,11 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
     let mut warnings: Vec<_> = MASTER.without_effect(&values).into_iter().collect();
     warnings.extend(stray_warning(&line.strays));
     warnings.extend(exposure_warning(&config));
+    if config.events.is_none() && values.get("enable_kv_events").is_some_and(|value| is_true(value)) {
+        let missing =
+            "events are not published: --kv_events_bind_endpoint or --kv_events_backend_id is missing";
+        warnings.push(missing.to_owned());
+    }
     let report = values.get("enable_metric_reporting").is_none_or(|value| is_true(value));
     let log = log_config(&values, &environment.common);
     Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
@@ -262,12 +272,45 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
         tier: tier_config(values, config.tier),
+        events: events_config(values, &config.token)?,
         tenants: values.get("enable_multi_tenants").is_some_and(|value| is_true(value)),
         exposed: true,
         ..config
     };
     config.check()?;
     Ok(config)
+}
+
+/// Where events are published. As in Mooncake, the master runs without them if a flag is missing.
+fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, FlagError> {
+    let text = |name: &str| values.get(name).map(String::as_str).unwrap_or_default();
+    let says = |name: &str| values.get(name).is_none_or(|value| is_true(value));
+    let (endpoint, backend_id) = (text("kv_events_bind_endpoint"), text("kv_events_backend_id"));
+    if !is_true(text("enable_kv_events")) || endpoint.is_empty() || backend_id.is_empty() {
+        return Ok(None);
+    }
+    let refuse = |hint| FlagError::Refused {
+        name: "kv_events_bind_endpoint",
+        value: endpoint.to_owned(),
+        place: String::new(),
+        hint,
+    };
+    let address = endpoint.strip_prefix("tcp://").map(|it| it.replacen('*', ANY_HOST, 1));
+    let address = address.and_then(|it| it.parse::<Address>().ok());
+    let Some(listen @ Address::Tcp { .. }) = address else {
+        return Err(refuse("write it as `tcp://*:5557`"));
+    };
+    if !token.is_empty() && !listen.is_local() {
+        return Err(refuse("events cannot be protected by TIFFIN_TOKEN: publish them on 127.0.0.1"));
+    }
+    let queue_max = text("kv_events_queue_capacity").parse().unwrap_or(EVENTS_MAX_DEFAULT);
+    Ok(Some(EventsConfig {
+        listen,
+        backend_id: backend_id.to_owned(),
+        legacy: says("kv_events_emit_legacy_compat"),
+        object_key: says("kv_events_emit_object_key"),
+        queue_max: queue_max.clamp(1, EVENTS_MAX),
+    }))
 }
 
 /// What goes to disks. Who says nothing has them used where there are some: a client that gives a disk to the
@@ -289,7 +332,8 @@ fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
 }
 
 fn exposure_warning(config: &MasterConfig) -> Option<String> {
-    let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http);
+    let events = config.events.as_ref().map(|it| &it.listen);
+    let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http).chain(events);
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
     (config.token.is_empty() && !open.is_empty()).then(|| {
         format!(

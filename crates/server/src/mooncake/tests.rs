@@ -279,3 +279,33 @@ fn the_node_daemon_has_flags_of_its_own() {
         assert!(CLIENT.help().contains(&format!("  --{}", flag.name)), "{}", flag.name);
     }
 }
+
+#[test]
+fn events_need_an_endpoint_and_a_name() {
+    let on = "--rpc_address=::1 --metrics_host=::1 --enable_kv_events";
+    for line in ["", "--kv_events_backend_id=b", "--kv_events_bind_endpoint=tcp://*:5557"] {
+        let plan = planned(&format!("{on} {line}")).unwrap();
+        assert_eq!(plan.config.events, None, "{line}");
+        assert!(plan.warnings[0].starts_with("events are not published"), "{:?}", plan.warnings);
+    }
+    let named = format!("{on} --kv_events_backend_id=b");
+    let full = format!("{named} --kv_events_bind_endpoint=tcp://*:5557 --nokv_events_emit_legacy_compat");
+    let plan = planned(&format!("{full} --kv_events_queue_capacity=0")).unwrap();
+    let events = plan.config.events.unwrap();
+    assert_eq!((events.listen.to_string().as_str(), events.backend_id.as_str()), ("0.0.0.0:5557", "b"));
+    assert_eq!((events.legacy, events.object_key, events.queue_max), (false, true, 1));
+    assert!(plan.warnings[0].contains("0.0.0.0:5557"), "{:?}", plan.warnings);
+    let queue = |flag: &str| planned(&format!("{full} {flag}")).unwrap().config.events.unwrap().queue_max;
+    assert_eq!((queue(""), queue("--kv_events_queue_capacity=99999999999")), (65_536, 1 << 24));
+    for endpoint in ["ipc:///tmp/x", "tcp://nowhere", "5557"] {
+        let error = planned(&format!("{named} --kv_events_bind_endpoint={endpoint}")).unwrap_err();
+        assert!(error.contains("flag 'kv_events_bind_endpoint'"), "{error}");
+    }
+    // A token protects every other port, and cannot protect this one.
+    let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
+    let environment = Environment { common, ..environment() };
+    let args: Vec<_> = full.split_whitespace().map(str::to_owned).collect();
+    assert!(plan_of(&args, &environment).unwrap_err().to_string().contains("TIFFIN_TOKEN"));
+    let local: Vec<_> = args.iter().map(|it| it.replace('*', "127.0.0.1")).collect();
+    assert!(plan_of(&local, &environment).is_ok());
+}

@@ -77,6 +77,7 @@ impl Cluster {
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
             tenants: false,
+            events: false,
             tier: TierConfig::default(),
             hash_seed: 3,
             sabotage: Sabotage::None,

@@ -1,4 +1,5 @@
-//! A master with tenants: a namespace needs a quota to be written to, and quotas share the memory.
+//! A master with tenants: a namespace needs a quota to be written to, and quotas share the memory. And one
+//! that announces what is stored and removed.
 
 use super::*;
 use crate::message::{PolicyChange, Quota, ReserveOutcome};
@@ -44,4 +45,29 @@ fn quotas_beyond_the_memory_are_reduced_in_proportion() {
     let ReserveOutcome::OverQuota(quota) = cluster.reserve("a", capacity / 4 + 1, plain()) else { panic!() };
     assert_eq!(quota.limit, capacity / 4);
     assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Room(_)));
+}
+
+#[test]
+fn stored_and_removed_objects_are_announced() {
+    let told = |cluster: &mut Cluster| {
+        let shown = cluster.notices.drain(..).filter_map(|notice| match notice {
+            Notice::Stored { namespace, key, on_disk } => Some(format!("+{namespace}/{key} {on_disk}")),
+            Notice::Removed { namespace, key } => Some(format!("-{namespace}/{key}")),
+            _ => None,
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let mut cluster = Cluster::with(&[2 * UNIT], |config| config.events = true);
+    cluster.put("a", UNIT, plain());
+    assert_eq!(told(&mut cluster), ["+default/a false"]);
+    cluster.delete("a", true);
+    assert_eq!(told(&mut cluster), ["-default/a"]);
+    cluster.put("b", UNIT, plain());
+    cluster.put("c", 2 * UNIT, plain());
+    assert_eq!(told(&mut cluster), ["+default/b false", "-default/b", "+default/c false"], "b was evicted");
+    cluster.restart_master(6);
+    assert_eq!(told(&mut cluster), ["+default/c false"], "the nodes tell what they hold");
+    let mut silent = Cluster::new(&[2 * UNIT]);
+    silent.put("a", UNIT, plain());
+    assert_eq!(told(&mut silent), Vec::<String>::new());
 }
