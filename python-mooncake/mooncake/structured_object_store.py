@@ -22,7 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    raise ImportError(
+        "mooncake.structured_object_store needs numpy: pip install 'tiffin-mooncake[structured]'"
+    ) from None
 
 from mooncake._bundle import CHUNK_BYTES, Bundles, Bytes, RemoteBundleRef
 from mooncake._fields import (

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import re
+import subprocess
 import sys
 import types
 
@@ -515,6 +516,13 @@ def test_tensors_return_as_tensors(torch):
         None,
     ]
     assert transfer.get(ref, rows=slice(1, 3))["batch"]["t"].tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_without_numpy_the_error_names_the_extra(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mooncake.structured_object_store"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and "tiffin-mooncake[structured]" in done.stderr.splitlines()[-1]
 
 
 def test_names_are_complete():
