@@ -162,6 +162,12 @@ impl Client {
         Ok(Self { inner: Inner::connect(options).await? })
     }
 
+    /// Whether the master has tenants: then only namespaces with a quota may be written to.
+    #[must_use]
+    pub fn has_tenants(&self) -> bool {
+        self.inner.has_tenants()
+    }
+
     /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
     ///
     /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all

@@ -58,7 +58,9 @@ message! {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
         9 => host,
     }
-    Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases }
+    Welcome {
+        1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases, 7 => tenants,
+    }
     Refusal { 1 => reason, 2 => message }
 
     PutOptions {

@@ -25,6 +25,10 @@ pub(crate) const RPC_FAIL: i64 = -900;
 pub(crate) const RPC_TIMEOUT: i64 = -901;
 /// There is no distributed file system.
 pub(crate) const DFS_SERVICE_UNAVAILABLE: i64 = -1601;
+/// The object exceeds the quota of its tenant, which is a namespace.
+pub(crate) const TENANT_QUOTA_EXCEEDED: i64 = -1700;
+/// The tenant has no quota, and the master wants one.
+pub(crate) const TENANT_NOT_REGISTERED: i64 = -1701;
 
 /// The answer of `health_check` before `setup` and after `close`.
 pub(crate) const HEALTH_NOT_SET_UP: i64 = 1;
@@ -40,9 +44,10 @@ pub(crate) fn of(error: &Error) -> i64 {
         | Error::Exists { .. }
         | Error::NotASample { .. }
         | Error::WrongGroup { .. } => INVALID_PARAMS,
-        Error::Full { .. } | Error::NoNode { .. } | Error::OverQuota { .. } | Error::Behind { .. } => {
-            NO_AVAILABLE_HANDLE
-        }
+        Error::Full { .. } | Error::NoNode { .. } | Error::Behind { .. } => NO_AVAILABLE_HANDLE,
+        // Only a tenant without a quota has one of zero.
+        Error::OverQuota { quota, .. } if quota.limit == 0 => TENANT_NOT_REGISTERED,
+        Error::OverQuota { .. } => TENANT_QUOTA_EXCEEDED,
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
         Error::Contended { .. } | Error::Unavailable { .. } => REPLICA_IS_NOT_READY,
         Error::Leased { .. } => OBJECT_HAS_LEASE,

@@ -11,6 +11,7 @@ mod codes;
 mod config;
 mod descriptors;
 mod disk;
+mod dummy;
 mod enums;
 mod exit;
 mod memory;
@@ -20,6 +21,7 @@ mod registry;
 mod settings;
 mod store;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
@@ -38,6 +40,7 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::BufferHandle>()?;
     module.add_class::<store::MooncakeDistributedStore>()?;
     module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
+    module.add_function(wrap_pyfunction!(mooncake_client_flags, &module)?)?;
     let close = wrap_pyfunction!(exit::close_open_stores, &module)?;
     py.import("atexit")?.call_method1("register", (close,))?;
     parent.add_submodule(&module)
@@ -48,4 +51,16 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn mooncake_master(py: Python<'_>, arguments: Vec<OsString>) -> i32 {
     py.detach(|| tiffin_server::mooncake::run(arguments))
+}
+
+/// The values that the flags of `mooncake_client` set, and warnings; or the status to leave with.
+type ClientFlags = (Option<i32>, BTreeMap<&'static str, String>, Vec<String>);
+
+/// Reads the flags of `mooncake_client`, those behind the program's name.
+#[pyfunction]
+fn mooncake_client_flags(arguments: Vec<String>) -> ClientFlags {
+    match tiffin_server::mooncake::client_flags(&arguments, &tiffin_server::mooncake::flag_variables()) {
+        Ok((values, warnings)) => (None, values, warnings),
+        Err(status) => (Some(status), BTreeMap::new(), Vec::new()),
+    }
 }

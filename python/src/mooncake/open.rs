@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tiffin_client::arena::Arena;
 use tiffin_client::{Client, ConnectOptions, Deadline};
+use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,6 +55,8 @@ pub(crate) struct Open {
     arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for a promotion, if that is set.
     pub(crate) promotion_wait_ms: Option<u64>,
+    /// The node daemon that this store was set up by, if it was.
+    pub(crate) daemon: Option<String>,
     /// The lock of the disk's directory.
     _claim: Option<Claim>,
     /// The port of a client without a segment, kept so that no other client gets that name.
@@ -113,6 +116,7 @@ impl Open {
         let client = Client::connect(options.clone()).await.map_err(|error| {
             Failure::new(name.code(), format!("cannot use the master at {master}: {error}"))
         })?;
+        let (client, options) = as_tenant(client, options, &settings.tenant).await?;
         if settings.segment_bytes < MEMORY_BYTES_MIN {
             let opened = Opened { client, again: options, servers: Servers::None };
             let open = Self::without_segment(settings, &name, opened)?;
@@ -190,9 +194,15 @@ impl Open {
             registry: Registry::default(),
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
+            daemon: None,
             _claim: None,
             _port: port,
         }
+    }
+
+    /// The same store, as one that the daemon at this address has set up: it has no name.
+    pub(crate) fn of_daemon(self, address: &str) -> Self {
+        Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
     }
 
     /// The local buffer, mapped when it is first needed; `None`, with a line that says why, if it cannot be.
@@ -236,6 +246,32 @@ impl Open {
             tell(&format!("close: {error}"));
         }
     }
+}
+
+/// The client in the namespace of its tenant, if the master has tenants; else the tenant is not looked at.
+async fn as_tenant(
+    client: Client,
+    options: ConnectOptions,
+    tenant: &str,
+) -> Result<(Client, ConnectOptions), Failure> {
+    if !client.has_tenants() || tenant == options.namespace {
+        return Ok((client, options));
+    }
+    let _ = client.close(Deadline::after(CLOSE_TIME)).await;
+    let is_valid = !tenant.is_empty() && !tenant.starts_with('_') && !tenant.chars().any(char::is_control);
+    if !is_valid || tenant.len() > NAMESPACE_BYTES_MAX {
+        let what = format!(
+            "tenant_id is `{}`: it must have 1 to {NAMESPACE_BYTES_MAX} bytes, no control characters, and \
+             not begin with `_`",
+            tenant.escape_debug()
+        );
+        return Err(Failure::new(codes::INVALID_PARAMS, what));
+    }
+    let options = ConnectOptions { namespace: tenant.to_owned(), ..options };
+    let client = Client::connect(options.clone())
+        .await
+        .map_err(|error| Failure::new(codes::INTERNAL_ERROR, format!("cannot use the master: {error}")))?;
+    Ok((client, options))
 }
 
 fn check_protocol(protocol: &str) -> Result<(), Failure> {

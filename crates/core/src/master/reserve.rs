@@ -408,7 +408,7 @@ impl Reservations {
         candidates: &[NodeIndex],
         need: u64,
     ) -> Option<NodeIndex> {
-        let is_rationed = o.cx.room.policy(visitor.namespace).is_some_and(|it| it.quota.is_some());
+        let is_rationed = o.cx.quota(visitor.namespace).is_some();
         if is_rationed || o.cx.room.anybody_waits() {
             return None;
         }

@@ -301,9 +301,9 @@ fn marks() -> impl Strategy<Value = Marks> {
 /// Any reply.
 pub(crate) fn reply() -> impl Strategy<Value = Reply> {
     prop_oneof![
-        (small(), small(), number(), number(), segment(), any::<bool>()).prop_map(
-            |(major, minor, epoch, heartbeat_ms, segment, strict_leases)| {
-                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment, strict_leases })
+        (small(), small(), number(), number(), segment(), any::<(bool, bool)>()).prop_map(
+            |(major, minor, epoch, heartbeat_ms, segment, (strict_leases, tenants))| {
+                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment, strict_leases, tenants })
             }
         ),
         (reason(), text()).prop_map(|(reason, message)| Reply::Refused(Refusal { reason, message })),

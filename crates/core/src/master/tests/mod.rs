@@ -8,6 +8,7 @@ mod offers;
 mod publish;
 mod restart;
 mod shortage;
+mod tenants;
 mod tier;
 mod tier_refused;
 mod tier_room;
@@ -75,6 +76,8 @@ impl Cluster {
             piece_objects_max: PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
+            tenants: false,
+            events: false,
             tier: TierConfig::default(),
             hash_seed: 3,
             sabotage: Sabotage::None,
