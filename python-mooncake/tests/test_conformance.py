@@ -13,8 +13,13 @@ The suite runs against any implementation: `pytest … --mooncake-python .venv-p
 
 import dataclasses
 import pathlib
+import re
+import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import conformance_rows
 
 BASIC = """
 master = Master()
@@ -516,6 +521,7 @@ SECTIONS = {
     "failover": FAILOVER,
     "killmaster": KILLMASTER,
     "tenant": TENANT,
+    **conformance_rows.SECTIONS,
 }
 
 
@@ -534,12 +540,9 @@ class Line:
 
 
 def lines(name):
-    """The steps of a section. A statement goes on in the lines below it that are indented."""
+    """The steps of a section. A step goes on in the lines below it that are indented."""
     made = []
-    for text in SECTIONS[name].strip().splitlines():
-        if text.startswith(" "):
-            made[-1].code += f"\n{text}"
-            continue
+    for text in re.split(r"\n(?! )", SECTIONS[name].strip()):
         code, arrow, answer = text.rpartition(" -> ")
         if not arrow:
             made.append(Line(text))

@@ -45,7 +45,7 @@ impl MooncakeDistributedStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Option<Arc<Open>> {
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
         self.lock().clone()
     }
 
@@ -78,7 +78,7 @@ impl MooncakeDistributedStore {
     }
 
     /// Puts from the caller's memory: each key from its own list of ranges. `form` and its name.
-    fn put_ranges(
+    pub(super) fn put_ranges(
         &self,
         py: Python<'_>,
         keys: &[KeyArg],
@@ -588,7 +588,7 @@ impl MooncakeDistributedStore {
 }
 
 /// The only item of an answer to one key.
-fn first(codes: Vec<i64>) -> PyResult<i64> {
+pub(super) fn first(codes: Vec<i64>) -> PyResult<i64> {
     Ok(codes.first().copied().unwrap_or(codes::INVALID_PARAMS))
 }
 
