@@ -121,6 +121,7 @@ impl Segments {
                 Unmounted::Done
             }
             Some(Segment::Serving(node)) => {
+                node.drain();
                 mounted.lock().insert(id, Segment::Leaving(node));
                 tokio::spawn(async move {
                     tokio::time::sleep(grace).await;

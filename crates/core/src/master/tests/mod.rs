@@ -427,6 +427,24 @@ fn a_conditional_replacement_spares_newer_objects() {
 }
 
 #[test]
+fn a_draining_node_is_read_and_gets_no_new_objects() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let there = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    cluster.put("old", UNIT, there.clone());
+    cluster.nodes[0].handle(node::Event::Drain);
+    for name in ["a", "b", "c", "d"] {
+        assert!(matches!(cluster.put(name, UNIT, there.clone()), CommitOutcome::Stored(_)));
+    }
+    assert_eq!(cluster.nodes[0].inventory().len(), 1);
+    assert!(cluster.has("old"), "nothing was evicted for space that a draining node would not give");
+    let mut alone = Cluster::new(&[4 * UNIT]);
+    alone.put("old", UNIT, plain());
+    alone.nodes[0].handle(node::Event::Drain);
+    assert!(matches!(alone.reserve("a", UNIT, plain()), ReserveOutcome::Full(_)));
+    assert!(alone.has("old"));
+}
+
+#[test]
 fn a_conditional_replacement_refuses_samples() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let sample = PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() };
