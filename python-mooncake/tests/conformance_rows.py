@@ -231,7 +231,8 @@ store.unmount_and_free_segment(made['segment_ids'] + more['segment_ids']) -> 0
 store.is_exist('k'), store.put('k', b'v'), master.segments()          -> (0, -200, [])
 store.unmount_and_free_segment(made['segment_ids'])                   -> -1
 last = store.allocate_and_mount_segment(16 * MIB)
-store.put('k', b'v'), store.unmount_and_free_segment(last['segment_ids'], 1), store.get('k') -> (0, 0, b'v')
+store.put('k', b'v'), store.unmount_and_free_segment(last['segment_ids'], 3), store.get('k') -> (0, 0, b'v')
+store.put('late', b'v')                                               -> -200
 store.unmount_and_free_segment(last['segment_ids'], 1)                -> -600
 until(lambda: store.is_exist('k') == 0 and master.segments() == [], 40) -> True
 folder = tempfile.mkdtemp()
