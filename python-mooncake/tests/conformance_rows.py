@@ -244,6 +244,7 @@ store.mount_segment(file, MIB, 5)                    -> {'ret': -1, 'segment_ids
 store.mount_segment(file, 0)                         -> {'ret': 0, 'segment_ids': []}
 store.mount_segment(file, 16 * MIB)['ret']                            -> 0 | ours -1012
 store.unmount_local_disk_segment(), store.get_offload_rpc_read_count() -> (0, 0)
+store.alloc_from_mem_pool(4096)                                       -> 0
 store.close()                                                         -> 0
 """
 
@@ -330,6 +331,7 @@ store.create_copy_task('k', ['a:1'])                                  -> ((0, 0)
 store.create_move_task('k', 'a:1', 'b:1')                             -> ((0, 0), -600) | fault
 store.query_task((1, 2))                                              -> (None, -600) | fault
 store.get_into_ranges([p], [['k']], [[[0]]], [[[0]]], [[[4]]])        -> [] | fault
+store.alloc_from_mem_pool(4096)                                       -> 0 | fault
 """
 
 

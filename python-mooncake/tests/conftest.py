@@ -19,6 +19,7 @@ def pytest_addoption(parser):
         default=os.environ.get("MOONCAKE_PYTHON", sys.executable),
         help="an interpreter whose `mooncake.store` is tested instead of ours (only the conformance suite)",
     )
+    parser.addoption("--answers", help="a file that gets every answer of the conformance suite, as JSON")
 
 
 class Worker:

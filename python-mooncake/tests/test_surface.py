@@ -52,6 +52,8 @@ METHODS = {
     "allocate_and_mount_segment": "size protocol location",
     "unmount_and_free_segment": "segment_ids grace_period_seconds",
     "unmount_local_disk_segment": "grace_period_seconds",
+    "alloc_from_mem_pool": "size",
+    "init_all": "protocol device size",
     "remove": "key force",
     "batch_remove": "keys force",
     "remove_by_regex": "regex_pattern force",

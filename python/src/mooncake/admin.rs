@@ -299,6 +299,13 @@ impl MooncakeDistributedStore {
         }
     }
 
+    /// Memory of the daemon of a standalone client. Returns 0: this client has no daemon.
+    #[pyo3(signature = (size, /))]
+    fn alloc_from_mem_pool(&self, size: Number) -> u64 {
+        let _without_effect = size;
+        0
+    }
+
     /// For other objects of this package: the store itself if it is set up, else `None`.
     fn _get_pyclient_capsule(slf: Bound<'_, Self>) -> Option<Bound<'_, Self>> {
         let is_open = slf.get().open().is_some();

@@ -265,6 +265,10 @@ fn check_protocol(protocol: &str) -> Result<(), Failure> {
             "protocol `rdma`: this release moves bytes through shared memory and TCP only; use `tcp`"
         }
         "rdma" => "protocol `rdma`: there is no RDMA device here (/sys/class/infiniband is empty); use `tcp`",
+        "cxl" | "ascend" | "efa" | "ub" | "ubshmem" | "nvlink" | "nvlink_intra" | "hip" | "barex" => {
+            let what = format!("not supported: protocol `{protocol}`; use `tcp`");
+            return Err(Failure::new(codes::INTERNAL_ERROR, what));
+        }
         _ => {
             let what = format!("protocol `{protocol}` is not known here; use `tcp`");
             return Err(Failure::new(codes::INTERNAL_ERROR, what));
@@ -281,7 +285,9 @@ fn master_address(text: &str) -> Result<Address, Failure> {
     let problem =
         |why: &str| Failure::new(codes::INVALID_PARAMS, format!("the master's address is `{text}`: {why}"));
     if text.contains("://") {
-        return Err(problem("only `host:port` is supported"));
+        return Err(problem(
+            "not supported: high availability through etcd, Redis or Kubernetes; use `host:port`",
+        ));
     }
     match text.parse() {
         Ok(address @ Address::Tcp { port: 1.., .. }) => Ok(address),
