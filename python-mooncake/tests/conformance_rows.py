@@ -169,6 +169,8 @@ store.put('c1', b'v'), store.put('c2', b'v', config(with_hard_pin=True)) -> (0, 
 store.batch_replica_clear(['c1', 'no', 'c2', 'c1'])                   -> ['c1', 'c2']
 store.batch_is_exist(['c1', 'c2'])                                    -> [0, 0]
 store.put('leased', b'v'), store.get('leased'), store.batch_replica_clear(['leased']) -> (0, b'v', [])
+store.put('seen', b'v'), len(store.get_replica_desc('seen')), store.remove('seen')
+    -> (0, 1, -706) | ours (0, 1, 0)
 a("store.put('theirs', b'v')"), store.batch_replica_clear(['theirs']) -> (0, [])
 store.put('two', b'v', config(replica_num=2)), store.batch_replica_clear(['two'], 'nosuch:1') -> (0, [])
 store.batch_replica_clear(['two'], own)                               -> ['two']

@@ -94,6 +94,23 @@ full = [store.put_from(f'f{i}', memory.address, 4 * MIB, kept) for i in range(17
     assert two.eval("places('k') == [own], store.get_size('k')") == (True, 4 * MIB)
 
 
+def test_number_of_waiting_tasks_is_limited(two):
+    """Each of these takes two seconds, so far fewer end than are created."""
+    two.run(
+        """
+memory = Memory(4 * MIB)
+kept = config(with_hard_pin=True, preferred_segment=there)
+full = [store.put_from(f'f{i}', memory.address, 4 * MIB, kept) for i in range(17)]
+store.put_from('k', memory.address, 4 * MIB, config(preferred_segment=own))
+codes = []
+while codes.count(0) < 20000 and -1401 not in codes[-1:]:
+    codes.append(store.create_copy_task('k', [there])[1])
+"""
+    )
+    assert two.eval("codes.count(0) >= 10000, codes[-1], set(codes[:-1])") == (True, -1401, {0})
+    assert two.eval("store.close()") == 0
+
+
 def test_closing_or_ending_unmounts_every_segment(worker):
     worker.run("master = Master('--client_ttl=60')")
     address = worker.eval("master.address")

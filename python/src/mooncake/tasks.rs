@@ -31,8 +31,9 @@ pub(super) const ENDED_MAX: usize = 10_000;
 const RUNNING_MAX: usize = 4;
 /// How often a task begins anew because the object changed, or because memory was short.
 const TRIES_MAX: u32 = 10;
-/// How long a task waits for memory before it tries again.
+/// How long a try waits for memory, and how much longer each pause before the next try is.
 const SPACE_WAIT: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(50);
 /// How long one try may take.
 const TRY_TIME: Duration = Duration::from_secs(60);
 
@@ -188,7 +189,7 @@ async fn check(client: &Client, key: &Key, change: &Change, deadline: Deadline) 
 
 async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> {
     let mut last = String::new();
-    for _ in 0..TRIES_MAX {
+    for turn in 0..TRIES_MAX {
         let deadline = Deadline::after(TRY_TIME);
         let client = handle.client(deadline).await.map_err(|error| error.to_string())?;
         match relocate(&client, key, change, deadline).await {
@@ -197,6 +198,7 @@ async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> 
             Err(Error::NotFound { .. }) => last = "OBJECT_NOT_FOUND".to_owned(),
             Err(Error::Full { .. } | Error::NoNode { .. } | Error::OverQuota { .. }) => {
                 last = "NO_AVAILABLE_HANDLE".to_owned();
+                tokio::time::sleep(PAUSE * turn).await;
             }
             Err(error) => return Err(error.to_string()),
         }
