@@ -67,7 +67,7 @@ check-python: .venv-test/wheels # The installed wheels, and what the documents s
 conformance: .venv-test/wheels $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences
 	$(if $(PEER),@bash bench/peer-needs.sh)
 	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy)
-	.venv-test/bin/python python-mooncake/conformance.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
+	.venv-test/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
 
 clients: .venv-test/wheels .venv-peer/ready ## Published clients of Mooncake's store on the drop-in, for real; those that are not installed are skipped with the reason
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack

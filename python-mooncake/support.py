@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "mooncake-compat.md"
 NOT_FOUND = "404 Not Found"
 
-sys.path.insert(0, str(FOLDER / "tests"))
+sys.path[:0] = [str(FOLDER / "tests"), str(FOLDER)]
 
 
 def official():
@@ -113,9 +113,9 @@ def endpoints():
 
 
 def differences():
-    import test_conformance
+    import compare
 
-    return f"```text\n{test_conformance.differences()}\n```"
+    return "```text\n" + "\n".join(suite.differences() for suite in compare.suites().values()) + "\n```"
 
 
 def parts():

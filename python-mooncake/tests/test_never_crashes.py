@@ -47,6 +47,8 @@ def arguments(method):
             given.append(b"part")
         elif name == "all_sizes" and "ranges" in method.__name__ and "multi" not in method.__name__:
             given.append([[[16]], [[16]]])
+        elif name in ("all_dst_offsets", "all_src_offsets") and "multi" in method.__name__:
+            given.append([[0], [0]])
         elif name in VALUES and it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD):
             given.append(VALUES[name])
         elif it.default is it.empty:

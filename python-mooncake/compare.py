@@ -1,10 +1,11 @@
-"""Runs the conformance suite on our drop-in and on another implementation, and prints where they differ.
+"""Runs the conformance suites on our drop-in and on another implementation, and prints where they differ.
 
 `make conformance` runs ours; `make conformance PEER=1` also the official wheel. A row that is not listed as a
 difference and differs is a failure of the suite itself.
 """
 
 import argparse
+import importlib
 import json
 import pathlib
 import subprocess
@@ -16,11 +17,20 @@ ROOT = FOLDER.parent
 sys.path.insert(0, str(FOLDER / "tests"))
 
 
+def files():
+    """The files of the suites."""
+    return sorted((FOLDER / "tests").glob("test_conformance*.py"))
+
+
+def suites():
+    """Every suite by the name of its file."""
+    return {path.stem: importlib.import_module(path.stem).SUITE for path in files()}
+
+
 def run(answers, python, rest):
-    """The exit status of the suite on one implementation."""
-    suite = FOLDER / "tests" / "test_conformance.py"
+    """The exit status of the suites on one implementation."""
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "python" / "pyproject.toml", f"--rootdir={ROOT}"]
-    command += [suite, "-q", "--no-header", f"--answers={answers}", f"--mooncake-python={python}", *rest]
+    command += [*files(), "-q", "--no-header", f"--answers={answers}", f"--mooncake-python={python}", *rest]
     return subprocess.run(command).returncode
 
 
@@ -35,24 +45,27 @@ def shown(answer):
 
 def compare(ours, official):
     """Prints every row with two answers; gives their number."""
-    import test_conformance
+    rows = []
+    for name, suite in suites().items():
+        for section in suite.sections:
+            both = ours.get(name, {}).get(section), official.get(name, {}).get(section)
+            if None not in both:
+                rows += [(section, *row) for row in zip(suite.lines(section), *both, strict=True)]
+    return sum(differs(*row) for row in rows)
 
-    count = 0
-    for section in ours.keys() & official.keys():
-        rows = zip(test_conformance.lines(section), ours[section], official[section], strict=True)
-        for line, our, their in rows:
-            if not line.is_test or shown(our) == shown(their):
-                continue
-            kinds = (our or {}).get("raises"), (their or {}).get("raises")
-            if kinds[0] is not None and kinds[0] == kinds[1]:
-                # The texts of exceptions differ; the suite compares the words that clients match.
-                continue
-            count += 1
-            kind = "fault of the original" if line.is_fault else "listed"
-            is_listed = line.is_fault or line.ours != line.official
-            print(f"{section}: {line.code}  [{kind if is_listed else 'NOT LISTED'}]")
-            print(f"    official: {shown(their)[:200]}\n    ours:     {shown(our)[:200]}")
-    return count
+
+def differs(section, line, our, their):
+    """Prints a row if its answers differ, and says so."""
+    kinds = (our or {}).get("raises"), (their or {}).get("raises")
+    # The texts of exceptions differ; the suite compares the words that clients match.
+    is_same = shown(our) == shown(their) or (kinds[0] is not None and kinds[0] == kinds[1])
+    if not line.is_test or is_same:
+        return False
+    remark = "fault of the original" if line.is_fault else "listed"
+    is_listed = line.is_fault or line.ours != line.official
+    print(f"{section}: {line.code}  [{remark if is_listed else 'NOT LISTED'}]")
+    print(f"    official: {shown(their)[:200]}\n    ours:     {shown(our)[:200]}")
+    return True
 
 
 def main():

@@ -1,7 +1,10 @@
-"""More sections of the conformance suite: buffers, descriptors, copies, tasks, segments, Engram.
+"""The answers of buffers, descriptors, tasks, segments and Engram, compared with the official wheel's.
 
-The syntax is that of `test_conformance.py`, which runs them.
+See `conformance.py` for how a section is written.
 """
+
+import pytest
+from conformance import STRICT, Suite
 
 HANDLES = """
 master = Master()
@@ -343,7 +346,6 @@ def idle(prepare):
     return f"{begin}{prepare}\nmemory = Memory(64)\np = memory.address\n{IDLE_REST.strip()}\n"
 
 
-STRICT = "environment=dict(TIFFIN_MASTER_LEASE_MODE='strict')"
 SECTIONS = {
     "handles": HANDLES,
     "pool": POOL,
@@ -358,3 +360,14 @@ SECTIONS = {
     "not set up, the rest": idle("store = MooncakeDistributedStore()"),
     "closed, the rest": idle("master = Master()\nconnect(master.address)  -> 0\nstore.close()  -> 0"),
 }
+SUITE = Suite(SECTIONS)
+
+
+@pytest.mark.parametrize(("name", "number"), SUITE.cases())
+def test_a_call_answers_as_the_original_does(name, number, start_worker, is_ours, tmp_path_factory):
+    answers = SUITE.answers(name, start_worker, is_ours, tmp_path_factory)
+    SUITE.check(name, number, answers, is_ours)
+
+
+def test_every_difference_is_documented():
+    SUITE.check_documented()
