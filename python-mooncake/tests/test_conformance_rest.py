@@ -211,6 +211,12 @@ store.query_task(list(task))[1]                                       -> 0
 ended(store.create_copy_task('k', [own])[0]).status.name, where('k')  -> ('SUCCESS', 2)
 ended(store.create_move_task('k', own, there)[0]).status.name, where('k') -> ('SUCCESS', 1)
 store.get('k')                                                        -> b'value'
+b = Other(master.address, 0)
+made = b('store.allocate_and_mount_segment(16 << 20)')['segment_ids']
+leaving = b('store.get_hostname()')
+b(f'store.unmount_and_free_segment({made!r}, 60)')                    -> 0
+store.create_copy_task("k", [leaving]), store.create_move_task("k", there, leaving)[1]
+    -> (((0, 0), -1010), -1010)
 store.put('m', b'moved', config(preferred_segment=own))               -> 0
 ended(store.create_move_task('m', own, there)[0]).status.name         -> 'SUCCESS'
 [len(store.get_replica_desc('m')), store.get('m'), a("store.get('m')")] -> [1, b'moved', b'moved']

@@ -23,6 +23,8 @@ pub(crate) const TRANSFER_FAIL: i64 = -800;
 pub(crate) const RPC_FAIL: i64 = -900;
 /// The deadline has passed.
 pub(crate) const RPC_TIMEOUT: i64 = -901;
+/// The segment takes no new objects.
+pub(crate) const UNAVAILABLE_IN_CURRENT_STATUS: i64 = -1010;
 /// The feature is not there.
 pub(crate) const NOT_SUPPORTED: i64 = -1012;
 /// No such task is known.

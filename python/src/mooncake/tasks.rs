@@ -184,7 +184,19 @@ async fn check(client: &Client, key: &Key, change: &Change, deadline: Deadline) 
         }
         Change::Clear(source) => held.contains(source),
     };
-    if is_valid { Ok(()) } else { Err(codes::INVALID_PARAMS) }
+    if !is_valid {
+        return Err(codes::INVALID_PARAMS);
+    }
+    let targets = match change {
+        Change::Copy(targets) => targets.as_slice(),
+        Change::Move(_, target) => std::slice::from_ref(target),
+        Change::Clear(_) => &[],
+    };
+    // A draining node reports no capacity.
+    let is_open = |it: &&NodeStat| is_memory(it) && it.usage.capacity > 0;
+    let open: BTreeSet<_> = stat.nodes.iter().filter(is_open).map(|it| it.info.name.as_str()).collect();
+    let takes = |target: &String| open.contains(target.as_str());
+    if targets.iter().all(takes) { Ok(()) } else { Err(codes::UNAVAILABLE_IN_CURRENT_STATUS) }
 }
 
 async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> {

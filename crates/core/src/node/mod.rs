@@ -597,9 +597,14 @@ impl Node {
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Offers are recalled, because a client could fill them without a question.
+    /// Offers are recalled, because a client could fill them without a question. The master hears of it at
+    /// once, so that it asks other nodes.
     fn drain(&mut self) {
         self.slots.drain();
+        if self.link.is_member() {
+            let told = Released { holds: Vec::new(), usage: self.slots.usage() };
+            self.link.tell_of_ends(told, &mut self.effects);
+        }
         let offers = self.slots.offers();
         if !offers.is_empty() {
             self.effects.push_back(Effect::Recall(offers));

@@ -431,7 +431,8 @@ fn a_draining_node_is_read_and_gets_no_new_objects() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let there = PutOptions { preferred: vec!["node1".into()], ..plain() };
     cluster.put("old", UNIT, there.clone());
-    cluster.nodes[0].handle(node::Event::Drain);
+    cluster.node_event(0, node::Event::Drain);
+    assert_eq!(cluster.master.stat().nodes[0].usage.capacity, 0, "the master hears of it at once");
     for name in ["a", "b", "c", "d"] {
         assert!(matches!(cluster.put(name, UNIT, there.clone()), CommitOutcome::Stored(_)));
     }
@@ -439,7 +440,7 @@ fn a_draining_node_is_read_and_gets_no_new_objects() {
     assert!(cluster.has("old"), "nothing was evicted for space that a draining node would not give");
     let mut alone = Cluster::new(&[4 * UNIT]);
     alone.put("old", UNIT, plain());
-    alone.nodes[0].handle(node::Event::Drain);
+    alone.node_event(0, node::Event::Drain);
     assert!(matches!(alone.reserve("a", UNIT, plain()), ReserveOutcome::Full(_)));
     assert!(alone.has("old"));
 }
