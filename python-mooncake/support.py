@@ -14,7 +14,6 @@ import sys
 
 FOLDER = pathlib.Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "mooncake-compat.md"
-NOT_FOUND = "404 Not Found"
 
 sys.path[:0] = [str(FOLDER / "tests"), str(FOLDER)]
 
@@ -94,14 +93,14 @@ def flags(command, wanted):
     return table((f"flag of `{command}`", "here"), rows)
 
 
-def endpoints():
+def endpoints(requests):
     """Whether a master answers each request otherwise than with `not found`."""
     import worker
 
     master = worker.Master()
     try:
         rows = []
-        for request in official()["endpoints"]:
+        for request in requests:
             method, _, path = request.partition(" ")
             port = master.metadata if path.startswith("/metadata") else master.metrics
             status, text = worker.fetch(port, path, method, "{}" if method in ("POST", "PUT") else None)
@@ -110,6 +109,18 @@ def endpoints():
     finally:
         master.stop()
     return table(("request to the master", "here"), rows)
+
+
+def service_endpoints():
+    """Which requests the REST service names in its source."""
+    spec = importlib.util.find_spec("mooncake.mooncake_store_service")
+    source = pathlib.Path(spec.origin).read_text() if spec else ""
+    rows = []
+    for request in official()["service_endpoints"]:
+        path = request.split()[1].partition("{")[0]
+        is_there = re.search(rf"[\"'](\w+ )?{re.escape(path)}[\"'{{]", source)
+        rows.append((f"`{request}`", "yes" if is_there else "no"))
+    return table(("request to the REST service", "here"), rows)
 
 
 def differences():
@@ -128,7 +139,7 @@ def parts():
         "modules": modules(),
         "commands": commands(),
         "flags": flags("mooncake_master", lists["master_flags"]) + f"\n\n{client}",
-        "endpoints": endpoints(),
+        "endpoints": f"{endpoints(lists['endpoints'])}\n\n{service_endpoints()}",
         "differences": differences(),
     }
 

@@ -27,6 +27,11 @@ def test_a_missing_marker_is_reported():
         raise AssertionError("the marker is missing, and nothing was said")
 
 
+def test_a_request_that_no_page_answers_is_not_supported():
+    rows = support.endpoints(["GET /health", "GET /nosuch", "POST /api/v1/nosuch"]).splitlines()[2:]
+    assert [row.split("|")[2].strip() for row in rows] == ["yes", "no", "no"]
+
+
 SETUP = "store.setup('localhost', 'P2PHANDSHAKE', 0, MIB, {protocol!r}, '', {master})"
 REFUSED = {
     "MooncakeDistributedNoFRegister().real_register('n', 1, 'h', 1, 0, 1, 'm')": (-1012, "NVMe-oF"),
