@@ -207,6 +207,14 @@ fn segments(reserved: &Reserved) -> Vec<SegmentId> {
     reserved.grip().iter().flat_map(Grip::locations).map(|it| it.segment).collect()
 }
 
+impl Reserved {
+    /// The segments with the reserved space, the home node's first; none after it was used or released.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentId> {
+        segments(self)
+    }
+}
+
 async fn reserve_piece(
     inner: &Arc<Inner>,
     rooms: &[Room],

@@ -65,7 +65,7 @@ message! {
 
     PutOptions {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
-        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere,
+        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere, 10 => replaces,
     }
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare, 5 => report_wait_ms }
     Quota { 1 => used, 2 => limit, 3 => need }

@@ -23,6 +23,14 @@ pub(crate) const TRANSFER_FAIL: i64 = -800;
 pub(crate) const RPC_FAIL: i64 = -900;
 /// The deadline has passed.
 pub(crate) const RPC_TIMEOUT: i64 = -901;
+/// The segment takes no new objects.
+pub(crate) const UNAVAILABLE_IN_CURRENT_STATUS: i64 = -1010;
+/// The feature is not there.
+pub(crate) const NOT_SUPPORTED: i64 = -1012;
+/// No such task is known.
+pub(crate) const TASK_NOT_FOUND: i64 = -1400;
+/// Too many tasks wait.
+pub(crate) const TASK_PENDING_LIMIT_EXCEEDED: i64 = -1401;
 /// There is no distributed file system.
 pub(crate) const DFS_SERVICE_UNAVAILABLE: i64 = -1601;
 /// The object exceeds the quota of its tenant, which is a namespace.

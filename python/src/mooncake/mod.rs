@@ -4,6 +4,7 @@
 //! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md`
 //! lists what differs). Everything below is the ordinary client and the ordinary node.
 
+mod admin;
 mod arguments;
 mod calls;
 mod checks;
@@ -16,10 +17,13 @@ mod enums;
 mod exit;
 mod memory;
 mod open;
+mod pool;
 mod ranges;
 mod registry;
+mod segments;
 mod settings;
 mod store;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -38,6 +42,10 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<descriptors::DiskDescriptor>()?;
     module.add_class::<descriptors::ReplicaDescriptor>()?;
     module.add_class::<memory::BufferHandle>()?;
+    module.add_class::<memory::BufferLeaseView>()?;
+    module.add_class::<pool::BufferLease>()?;
+    module.add_class::<pool::BufferPool>()?;
+    module.add_class::<admin::QueryTaskResponse>()?;
     module.add_class::<store::MooncakeDistributedStore>()?;
     module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
     module.add_function(wrap_pyfunction!(mooncake_client_flags, &module)?)?;

@@ -46,7 +46,7 @@ impl MooncakeDistributedStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Option<Arc<Open>> {
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
         self.lock().clone()
     }
 
@@ -79,7 +79,7 @@ impl MooncakeDistributedStore {
     }
 
     /// Puts from the caller's memory: each key from its own list of ranges. `form` and its name.
-    fn put_ranges(
+    pub(super) fn put_ranges(
         &self,
         py: Python<'_>,
         keys: &[KeyArg],
@@ -611,7 +611,7 @@ impl MooncakeDistributedStore {
 }
 
 /// The only item of an answer to one key.
-fn first(codes: Vec<i64>) -> PyResult<i64> {
+pub(super) fn first(codes: Vec<i64>) -> PyResult<i64> {
     Ok(codes.first().copied().unwrap_or(codes::INVALID_PARAMS))
 }
 

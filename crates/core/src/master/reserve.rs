@@ -274,7 +274,8 @@ impl Reservations {
             let existing = existing.and_then(|index| o.cx.catalog.get(index));
             existing.map(|it| ReserveOutcome::Exists(it.generation()))
         } else {
-            None
+            let other = o.not_replaceable(visitor.namespace, &request.key, &request.options);
+            other.map(ReserveOutcome::Exists)
         };
         let (got, refusals) = (Vec::new(), BTreeMap::new());
         Item { request, got, refusals, done, counted: None, needs_recall: false }
