@@ -5,12 +5,15 @@ import os as _os
 
 from tiffin._native import mooncake as _native
 
+from mooncake import _forms, _tensors
+from mooncake._parallelism import ParallelAxis, ReadTarget, TensorParallelism
+from mooncake._tensor_format import HEADER_BYTES as _HEADER_BYTES
+
 BufferHandle = _native.BufferHandle
 Descriptor = _native.Descriptor
 DiskDescriptor = _native.DiskDescriptor
 ExistOptions = _native.ExistOptions
 MemoryDescriptor = _native.MemoryDescriptor
-MooncakeDistributedStore = _native.MooncakeDistributedStore
 ObjectDataType = _native.ObjectDataType
 ReplicaDescriptor = _native.ReplicaDescriptor
 ReplicaStatus = _native.ReplicaStatus
@@ -19,10 +22,30 @@ SoftPinAction = _native.SoftPinAction
 TaskStatus = _native.TaskStatus
 TaskType = _native.TaskType
 
+
+class MooncakeDistributedStore(_native.MooncakeDistributedStore):
+    __doc__ = _native.MooncakeDistributedStore.__doc__
+    __slots__ = ()
+
+
+for _name, _method in _forms.methods():
+    setattr(MooncakeDistributedStore, _name, _method)
+del _name, _method
+
 # Mooncake's module has the members of these too; where two share a name, the later one has it.
 for _enum in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enum.__members__)
 del _enum
+
+
+_serialize_tensor = _tensors.serialize
+_deserialize_tensor = _tensors.deserialize
+
+
+def _tensor_metadata_size() -> int:
+    """How many bytes the header of a stored tensor has."""
+    return _HEADER_BYTES
+
 
 _PREFERRED = 1
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
@@ -74,12 +97,15 @@ __all__ = [
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "ParallelAxis",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
     "bind_to_numa_node",
     *ObjectDataType.__members__,
     *ReplicaStatus.__members__,

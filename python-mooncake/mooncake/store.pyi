@@ -1,7 +1,7 @@
 """Mooncake's store, served by Tiffin."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, final, overload
+from typing import Any, ClassVar, Protocol, final, overload
 
 from typing_extensions import Buffer
 
@@ -143,6 +143,45 @@ class BufferHandle:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class ParallelAxis:
+    kind: str
+    rank: int
+    size: int
+    split_dim: int | None
+    expert_id: int | None
+    stage_id: int | None
+    def __init__(self) -> None: ...
+
+class TensorParallelism:
+    def __init__(self) -> None: ...
+    @property
+    def axes(self) -> list[ParallelAxis]: ...
+    @axes.setter
+    def axes(self, axes: Iterable[ParallelAxis]) -> None: ...
+
+class ReadTarget:
+    mode: str
+    parallelism: TensorParallelism | None
+    def __init__(self) -> None: ...
+
+class _Tensor(Protocol):
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def shape(self) -> Any: ...
+    def contiguous(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def element_size(self) -> int: ...
+
+class _Partition(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def split_dim(self) -> int | None: ...
+
 class MooncakeDistributedStore:
     def __init__(self) -> None: ...
     @overload
@@ -217,6 +256,229 @@ class MooncakeDistributedStore:
     ) -> list[list[list[int]]]: ...
     def get_buffer(self, key: str | bytes) -> BufferHandle | None: ...
     def batch_get_buffer(self, keys: Iterable[str | bytes]) -> list[BufferHandle | None]: ...
+    def upsert_parts(self, key: str | bytes, *parts: Buffer, config: ReplicateConfig = ...) -> int: ...
+    def upsert(self, key: str | bytes, value: Buffer, config: ReplicateConfig = ...) -> int: ...
+    def upsert_from(
+        self, key: str | bytes, buffer_ptr: int, size: int, config: ReplicateConfig = ...
+    ) -> int: ...
+    def upsert_batch(
+        self, keys: Iterable[str | bytes], values: Iterable[Buffer], config: ReplicateConfig = ...
+    ) -> int: ...
+    def batch_upsert_from(
+        self,
+        keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        config: ReplicateConfig = ...,
+    ) -> list[int]: ...
+    def put_tensor(self, key: str | bytes, tensor: _Tensor) -> int: ...
+    def upsert_tensor(self, key: str | bytes, tensor: _Tensor) -> int: ...
+    def pub_tensor(self, key: str | bytes, tensor: _Tensor, config: ReplicateConfig = ...) -> int: ...
+    def upsert_pub_tensor(self, key: str | bytes, tensor: _Tensor, config: ReplicateConfig = ...) -> int: ...
+    def batch_put_tensor(self, keys: Iterable[str | bytes], tensors_list: list[Any]) -> list[int]: ...
+    def batch_upsert_tensor(self, keys: Iterable[str | bytes], tensors_list: list[Any]) -> list[int]: ...
+    def batch_pub_tensor(
+        self, keys: Iterable[str | bytes], tensors_list: list[Any], config: ReplicateConfig = ...
+    ) -> list[int]: ...
+    def batch_upsert_pub_tensor(
+        self, keys: Iterable[str | bytes], tensors_list: list[Any], config: ReplicateConfig = ...
+    ) -> list[int]: ...
+    def put_tensor_from(self, key: str | bytes, buffer_ptr: int, size: int) -> int: ...
+    def upsert_tensor_from(self, key: str | bytes, buffer_ptr: int, size: int) -> int: ...
+    def batch_put_tensor_from(
+        self, keys: Iterable[str | bytes], buffer_ptrs: Iterable[int], sizes: Iterable[int]
+    ) -> list[int]: ...
+    def batch_upsert_tensor_from(
+        self, keys: Iterable[str | bytes], buffer_ptrs: Iterable[int], sizes: Iterable[int]
+    ) -> list[int]: ...
+    def get_tensor(self, key: str | bytes) -> Any: ...
+    def get_tensor_with_tp(
+        self, key: str | bytes, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> Any: ...
+    def get_tensor_with_parallelism(self, key: str | bytes, target: ReadTarget | None = None) -> Any: ...
+    def get_tensor_into(self, key: str | bytes, buffer_ptr: int, size: int) -> Any: ...
+    def get_tensor_with_tp_into(
+        self,
+        key: str | bytes,
+        buffer_ptr: int,
+        size: int,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> Any: ...
+    def get_tensor_with_parallelism_into(
+        self, key: str | bytes, buffer_ptr: int, size: int, target: ReadTarget | None = None
+    ) -> Any: ...
+    def batch_get_tensor(self, keys: Iterable[str | bytes]) -> list[Any]: ...
+    def batch_get_tensor_with_tp(
+        self, base_keys: Iterable[str | bytes], tp_rank: int = 0, tp_size: int = 1
+    ) -> list[Any]: ...
+    def batch_get_tensor_with_parallelism(
+        self, keys: Iterable[str | bytes], targets: list[ReadTarget | None] | None = None
+    ) -> list[Any]: ...
+    def batch_get_tensor_into(
+        self, keys: Iterable[str | bytes], buffer_ptrs: Iterable[int], sizes: Iterable[int]
+    ) -> list[Any]: ...
+    def batch_get_tensor_with_tp_into(
+        self,
+        base_keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        tp_rank: int = 0,
+        tp_size: int = 1,
+    ) -> list[Any]: ...
+    def batch_get_tensor_with_parallelism_into(
+        self,
+        keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        targets: list[ReadTarget | None] | None = None,
+    ) -> list[Any]: ...
+    def put_tensor_with_tp(
+        self, key: str | bytes, tensor: _Tensor, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> int: ...
+    def pub_tensor_with_tp(
+        self,
+        key: str | bytes,
+        tensor: _Tensor,
+        config: ReplicateConfig = ...,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> int: ...
+    def batch_put_tensor_with_tp(
+        self,
+        base_keys: Iterable[str | bytes],
+        tensors_list: list[Any],
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]: ...
+    def batch_pub_tensor_with_tp(
+        self,
+        base_keys: Iterable[str | bytes],
+        tensors_list: list[Any],
+        config: ReplicateConfig = ...,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]: ...
+    def put_tensor_with_tp_from(
+        self,
+        key: str | bytes,
+        buffer_ptr: int,
+        size: int,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> int: ...
+    def batch_put_tensor_with_tp_from(
+        self,
+        base_keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]: ...
+    def put_tensor_with_parallelism(
+        self,
+        key: str | bytes,
+        tensor: _Tensor,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig = ...,
+        writer_partition: _Partition | None = None,
+    ) -> int: ...
+    def upsert_tensor_with_parallelism(
+        self,
+        key: str | bytes,
+        tensor: _Tensor,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig = ...,
+        writer_partition: _Partition | None = None,
+    ) -> int: ...
+    def put_tensor_with_parallelism_from(
+        self,
+        key: str | bytes,
+        buffer_ptr: int,
+        size: int,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig = ...,
+        writer_partition: _Partition | None = None,
+    ) -> int: ...
+    def upsert_tensor_with_parallelism_from(
+        self,
+        key: str | bytes,
+        buffer_ptr: int,
+        size: int,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig = ...,
+        writer_partition: _Partition | None = None,
+    ) -> int: ...
+    def batch_put_tensor_with_parallelism(
+        self,
+        keys: Iterable[str | bytes],
+        tensors_list: list[Any],
+        parallelisms: list[TensorParallelism | None] | None = None,
+        config: ReplicateConfig = ...,
+        writer_partitions: list[_Partition | None] | None = None,
+    ) -> list[int]: ...
+    def batch_upsert_tensor_with_parallelism(
+        self,
+        keys: Iterable[str | bytes],
+        tensors_list: list[Any],
+        parallelisms: list[TensorParallelism | None] | None = None,
+        config: ReplicateConfig = ...,
+        writer_partitions: list[_Partition | None] | None = None,
+    ) -> list[int]: ...
+    def batch_put_tensor_with_parallelism_from(
+        self,
+        keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        parallelisms: list[TensorParallelism | None] | None = None,
+        config: ReplicateConfig = ...,
+        writer_partitions: list[_Partition | None] | None = None,
+    ) -> list[int]: ...
+    def batch_upsert_tensor_with_parallelism_from(
+        self,
+        keys: Iterable[str | bytes],
+        buffer_ptrs: Iterable[int],
+        sizes: Iterable[int],
+        parallelisms: list[TensorParallelism | None] | None = None,
+        config: ReplicateConfig = ...,
+        writer_partitions: list[_Partition | None] | None = None,
+    ) -> list[int]: ...
+    def batch_get_session_start(self, keys: Iterable[str | bytes]) -> list[int]: ...
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: Iterable[str | bytes],
+        all_buffer_ptrs: Iterable[Iterable[int]],
+        all_sizes: Iterable[Iterable[int]],
+        all_src_offsets: Iterable[Iterable[int]],
+    ) -> list[int]: ...
+    def batch_get_session_end(self, keys: Iterable[str | bytes]) -> int: ...
+    def batch_put_session_start(
+        self, keys: Iterable[str | bytes], sizes: Iterable[int], config: ReplicateConfig = ...
+    ) -> list[int]: ...
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: Iterable[str | bytes],
+        all_buffer_ptrs: Iterable[Iterable[int]],
+        all_sizes: Iterable[Iterable[int]],
+        all_dst_offsets: Iterable[Iterable[int]],
+    ) -> list[int]: ...
+    def batch_put_session_end(self, keys: Iterable[str | bytes]) -> list[int]: ...
+    def batch_put_session_revoke(self, keys: Iterable[str | bytes]) -> list[int]: ...
+    def get_tensor_into_cuda(self, key: str | bytes, tensor: _Tensor) -> int: ...
+    def batch_get_tensor_into_cuda(
+        self, keys: Iterable[str | bytes], tensors_list: list[Any]
+    ) -> list[int]: ...
+    def save_tensor_to_safetensor(self, key: str | bytes, file_name: str | None = None) -> int: ...
+    @overload
+    def load_tensor_from_safetensor(self, key: str | None, file_name: str) -> Any: ...
+    @overload
+    def load_tensor_from_safetensor(self, *, file_name: str) -> Any: ...
     def get_size(self, key: str | bytes) -> int: ...
     def is_exist(self, key: str | bytes, options: ExistOptions | None = None) -> int: ...
     def batch_is_exist(
@@ -254,3 +516,6 @@ SUCCESS: TaskStatus
 FAILED: TaskStatus
 
 def bind_to_numa_node(node: int) -> None: ...
+def _serialize_tensor(tensor: _Tensor, /) -> tuple[bytes, int, int, Any]: ...
+def _deserialize_tensor(payload: bytes, /) -> Any: ...
+def _tensor_metadata_size() -> int: ...

@@ -454,6 +454,7 @@ class _Mooncake(Protocol):
     """The submodule `mooncake`. The stub of `mooncake.store` declares its classes."""
 
     def mooncake_master(self, argv: Sequence[str]) -> int: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 mooncake: _Mooncake
 

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use super::codes;
 use super::disk::Claim;
 use super::registry::Registry;
+use super::sessions::Sessions;
 use super::settings::{Environment, Settings};
 use crate::handle::{Handle, Opened, Servers};
 
@@ -50,6 +51,8 @@ pub(crate) struct Open {
     /// Whether memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
+    /// Objects that are written or read piece by piece.
+    pub(crate) sessions: Sessions,
     /// The local buffer, once something was read into it.
     arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for a promotion, if that is set.
@@ -188,6 +191,7 @@ impl Open {
             put_wait: settings.environment.put_wait,
             require_registered: settings.environment.require_registered,
             registry: Registry::default(),
+            sessions: Sessions::default(),
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
             _claim: None,

@@ -35,7 +35,7 @@ type Ranges = Vec<(u64, u64)>;
 ///
 /// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store
 /// that is not closed leaves the cluster when it is garbage, or when the interpreter ends.
-#[pyclass(module = "mooncake.store", frozen, weakref)]
+#[pyclass(module = "mooncake.store", frozen, weakref, subclass)]
 pub(crate) struct MooncakeDistributedStore {
     open: Mutex<Option<Arc<Open>>>,
 }
@@ -45,7 +45,7 @@ impl MooncakeDistributedStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Option<Arc<Open>> {
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
         self.lock().clone()
     }
 
@@ -627,7 +627,7 @@ fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<Ta
 }
 
 /// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is set.
-fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
+pub(super) fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),
         Some(_) if open.require_registered && !open.is_registered(start, len) => Err(codes::TRANSFER_FAIL),
