@@ -306,6 +306,23 @@ memory[0:1], memory[100:106]                                          -> (b'a', 
 store.close()                                                         -> 0
 """
 
+PINS = """
+from mooncake.store import SoftPinAction
+master = Master('--default_kv_lease_ttl=1', '--allow_evict_soft_pinned_objects=false')
+connect(master.address)                                               -> 0
+hard, soft = config(with_hard_pin=True), config(soft_pin_action=SoftPinAction.ENABLE)
+[store.put(key, bytes(1000), hard) for key in ('same', 'other', 'parts')] -> [0, 0, 0]
+store.upsert('same', b'x' * 1000), store.upsert('other', b'x' * 2000) -> (0, 0)
+store.upsert_parts('parts', b'x', b'y')                               -> 0
+store.put('soft', bytes(1000), soft), store.upsert('soft', b'x' * 2000) -> (0, 0)
+store.upsert('new', b'x' * 2000, hard), store.upsert('new', b'x' * 3000) -> (0, 0)
+store.put('plain', bytes(1000))                                       -> 0
+codes = [until(lambda: store.put(f'k{i}', bytes(MIB)) == 0) for i in range(150)]
+set(codes)                                                            -> {True}
+store.batch_is_exist(['same', 'other', 'parts', 'soft', 'new', 'plain']) -> [1, 1, 1, 1, 1, 0]
+store.close()                                                         -> 0
+"""
+
 SET_UP_AND_CLOSED = "master = Master()\nconnect(master.address)  -> 0\nstore.close()  -> 0"
 SECTIONS = {
     "upsert": UPSERT.format(mode=""),
@@ -313,6 +330,7 @@ SECTIONS = {
     "upsert parts": UPSERT_PARTS,
     "upsert batch": UPSERT_BATCH,
     "upsert from": UPSERT_FROM,
+    "upsert pins": PINS,
     "ranges": RANGES.format(mode=""),
     "strict ranges": RANGES.format(mode=STRICT),
     "get session": GET_SESSION.format(mode=""),

@@ -139,15 +139,16 @@ pub(super) fn look(
     Ok(open.sessions.refine(keys, merge(known, codes)))
 }
 
-/// Looks up keys as [`look`] does, and returns what is known of each.
+/// Looks up keys, and returns what is known of each.
 pub(super) fn resolve(
     py: Python<'_>,
     open: &Open,
     keys: &[KeyArg],
+    options: ResolveOptions,
 ) -> PyResult<Vec<Result<Option<Info>, Error>>> {
     let (known, wanted) = split(keys.iter().map(|key| key.key().ok_or(Ok(None))).collect());
     let deadline = Deadline::after(open.call_time);
-    let infos = ask(py, open, deadline, async |client| client.resolve(&wanted, LEASED, deadline).await)?;
+    let infos = ask(py, open, deadline, async |client| client.resolve(&wanted, options, deadline).await)?;
     // A single failure applies to all keys.
     let failure = infos.first().filter(|_| infos.len() < wanted.len()).cloned();
     let infos = infos.into_iter().chain(failure.into_iter().cycle());

@@ -11,7 +11,7 @@ use tiffin_client::probe::Access;
 use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
 
 use super::arguments::{Items, KeyArg, Number};
-use super::calls;
+use super::calls::{self, LEASED};
 use super::checks;
 use super::open::Open;
 use super::store::MooncakeDistributedStore;
@@ -98,7 +98,7 @@ pub(super) fn read_heads<'py>(
     len: usize,
 ) -> PyResult<Vec<Option<Head<'py>>>> {
     let Some(open) = store.get().open() else { return Ok(keys.0.iter().map(|_| None).collect()) };
-    let found = calls::resolve(py, &open, &keys.0)?;
+    let found = calls::resolve(py, &open, &keys.0, LEASED)?;
     let is_long = |it: Result<Option<_>, Error>| {
         it.ok().flatten().filter(|info: &tiffin_client::Info| info.len >= len as u64)
     };

@@ -194,7 +194,7 @@ fn fragments(
         }
         let parts = pointers.0.iter().zip(&sizes.0).zip(&offsets.0);
         let fragment = |((address, len), offset): ((&Number, &Number), &Number)| {
-            if address.0 == 0 {
+            if address.0 == 0 || memory::source(address.0, len.0).is_none() {
                 return Err(codes::INVALID_PARAMS);
             }
             Ok(Fragment { address: address.0, len: len.0, offset: offset.0 })
@@ -220,7 +220,7 @@ pub(super) fn get_session_start(
     keys: Items<KeyArg>,
 ) -> PyResult<Vec<i64>> {
     let Some(open) = store.get().open() else { return Ok(Vec::new()) };
-    let found = calls::resolve(py, &open, &keys.0)?;
+    let found = calls::resolve(py, &open, &keys.0, LEASED)?;
     let mut reading = lock(&open.sessions.here().reading);
     let start = |(key, found): (&KeyArg, Result<Option<Info>, Error>)| {
         let Some(key) = key.key() else { return codes::OBJECT_NOT_FOUND };

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tiffin_client::probe::Access;
-use tiffin_client::{OnExists, Put, SourceBuf};
+use tiffin_client::{OnExists, Put, PutOptions, ResolveOptions, SOFT_PIN_DEFAULT, SourceBuf};
 
 use super::arguments::{Items, KeyArg, Number};
 use super::calls;
@@ -142,21 +142,23 @@ pub(super) fn write(
     if replaces {
         options.on_exists = OnExists::Replace;
     }
+    let inherited = if replaces { inherited(py, &open, &keys.0, &config, &options)? } else { Vec::new() };
     let is_storable = |parts: &Vec<Part<'_>>| source != Source::Value || is_staged(&open, parts);
     if !objects.iter().all(is_storable) {
         return Ok(vec![codes::INVALID_PARAMS; count]);
     }
     let ranges: Vec<Vec<_>> = objects.iter().map(|it| it.iter().filter_map(Part::range).collect()).collect();
     let usable = checks::usable(&open, call, &ranges, Access::Read);
-    let objects = keys.0.iter().zip(&objects).zip(usable);
-    let puts = objects.map(|((key, parts), is_usable)| {
+    let objects = keys.0.iter().zip(&objects).zip(usable).enumerate();
+    let puts = objects.map(|(at, ((key, parts), is_usable))| {
         let mut sources = Vec::with_capacity(parts.len());
         for part in parts.iter().filter(|_| is_usable) {
             part.add_sources(&open, source, &mut sources)?;
         }
         match key.key() {
             Some(key) if is_usable && sources.iter().any(|it| !it.is_empty()) => {
-                Ok(Put { key, parts: sources, options: options.clone() })
+                let options = inherited.get(at).unwrap_or(&options).clone();
+                Ok(Put { key, parts: sources, options })
             }
             _ => Err(codes::INVALID_PARAMS),
         }
@@ -167,6 +169,29 @@ pub(super) fn write(
     let codes = calls::put(py, &open, puts)?;
     let code = |place: usize| codes.get(place).copied().unwrap_or(codes::RPC_FAIL);
     Ok(places.into_iter().map(code).collect())
+}
+
+/// The options of objects that replace others, with the pins of those: Mooncake's upserts keep them. Empty if
+/// the config asks for all pins itself.
+fn inherited(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    config: &ReplicateConfig,
+    options: &PutOptions,
+) -> PyResult<Vec<PutOptions>> {
+    let keeps_soft = config.keeps_soft_pin();
+    if options.hard_pin && !keeps_soft {
+        return Ok(Vec::new());
+    }
+    // A lookup of this kind is not a use, and takes no lease.
+    let found = calls::resolve(py, open, keys, ResolveOptions::default())?;
+    let options = found.into_iter().map(|found| {
+        let (hard, soft) = found.ok().flatten().map_or((false, false), |it| (it.hard_pin, it.soft_pin));
+        let soft_pin_ms = options.soft_pin_ms.or((soft && keeps_soft).then_some(SOFT_PIN_DEFAULT));
+        PutOptions { hard_pin: options.hard_pin || hard, soft_pin_ms, ..options.clone() }
+    });
+    Ok(options.collect())
 }
 
 /// Whether a value fits the local buffer.
