@@ -6,8 +6,7 @@ is a view of that memory.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiffin._native import mooncake as _native
 
@@ -79,7 +78,7 @@ def _read_whole_of_writers(store: Any, key: bytes, into: Buffer | None) -> Any:
     """The tensor that writers have stored in parts, if all are there; else the object of that name."""
     manifest = _read_manifest(store, formats.writer_manifest_key(key))
     if manifest is not None:
-        axes = [formats.Axis("tp", rank, manifest.count, manifest.split_dim) for rank in _ranks(manifest)]
+        axes = [formats.Axis("tp", rank, manifest.shards, manifest.split_dim) for rank in _ranks(manifest)]
         names = [formats.writer_key(key, axis) for axis in axes]
         shards = _check_shards(store, names, [(axis,) for axis in axes], manifest)
         whole = None if shards is None else _assemble(store, shards, None, (), into)
@@ -141,11 +140,10 @@ def _read_manifest(store: Any, name: bytes) -> formats.Manifest | None:
 
 
 def _ranks(manifest: formats.Manifest) -> range:
-    return range(min(manifest.count, SHARDS_MAX + 1))
+    return range(min(manifest.shards, SHARDS_MAX + 1))
 
 
-@dataclass(frozen=True)
-class Shards:
+class Shards(NamedTuple):
     """All shards of a tensor, found and checked."""
 
     names: list[bytes]
@@ -162,7 +160,7 @@ def _check_shards(
 ) -> Shards | None:
     """The shards if all are there and are equal parts of the tensor that the manifest describes."""
     shards = Shards(names, axes, manifest)
-    if manifest.count > SHARDS_MAX or manifest.shape[manifest.split_dim] % manifest.count:
+    if manifest.shards > SHARDS_MAX or manifest.shape[manifest.split_dim] % manifest.shards:
         return None
     heads = _heads(store, names)
     is_whole = all(_is_part(shards, place, head) for place, head in enumerate(heads))
@@ -171,7 +169,7 @@ def _check_shards(
 
 def _is_part(shards: Shards, place: int, header: formats.Header | None) -> bool:
     manifest = shards.manifest
-    part = formats.cut(manifest.shape, shards.item_bytes, manifest.split_dim, place, manifest.count)
+    part = formats.cut(manifest.shape, shards.item_bytes, manifest.split_dim, place, manifest.shards)
     return (
         header is not None
         and part is not None
@@ -206,13 +204,13 @@ def _divides(manifest: formats.Manifest, axis: formats.Axis) -> bool:
     dim = manifest.split_dim
     if dim != axis.split_dim or dim >= len(manifest.shape):
         return False
-    return manifest.shape[dim] % axis.size == 0 and manifest.shape[dim] % manifest.count == 0
+    return manifest.shape[dim] % axis.size == 0 and manifest.shape[dim] % manifest.shards == 0
 
 
 def _shards_of(
     store: Any, key: bytes, axes: tuple[formats.Axis, ...], manifest: formats.Manifest
 ) -> Shards | None:
-    each = [formats.with_tp(axes, rank, manifest.count) for rank in _ranks(manifest)]
+    each = [formats.with_tp(axes, rank, manifest.shards) for rank in _ranks(manifest)]
     return _check_shards(store, [formats.shard_key(key, it) for it in each], each, manifest)
 
 
@@ -257,7 +255,7 @@ def _copy_parts(torch: Any, store: Any, shards: Shards, elements: Any, wanted: t
     manifest, (start, end) = shards.manifest, wanted
     shape, dim = manifest.shape, manifest.split_dim
     rows, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :]) * shards.item_bytes
-    length = shape[dim] // manifest.count
+    length = shape[dim] // manifest.shards
     if rows * inner * (end - start) == 0:
         return True
     target = elements.reshape(rows, end - start, inner)

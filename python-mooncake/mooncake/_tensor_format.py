@@ -7,7 +7,7 @@ says how many shards there are.
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 HEADER_BYTES = 304
 MANIFEST_BYTES = 96
@@ -21,6 +21,7 @@ _MAGIC, _VERSION = 0x4D4F4F4E, 1
 _MANIFEST_MAGIC = 0x574D414E
 _NO_AXIS = bytes(_AXIS.size)
 _FULL, _SHARD = 0, 1
+_UNUSED = (-1,) * DIMENSIONS_MAX
 
 #: The names that torch gives the types of elements, and the bytes of one element, by their codes.
 DTYPES = (
@@ -47,8 +48,7 @@ KINDS = ("dp", "tp", "ep", "pp")
 _KINDS_KNOWN = 5
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of parallelism: which part of how many, and along which dimension the tensor is cut."""
 
     kind: str
@@ -71,8 +71,7 @@ class Axis:
         return "".join(parts + [f"_{name}{number}" for name, number in named if number is not None])
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """A header that was found valid, or is to be written."""
 
     dtype: int
@@ -138,9 +137,9 @@ def parse_header(head: bytes | memoryview, total_bytes: int) -> Header | None:
     in_range = 0 <= dtype < len(DTYPES) and 0 <= ndim <= DIMENSIONS_MAX and count <= AXES_MAX and layout <= 1
     if not in_range or not HEADER_BYTES <= offset <= total_bytes or data_bytes != total_bytes - offset:
         return None
-    if any(length < 0 for length in full[:ndim] + local[:ndim]):
+    if min(full[:ndim] + local[:ndim], default=0) < 0:
         return None
-    if any(length != -1 for length in full[ndim:] + local[ndim:]):
+    if full[ndim:] != _UNUSED[ndim:] or local[ndim:] != _UNUSED[ndim:]:
         return None
     axes = []
     for place in range(count):
@@ -155,18 +154,17 @@ def parse_header(head: bytes | memoryview, total_bytes: int) -> Header | None:
     return header if header.data_bytes == data_bytes else None
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """How a tensor was cut into shards."""
 
     dtype: int
     split_dim: int
-    count: int
+    shards: int
     shape: tuple[int, ...]
 
     def to_bytes(self) -> bytes:
         """The 96 bytes."""
-        numbers = (self.dtype, len(self.shape), self.split_dim, self.count, 0, 0)
+        numbers = (self.dtype, len(self.shape), self.split_dim, self.shards, 0, 0)
         return _MANIFEST.pack(_MANIFEST_MAGIC, _VERSION, MANIFEST_BYTES, *numbers, *_padded(self.shape))
 
 
@@ -174,7 +172,7 @@ def parse_manifest(found: bytes | memoryview) -> Manifest | None:
     """The manifest, or `None` if it is not a valid one. Bytes behind it do not matter.
 
     >>> parse_manifest(Manifest(0, 0, 2, (4, 6)).to_bytes() + b"more")
-    Manifest(dtype=0, split_dim=0, count=2, shape=(4, 6))
+    Manifest(dtype=0, split_dim=0, shards=2, shape=(4, 6))
     """
     if len(found) < MANIFEST_BYTES:
         return None
@@ -188,11 +186,10 @@ def parse_manifest(found: bytes | memoryview) -> Manifest | None:
 
 
 def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape + (-1,) * (DIMENSIONS_MAX - len(shape))
+    return shape + _UNUSED[len(shape) :]
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A part of a tensor along one dimension, as rows in its memory."""
 
     shape: tuple[int, ...]
@@ -257,7 +254,7 @@ def tp_axis(axes: tuple[Axis, ...]) -> Axis | None:
 
 def with_tp(axes: tuple[Axis, ...], rank: int, size: int) -> tuple[Axis, ...]:
     """The axes of another shard of the same tensor."""
-    return tuple(replace(axis, rank=rank, size=size) if axis.kind == "tp" else axis for axis in axes)
+    return tuple(axis._replace(rank=rank, size=size) if axis.kind == "tp" else axis for axis in axes)
 
 
 def is_shard_of(header: Header, axes: tuple[Axis, ...]) -> bool:

@@ -6,8 +6,7 @@ has `Tensor` in it and that has the members of torch's tensors will do.
 
 import ctypes
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mooncake._tensor_format import (
     CODES,
@@ -24,8 +23,7 @@ class Unsupported(Exception):
     """An object that is not a tensor, or one that cannot be stored."""
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(NamedTuple):
     """The elements of a tensor in memory, in row-major order. The owner keeps them there."""
 
     dtype: int
@@ -53,7 +51,7 @@ def inspect(tensor: Any, is_cut: bool = False) -> Elements:
         if "Tensor" not in type(tensor).__name__:
             raise Unsupported
         dtype = CODES[str(tensor.dtype)]
-        shape = tuple(int(length) for length in tensor.shape)
+        shape = tuple(map(int, tensor.shape))
         if len(shape) > DIMENSIONS_MAX:
             raise Unsupported
         # A view that negates lazily has other bytes than values.

@@ -5,8 +5,7 @@ turn the arguments of a method into such batches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiffin._native import mooncake as _native
 
@@ -23,16 +22,15 @@ SHARDS_MAX = 1 << 16
 Parts = list[Any]
 
 
-@dataclass(frozen=True)
-class Object:
-    """An object to be stored."""
+class Object(NamedTuple):
+    """An object to be stored. The owner keeps the memory that its parts name."""
 
     key: bytes
     parts: Parts
+    owner: Any = None
 
 
-@dataclass(frozen=True)
-class How:
+class How(NamedTuple):
     """How a call stores: its name, its options, and whether its objects replace others."""
 
     call: str
@@ -100,8 +98,7 @@ def _whole(address: int, size: int) -> tuple[int, int, int, int]:
 # Tensors.
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A header and elements in the caller's memory."""
 
     address: int
@@ -131,8 +128,8 @@ def buffer_header(store: Any, buffer: Buffer) -> formats.Header:
     return header
 
 
-def _object(key: bytes, header: formats.Header, rows: tuple[int, int, int, int]) -> Object:
-    return Object(key, [header.to_bytes(), rows] if header.data_bytes else [header.to_bytes()])
+def _object(key: bytes, header: formats.Header, rows: tuple[int, int, int, int], owner: Any) -> Object:
+    return Object(key, [header.to_bytes(), rows] if header.data_bytes else [header.to_bytes()], owner)
 
 
 def plain_object(store: Any, key: bytes, value: Any) -> Object:
@@ -142,16 +139,7 @@ def plain_object(store: Any, key: bytes, value: Any) -> Object:
         return Object(key, [_whole(value.address, value.size)])
     elements, _ = _elements(store, value)
     header = formats.full_header(elements.dtype, elements.shape)
-    # The owner of the elements lives as long as the parts that name its memory.
-    made = _object(key, header, _whole(elements.address, elements.data_bytes))
-    return _Kept(made.key, made.parts, elements.owner)
-
-
-@dataclass(frozen=True)
-class _Kept(Object):
-    """An object whose memory another object owns."""
-
-    owner: Any
+    return _object(key, header, _whole(elements.address, elements.data_bytes), elements.owner)
 
 
 def _shard(
@@ -162,8 +150,7 @@ def _shard(
     if part is None or axis.split_dim is None or axis.split_dim < 0:
         raise Refused
     header = formats.Header(elements.dtype, part.shape, elements.shape, axes, is_shard=True)
-    made = _object(key, header, part.at(elements.address))
-    return _Kept(made.key, made.parts, elements.owner)
+    return _object(key, header, part.at(elements.address), elements.owner)
 
 
 def write_plain(store: Any, how: How, keys: list[bytes], values: Sequence[Any]) -> list[int]:
@@ -240,8 +227,7 @@ def _write_layout(store: Any, how: How, key: bytes, value: Any, layout: Any, is_
         full = elements.shape if header is None else header.full_shape
         made = formats.Header(elements.dtype, elements.shape, full, axes, is_shard=True)
         rows = _whole(elements.address, elements.data_bytes)
-        shard = _object(formats.shard_key(key, axes), made, rows)
-        return _one(store, how, _Kept(shard.key, shard.parts, elements.owner))
+        return _one(store, how, _object(formats.shard_key(key, axes), made, rows, elements.owner))
     if isinstance(value, Buffer):
         return _write_all_ranks(store, how, key, value, axes, tp)
     elements, _ = _elements(store, value, is_cut=True)
@@ -258,10 +244,10 @@ def _write_own_shard(store: Any, how: How, key: bytes, part: tensors.Elements, a
         raise Refused
     full = (*part.shape[:dim], part.shape[dim] * axis.size, *part.shape[dim + 1 :])
     header = formats.Header(part.dtype, part.shape, full, (axis,), is_shard=True)
-    shard = _object(formats.tp_key(key, axis.rank), header, _whole(part.address, part.data_bytes))
+    rows = _whole(part.address, part.data_bytes)
+    shard = _object(formats.tp_key(key, axis.rank), header, rows, part.owner)
     whole = tensors.Elements(part.dtype, full, 0, None)
-    kept = _Kept(shard.key, shard.parts, part.owner)
-    return _with_manifest(store, how, kept, formats.manifest_key(key), whole, axis)
+    return _with_manifest(store, how, shard, formats.manifest_key(key), whole, axis)
 
 
 def _write_all_ranks(
