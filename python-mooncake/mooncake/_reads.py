@@ -118,8 +118,8 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
         if header is None or not formats.is_shard_of(header, axes):
             return None
         return tensors.over(tensors.import_torch(), memory, header, header.data_offset)
-    header = _heads(store, [name])[0]
-    if header is None or not formats.is_shard_of(header, axes):
+    found = _heads(store, [name])[0]
+    if found is None or not formats.is_shard_of(found.header, axes):
         return None
     size = store.get_into(name, into.address, into.size)
     header = _landed_header(store, into, size)
@@ -129,9 +129,19 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
     return _view(into, header, header.data_offset, size)
 
 
-def _heads(store: Any, names: list[bytes]) -> list[formats.Header | None]:
-    heads = _native.read_heads(store, names, formats.HEADER_BYTES)
-    return [None if head is None else formats.parse_header(head[1], head[0]) for head in heads]
+class Head(NamedTuple):
+    """The header of a stored object, and which put of its key it is."""
+
+    header: formats.Header
+    generation: str
+
+
+def _heads(store: Any, names: list[bytes]) -> list[Head | None]:
+    found: list[Head | None] = []
+    for head in _native.read_heads(store, names, formats.HEADER_BYTES):
+        header = None if head is None else formats.parse_header(head[1], head[0])
+        found.append(None if header is None else Head(header, head[2]))
+    return found
 
 
 def _read_manifest(store: Any, name: bytes) -> formats.Manifest | None:
@@ -143,12 +153,17 @@ def _ranks(manifest: formats.Manifest) -> range:
     return range(min(manifest.shards, SHARDS_MAX + 1))
 
 
+#: Shorter rows are copied in less time from a shard that was read as a whole.
+ROW_BYTES_MIN = 256
+
+
 class Shards(NamedTuple):
     """All shards of a tensor, found and checked."""
 
     names: list[bytes]
     axes: list[tuple[formats.Axis, ...]]
     manifest: formats.Manifest
+    heads: list[Head]
 
     @property
     def item_bytes(self) -> int:
@@ -159,20 +174,19 @@ def _check_shards(
     store: Any, names: list[bytes], axes: list[tuple[formats.Axis, ...]], manifest: formats.Manifest
 ) -> Shards | None:
     """The shards if all are there and are equal parts of the tensor that the manifest describes."""
-    shards = Shards(names, axes, manifest)
     if manifest.shards > SHARDS_MAX or manifest.shape[manifest.split_dim] % manifest.shards:
         return None
-    heads = _heads(store, names)
-    is_whole = all(_is_part(shards, place, head) for place, head in enumerate(heads))
-    return shards if is_whole else None
+    heads = [head for head in _heads(store, names) if head is not None]
+    shards = Shards(names, axes, manifest, heads)
+    is_whole = len(heads) == len(names)
+    return shards if is_whole and all(_is_part(shards, *it) for it in enumerate(heads)) else None
 
 
-def _is_part(shards: Shards, place: int, header: formats.Header | None) -> bool:
-    manifest = shards.manifest
+def _is_part(shards: Shards, place: int, head: Head) -> bool:
+    manifest, header = shards.manifest, head.header
     part = formats.cut(manifest.shape, shards.item_bytes, manifest.split_dim, place, manifest.shards)
     return (
-        header is not None
-        and part is not None
+        part is not None
         and formats.is_shard_of(header, shards.axes[place])
         and (header.dtype, header.full_shape, header.shape) == (manifest.dtype, manifest.shape, part.shape)
     )
@@ -189,9 +203,12 @@ def _find_shards(store: Any, key: bytes, axes: tuple[formats.Axis, ...], axis: f
         first = formats.shard_key(key, formats.with_tp(axes, 0, axis.size))
     else:
         first = key if axis.size == 1 else formats.tp_key(key, 0)
-    header = _heads(store, [first])[0]
-    own = None if header is None or not header.is_shard else formats.tp_axis(header.axes)
-    if header is None or own is None or len(header.axes) != len(axes) or own.split_dim is None:
+    head = _heads(store, [first])[0]
+    if head is None or not head.header.is_shard or len(head.header.axes) != len(axes):
+        return None
+    header = head.header
+    own = formats.tp_axis(header.axes)
+    if own is None or own.split_dim is None:
         return None
     if len(axes) > 1 and own.size != axis.size:
         return None
@@ -251,23 +268,40 @@ def _assemble(
 
 
 def _copy_parts(torch: Any, store: Any, shards: Shards, elements: Any, wanted: tuple[int, int]) -> bool:
-    """Copies a range of the split dimension from the shards that have a part of it."""
+    """Copies a range of the split dimension from the shards that have a part of it.
+
+    What is contiguous in a shard is read to its place. Else, or if the shard was replaced since its header
+    was read, the whole shard is read first, so that its header and its elements belong together.
+    """
     manifest, (start, end) = shards.manifest, wanted
     shape, dim = manifest.shape, manifest.split_dim
     rows, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :]) * shards.item_bytes
     length = shape[dim] // manifest.shards
     if rows * inner * (end - start) == 0:
         return True
-    target = elements.reshape(rows, end - start, inner)
+    direct, left = [], []
     for place in range(start // length, -(-end // length)):
+        first, last = max(start, place * length), min(end, (place + 1) * length)
+        if rows > 1 and (last - first < length or length * inner < ROW_BYTES_MIN):
+            left.append(place)
+            continue
+        header, generation = shards.heads[place]
+        source = header.data_offset + (first - place * length) * inner
+        address = elements.data_ptr() + (first - start) * inner
+        row, stride = (last - first) * inner, (end - start) * inner
+        name = shards.names[place]
+        direct.append((place, (name, source, address, row, rows, stride, generation)))
+    read = _native.read_rows(store, [it for _, it in direct]) if direct else []
+    left += [place for (place, _), is_read in zip(direct, read, strict=True) if not is_read]
+    target = elements.reshape(rows, end - start, inner)
+    for place in left:
         memory = _native.read_owned(store, [shards.names[place]], False)[0]
-        header = None if memory is None else tensors.header_of(memory)
-        # Each shard is read at once, so that its header and its elements belong together.
-        if header is None or not _is_part(shards, place, header):
+        found = None if memory is None else tensors.header_of(memory)
+        if found is None or not _is_part(shards, place, Head(found, "")):
             return False
         count = rows * length * inner
-        source = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=header.data_offset)
-        source = source.reshape(rows, length, inner)
+        part = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=found.data_offset)
+        part = part.reshape(rows, length, inner)
         first, last = max(start, place * length), min(end, (place + 1) * length)
-        target[:, first - start : last - start] = source[:, first - place * length : last - place * length]
+        target[:, first - start : last - start] = part[:, first - place * length : last - place * length]
     return True

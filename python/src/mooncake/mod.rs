@@ -53,6 +53,7 @@ fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(writes::write, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_owned, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_heads, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_rows, module)?)?;
     module.add_function(wrap_pyfunction!(owned::peek, module)?)?;
     module.add_function(wrap_pyfunction!(owned::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(owned::is_open, module)?)?;

@@ -13,6 +13,7 @@ use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
 use super::arguments::{Items, KeyArg, Number};
 use super::calls::{self, LEASED};
 use super::checks;
+use super::memory;
 use super::open::Open;
 use super::store::MooncakeDistributedStore;
 
@@ -85,11 +86,11 @@ pub(super) fn read_owned(
     Ok(found.into_iter().map(|it| it.map(OwnedBytes::new)).collect())
 }
 
-/// The size of an object and its first bytes.
-type Head<'py> = (u64, Bound<'py, PyBytes>);
+/// The size of an object, its first bytes, and which put of the key it is.
+type Head<'py> = (u64, Bound<'py, PyBytes>, String);
 
-/// Read the first `len` bytes of objects. Returns for each the object's size and those bytes; `None` for
-/// objects that cannot be read or are shorter.
+/// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its generation;
+/// `None` for objects that cannot be read or are shorter.
 #[pyfunction]
 pub(super) fn read_heads<'py>(
     py: Python<'py>,
@@ -115,7 +116,7 @@ pub(super) fn read_heads<'py>(
         let (head, fetched) = heads.next()?;
         // An object that was replaced between the two requests has another size, perhaps.
         let is_same = fetched.is_ok_and(|it| it.generation == info.generation);
-        is_same.then(|| (info.len, PyBytes::new(py, &head)))
+        is_same.then(|| (info.len, PyBytes::new(py, &head), info.generation.to_string()))
     };
     Ok(infos.iter().map(|info| info.as_ref().and_then(&mut head)).collect())
 }
@@ -130,6 +131,41 @@ fn fetch(
     let get = async |client: &Client| Ok(client.get_into(gets, options, deadline).await);
     let fetched = open.handle.call(py, deadline, get)?;
     Ok(fetched.unwrap_or_else(|error| vec![Err(error); gets.len()]))
+}
+
+/// Bytes of an object that go to rows in memory: its key, where they begin in it, the address of the first
+/// row, the bytes of a row, how many rows, the distance from one row to the next, and the generation that is
+/// meant.
+#[derive(FromPyObject)]
+pub(super) struct ToRows(KeyArg, Number, Number, Number, Number, Number, String);
+
+impl ToRows {
+    fn get(&self) -> Option<GetInto<'static>> {
+        let Self(key, start, address, len, rows, stride, _) = self;
+        let row = |at: u64| memory::target(address.0.checked_add(at.checked_mul(stride.0)?)?, len.0);
+        let targets = (0..rows.0).map(row).collect::<Option<Vec<_>>>()?;
+        let end = start.0.checked_add(len.0.checked_mul(rows.0)?)?;
+        Some(GetInto::scattered(key.key()?, targets).range(start.0..end))
+    }
+}
+
+/// Read ranges of objects into rows of memory that the caller has just allocated or checked. Returns for each
+/// whether it was read, from the object that was meant.
+#[pyfunction]
+pub(super) fn read_rows(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    wanted: Items<ToRows>,
+) -> PyResult<Vec<bool>> {
+    let gets: Option<Vec<_>> = wanted.0.iter().map(ToRows::get).collect();
+    let (Some(open), Some(gets)) = (store.get().open(), gets) else {
+        return Ok(vec![false; wanted.0.len()]);
+    };
+    let fetched = fetch(py, &open, &gets)?.into_iter().zip(&wanted.0);
+    let is_read = |(fetched, wanted): (Result<tiffin_client::Fetched, Error>, &ToRows)| {
+        fetched.is_ok_and(|it| it.generation.to_string() == wanted.6)
+    };
+    Ok(fetched.map(is_read).collect())
 }
 
 /// The bytes at an address, or `None` if they are not memory that this process can read.
