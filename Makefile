@@ -141,8 +141,9 @@ check-features-peer: .venv-features/wheels ## The contract of the feature store 
 	@bash bench/peer-needs.sh
 	.venv-features/bin/python python/tests/with_mooncake.py $(ARGS)
 
-check-torch: .venv-torch/wheels ## The feature store with torch (several gigabytes): all its types, data loaders, the example's transformer, SpecForge's code
-	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py $(ARGS)
+check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors with torch (several gigabytes): all types, data loaders, the example's transformer, SpecForge's code
+	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py \
+	  python-mooncake/tests/test_conformance_tensors.py python-mooncake/tests/test_tensors.py $(ARGS)
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
 
 example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')

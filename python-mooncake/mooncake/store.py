@@ -2,6 +2,9 @@
 
 from tiffin._native import mooncake as _native
 
+from mooncake import _forms, _tensors
+from mooncake._parallelism import ParallelAxis, ReadTarget, TensorParallelism
+from mooncake._tensor_format import HEADER_BYTES as _HEADER_BYTES
 from mooncake._engram import EngramStore, EngramStoreConfig
 from mooncake._host_memory import (
     MooncakeHostMemAllocator,
@@ -19,7 +22,6 @@ Descriptor = _native.Descriptor
 DiskDescriptor = _native.DiskDescriptor
 ExistOptions = _native.ExistOptions
 MemoryDescriptor = _native.MemoryDescriptor
-MooncakeDistributedStore = _native.MooncakeDistributedStore
 ObjectDataType = _native.ObjectDataType
 QueryTaskResponse = _native.QueryTaskResponse
 ReplicaDescriptor = _native.ReplicaDescriptor
@@ -29,6 +31,16 @@ SoftPinAction = _native.SoftPinAction
 TaskStatus = _native.TaskStatus
 TaskType = _native.TaskType
 
+
+class MooncakeDistributedStore(_native.MooncakeDistributedStore):
+    __doc__ = _native.MooncakeDistributedStore.__doc__
+    __slots__ = ()
+
+
+for _name, _method in _forms.methods():
+    setattr(MooncakeDistributedStore, _name, _method)
+del _name, _method
+
 # Mooncake's module has the members of these too; where two share a name, the later one has it.
 for _enum in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enum.__members__)
@@ -37,6 +49,14 @@ del _enum
 RegisteredBufferLease = BufferLease
 RegisteredBufferLeaseView = BufferLeaseView
 RegisteredBufferPool = BufferPool
+
+_serialize_tensor = _tensors.serialize
+_deserialize_tensor = _tensors.deserialize
+
+
+def _tensor_metadata_size() -> int:
+    """How many bytes the header of a stored tensor has."""
+    return _HEADER_BYTES
 
 
 def _get_pyclient_from_wrapper(wrapper):
@@ -65,12 +85,15 @@ __all__ = [
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
+    "ParallelAxis",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",

@@ -457,6 +457,7 @@ class _Mooncake(Protocol):
     def mooncake_client_flags(
         self, arguments: Sequence[str]
     ) -> tuple[int | None, dict[str, str], list[str]]: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 mooncake: _Mooncake
 

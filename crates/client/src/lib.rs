@@ -99,6 +99,7 @@ mod losses;
 mod manifest;
 mod names;
 mod options;
+mod pieces;
 mod preallocated;
 mod prefetch;
 mod put;
@@ -123,6 +124,7 @@ pub use manifest::{
     UnknownDtype,
 };
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use pieces::Piece;
 pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
@@ -218,6 +220,33 @@ impl Client {
         match self.inner.enter(deadline) {
             Ok(_busy) => reserved::put_reserved(&self.inner, puts, deadline).await,
             Err(error) => batch::all(puts.len(), &error),
+        }
+    }
+
+    /// Writes pieces of objects into space that this client has reserved. Nothing can be read before
+    /// [`Self::commit_reserved`]. A piece that fails leaves the bytes of its range unspecified.
+    pub async fn write_reserved(
+        &self,
+        pieces: &[(&Reserved, Piece<'_>)],
+        deadline: Deadline,
+    ) -> Vec<Result<(), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => pieces::write(&self.inner, pieces, deadline).await,
+            Err(error) => batch::all(pieces.len(), &error),
+        }
+    }
+
+    /// Stores objects that were written with [`Self::write_reserved`]: waits for writes in progress, then
+    /// commits. Bytes that no piece has written are unspecified. The reserved space is used up, also where
+    /// the commit fails.
+    pub async fn commit_reserved(
+        &self,
+        reserved: &[&Reserved],
+        deadline: Deadline,
+    ) -> Vec<Result<Stored, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => pieces::commit(&self.inner, reserved, deadline).await,
+            Err(error) => batch::all(reserved.len(), &error),
         }
     }
 

@@ -11,12 +11,18 @@ pub(crate) const INTERNAL_ERROR: i64 = -1;
 pub(crate) const NO_AVAILABLE_HANDLE: i64 = -200;
 /// An argument is invalid; also: not set up, or closed.
 pub(crate) const INVALID_PARAMS: i64 = -600;
+/// No replica to write to.
+pub(crate) const INVALID_REPLICA: i64 = -702;
 /// The object exists, but cannot be read now.
 pub(crate) const REPLICA_IS_NOT_READY: i64 = -703;
 /// There is no such object.
 pub(crate) const OBJECT_NOT_FOUND: i64 = -704;
+/// An object of that name exists.
+pub(crate) const OBJECT_ALREADY_EXISTS: i64 = -705;
 /// A reader's lease refuses the removal.
 pub(crate) const OBJECT_HAS_LEASE: i64 = -706;
+/// The object of a get session is gone.
+pub(crate) const LEASE_EXPIRED: i64 = -707;
 /// The bytes could not be moved.
 pub(crate) const TRANSFER_FAIL: i64 = -800;
 /// The master could not be reached, or could not finish.

@@ -97,6 +97,11 @@ impl ReplicateConfig {
         })
     }
 
+    /// Whether an object that replaces another keeps the soft pin of that one.
+    pub(crate) fn keeps_soft_pin(&self) -> bool {
+        self.soft_pin_action == SoftPinAction::Preserve
+    }
+
     fn soft_pin_ms(&self) -> Result<Option<u64>, i64> {
         let max_ms = SOFT_PIN_MAX.as_millis() as u64;
         match (self.soft_pin_action, self.soft_pin_ttl_ms) {

@@ -17,13 +17,16 @@ mod enums;
 mod exit;
 mod memory;
 mod open;
+mod owned;
 mod pool;
 mod ranges;
 mod registry;
 mod segments;
+mod sessions;
 mod settings;
 mod store;
 mod tasks;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -49,9 +52,28 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::MooncakeDistributedStore>()?;
     module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
     module.add_function(wrap_pyfunction!(mooncake_client_flags, &module)?)?;
+    primitives(&module)?;
     let close = wrap_pyfunction!(exit::close_open_stores, &module)?;
     py.import("atexit")?.call_method1("register", (close,))?;
     parent.add_submodule(&module)
+}
+
+/// The functions behind the methods that `mooncake/_forms.py` makes.
+fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<owned::OwnedBytes>()?;
+    module.add_function(wrap_pyfunction!(writes::write, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_owned, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_heads, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::peek, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::is_registered, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::is_open, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_start, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_ranges, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_end, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_start, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_ranges, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_end, module)?)
 }
 
 /// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the

@@ -21,6 +21,7 @@ use super::codes;
 use super::disk::Claim;
 use super::registry::Registry;
 use super::segments::{Segments, Site};
+use super::sessions::Sessions;
 use super::settings::{Environment, Settings};
 use super::tasks::Tasks;
 use crate::handle::{Handle, Opened, Servers};
@@ -57,6 +58,8 @@ pub(crate) struct Open {
     pub(super) segments: Segments,
     /// Copy and move tasks.
     pub(super) tasks: Tasks,
+    /// Objects that are written or read piece by piece.
+    pub(crate) sessions: Sessions,
     /// The local buffer, once something was read into it.
     arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for a promotion, if that is set.
@@ -206,6 +209,7 @@ impl Open {
             registry: Registry::default(),
             segments: Segments::new(site),
             tasks: Tasks::default(),
+            sessions: Sessions::default(),
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
             daemon: None,

@@ -650,7 +650,7 @@ fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<Ta
 }
 
 /// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is set.
-fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
+pub(super) fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),
         Some(_) if open.require_registered && !open.is_registered(start, len) => Err(codes::TRANSFER_FAIL),
