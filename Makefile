@@ -16,6 +16,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
+.PHONY: clients conformance docs-mooncake
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -62,6 +63,18 @@ check-wheel: .venv-test/wheels # The wheels can be built, and installed where th
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
+
+conformance: .venv-test/wheels $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences
+	$(if $(PEER),@bash bench/peer-needs.sh)
+	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy)
+	.venv-test/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
+
+clients: .venv-test/wheels .venv-peer/ready ## Published clients of Mooncake's store on the drop-in, for real; those that are not installed are skipped with the reason
+	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
+	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
+
+docs-mooncake: .venv-test/wheels ## Write the tables of docs/mooncake-compat.md from the installed wheels
+	.venv-test/bin/python python-mooncake/support.py
 
 check-kv-peer: .venv-test/wheels .venv-peer/ready ## The KV hierarchy over the official Mooncake wheel, in processes of its own
 	@bash bench/peer-needs.sh
@@ -128,8 +141,9 @@ check-features-peer: .venv-features/wheels ## The contract of the feature store 
 	@bash bench/peer-needs.sh
 	.venv-features/bin/python python/tests/with_mooncake.py $(ARGS)
 
-check-torch: .venv-torch/wheels ## The feature store with torch (several gigabytes): all its types, data loaders, the example's transformer, SpecForge's code
-	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py $(ARGS)
+check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors with torch (several gigabytes): all types, data loaders, the example's transformer, SpecForge's code
+	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py \
+	  python-mooncake/tests/test_conformance_tensors.py python-mooncake/tests/test_tensors.py $(ARGS)
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
 
 example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')

@@ -26,6 +26,8 @@ class Case:
     rounds: int = 1
     # With `put` and `get`, which take and return bytes, beside `put_from` and `get_into`.
     copying: bool = False
+    # With ranged reads, replacements and tensors, where the store has them.
+    extended: bool = False
     # Cases that only draw the curves of the report are run in every third slice.
     every: int = 1
 
@@ -37,11 +39,11 @@ class Case:
 # It is short: with fewer rounds its 99th percentile would be that of a handful of calls.
 EXIST = Case("exist 128", 4 * KIB, items=128, calls=1, rounds=100)
 CASES = (
-    Case("4 KiB", 4 * KIB, calls=100, copying=True),
+    Case("4 KiB", 4 * KIB, calls=100, copying=True, extended=True),
     Case("32 x 4 KiB", 4 * KIB, items=32, calls=4, rounds=4),
     EXIST,
     Case("32 x 64 KiB", 64 * KIB, items=32, calls=4, rounds=2),
-    Case("1 MiB", MIB, calls=8, rounds=2),
+    Case("1 MiB", MIB, calls=8, rounds=2, extended=True),
     Case("16 MiB", 16 * MIB, calls=3),
     Case("64 KiB", 64 * KIB, calls=32, every=3),
     Case("256 KiB", 256 * KIB, calls=16, every=3),
@@ -106,6 +108,13 @@ ROWS = (
     Row("4 KiB", "put", "µs", SMALL_PUT),
     Row("32 x 4 KiB", "batch_get_into", "k objects/s", BATCH_4),
     Row(EXIST.name, "batch_is_exist 128", "k keys/s", (3, 4, 4, 2)),
+    # The same is wanted as of the plain calls. Tensors need torch on both sides.
+    Row("1 MiB", "get_into_ranges", "GB/s", BULK_1),
+    Row("1 MiB", "upsert_from", "GB/s", BULK_1),
+    Row("1 MiB", "get_tensor", "GB/s", BULK_1),
+    Row("1 MiB", "put_tensor", "GB/s", BULK_1),
+    Row("4 KiB", "get_into_ranges", "µs", SMALL_GET),
+    Row("4 KiB", "upsert_from", "µs", SMALL_PUT),
 )
 # Keys that the client has never seen: reported beside the targets, which are for known ones.
 NEW = ", new keys"

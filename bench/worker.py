@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import functools
 import gc
+import importlib.util
 import json
 import mmap
 import random
@@ -123,6 +124,8 @@ class Client:
         expect("comparing what came back", same, True)
         if case.copying:
             times |= self.copying(case, known, new[len(unseen) :])
+        if case.extended:
+            times |= self.ranged(case, known) | self.replacing(case, known) | self.tensors(case, known)
         self.remove([key for keys in lead + known + new for key in keys])
         return times
 
@@ -140,6 +143,43 @@ class Client:
         times["get"] = [timed(get, key) for _ in range(case.rounds) for key in keys]
         times[f"get{rows.NEW}"] = [timed(get, key) for (key,) in new]
         self.remove(lead + keys)
+        return times
+
+    def ranged(self, case, known):
+        """The times of reads in four ranges that make up the object."""
+        offsets = list(range(0, case.size, case.size // 4))
+        sizes, target = [case.size // 4] * 4, self.target.address
+        read = lambda key: self.store.get_into_ranges([target], [[key]], [[offsets]], [[offsets]], [[sizes]])
+        get = lambda key: expect("get_into_ranges", read(key), [[sizes]])
+        keys = [key for (key,) in known]
+        for key in keys[:LEAD_CALLS]:
+            get(key)
+        return {"get_into_ranges": [timed(get, key) for _ in range(case.rounds) for key in keys]}
+
+    def replacing(self, case, known):
+        """The times of puts that replace an object of the same size."""
+        if not hasattr(self.store, "upsert_from"):
+            return {}
+        upsert = lambda key: self.store.upsert_from(key, self.source.address, case.size)
+        put = lambda key: expect("upsert_from", upsert(key), 0)
+        keys = [key for (key,) in known]
+        for key in keys[:LEAD_CALLS]:
+            put(key)
+        return {"upsert_from": [timed(put, key) for key in keys]}
+
+    def tensors(self, case, known):
+        """The times of tensors of that many bytes; nothing without torch."""
+        if not hasattr(self.store, "put_tensor") or not importlib.util.find_spec("torch"):
+            return {}
+        import torch
+
+        value = torch.arange(case.size // 4, dtype=torch.float32)
+        put = lambda key: expect("put_tensor", self.store.put_tensor(key, value), 0)
+        get = lambda key: expect("get_tensor", self.store.get_tensor(key).shape, value.shape)
+        keys = [f"{key}-tensor" for (key,) in known]
+        times = {"put_tensor": [timed(put, key) for key in keys]}
+        times["get_tensor"] = [timed(get, key) for _ in range(case.rounds) for key in keys]
+        self.remove(keys)
         return times
 
     def exist(self, case, number):

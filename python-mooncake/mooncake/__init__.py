@@ -12,6 +12,18 @@ from mooncake import _conflicts
 
 _conflicts.check(__path__)
 
-from mooncake.store import BufferHandle, MooncakeDistributedStore, ReplicateConfig  # noqa: E402
+from mooncake.store import (  # noqa: E402
+    BufferHandle,
+    BufferPool,
+    MooncakeDistributedStore,
+    RegisteredBufferPool,
+    ReplicateConfig,
+)
 
-__all__ = ["BufferHandle", "MooncakeDistributedStore", "ReplicateConfig"]
+__all__ = [
+    "BufferHandle",
+    "BufferPool",
+    "MooncakeDistributedStore",
+    "RegisteredBufferPool",
+    "ReplicateConfig",
+]

@@ -2,7 +2,8 @@
 
 Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's
 files and leaves the rest, and in one folder Python prefers an extension module to a file of the same name:
-`mooncake.store` would be Mooncake's, and the rest ours.
+`mooncake.store` would be Mooncake's, and the rest ours. Our `mooncake/__init__.py` checks that; the guard
+`tiffin_mooncake_guard.py`, beside the folder, checks it where the other wheel has replaced that file.
 """
 
 import importlib.machinery
@@ -15,6 +16,8 @@ OFFICIAL_NAMES = (
     "mooncake-transfer-engine-cuda13",
     "mooncake-transfer-engine-non-cuda",
 )
+# Every release of ours has this in its `__init__.py`.
+OUR_MARK = "served by Tiffin"
 
 
 def installed() -> list[str]:
@@ -28,20 +31,26 @@ def installed() -> list[str]:
     return found
 
 
-def shadows(folders: Iterable[str]) -> list[str]:
-    """Extension modules that would be imported in place of ours."""
+def foreign(folders: Iterable[str]) -> list[str]:
+    """Files in these folders that are imported in place of ours."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    paths = (path for folder in folders for path in pathlib.Path(folder).glob("store.*"))
-    return sorted(str(path) for path in paths if path.name.endswith(suffixes))
+    found = []
+    for folder in map(pathlib.Path, folders):
+        found += [str(path) for path in folder.glob("store.*") if path.name.endswith(suffixes)]
+        first = folder / "__init__.py"
+        if first.is_file() and OUR_MARK not in first.read_text(encoding="utf-8", errors="replace"):
+            found.append(str(first))
+    return sorted(found)
 
 
 def check(folders: Iterable[str]) -> None:
     """Refuses to run as a mixture of two packages."""
-    mixed = shadows(folders)
+    mixed = foreign(folders)
     if not mixed:
         return
     names = installed() or ["the official Mooncake wheel"]
-    pip_names = " ".join(name.split()[0] for name in names)
+    pip_names = " ".join(name.split()[0] for name in names if not name.startswith("the "))
+    pip_names = pip_names or OFFICIAL_NAMES[0]
     raise ImportError(
         f"the package `mooncake` is a mixture of tiffin-mooncake and {', '.join(names)}: "
         f"{mixed[0]} belongs to the other one\n\n"

@@ -1,17 +1,29 @@
 """Mooncake's store, served by Tiffin. The classes are made in Rust; here they get the names users know."""
 
-import ctypes as _ctypes
-import os as _os
-
 from tiffin._native import mooncake as _native
 
+from mooncake import _forms, _tensors
+from mooncake._parallelism import ParallelAxis, ReadTarget, TensorParallelism
+from mooncake._tensor_format import HEADER_BYTES as _HEADER_BYTES
+from mooncake._engram import EngramStore, EngramStoreConfig
+from mooncake._host_memory import (
+    MooncakeHostMemAllocator,
+    bind_to_numa_node,
+    get_alloc_func_addr,
+    get_free_func_addr,
+)
+from mooncake._unsupported import MooncakeDistributedNoFRegister
+
 BufferHandle = _native.BufferHandle
+BufferLease = _native.BufferLease
+BufferLeaseView = _native.BufferLeaseView
+BufferPool = _native.BufferPool
 Descriptor = _native.Descriptor
 DiskDescriptor = _native.DiskDescriptor
 ExistOptions = _native.ExistOptions
 MemoryDescriptor = _native.MemoryDescriptor
-MooncakeDistributedStore = _native.MooncakeDistributedStore
 ObjectDataType = _native.ObjectDataType
+QueryTaskResponse = _native.QueryTaskResponse
 ReplicaDescriptor = _native.ReplicaDescriptor
 ReplicaStatus = _native.ReplicaStatus
 ReplicateConfig = _native.ReplicateConfig
@@ -19,68 +31,72 @@ SoftPinAction = _native.SoftPinAction
 TaskStatus = _native.TaskStatus
 TaskType = _native.TaskType
 
+
+class MooncakeDistributedStore(_native.MooncakeDistributedStore):
+    __doc__ = _native.MooncakeDistributedStore.__doc__
+    __slots__ = ()
+
+
+for _name, _method in _forms.methods():
+    setattr(MooncakeDistributedStore, _name, _method)
+del _name, _method
+
 # Mooncake's module has the members of these too; where two share a name, the later one has it.
 for _enum in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enum.__members__)
 del _enum
 
-_PREFERRED = 1
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView
+RegisteredBufferPool = BufferPool
+
+_serialize_tensor = _tensors.serialize
+_deserialize_tensor = _tensors.deserialize
 
 
-def bind_to_numa_node(node: int) -> None:
-    """Run this thread on the processors of a NUMA node, and prefer its memory.
-
-    >>> bind_to_numa_node(0)
-
-    A machine without NUMA has node 0 only.
-    """
-    if node < 0:
-        raise ValueError(f"{node} is not a NUMA node")
-    folder = f"/sys/devices/system/node/node{node}"
-    try:
-        with open(f"{folder}/cpulist") as file:
-            processors = _processors(file.read())
-    except FileNotFoundError:
-        if node == 0 and not _os.path.isdir("/sys/devices/system/node"):
-            return
-        raise ValueError(f"there is no NUMA node {node}") from None
-    allowed = processors & _os.sched_getaffinity(0)
-    if allowed:
-        _os.sched_setaffinity(0, allowed)
-    call = _SET_MEMPOLICY.get(_os.uname().machine)
-    if call is not None:
-        words = (_ctypes.c_ulong * (node // 64 + 1))()
-        words[node // 64] = 1 << node % 64
-        # The memory policy is a preference: a refusal of the kernel has no other effect.
-        _ctypes.CDLL(None).syscall(call, _PREFERRED, words, _ctypes.c_ulong(len(words) * 64 + 1))
+def _tensor_metadata_size() -> int:
+    """How many bytes the header of a stored tensor has."""
+    return _HEADER_BYTES
 
 
-def _processors(text):
-    """The processors in a list such as `0-3,8`."""
-    numbers = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
+def _get_pyclient_from_wrapper(wrapper):
+    """For other classes of this package: the store behind a wrapper, or `None`."""
+    if not isinstance(wrapper, MooncakeDistributedStore):
+        raise TypeError(f"_get_pyclient_from_wrapper(wrapper: MooncakeDistributedStore), not {wrapper!r}")
+    return wrapper._get_pyclient_capsule()
 
 
 __all__ = [
     "BufferHandle",
+    "BufferLease",
+    "BufferLeaseView",
+    "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "ExistOptions",
     "MemoryDescriptor",
+    "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "QueryTaskResponse",
+    "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
+    "RegisteredBufferPool",
+    "ParallelAxis",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
     "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
     *ObjectDataType.__members__,
     *ReplicaStatus.__members__,
     *TaskType.__members__,

@@ -418,7 +418,10 @@ def test_ranges_that_do_not_fit_fail_where_they_do_not(worker):
         [[5, -600], [-600]],
         [[-600]],
     ]
-    assert worker.eval(read.format(targets, sources, "[[[5], [49]], []]")) == [[[-600], [49]], [[-600]]]
+    assert worker.eval(read.format(targets, sources, "[[[5], [49]], []]")) == [
+        [[-600, -600], [49]],
+        [[-600]],
+    ]
     assert worker.eval("store.get_into_ranges([p], [['a']], [[[2**64 - 1]]], [[[0]]], [[[1]]])") == [[[-600]]]
     assert worker.eval("store.get_into_ranges([p], [['a']], [[[0]]], [[[2**64 - 1]]], [[[1]]])") == [[[-600]]]
 

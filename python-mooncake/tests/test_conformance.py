@@ -1,20 +1,10 @@
 """The answers of `mooncake.store`, case by case, compared with those of the official wheel.
 
-A section is a program: each line is run, in order, in one process; a line with `-> …` is a test, and says
-what the expression comes to. What stands behind `|` is how we differ, and every such line is listed in
-docs/mooncake-compat.md:
-
-- `| ours …`: the original answers what stands before, we answer this.
-- `| fault`: the original crashes, hangs or cuts the value short; what stands before is our answer.
-- `| relaxed …`: our answer unless leases are strict.
-
-The suite runs against any implementation: `pytest … --mooncake-python .venv-peer/bin/python`.
+See `conformance.py` for how a section is written.
 """
 
-import dataclasses
-import pathlib
-
 import pytest
+from conformance import STRICT, Suite
 
 BASIC = """
 master = Master()
@@ -494,7 +484,6 @@ one.remove_all(True), two.is_exist('k')                               -> (1, 0)
 one.close(), two.close()                                              -> (0, 0)
 """
 
-STRICT = "environment=dict(TIFFIN_MASTER_LEASE_MODE='strict')"
 SET_UP_AND_CLOSED = (
     "master = Master()\nconnect(master.address)  -> 0\nstore.put('old', b'v')  -> 0\nstore.close()  -> 0"
 )
@@ -519,112 +508,23 @@ SECTIONS = {
 }
 
 
-@dataclasses.dataclass
-class Line:
-    """One step of a section; a test if it has an expected result."""
-
-    code: str
-    official: str = ""
-    ours: str = ""
-    is_fault: bool = False
-
-    @property
-    def is_test(self):
-        return bool(self.official)
+SUITE = Suite(SECTIONS)
 
 
-def lines(name):
-    """The steps of a section. A statement goes on in the lines below it that are indented."""
-    made = []
-    for text in SECTIONS[name].strip().splitlines():
-        if text.startswith(" "):
-            made[-1].code += f"\n{text}"
-            continue
-        code, arrow, answer = text.rpartition(" -> ")
-        if not arrow:
-            made.append(Line(text))
-            continue
-        official, _, remark = (part.strip() for part in answer.partition(" | "))
-        kind, _, differs = remark.partition(" ")
-        applies = kind == "ours" or (kind == "relaxed" and not name.startswith("strict"))
-        made.append(Line(code.strip(), official, differs if applies else official, kind == "fault"))
-    return made
-
-
-@pytest.fixture(scope="module")
-def answers(start_worker, is_ours, tmp_path_factory):
-    """The result of each line of a section; a section runs once, for its first test."""
-    known = {}
-
-    def run(name):
-        worker = start_worker(tmp_path_factory.mktemp("section"))
-        try:
-            for line in lines(name):
-                if line.is_fault and not is_ours:
-                    yield None
-                    continue
-                yield worker.ask(**{"eval" if line.is_test else "run": line.code})
-        finally:
-            worker.end()
-
-    def get(name):
-        if name not in known:
-            known[name] = list(run(name))
-        return known[name]
-
-    return get
-
-
-def shown(expected):
-    return repr(eval(expected, {"MIB": 1 << 20}))
-
-
-CASES = [
-    pytest.param(name, number, id=f"{name}-{number}-{line.code[:60]}")
-    for name in SECTIONS
-    for number, line in enumerate(lines(name))
-]
-
-
-@pytest.mark.parametrize(("name", "number"), CASES)
-def test_a_call_answers_as_the_original_does(name, number, answers, is_ours):
-    line, answer = lines(name)[number], answers(name)[number]
-    if answer is None:
-        pytest.skip("the original crashes, hangs or cuts the value short here")
-    if not line.is_test:
-        assert answer == {}, f"{line.code} came to {answer}"
-        return
-    expected = line.ours if is_ours else line.official
-    if expected.startswith("raises "):
-        _, kind, *words = expected.split()
-        assert answer.get("raises") == kind, f"{line.code} came to {answer}"
-        assert all(word in answer["text"] for word in words)
-    else:
-        assert answer.get("value") == shown(expected), f"{line.code} came to {answer}"
-
-
-def differences():
-    """Every line where we answer otherwise than the original, each once."""
-    found = {}
-    for name in SECTIONS:
-        for line in lines(name):
-            if line.is_fault:
-                found[f"{line.code}  ->  crash, hang or cut | {line.official}"] = None
-            elif line.ours != line.official:
-                found[f"{line.code}  ->  {line.official} | {line.ours}"] = None
-    return "\n".join(found)
+@pytest.mark.parametrize(("name", "number"), SUITE.cases())
+def test_a_call_answers_as_the_original_does(name, number, start_worker, is_ours, tmp_path_factory):
+    answers = SUITE.answers(name, start_worker, is_ours, tmp_path_factory)
+    SUITE.check(name, number, answers, is_ours)
 
 
 def test_every_difference_is_documented():
-    """If this fails, put the list that it shows into the page."""
-    page = pathlib.Path(__file__).parents[2] / "docs" / "mooncake-compat.md"
-    assert differences() in page.read_text(), differences()
+    SUITE.check_documented()
 
 
 def test_the_table_can_be_read():
-    found = lines("strict lease")
+    found = SUITE.lines("strict lease")
     assert sum(line.is_test for line in found) > 30
     removal = next(line for line in found if "'b1', 'b2', 'missing'" in line.code)
     assert (removal.official, removal.ours) == ("[0, -706, -704]", "[0, -706, -704]")
-    removal = next(line for line in lines("lease") if line.code == removal.code)
+    removal = next(line for line in SUITE.lines("lease") if line.code == removal.code)
     assert (removal.official, removal.ours) == ("[0, -706, -704]", "[0, 0, -704]")

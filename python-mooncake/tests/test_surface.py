@@ -17,6 +17,7 @@ METHODS = {
     "setup": "local_hostname metadata_server global_segment_size local_buffer_size protocol rdma_devices "
     "master_server_addr engine enable_ssd_offload ssd_offload_path tenant_id enable_client_http_server "
     "client_http_port",
+    "setup_dummy": "mem_pool_size local_buffer_size server_address",
     "close": "",
     "health_check": "",
     "get_hostname": "",
@@ -42,6 +43,18 @@ METHODS = {
     "get_replica_desc": "key",
     "batch_get_replica_desc": "keys",
     "get_offload_rpc_read_count": "",
+    "put_from_with_metadata": "key buffer_ptr metadata_buffer_ptr size metadata_size config",
+    "batch_replica_clear": "keys segment_name",
+    "create_copy_task": "key targets",
+    "create_move_task": "key source target",
+    "query_task": "task_id",
+    "mount_segment": "path size offset protocol location",
+    "unmount_segment": "segment_ids grace_period_seconds",
+    "allocate_and_mount_segment": "size protocol location",
+    "unmount_and_free_segment": "segment_ids grace_period_seconds",
+    "unmount_local_disk_segment": "grace_period_seconds",
+    "alloc_from_mem_pool": "size",
+    "init_all": "protocol device size",
     "remove": "key force",
     "batch_remove": "keys force",
     "remove_by_regex": "regex_pattern force",
@@ -61,7 +74,8 @@ def test_the_stubs_name_every_method():
     for name in METHODS:
         assert f"def {name}(" in stubs
     for name in mooncake.store.__all__:
-        assert f"{name}:" in stubs or f"class {name}" in stubs or f"def {name}(" in stubs
+        forms = (f"{name}:", f"class {name}", f"def {name}(", f"\n{name} = ")
+        assert any(form in stubs for form in forms), name
 
 
 def test_the_probes_of_clients_hold():
@@ -99,28 +113,86 @@ def test_binding_to_a_numa_node():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0 and int(done.stdout) >= 1, done.stderr
-    with pytest.raises(ValueError, match="4096"):
-        mooncake.store.bind_to_numa_node(4096)
+    script = "from mooncake.store import *; bind_to_numa_node(4096)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and "there is no NUMA node 4096" in done.stderr
 
 
-def test_a_mixture_with_the_official_wheel_is_refused(tmp_path):
-    """As `pip` leaves it when both wheels are installed into one environment."""
-    shutil.copytree(pathlib.Path(mooncake.__file__).parent, tmp_path / "mooncake")
-    suffix = next(s for s in __import__("importlib.machinery").machinery.EXTENSION_SUFFIXES if "cpython" in s)
-    (tmp_path / "mooncake" / f"store{suffix}").write_bytes(b"theirs")
-    records = tmp_path / "mooncake_transfer_engine-0.3.13.dist-info"
+SITE = pathlib.Path(mooncake.__file__).parents[1]
+
+
+def official(folder):
+    """The records of the official wheel."""
+    records = folder / "mooncake_transfer_engine-0.3.13.dist-info"
     records.mkdir()
     records.joinpath("METADATA").write_text(
         "Metadata-Version: 2.1\nName: mooncake-transfer-engine\nVersion: 0.3.13\n"
     )
-    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", "import mooncake"], capture_output=True, text=True, env=environment
-    )
+
+
+def import_from(folder, program="import mooncake"):
+    environment = dict(os.environ, PYTHONPATH=str(folder))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+
+
+def test_a_mixture_with_the_official_wheel_is_refused(tmp_path):
+    """As `pip` leaves it when ours is installed over the official one."""
+    shutil.copytree(SITE / "mooncake", tmp_path / "mooncake")
+    suffix = next(s for s in __import__("importlib.machinery").machinery.EXTENSION_SUFFIXES if "cpython" in s)
+    (tmp_path / "mooncake" / f"store{suffix}").write_bytes(b"theirs")
+    official(tmp_path)
+    done = import_from(tmp_path)
     assert done.returncode != 0
     assert "mooncake-transfer-engine 0.3.13" in done.stderr and "hint: " in done.stderr
 
 
-def test_the_command_is_installed():
+def test_the_official_wheel_over_ours_is_refused(tmp_path):
+    """The other order: their `__init__.py` has replaced ours, so the guard beside the folder must notice."""
+    shutil.copytree(SITE / "mooncake", tmp_path / "mooncake")
+    shutil.copy(SITE / "tiffin_mooncake_guard.py", tmp_path)
+    shutil.copy(SITE / "tiffin_mooncake_guard.pth", tmp_path)
+    official(tmp_path)
+    # A site folder, so that its .pth file is read; without the environment's own, which has a guard too.
+    program = f"import site; site.addsitedir({str(tmp_path)!r}); import sys; "
+    program += f"sys.path.insert(0, {str(tmp_path)!r}); import mooncake; print(mooncake.__file__)"
+    command = [sys.executable, "-S", "-c", program]
+    whole = subprocess.run(
+        command, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(SITE))
+    )
+    assert whole.returncode == 0 and str(tmp_path) in whole.stdout, whole.stderr
+    (tmp_path / "mooncake" / "__init__.py").write_text("theirs = True\n")
+    mixed = subprocess.run(command, capture_output=True, text=True)
+    assert mixed.returncode != 0
+    assert "mooncake-transfer-engine 0.3.13" in mixed.stderr and "hint: " in mixed.stderr
+    # Elsewhere on the path the official package is whole, and nobody minds.
+    shutil.rmtree(tmp_path / "mooncake")
+    (tmp_path / "theirs" / "mooncake").mkdir(parents=True)
+    (tmp_path / "theirs" / "mooncake" / "__init__.py").write_text("theirs = True\n")
+    done = import_from(tmp_path / "theirs", "import mooncake; print(mooncake.theirs)")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_guard_is_installed_and_looks_once():
+    program = (
+        "import sys, tiffin_mooncake_guard as it; before = it._Guard in sys.meta_path; import mooncake; "
+    )
+    program += "print(before, it._Guard in sys.meta_path)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True False\n", done.stderr
+
+
+def test_the_commands_are_installed():
     commands = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="console_scripts")}
     assert commands["mooncake_master"] == "mooncake.master:main"
+    assert commands["mooncake_client"] == "mooncake.client:main"
+    assert commands["mc_store_rest_server"] == "mooncake.mooncake_store_service:main"
+    assert commands["mooncake_http_metadata_server"] == "mooncake.http_metadata_server:main"
+    for name in (
+        "mc_store_rest_server",
+        "mooncake_http_metadata_server",
+        "mooncake_client",
+        "mooncake_master",
+    ):
+        command = pathlib.Path(sys.executable).with_name(name)
+        done = subprocess.run([command, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0 and name in done.stdout, done.stderr

@@ -139,7 +139,15 @@ class Master:
 class Other:
     """Another process that runs commands: a second client."""
 
-    def __init__(self, master, segment=0, buffer=32 * MIB, hostname="localhost", environment=()):
+    def __init__(
+        self,
+        master,
+        segment=0,
+        buffer=32 * MIB,
+        hostname="localhost",
+        environment=(),
+        metadata="P2PHANDSHAKE",
+    ):
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -148,7 +156,7 @@ class Other:
             env=dict(os.environ) | dict(environment),
             preexec_fn=die_with_parent,
         )
-        self("connect", address=master, segment=segment, buffer=buffer, hostname=hostname)
+        self("connect", address=master, segment=segment, buffer=buffer, hostname=hostname, metadata=metadata)
 
     def __call__(self, code, **arguments):
         self.begin(code, **arguments)

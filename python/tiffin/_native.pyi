@@ -454,6 +454,10 @@ class _Mooncake(Protocol):
     """The submodule `mooncake`. The stub of `mooncake.store` declares its classes."""
 
     def mooncake_master(self, argv: Sequence[str]) -> int: ...
+    def mooncake_client_flags(
+        self, arguments: Sequence[str]
+    ) -> tuple[int | None, dict[str, str], list[str]]: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 mooncake: _Mooncake
 

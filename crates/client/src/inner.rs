@@ -50,6 +50,7 @@ pub(crate) struct Master {
     pub(crate) heartbeat: Duration,
     /// A lease refuses unforced removal.
     strict_leases: bool,
+    pub(crate) tenants: bool,
 }
 
 impl Usable for Master {
@@ -420,9 +421,15 @@ impl Inner {
                 connection,
                 heartbeat: Duration::from_millis(welcome.heartbeat_ms),
                 strict_leases: welcome.strict_leases,
+                tenants: welcome.tenants,
             })
         };
         self.master.get(&self.runtime, deadline, open).await
+    }
+
+    /// Whether only namespaces with a quota may be written to, as far as is known.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.master.last().is_some_and(|it| it.tenants)
     }
 
     /// Whether leases refuse removals, as far as is known.

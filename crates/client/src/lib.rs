@@ -104,6 +104,7 @@ mod nodes;
 mod offers;
 mod options;
 mod paces;
+mod pieces;
 mod preallocated;
 mod prefetch;
 mod put;
@@ -128,6 +129,7 @@ pub use manifest::{
     UnknownDtype,
 };
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use pieces::Piece;
 pub use reserved::{Reserved, Room};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
@@ -167,6 +169,12 @@ impl Client {
         let (inner, chores) = Inner::connect(options).await?;
         tokio::spawn(tend::run(std::sync::Arc::downgrade(&inner), chores));
         Ok(Self { inner })
+    }
+
+    /// Whether the master has tenants: then only namespaces with a quota may be written to.
+    #[must_use]
+    pub fn has_tenants(&self) -> bool {
+        self.inner.has_tenants()
     }
 
     /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
@@ -219,6 +227,33 @@ impl Client {
         match self.inner.enter(deadline) {
             Ok(_busy) => reserved::put_reserved(&self.inner, puts, deadline).await,
             Err(error) => batch::all(puts.len(), &error),
+        }
+    }
+
+    /// Writes pieces of objects into space that this client has reserved. Nothing can be read before
+    /// [`Self::commit_reserved`]. A piece that fails leaves the bytes of its range unspecified.
+    pub async fn write_reserved(
+        &self,
+        pieces: &[(&Reserved, Piece<'_>)],
+        deadline: Deadline,
+    ) -> Vec<Result<(), Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => pieces::write(&self.inner, pieces, deadline).await,
+            Err(error) => batch::all(pieces.len(), &error),
+        }
+    }
+
+    /// Stores objects that were written with [`Self::write_reserved`]: waits for writes in progress, then
+    /// commits. Bytes that no piece has written are unspecified. The reserved space is used up, also where
+    /// the commit fails.
+    pub async fn commit_reserved(
+        &self,
+        reserved: &[&Reserved],
+        deadline: Deadline,
+    ) -> Vec<Result<Stored, Error>> {
+        match self.inner.enter(deadline) {
+            Ok(_busy) => pieces::commit(&self.inner, reserved, deadline).await,
+            Err(error) => batch::all(reserved.len(), &error),
         }
     }
 

@@ -26,7 +26,7 @@ const LONG_COPY: u64 = 256 << 10;
 const STEP_BYTES_MIN: u64 = 512 << 10;
 
 /// What was carried out.
-enum Done {
+pub(crate) enum Done {
     Called(NeedId, Result<Reply, Error>),
     /// A commit with bytes inside was not sent. These are the slots that it would have named.
     Unwritten(NeedId, Vec<(SegmentId, Hold)>, String),
@@ -34,7 +34,7 @@ enum Done {
     Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
 }
 
-struct Written {
+pub(crate) struct Written {
     id: NeedId,
     item: usize,
     location: Location,
@@ -232,7 +232,7 @@ pub(crate) fn plain(options: &PutOptions) -> PutOptions {
     PutOptions { replicas: options.replicas.max(1), ..options.clone() }
 }
 
-async fn ask_master(
+pub(crate) async fn ask_master(
     inner: &Inner,
     held: &Held<'_>,
     id: NeedId,
@@ -249,7 +249,7 @@ async fn ask_master(
     Done::Called(id, reply)
 }
 
-async fn ask_node(
+pub(crate) async fn ask_node(
     inner: &Inner,
     held: &Held<'_>,
     id: NeedId,
@@ -367,7 +367,12 @@ fn leave_for_later(puts: &[Put<'_>], writes: &mut Vec<ToWrite>) -> Vec<ToWrite> 
     writes.split_off(now)
 }
 
-fn answer(outcome: PutOutcome, put: &Put<'_>, failures: &Failures, is_late: bool) -> Result<Stored, Error> {
+pub(crate) fn answer(
+    outcome: PutOutcome,
+    put: &Put<'_>,
+    failures: &Failures,
+    is_late: bool,
+) -> Result<Stored, Error> {
     match outcome {
         PutOutcome::Stored { generation, replicas, replaced, unconfirmed } => {
             let copies = replicas.len() as u32;

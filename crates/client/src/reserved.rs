@@ -12,6 +12,8 @@ use tiffin_core::message::{ClientToNode, PutOptions, Reply, Reserve, ReserveItem
 use tiffin_core::units::Count;
 use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tiffin_transport::SourceBuf;
+use tokio::sync::RwLock;
+use tokio::time::timeout_at;
 
 use crate::chores::Chore;
 use crate::inner::Inner;
@@ -52,6 +54,8 @@ pub struct Reserved {
     patience: Patience,
     /// `None` after it was used or released.
     grip: Mutex<Option<Grip>>,
+    /// Held for reading while a piece is written, and for writing before the grip is taken.
+    pub(crate) gate: RwLock<()>,
 }
 
 impl Reserved {
@@ -89,6 +93,8 @@ impl Reserved {
     /// told in the background. Releasing what was used or released is harmless.
     pub async fn release(&self, deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
+        let alone = timeout_at(deadline.instant(), self.gate.write()).await;
+        let _alone = alone.map_err(|_| Error::timeout("waiting to release"))?;
         let grip = self.grip().take();
         match grip {
             Some(grip) => grip.give_back(deadline).await,
@@ -99,17 +105,43 @@ impl Reserved {
     /// Takes the room for these bytes, if they are as many.
     fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<Grip, Error> {
         let Room { key, len, .. } = &self.room;
-        if !std::ptr::eq(inner, &raw const *self.inner) {
-            return Err(Error::invalid(format!("the room for `{key}` was reserved by another client")));
-        }
+        self.check_client(inner)?;
         if put.len() != Some(*len) {
             let given = put.len().map_or_else(|| "more than all".to_owned(), |len| len.to_string());
             let what =
                 format!("`{key}` has space for exactly {}, and {given} were given", Count(*len, "byte"));
             return Err(Error::invalid(what));
         }
-        let used = || Error::invalid(format!("the room for `{key}` was used or released already"));
-        self.grip().take().ok_or_else(used)
+        self.grip().take().ok_or_else(|| self.used())
+    }
+
+    /// Takes the room with the pieces that were written into it. The caller holds the gate.
+    pub(crate) fn take_written(&self, inner: &Inner) -> Result<(&Room, Grip), Error> {
+        self.check_client(inner)?;
+        let grip = self.grip().take();
+        Ok((&self.room, grip.ok_or_else(|| self.used())?))
+    }
+
+    /// Where the copies are, to write a piece that ends at that offset. The caller holds the gate.
+    pub(crate) fn locations_for(&self, inner: &Inner, end: Option<u64>) -> Result<Vec<Location>, Error> {
+        let Room { key, len, .. } = &self.room;
+        self.check_client(inner)?;
+        if end.is_none_or(|end| end > *len) {
+            let what = format!("the piece ends behind the {} reserved for `{key}`", Count(*len, "byte"));
+            return Err(Error::invalid(what));
+        }
+        self.grip().as_ref().map(|grip| grip.locations().collect()).ok_or_else(|| self.used())
+    }
+
+    fn check_client(&self, inner: &Inner) -> Result<(), Error> {
+        if std::ptr::eq(inner, &raw const *self.inner) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("the space for `{}` was reserved by another client", self.room.key)))
+    }
+
+    fn used(&self) -> Error {
+        Error::invalid(format!("the space for `{}` was used or released already", self.room.key))
     }
 
     fn grip(&self) -> MutexGuard<'_, Option<Grip>> {
@@ -207,6 +239,14 @@ fn segments(reserved: &Reserved) -> Vec<SegmentId> {
     reserved.grip().iter().flat_map(Grip::locations).map(|it| it.segment).collect()
 }
 
+impl Reserved {
+    /// The segments with the reserved space, the home node's first; none after it was used or released.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentId> {
+        segments(self)
+    }
+}
+
 async fn reserve_piece(
     inner: &Arc<Inner>,
     rooms: &[Room],
@@ -245,7 +285,8 @@ fn answer(
     match outcome {
         ReserveOutcome::Room(ready) => {
             let grip = Mutex::new(Some(Grip::new(inner, held, ready)));
-            Ok(Reserved { inner: Arc::clone(inner), room: room.clone(), patience, grip })
+            let gate = RwLock::new(());
+            Ok(Reserved { inner: Arc::clone(inner), room: room.clone(), patience, grip, gate })
         }
         ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
         ReserveOutcome::Full(full) => Err(Error::full(key, len, full)),
@@ -265,7 +306,11 @@ pub(crate) async fn put_reserved(
     for (reserved, parts) in items {
         let Room { key, options, .. } = &reserved.room;
         let put = Put { key: key.clone(), parts: parts.clone(), options: options.clone() };
-        match reserved.take(inner, &put) {
+        let taken = match timeout_at(deadline.instant(), reserved.gate.write()).await {
+            Ok(_alone) => reserved.take(inner, &put),
+            Err(_) => Err(Error::timeout("waiting to put")),
+        };
+        match taken {
             Ok(grip) => {
                 grips.push(grip);
                 puts.push(put);

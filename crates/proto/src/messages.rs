@@ -58,12 +58,14 @@ message! {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
         9 => host, 10 => lane,
     }
-    Welcome { 1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases }
+    Welcome {
+        1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases, 7 => tenants,
+    }
     Refusal { 1 => reason, 2 => message }
 
     PutOptions {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
-        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere,
+        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere, 10 => replaces,
     }
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare, 5 => report_wait_ms }
     Quota { 1 => used, 2 => limit, 3 => need }

@@ -5,6 +5,7 @@
 //! - [`node`]: owns a `core::node::Node` and its memory; bytes.
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: what people and their tools look at: metrics, health, keys, segments.
+//! - [`events`]: what is stored and removed, published for routers.
 //! - [`mooncake`]: the command `mooncake_master`, flag by flag.
 //!
 //! A core is behind one mutex. Whoever brings an event locks, lets the core decide, carries out what touches
@@ -14,6 +15,7 @@
 //! ends with the connection it waits for. **Invariant:** nothing that arrives from outside can panic.
 
 pub mod config;
+pub mod events;
 pub mod http;
 mod listen;
 pub mod master;

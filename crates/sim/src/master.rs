@@ -85,6 +85,8 @@ impl World {
             lease_grace_ms: self.plan.lease_grace_ms,
             soft_pin_ms: 1000,
             evict_soft_pinned: self.plan.evict_soft_pinned,
+            tenants: false,
+            events: false,
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,
@@ -402,6 +404,7 @@ impl World {
             Notice::AllReported => Point::AllReported,
             Notice::Superseded(..) | Notice::Resumed(..) => return,
             Notice::Got { .. } | Notice::Promoted { .. } | Notice::DemotionRefused { .. } => return,
+            Notice::Stored { .. } | Notice::Removed { .. } => return,
         });
     }
 

@@ -119,6 +119,7 @@ impl World {
                 sample: self.rng.percent(self.plan.sample_percent).then(|| self.consumption()),
                 stream: String::new(),
                 elsewhere: 0,
+                replaces: None,
             };
             let options = self.maybe_elsewhere(options);
             let options = self.maybe_in_stream(options);

@@ -44,6 +44,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/tcp/stream.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
+    "python/src/mooncake/owned.rs",
     "python/src/dlpack.rs",
     "python/src/memory.rs",
     "python/src/process.rs",

@@ -14,9 +14,20 @@ impl KeyArg {
         Self(Key::new(bytes).ok())
     }
 
+    /// No key.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
     /// The key; `None` if no object can have it.
     pub(crate) fn key(&self) -> Option<Key> {
         self.0.clone()
+    }
+}
+
+impl From<Key> for KeyArg {
+    fn from(key: Key) -> Self {
+        Self(Some(key))
     }
 }
 

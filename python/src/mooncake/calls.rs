@@ -6,8 +6,8 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use tiffin_client::arena::Block;
 use tiffin_client::{
-    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, Patience, Pattern,
-    Presences, Put, ResolveOptions,
+    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, OnExists, Patience,
+    Pattern, Presences, Put, ResolveOptions,
 };
 use tiffin_core::units::Count;
 
@@ -23,7 +23,7 @@ const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the master may take to answer a health check.
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's probes protect the objects that they find for a while. They are not reads.
-const LEASED: ResolveOptions =
+pub(super) const LEASED: ResolveOptions =
     ResolveOptions { touch: false, lease: true, locate: false, ahead: Ahead::Nothing };
 
 /// A probe that prefetches takes no lease.
@@ -32,7 +32,14 @@ const AHEAD: ResolveOptions =
 
 /// Puts the items that have no code yet; the others keep theirs.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
-    let (known, puts) = split(puts);
+    // A put of a key that a put session of this store has open succeeds without effect, as in Mooncake.
+    let is_in_flight =
+        |put: &Put<'_>| put.options.on_exists == OnExists::Keep && open.sessions.is_writing(&put.key);
+    let puts = puts.into_iter().map(|put| match put {
+        Ok(put) if is_in_flight(&put) => Err(codes::OK),
+        put => put,
+    });
+    let (known, puts) = split(puts.collect());
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
     let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
     let stored = ask(py, open, deadline, async |client| client.put_with(&puts, patience, deadline).await)?;
@@ -51,6 +58,11 @@ pub(super) fn get_into(
     open: &Open,
     gets: Vec<Result<GetInto<'_>, i64>>,
 ) -> PyResult<Vec<i64>> {
+    let key = |get: &Result<GetInto<'_>, i64>| {
+        get.as_ref().map_or_else(|_| KeyArg::none(), |it| it.key.clone().into())
+    };
+    let keys: Vec<KeyArg> =
+        if open.sessions.has_writing() { gets.iter().map(key).collect() } else { Vec::new() };
     let (known, gets) = split(gets);
     let deadline = Deadline::after(open.call_time);
     let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
@@ -59,20 +71,29 @@ pub(super) fn get_into(
         Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
         Err(error) => codes::of(&error),
     });
-    Ok(merge(known, codes))
+    Ok(open.sessions.refine(&keys, merge(known, codes)))
 }
 
 /// Gets objects that fit the local buffer, and nothing for the others.
 pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Vec<u8>>>> {
-    let keys: Vec<_> =
-        keys.iter().map(|key| key.key().filter(|_| open.buffer_bytes > 0).ok_or(None)).collect();
+    get_whole(py, open, keys, open.buffer_bytes)
+}
+
+/// Gets objects of at most so many bytes, and nothing for the others.
+pub(super) fn get_whole(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    bytes_max: u64,
+) -> PyResult<Vec<Option<Vec<u8>>>> {
+    let keys: Vec<_> = keys.iter().map(|key| key.key().filter(|_| bytes_max > 0).ok_or(None)).collect();
     let (known, keys) = split(keys);
     let deadline = Deadline::after(open.call_time);
     let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let objects = ask(py, open, deadline, async |client| client.get(&keys, options, deadline).await)?;
-    let values = objects.into_iter().map(|object| {
-        object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= open.buffer_bytes)
-    });
+    let values = objects
+        .into_iter()
+        .map(|object| object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= bytes_max));
     Ok(merge(known, values))
 }
 
@@ -108,14 +129,30 @@ pub(super) fn look(
     failed: impl Fn(&Error) -> i64,
     found: impl Fn(Option<Info>) -> i64,
 ) -> PyResult<Vec<i64>> {
-    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(|| found(None))).collect());
+    let (known, wanted) = split(keys.iter().map(|key| key.key().ok_or_else(|| found(None))).collect());
     let deadline = Deadline::after(open.call_time);
-    let infos = ask(py, open, deadline, async |client| client.resolve(&keys, LEASED, deadline).await)?;
+    let infos = ask(py, open, deadline, async |client| client.resolve(&wanted, LEASED, deadline).await)?;
     let codes = infos.into_iter().map(|info| match info {
         Ok(info) => found(info),
         Err(error) => failed(&error),
     });
-    Ok(merge(known, codes))
+    Ok(open.sessions.refine(keys, merge(known, codes)))
+}
+
+/// Looks up keys, and returns what is known of each.
+pub(super) fn resolve(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    options: ResolveOptions,
+) -> PyResult<Vec<Result<Option<Info>, Error>>> {
+    let (known, wanted) = split(keys.iter().map(|key| key.key().ok_or(Ok(None))).collect());
+    let deadline = Deadline::after(open.call_time);
+    let infos = ask(py, open, deadline, async |client| client.resolve(&wanted, options, deadline).await)?;
+    // A single failure applies to all keys.
+    let failure = infos.first().filter(|_| infos.len() < wanted.len()).cloned();
+    let infos = infos.into_iter().chain(failure.into_iter().cycle());
+    Ok(merge(known, infos.take(wanted.len())))
 }
 
 /// The copies of each key; none if there is no such object.
@@ -167,9 +204,9 @@ pub(super) fn remove(
     keys: &[KeyArg],
     options: DeleteOptions,
 ) -> PyResult<Vec<i64>> {
-    let (known, keys) = split(keys.iter().map(|key| key.key().ok_or(codes::OBJECT_NOT_FOUND)).collect());
+    let (known, wanted) = split(keys.iter().map(|key| key.key().ok_or(codes::OBJECT_NOT_FOUND)).collect());
     let deadline = Deadline::after(open.call_time.min(REMOVE_TIME_MAX));
-    let removed = ask(py, open, deadline, async |client| client.delete(&keys, options, deadline).await)?;
+    let removed = ask(py, open, deadline, async |client| client.delete(&wanted, options, deadline).await)?;
     let codes: Vec<_> = removed
         .into_iter()
         .map(|removed| match removed {
@@ -181,7 +218,7 @@ pub(super) fn remove(
             }
         })
         .collect();
-    Ok(merge(known, codes))
+    Ok(open.sessions.refine(keys, merge(known, codes)))
 }
 
 /// Removes objects that match, and returns how many there were.

@@ -10,6 +10,7 @@ use tiffin_core::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
 use super::arguments::{Flag, Items, Number};
 use super::codes;
 use super::enums::{ObjectDataType, SoftPinAction};
+use super::open::tell;
 
 /// The longest soft pin; Mooncake's default.
 const SOFT_PIN_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -64,9 +65,16 @@ impl ReplicateConfig {
     /// The options of a put of so many keys, or Mooncake's code for an invalid config.
     pub(crate) fn options(&self, keys: usize, form: PutForm) -> Result<PutOptions, i64> {
         if self.dfs_replica_num > 0 {
-            return Err(codes::DFS_SERVICE_UNAVAILABLE);
+            return Err(refuse(
+                "dfs_replica_num",
+                "distributed file systems",
+                codes::DFS_SERVICE_UNAVAILABLE,
+            ));
         }
-        let no_copies = self.replica_num == 0 || self.nof_replica_num > 0;
+        if self.nof_replica_num > 0 {
+            return Err(refuse("nof_replica_num", "NVMe-oF", codes::INVALID_PARAMS));
+        }
+        let no_copies = self.replica_num == 0;
         let groups_differ = self.group_ids.as_ref().is_some_and(|groups| groups.len() != keys);
         let same_node_refused =
             self.prefer_alloc_in_same_node && (form == PutForm::Plain || self.replica_num != 1);
@@ -89,6 +97,11 @@ impl ReplicateConfig {
         })
     }
 
+    /// Whether an object that replaces another keeps the soft pin of that one.
+    pub(crate) fn keeps_soft_pin(&self) -> bool {
+        self.soft_pin_action == SoftPinAction::Preserve
+    }
+
     fn soft_pin_ms(&self) -> Result<Option<u64>, i64> {
         let max_ms = SOFT_PIN_MAX.as_millis() as u64;
         match (self.soft_pin_action, self.soft_pin_ttl_ms) {
@@ -100,6 +113,12 @@ impl ReplicateConfig {
             _ => Err(codes::INVALID_PARAMS),
         }
     }
+}
+
+/// Reports in one line which feature a config asks for in vain, and returns the code for that.
+fn refuse(field: &str, feature: &str, code: i64) -> i64 {
+    tell(&format!("put refused ({code}): `{field}`: not supported: {feature}"));
+    code
 }
 
 /// Options of a probe.

@@ -9,19 +9,34 @@ use tiffin_client::{Info, Replica};
 
 use super::enums::ReplicaStatus;
 
-/// Where the bytes of a copy in memory are.
-#[pyclass(module = "mooncake.store", frozen)]
-#[derive(Clone, Debug)]
+/// Where the bytes of a copy in memory are. Changing it changes nothing else.
+#[pyclass(module = "mooncake.store")]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Descriptor {
     /// How many bytes the object has.
-    #[pyo3(get)]
+    #[pyo3(get, set)]
     size: u64,
     /// Always 0: an address in a node's memory means nothing outside it.
-    #[pyo3(get)]
+    #[pyo3(get, set)]
     buffer_address: u64,
     /// The name of the segment, as `get_hostname()` returns it there.
-    #[pyo3(get)]
+    #[pyo3(get, set)]
     transport_endpoint: String,
+}
+
+#[pymethods]
+impl Descriptor {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<Descriptor size={} buffer_address={} transport_endpoint={}>",
+            self.size, self.buffer_address, self.transport_endpoint
+        )
+    }
 }
 
 /// A copy in memory.

@@ -3,7 +3,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyType};
 
 macro_rules! python_enums {
     ($($(#[$about:meta])* $name:ident { $($member:ident $text:literal = $value:literal),+ $(,)? })+) => {
@@ -50,6 +50,11 @@ macro_rules! python_enums {
 
                 fn __index__(&self) -> i64 {
                     self.value()
+                }
+
+                /// For copies and pickles.
+                fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (i64,)) {
+                    (slf.as_any().get_type(), (slf.get().value(),))
                 }
 
                 fn __repr__(&self) -> String {

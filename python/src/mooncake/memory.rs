@@ -17,6 +17,8 @@ use pyo3::{buffer::PyUntypedBuffer, ffi};
 use tiffin_client::arena::{Arena, Block};
 use tiffin_client::{Landing, SourceBuf, TargetBuf};
 
+use super::pool::{self, Lease, Leased};
+
 /// The `len` bytes at `address`, to be read while the caller's call lasts; `None` if no memory can be there.
 pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
     let (start, len) = range(address, len)?;
@@ -189,5 +191,62 @@ impl BufferHandle {
             (*view).obj = slf.into_any().into_ptr();
         }
         Ok(())
+    }
+}
+
+/// The exporter of a lease's bytes. It has no other use than its views.
+#[pyclass(module = "mooncake.store", frozen)]
+pub(crate) struct BufferLeaseView {
+    lease: Arc<Lease>,
+}
+
+impl BufferLeaseView {
+    /// Exports the bytes of a lease.
+    pub(crate) fn new(lease: Arc<Lease>) -> Self {
+        Self { lease }
+    }
+}
+
+#[pymethods]
+impl BufferLeaseView {
+    /// The bytes, writable: a new view each time.
+    #[getter]
+    fn buffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
+        pool::view_of(py, &self.lease)
+    }
+
+    /// Exports the bytes to a buffer, which has a reference to the memory of its own.
+    ///
+    /// # Safety
+    /// Python calls it with a place for one buffer.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let Some(memory) = slf.get().lease.memory() else {
+            // SAFETY: the place is Python's, and this is how it is told that nothing was lent.
+            unsafe { (*view).obj = ptr::null_mut() };
+            return Err(PyBufferError::new_err("Error getting buffer"));
+        };
+        let (start, len) = memory.range();
+        let len = ffi::Py_ssize_t::try_from(len)?;
+        // SAFETY: the place is Python's. The bytes stay where they are for as long as the reference in
+        // `internal` lives, which is released with the buffer, and may be written.
+        unsafe {
+            if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.as_ptr().cast(), len, 0, flags) == -1 {
+                return Err(PyErr::fetch(slf.py()));
+            }
+            (*view).internal = Arc::into_raw(memory).cast_mut().cast();
+        }
+        Ok(())
+    }
+
+    /// Drops the buffer's reference to the memory.
+    ///
+    /// # Safety
+    /// Python calls it with a buffer that [`Self::__getbuffer__`] filled, once.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: the reference was made for this buffer.
+        drop(unsafe { Arc::from_raw((*view).internal.cast_const().cast::<Leased>()) });
     }
 }

@@ -4,6 +4,7 @@
 //! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md`
 //! lists what differs). Everything below is the ordinary client and the ordinary node.
 
+mod admin;
 mod arguments;
 mod calls;
 mod checks;
@@ -11,15 +12,23 @@ mod codes;
 mod config;
 mod descriptors;
 mod disk;
+mod dummy;
 mod enums;
 mod exit;
 mod memory;
 mod open;
+mod owned;
+mod pool;
 mod ranges;
 mod registry;
+mod segments;
+mod sessions;
 mod settings;
 mod store;
+mod tasks;
+mod writes;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
@@ -36,11 +45,35 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<descriptors::DiskDescriptor>()?;
     module.add_class::<descriptors::ReplicaDescriptor>()?;
     module.add_class::<memory::BufferHandle>()?;
+    module.add_class::<memory::BufferLeaseView>()?;
+    module.add_class::<pool::BufferLease>()?;
+    module.add_class::<pool::BufferPool>()?;
+    module.add_class::<admin::QueryTaskResponse>()?;
     module.add_class::<store::MooncakeDistributedStore>()?;
     module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
+    module.add_function(wrap_pyfunction!(mooncake_client_flags, &module)?)?;
+    primitives(&module)?;
     let close = wrap_pyfunction!(exit::close_open_stores, &module)?;
     py.import("atexit")?.call_method1("register", (close,))?;
     parent.add_submodule(&module)
+}
+
+/// The functions behind the methods that `mooncake/_forms.py` makes.
+fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<owned::OwnedBytes>()?;
+    module.add_function(wrap_pyfunction!(writes::write, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_owned, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_heads, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::read_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::peek, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::is_registered, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::is_open, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_start, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_ranges, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::get_session_end, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_start, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_ranges, module)?)?;
+    module.add_function(wrap_pyfunction!(sessions::put_session_end, module)?)
 }
 
 /// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the
@@ -48,4 +81,16 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn mooncake_master(py: Python<'_>, arguments: Vec<OsString>) -> i32 {
     py.detach(|| tiffin_server::mooncake::run(arguments))
+}
+
+/// The values that the flags of `mooncake_client` set, and warnings; or the status to leave with.
+type ClientFlags = (Option<i32>, BTreeMap<&'static str, String>, Vec<String>);
+
+/// Reads the flags of `mooncake_client`, those behind the program's name.
+#[pyfunction]
+fn mooncake_client_flags(arguments: Vec<String>) -> ClientFlags {
+    match tiffin_server::mooncake::client_flags(&arguments, &tiffin_server::mooncake::flag_variables()) {
+        Ok((values, warnings)) => (None, values, warnings),
+        Err(status) => (Some(status), BTreeMap::new(), Vec::new()),
+    }
 }

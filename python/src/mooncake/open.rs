@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tiffin_client::arena::Arena;
 use tiffin_client::{Client, ConnectOptions, Deadline};
+use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,7 +20,10 @@ use tokio::time::timeout;
 use super::codes;
 use super::disk::Claim;
 use super::registry::Registry;
+use super::segments::{Segments, Site};
+use super::sessions::Sessions;
 use super::settings::{Environment, Settings};
+use super::tasks::Tasks;
 use crate::handle::{Handle, Opened, Servers};
 
 /// How long the master may take to answer a client that sets up. Hosts are busy when many ranks start.
@@ -50,12 +54,20 @@ pub(crate) struct Open {
     /// Whether memory that was not registered is refused.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
+    /// Segments beside the one of `setup`.
+    pub(super) segments: Segments,
+    /// Copy and move tasks.
+    pub(super) tasks: Tasks,
+    /// Objects that are written or read piece by piece.
+    pub(crate) sessions: Sessions,
     /// The local buffer, once something was read into it.
     arena: Mutex<Option<Arc<Arena>>>,
     /// How long a get waits for a promotion, if that is set.
     pub(crate) promotion_wait_ms: Option<u64>,
+    /// The node daemon that this store was set up by, if it was.
+    pub(crate) daemon: Option<String>,
     /// The lock of the disk's directory.
-    _claim: Option<Claim>,
+    claim: Option<Claim>,
     /// The port of a client without a segment, kept so that no other client gets that name.
     _port: Option<TcpSocket>,
 }
@@ -113,9 +125,10 @@ impl Open {
         let client = Client::connect(options.clone()).await.map_err(|error| {
             Failure::new(name.code(), format!("cannot use the master at {master}: {error}"))
         })?;
+        let (client, options) = as_tenant(client, options, &settings.tenant).await?;
         if settings.segment_bytes < MEMORY_BYTES_MIN {
             let opened = Opened { client, again: options, servers: Servers::None };
-            let open = Self::without_segment(settings, &name, opened)?;
+            let open = Self::without_segment(settings, &name, &master, opened)?;
             return match settings.segment_bytes {
                 0 => Ok(open),
                 bytes => Err(Failure {
@@ -165,10 +178,16 @@ impl Open {
         node.attach_local(client.id());
         // A forked child has no node: it reconnects as a plain client.
         let opened = Opened { client, again: options, servers: Servers::Node(node) };
-        Ok(Self { _claim: claim, ..Self::made(settings, hostname, opened, None) })
+        let site = site(settings, name, master, hostname);
+        Ok(Self { claim, ..Self::made(settings, site, opened, None) })
     }
 
-    fn without_segment(settings: &Settings, name: &Name, opened: Opened) -> Result<Self, Failure> {
+    fn without_segment(
+        settings: &Settings,
+        name: &Name,
+        master: &Address,
+        opened: Opened,
+    ) -> Result<Self, Failure> {
         let (port, socket) = match name.port {
             Some(port) => (port, None),
             None => {
@@ -176,23 +195,32 @@ impl Open {
                 (port, Some(socket))
             }
         };
-        Ok(Self::made(settings, name.with(port), opened, socket))
+        Ok(Self::made(settings, site(settings, name, master, name.with(port)), opened, socket))
     }
 
-    fn made(settings: &Settings, hostname: String, opened: Opened, port: Option<TcpSocket>) -> Self {
+    fn made(settings: &Settings, site: Site, opened: Opened, port: Option<TcpSocket>) -> Self {
         Self {
             handle: Handle::new(opened),
-            hostname,
+            hostname: site.hostname.clone(),
             buffer_bytes: settings.buffer_bytes,
             call_time: settings.environment.call_time,
             put_wait: settings.environment.put_wait,
             require_registered: settings.environment.require_registered,
             registry: Registry::default(),
+            segments: Segments::new(site),
+            tasks: Tasks::default(),
+            sessions: Sessions::default(),
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
-            _claim: None,
+            daemon: None,
+            claim: None,
             _port: port,
         }
+    }
+
+    /// The same store, as one that the daemon at this address has set up: it has no name.
+    pub(crate) fn of_daemon(self, address: &str) -> Self {
+        Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
     }
 
     /// The local buffer, mapped when it is first needed; `None`, with a line that says why, if it cannot be.
@@ -215,6 +243,11 @@ impl Open {
         }
     }
 
+    /// Whether the segment of `setup` has a disk.
+    pub(super) fn has_disk(&self) -> bool {
+        self.claim.is_some()
+    }
+
     /// Whether these bytes are in registered memory, or in the local buffer.
     pub(crate) fn is_registered(&self, start: u64, len: u64) -> bool {
         let is_local = || self.lock_arena().as_ref().is_some_and(|it| it.contains(start, len));
@@ -232,10 +265,37 @@ impl Open {
         if !losses.is_empty() {
             tell(&format!("close: {losses}; they are gone now"));
         }
+        self.segments.close().await;
         if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
             tell(&format!("close: {error}"));
         }
     }
+}
+
+/// The client in the namespace of its tenant, if the master has tenants; else the tenant is not looked at.
+async fn as_tenant(
+    client: Client,
+    options: ConnectOptions,
+    tenant: &str,
+) -> Result<(Client, ConnectOptions), Failure> {
+    if !client.has_tenants() || tenant == options.namespace {
+        return Ok((client, options));
+    }
+    let _ = client.close(Deadline::after(CLOSE_TIME)).await;
+    let is_valid = !tenant.is_empty() && !tenant.starts_with('_') && !tenant.chars().any(char::is_control);
+    if !is_valid || tenant.len() > NAMESPACE_BYTES_MAX {
+        let what = format!(
+            "tenant_id is `{}`: it must have 1 to {NAMESPACE_BYTES_MAX} bytes, no control characters, and \
+             not begin with `_`",
+            tenant.escape_debug()
+        );
+        return Err(Failure::new(codes::INVALID_PARAMS, what));
+    }
+    let options = ConnectOptions { namespace: tenant.to_owned(), ..options };
+    let client = Client::connect(options.clone())
+        .await
+        .map_err(|error| Failure::new(codes::INTERNAL_ERROR, format!("cannot use the master: {error}")))?;
+    Ok((client, options))
 }
 
 fn check_protocol(protocol: &str) -> Result<(), Failure> {
@@ -245,6 +305,10 @@ fn check_protocol(protocol: &str) -> Result<(), Failure> {
             "protocol `rdma`: this release moves bytes through shared memory and TCP only; use `tcp`"
         }
         "rdma" => "protocol `rdma`: there is no RDMA device here (/sys/class/infiniband is empty); use `tcp`",
+        "cxl" | "ascend" | "efa" | "ub" | "ubshmem" | "nvlink" | "nvlink_intra" | "hip" | "barex" => {
+            let what = format!("not supported: protocol `{protocol}`; use `tcp`");
+            return Err(Failure::new(codes::INTERNAL_ERROR, what));
+        }
         _ => {
             let what = format!("protocol `{protocol}` is not known here; use `tcp`");
             return Err(Failure::new(codes::INTERNAL_ERROR, what));
@@ -261,7 +325,9 @@ fn master_address(text: &str) -> Result<Address, Failure> {
     let problem =
         |why: &str| Failure::new(codes::INVALID_PARAMS, format!("the master's address is `{text}`: {why}"));
     if text.contains("://") {
-        return Err(problem("only `host:port` is supported"));
+        return Err(problem(
+            "not supported: high availability through etcd, Redis or Kubernetes; use `host:port`",
+        ));
     }
     match text.parse() {
         Ok(address @ Address::Tcp { port: 1.., .. }) => Ok(address),
@@ -321,6 +387,19 @@ async fn ask_metadata(address: &str, authority: &str, path: &str) -> io::Result<
     Ok(&start == b"HTTP/")
 }
 
+/// How the nodes of a store are made, beside their names, ports and memory.
+fn site(settings: &Settings, name: &Name, master: &Address, hostname: String) -> Site {
+    let environment = &settings.environment;
+    let config = NodeConfig {
+        master: master.clone(),
+        shared_memory: environment.node_shared_memory,
+        token: environment.token.clone(),
+        exposed: !name.ip.is_loopback() && environment.token.is_empty(),
+        ..NodeConfig::default()
+    };
+    Site { hostname, ip: name.ip, config }
+}
+
 async fn start_node(
     settings: &Settings,
     name: &Name,
@@ -338,15 +417,11 @@ async fn start_node(
     let mut last = None;
     for port in ports(name, environment)? {
         let config = NodeConfig {
-            master: master.clone(),
             memory: settings.segment_bytes,
             name: name.with(port),
             listen: Some(Address::Tcp { host: name.ip.to_string(), port }),
-            shared_memory: environment.node_shared_memory,
-            token: environment.token.clone(),
-            exposed,
             ssd: ssd.clone(),
-            ..NodeConfig::default()
+            ..site(settings, name, master, String::new()).config
         };
         match start_when_free(config).await {
             Ok(node) => return Ok((node, name.with(port))),

@@ -1,6 +1,8 @@
 //! Ranges of objects, as `get_into_ranges` takes them: buffers × keys × fragments.
 //!
-//! Lists whose shapes do not match fail where they do not, and nowhere else.
+//! The answer has the shape of the keys and of their target offsets. Lists whose shapes differ fail where
+//! they differ: all cells if the outer lists do, those of a buffer or of a key otherwise. A list that is
+//! missing counts as one cell.
 
 use tiffin_client::GetInto;
 use tiffin_client::probe::Access;
@@ -26,20 +28,27 @@ impl Ranges {
     /// What is to be read, fragment by fragment, and how many fragments each key of each buffer has.
     pub(super) fn gets(&self, open: &Open) -> (Vec<Result<GetInto<'static>, i64>>, Vec<Vec<usize>>) {
         let (mut gets, mut counts, mut refused) = (Vec::new(), Vec::new(), None);
-        for (at, (buffer, keys)) in self.buffers.0.iter().zip(&self.keys.0).enumerate() {
+        let fits =
+            self.lengths(|it| it.0.len(), self.keys.0.len()) && self.keys.0.len() == self.buffers.0.len();
+        for (at, buffer) in self.buffers.0.iter().enumerate() {
+            let keys = self.keys.0.get(at).map(|it| it.0.as_slice());
+            let fits = fits
+                && self.lengths(|it| it.0.get(at).map_or(0, |it| it.0.len()), keys.map_or(1, <[_]>::len));
             let mut of_buffer = Vec::new();
-            for (place, key) in keys.0.iter().enumerate() {
-                let list = |it: &Fragments| Some(it.0.get(at)?.0.get(place)?.0.clone());
-                let lists = (list(&self.targets), list(&self.sources), list(&self.sizes));
-                let (Some(targets), Some(sources), Some(sizes)) = lists else {
-                    gets.push(Err(codes::INVALID_PARAMS));
-                    of_buffer.push(1);
+            for place in 0..keys.map_or(1, <[_]>::len) {
+                let list =
+                    |it: &Fragments| it.0.get(at).and_then(|it| it.0.get(place)).map(|it| it.0.clone());
+                let targets = list(&self.targets);
+                let count = targets.as_ref().map_or(1, Vec::len);
+                of_buffer.push(count);
+                let lists =
+                    (targets, list(&self.sources), list(&self.sizes), keys.and_then(|it| it.get(place)));
+                let (Some(targets), Some(sources), Some(sizes), Some(key)) = lists else {
+                    gets.extend((0..count).map(|_| Err(codes::INVALID_PARAMS)));
                     continue;
                 };
-                let fits = targets.len() == sizes.len() && sources.len() == sizes.len();
-                of_buffer.push(sizes.len());
-                if !fits {
-                    gets.extend(sizes.iter().map(|_| Err(codes::INVALID_PARAMS)));
+                if !fits || sources.len() != count || sizes.len() != count {
+                    gets.extend((0..count).map(|_| Err(codes::INVALID_PARAMS)));
                     continue;
                 }
                 let fragments = targets.iter().zip(&sources).zip(&sizes);
@@ -60,6 +69,11 @@ impl Ranges {
             tell_refused(open, start, len);
         }
         (gets, counts)
+    }
+
+    /// Whether the three lists of fragments all have that length at some level.
+    fn lengths(&self, len: impl Fn(&Fragments) -> usize, expected: usize) -> bool {
+        [&self.targets, &self.sources, &self.sizes].iter().all(|it| len(it) == expected)
     }
 }
 

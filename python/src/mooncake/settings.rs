@@ -15,6 +15,8 @@ use super::disk::DiskSettings;
 const SIZE_DEFAULT: u64 = 16 << 20;
 /// The master of a dict that does not name one; Mooncake's default.
 const MASTER_DEFAULT: &str = "127.0.0.1:50051";
+/// The tenant of a program that names none; Mooncake's default, and our default namespace.
+const TENANT_DEFAULT: &str = "default";
 /// A dict may name no smaller size but none at all.
 const SIZE_MIN: u64 = 1024;
 /// The largest local buffer of a dict.
@@ -69,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) buffer_bytes: u64,
     pub(crate) protocol: String,
     pub(crate) master: String,
+    /// The namespace, on a master with tenants.
+    pub(crate) tenant: String,
     /// Settings without an effect, for the log.
     pub(crate) ignored: Vec<&'static str>,
     /// Other warnings for the user.
@@ -210,6 +214,28 @@ impl Settings {
         }
     }
 
+    /// A client without a segment, of a node daemon's master.
+    pub(crate) fn of_daemon(py: Python<'_>, buffer_bytes: u64) -> Result<Self, Problem> {
+        let mut environment = Environment::read(py)?;
+        let put_wait = environ(py, PUT_WAIT_VARIABLE)?;
+        environment.put_wait =
+            put_wait.map_or(Ok(Duration::ZERO), |it| put_wait_of(PUT_WAIT_VARIABLE, &it))?;
+        Ok(Self {
+            local_hostname: "localhost".to_owned(),
+            metadata_server: String::new(),
+            segment_bytes: 0,
+            buffer_bytes,
+            protocol: "tcp".to_owned(),
+            master: String::new(),
+            tenant: TENANT_DEFAULT.to_owned(),
+            ignored: Vec::new(),
+            warnings: Vec::new(),
+            disk: None,
+            ssd_get_wait_ms: environment.ssd_get_wait_ms,
+            environment,
+        })
+    }
+
     fn from_values(values: &[Option<Bound<'_, PyAny>>], environment: Environment) -> Result<Self, Problem> {
         let value = |index: usize| values.get(index).and_then(Option::as_ref);
         let text = |index: usize| match value(index) {
@@ -233,10 +259,9 @@ impl Settings {
         if flag(11)?.0 {
             ignored.push("enable_client_http_server");
         }
-        // These are checked for their type only.
-        for index in [5, 10] {
-            text(index)?;
-        }
+        // It is checked for its type only.
+        text(5)?;
+        let tenant = value(10).map_or_else(|| Ok(TENANT_DEFAULT.to_owned()), |_| text(10))?;
         size(12)?;
         let given = |index: usize| value(index).map(|_| size(index).map(|it| it.0)).transpose();
         let tier = Tier {
@@ -255,6 +280,7 @@ impl Settings {
             buffer_bytes: size(3)?.0,
             protocol: text(4)?,
             master: text(6)?,
+            tenant,
             ignored,
             warnings,
             disk,
@@ -324,6 +350,7 @@ impl Settings {
             buffer_bytes,
             protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
             master: text("master_server_addr")?.unwrap_or_else(|| MASTER_DEFAULT.to_owned()),
+            tenant: text("tenant_id")?.unwrap_or_else(|| TENANT_DEFAULT.to_owned()),
             ignored,
             warnings,
             disk,

@@ -20,6 +20,7 @@ use super::checks;
 use super::codes;
 use super::config::{ExistOptions, PutForm, ReplicateConfig};
 use super::descriptors::ReplicaDescriptor;
+use super::dummy;
 use super::exit;
 use super::memory::{self, BufferHandle, Lent};
 use super::open::{Open, tell};
@@ -35,7 +36,7 @@ type Ranges = Vec<(u64, u64)>;
 ///
 /// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store
 /// that is not closed leaves the cluster when it is garbage, or when the interpreter ends.
-#[pyclass(module = "mooncake.store", frozen, weakref)]
+#[pyclass(module = "mooncake.store", frozen, weakref, subclass)]
 pub(crate) struct MooncakeDistributedStore {
     open: Mutex<Option<Arc<Open>>>,
 }
@@ -45,7 +46,7 @@ impl MooncakeDistributedStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Option<Arc<Open>> {
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
         self.lock().clone()
     }
 
@@ -78,7 +79,7 @@ impl MooncakeDistributedStore {
     }
 
     /// Puts from the caller's memory: each key from its own list of ranges. `form` and its name.
-    fn put_ranges(
+    pub(super) fn put_ranges(
         &self,
         py: Python<'_>,
         keys: &[KeyArg],
@@ -206,6 +207,26 @@ impl MooncakeDistributedStore {
         Ok(code)
     }
 
+    /// Set the store up as a client of the node daemon `mooncake_client` at `server_address`, which holds the
+    /// segment. Returns 0, or -1 if no daemon answers there. `local_buffer_size` is that of `setup`; any
+    /// memory of the process can be used, so `mem_pool_size` has no effect.
+    fn setup_dummy(
+        &self,
+        py: Python<'_>,
+        mem_pool_size: Number,
+        local_buffer_size: Number,
+        server_address: String,
+    ) -> PyResult<i64> {
+        let _no_limit = mem_pool_size;
+        self.end(py)?;
+        let Some(open) = dummy::set_up(py, local_buffer_size.0, &server_address)? else {
+            return Ok(codes::INTERNAL_ERROR);
+        };
+        exit::remember(&open);
+        *self.lock() = Some(open);
+        Ok(codes::OK)
+    }
+
     /// End the store: its segment leaves the cluster, and the objects in it are gone. Returns 0, also when
     /// there is nothing to end.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
@@ -213,10 +234,12 @@ impl MooncakeDistributedStore {
         Ok(codes::OK)
     }
 
-    /// Returns 0 if the master answers, 1 if the store is not set up, 2 if the master does not answer.
+    /// Returns 0 if the master answers, 1 if the store is not set up, 2 if the master does not answer, or the
+    /// node daemon of a store that `setup_dummy` has set up.
     fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
         match self.open() {
             None => Ok(codes::HEALTH_NOT_SET_UP),
+            Some(open) if dummy::is_orphan(py, &open)? => Ok(codes::HEALTH_NO_MASTER),
             Some(open) if calls::master_answers(py, &open)? => Ok(codes::OK),
             Some(_) => Ok(codes::HEALTH_NO_MASTER),
         }
@@ -588,7 +611,7 @@ impl MooncakeDistributedStore {
 }
 
 /// The only item of an answer to one key.
-fn first(codes: Vec<i64>) -> PyResult<i64> {
+pub(super) fn first(codes: Vec<i64>) -> PyResult<i64> {
     Ok(codes.first().copied().unwrap_or(codes::INVALID_PARAMS))
 }
 
@@ -627,7 +650,7 @@ fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<Ta
 }
 
 /// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is set.
-fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
+pub(super) fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),
         Some(_) if open.require_registered && !open.is_registered(start, len) => Err(codes::TRANSFER_FAIL),

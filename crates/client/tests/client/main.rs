@@ -11,6 +11,7 @@ mod faults;
 mod full;
 mod lifetimes;
 mod mistakes;
+mod pieces;
 mod reserved;
 mod samples;
 mod store;

@@ -48,6 +48,8 @@ impl Stage {
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
+            tenants: false,
+            events: false,
             tier: TierConfig::default(),
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,

@@ -17,8 +17,8 @@ use crate::{
     extent::room_for,
     marks::Marks,
     message::{
-        Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, Reason, Record, SOFT_PIN_DEFAULT,
-        Settle,
+        Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, PutOptions, Reason, Record,
+        SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
 };
@@ -128,6 +128,11 @@ impl Objects {
         if !is_asked_again && (is_over_quota || self.streams.is_over(namespace, &item.options).is_some()) {
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
+        if !existing.as_ref().is_some_and(is_known)
+            && let Some(other) = self.not_replaceable(namespace, &item.key, &item.options)
+        {
+            return (CommitOutcome::Exists(other), self.give_back(&replicas, home_asks, others));
+        }
         let Some((index, object)) = existing else {
             let generation = self.name(written, replicas, others);
             return (CommitOutcome::Stored(generation), before);
@@ -151,6 +156,23 @@ impl Objects {
         old.extend(before);
         let generation = self.name(written, replicas, others);
         (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// For a put that replaces one generation only: the generation of the object that it must not replace, or
+    /// zero if there is none. `None` if the put may proceed.
+    pub(super) fn not_replaceable(
+        &self,
+        namespace: NamespaceIndex,
+        key: &Key,
+        options: &PutOptions,
+    ) -> Option<Generation> {
+        let expected = options.replaces?;
+        let index = self.cx.catalog.find(namespace, key);
+        let Some(object) = index.and_then(|index| self.cx.catalog.get(index)) else {
+            return Some(Generation::default());
+        };
+        let is_it = object.generation() == expected && object.marks().is_none_or(|it| it.sample.is_none());
+        (!is_it).then(|| object.generation())
     }
 
     /// The reservations of a written object end; how much of that was only offered.
@@ -241,6 +263,7 @@ impl Objects {
             replicas,
         };
         let Some(index) = self.cx.catalog.insert(self.cx.now, new) else { return generation };
+        self.cx.notice_stored(index);
         if is_sample {
             self.leases.arrive(namespace, self.cx.now, index);
             self.streams.enter(&self.cx, index, true);

@@ -14,8 +14,8 @@ use super::{
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     connections::Connections,
     deadlines::Deadlines,
-    ghosts::Ghosts,
-    members::{Members, Standing},
+    ghosts::{Ghosts, Name},
+    members::{Member, Members, Standing},
     room::Room,
     saved::Saving,
 };
@@ -206,9 +206,44 @@ impl Context {
         committed.saturating_add(self.room.granted(namespace))
     }
 
+    /// Announces an object that the catalog has now.
+    pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
+        let namespace = self.catalog.namespace_name(object.namespace()).to_owned();
+        let is_disk = |node| self.members.get(node).is_some_and(Member::is_disk);
+        let on_disk = object.replicas().all(|(node, _)| is_disk(node));
+        let stored = Notice::Stored { namespace, key: object.key().clone(), on_disk };
+        self.notice(stored);
+    }
+
+    /// Announces that the catalog has no object of that name any more.
+    pub(super) fn notice_removed(&mut self, name: &Name) {
+        if self.config.events {
+            let namespace = self.catalog.namespace_name(name.namespace).to_owned();
+            self.notice(Notice::Removed { namespace, key: name.key.clone() });
+        }
+    }
+
+    /// The greatest number of bytes that the namespace may use, if there is a limit.
+    pub(super) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
+        let set = self.room.policy(namespace).and_then(|it| it.quota);
+        if !self.config.tenants {
+            return set;
+        }
+        let Some(set) = set else { return Some(0) };
+        let asked: u128 = self.room.policies().filter_map(|(_, it)| it.quota).map(u128::from).sum();
+        let memory = self.members.iter().filter(|(_, it)| !it.is_disk());
+        let capacity: u128 = memory.map(|(_, it)| u128::from(it.usage.capacity)).sum();
+        if asked <= capacity {
+            return Some(set);
+        }
+        // The product of two sizes of 64 bits fits.
+        Some(u64::try_from(u128::from(set) * capacity / asked).unwrap_or(set))
+    }
+
     /// How much more the namespace may use as it is.
     pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
-        let limit = self.room.policy(namespace).and_then(|it| it.quota);
+        let limit = self.quota(namespace);
         let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
         limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
     }

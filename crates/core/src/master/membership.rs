@@ -275,6 +275,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     };
     let is_sample = new.marks.sample.is_some();
     let index = o.cx.catalog.insert(o.cx.now, new);
+    index.into_iter().for_each(|index| o.cx.notice_stored(index));
     if let Some(index) = index.filter(|_| is_sample) {
         o.leases.arrive(namespace, o.cx.now, index);
         o.streams.enter(&o.cx, index, false);

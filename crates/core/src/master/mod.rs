@@ -94,6 +94,11 @@ pub struct MasterConfig {
     pub soft_pin_ms: u64,
     /// Whether soft-pinned objects may be evicted when nothing else is left.
     pub evict_soft_pinned: bool,
+    /// Whether only namespaces with a quota may be written to. Quotas that exceed the memory of all nodes are
+    /// then reduced in proportion.
+    pub tenants: bool,
+    /// Whether there is a notice for every object that is stored or removed.
+    pub events: bool,
     /// Retires that one answer to a returning member contains at most, beside those of announced objects.
     pub owed_page_max: usize,
     /// Objects that one piece of a drop takes away, see [`Master::work`].
@@ -104,6 +109,21 @@ pub struct MasterConfig {
     pub hash_seed: u64,
     /// For the simulation only.
     pub sabotage: Sabotage,
+}
+
+/// One namespace and its quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuotaStat {
+    /// Its name.
+    pub namespace: String,
+    /// The quota that was set, if one was.
+    pub requested: Option<u64>,
+    /// The quota that applies, if one does.
+    pub effective: Option<u64>,
+    /// The memory that it uses, reservations included, each copy counted.
+    pub used: u64,
+    /// The number of its objects.
+    pub objects: u64,
 }
 
 /// A page of retires that fits into one message.
@@ -349,6 +369,28 @@ impl Master {
             NodeStat { holders: member.viewers.iter().map(holder).collect(), ..member.stat() }
         });
         stats.collect()
+    }
+
+    /// The names of all namespaces that a client has used.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<String> {
+        let catalog = &self.objects.cx.catalog;
+        catalog.namespace_indexes().map(|index| catalog.namespace_name(index).to_owned()).collect()
+    }
+
+    /// The namespaces that have a quota or use memory.
+    #[must_use]
+    pub fn quotas(&self) -> Vec<QuotaStat> {
+        let cx = &self.objects.cx;
+        let stat = |index| QuotaStat {
+            namespace: cx.catalog.namespace_name(index).to_owned(),
+            requested: cx.room.policy(index).and_then(|it| it.quota),
+            effective: cx.quota(index),
+            used: cx.used(index),
+            objects: cx.catalog.namespace(index).map_or(0, |it| it.objects),
+        };
+        let is_shown = |it: &QuotaStat| it.requested.is_some() || it.used > 0 || it.objects > 0;
+        cx.catalog.namespace_indexes().map(stat).filter(is_shown).collect()
     }
 
     /// Looks objects up for the shell's own pages, as for a client of that namespace.

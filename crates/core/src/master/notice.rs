@@ -76,6 +76,24 @@ pub enum Notice {
         /// How many objects were refused so far.
         total: u64,
     },
+    /// An object was committed, or a member reported one that the master did not know. Only with
+    /// [`MasterConfig::events`](super::MasterConfig::events).
+    Stored {
+        /// Its namespace.
+        namespace: String,
+        /// Its key.
+        key: Key,
+        /// Whether the copy is on a disk.
+        on_disk: bool,
+    },
+    /// An object has left the catalog, and was not replaced. Only with
+    /// [`MasterConfig::events`](super::MasterConfig::events).
+    Removed {
+        /// Its namespace.
+        namespace: String,
+        /// Its key.
+        key: Key,
+    },
     /// An object that was on its way into memory is there, or will not be.
     Promoted {
         /// Whether it is there.

@@ -83,6 +83,9 @@ impl Objects {
         self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
         self.history.had_been_refused(disk_bytes_max);
         self.cx.room.note_change();
+        if cause != Cause::Replaced {
+            self.cx.notice_removed(&name);
+        }
         Some((name, generation, object.replicas().collect()))
     }
 

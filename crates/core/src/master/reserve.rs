@@ -274,7 +274,8 @@ impl Reservations {
             let existing = existing.and_then(|index| o.cx.catalog.get(index));
             existing.map(|it| ReserveOutcome::Exists(it.generation()))
         } else {
-            None
+            let other = o.not_replaceable(visitor.namespace, &request.key, &request.options);
+            other.map(ReserveOutcome::Exists)
         };
         let (got, refusals) = (Vec::new(), BTreeMap::new());
         Item { request, got, refusals, done, counted: None, needs_recall: false }
@@ -408,7 +409,7 @@ impl Reservations {
         candidates: &[NodeIndex],
         need: u64,
     ) -> Option<NodeIndex> {
-        let is_rationed = o.cx.room.policy(visitor.namespace).is_some_and(|it| it.quota.is_some());
+        let is_rationed = o.cx.quota(visitor.namespace).is_some();
         if is_rationed || o.cx.room.anybody_waits() {
             return None;
         }

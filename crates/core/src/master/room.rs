@@ -322,8 +322,7 @@ impl Objects {
         whose: (&str, &Key),
         may_wait: bool,
     ) -> Result<(), Quota> {
-        let limit = self.cx.room.policy(namespace).and_then(|it| it.quota);
-        let Some(limit) = limit else { return Ok(()) };
+        let Some(limit) = self.cx.quota(namespace) else { return Ok(()) };
         if sabotaged!(self.cx.config.sabotage, IgnoreQuota) {
             return Ok(());
         }
@@ -369,7 +368,7 @@ impl Objects {
 
     /// The quota of a namespace, if an object with that charge exceeds it even in an empty namespace.
     pub(super) fn quota_exceeded_alone(&self, namespace: NamespaceIndex, need: u64) -> Option<Quota> {
-        let limit = self.cx.room.policy(namespace).and_then(|it| it.quota)?;
+        let limit = self.cx.quota(namespace)?;
         let quota = Quota { used: self.cx.used(namespace), limit, need };
         let is_ignored = sabotaged!(self.cx.config.sabotage, IgnoreQuota);
         Some(quota).filter(|it| it.is_never_enough() && !is_ignored)

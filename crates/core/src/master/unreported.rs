@@ -369,7 +369,7 @@ impl Master {
 
 /// Whether the outcome of a put depends on what has the name before.
 fn depends_on_others(options: &PutOptions) -> bool {
-    options.on_exists == OnExists::Keep || !options.stream.is_empty()
+    options.on_exists == OnExists::Keep || !options.stream.is_empty() || options.replaces.is_some()
 }
 
 /// A request that was resumed has less time left.

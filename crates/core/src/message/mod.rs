@@ -122,6 +122,8 @@ pub struct Welcome {
     pub segment: SegmentId,
     /// From a master: a lease refuses unforced removal, so a get must take its lease before it is answered.
     pub strict_leases: bool,
+    /// From a master: only namespaces with a quota may be written to.
+    pub tenants: bool,
 }
 
 /// Declares the requests of a connection: [`Request`] for receivers and [`RequestRef`] for senders.

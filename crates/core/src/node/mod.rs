@@ -109,6 +109,9 @@ pub enum Event {
     /// What became of the offers of an [`Effect::Recall`]: true for those that were recalled. Nobody has
     /// written there, nor will. The others are claimed.
     Recalled(Vec<(Hold, bool)>),
+    /// The node leaves soon: it takes no new objects from now on, and says that it has no capacity. What it
+    /// holds stays readable.
+    Drain,
     /// Time for a sign of life.
     Beat,
 }
@@ -255,6 +258,7 @@ impl Node {
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
+            Event::Drain => self.drain(),
             Event::Beat => self.beat(),
         }
         self.tell_of_room(freed, is_answered);
@@ -591,6 +595,20 @@ impl Node {
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
+    }
+
+    /// Offers are recalled, because a client could fill them without a question. The master hears of it at
+    /// once, so that it asks other nodes.
+    fn drain(&mut self) {
+        self.slots.drain();
+        if self.link.is_member() {
+            let told = Released { holds: Vec::new(), usage: self.slots.usage() };
+            self.link.tell_of_ends(told, &mut self.effects);
+        }
+        let offers = self.slots.offers();
+        if !offers.is_empty() {
+            self.effects.push_back(Effect::Recall(offers));
+        }
     }
 
     fn views(&self, hold: Hold) -> Views {

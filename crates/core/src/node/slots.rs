@@ -152,6 +152,8 @@ pub(super) struct Slots {
     objects: u64,
     /// How often something was given back.
     freed: u64,
+    /// No new object is taken.
+    drains: bool,
 }
 
 impl Slots {
@@ -171,14 +173,16 @@ impl Slots {
             held: 0,
             objects: 0,
             freed: 0,
+            drains: false,
             config,
         }
     }
 
     pub(super) fn usage(&self) -> Usage {
         Usage {
-            capacity: self.space.capacity(),
-            free: self.free(),
+            // The master asks no node for more than its capacity.
+            capacity: if self.drains { 0 } else { self.space.capacity() },
+            free: if self.drains { 0 } else { self.free() },
             granted: self.granted,
             committed: self.committed,
             held: self.held,
@@ -214,6 +218,10 @@ impl Slots {
         pieces_max: usize,
         effects: &mut VecDeque<Effect>,
     ) -> Result<Reservation, Shortage> {
+        if self.drains {
+            let bytes = room_for(item.len).unwrap_or(u64::MAX);
+            return Err(Shortage { resource: Resource::Bytes, amount: bytes, bytes, never: true });
+        }
         let mut room = self.take_room(item, pieces_max, effects);
         if room.is_err() && self.metadata.reclaimable() > 0 {
             self.metadata.trim(&mut self.space);
@@ -294,6 +302,11 @@ impl Slots {
         };
         let never = !self.metadata.fits_alone(&item, self.space.capacity());
         Shortage { resource, amount, bytes, never }
+    }
+
+    /// Takes no new objects from now on.
+    pub(super) fn drain(&mut self) {
+        self.drains = true;
     }
 
     /// Everything that is offered, the oldest first.

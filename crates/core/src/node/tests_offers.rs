@@ -67,6 +67,22 @@ fn oldest_offers_are_recalled_and_no_more_than_needed() {
 }
 
 #[test]
+fn draining_node_recalls_offers_and_takes_nothing_new() {
+    let mut bench = Bench::new();
+    let object = bench.put(UNIT);
+    let offers = bench.offer(4);
+    bench.claimed.insert(offers[0]);
+    bench.handle(Event::Drain);
+    assert_eq!((bench.recalls.as_slice(), bench.released().as_slice()), (&offers[..], &offers[1..]));
+    assert_eq!((bench.node.usage().capacity, bench.usage()), (0, (0, 0, 1)));
+    assert_eq!(bench.reserve(UNIT), None);
+    assert_eq!(bench.offer(1), []);
+    // What is written already may still be committed, and what is stored stays.
+    assert_eq!(bench.commit_outcome(offers[0]), None, "the master is asked");
+    assert_eq!(bench.node.inventory().iter().map(|it| it.hold).collect::<Vec<_>>(), [object.hold()]);
+}
+
+#[test]
 fn claimed_offers_stay_and_are_reservations_from_then_on() {
     let mut bench = Bench::new();
     let offers = bench.offer(8);

@@ -301,9 +301,9 @@ fn marks() -> impl Strategy<Value = Marks> {
 /// Any reply.
 pub(crate) fn reply() -> impl Strategy<Value = Reply> {
     prop_oneof![
-        (small(), small(), number(), number(), segment(), any::<bool>()).prop_map(
-            |(major, minor, epoch, heartbeat_ms, segment, strict_leases)| {
-                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment, strict_leases })
+        (small(), small(), number(), number(), segment(), any::<(bool, bool)>()).prop_map(
+            |(major, minor, epoch, heartbeat_ms, segment, (strict_leases, tenants))| {
+                Reply::Welcome(Welcome { major, minor, epoch, heartbeat_ms, segment, strict_leases, tenants })
             }
         ),
         (reason(), text()).prop_map(|(reason, message)| Reply::Refused(Refusal { reason, message })),
@@ -472,9 +472,10 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    let marks = (text(), option::of(consumption()), text(), number());
+    let marks = (text(), option::of(consumption()), text(), number(), option::of(generation()));
     (small(), on_exists, flag(), option::of(number()), texts(), marks).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, (owner, sample, stream, elsewhere))| {
+        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, marks)| {
+            let (owner, sample, stream, elsewhere, replaces) = marks;
             PutOptions {
                 replicas,
                 on_exists,
@@ -485,6 +486,7 @@ fn options() -> impl Strategy<Value = PutOptions> {
                 sample,
                 stream,
                 elsewhere,
+                replaces,
             }
         },
     )

@@ -25,6 +25,8 @@ use tiffin_rpc::Address;
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 
+use crate::events::EventsConfig;
+
 pub use file::SettingsFile;
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 pub use values::{ValueError, duration, size};
@@ -414,6 +416,12 @@ pub struct MasterConfig {
     /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
     /// Mooncake's.
     pub exposed: bool,
+    /// Every namespace needs a quota to be written to, as a tenant of Mooncake's does. Only `mooncake_master`
+    /// asks for it.
+    pub tenants: bool,
+    /// Where it publishes which objects are stored and removed, if anywhere. Only `mooncake_master` asks for
+    /// it.
+    pub events: Option<EventsConfig>,
 }
 
 /// What a node needs.
@@ -555,6 +563,8 @@ impl MasterArgs {
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
             tier: args.tier.over(file.tier.clone()),
             exposed: false,
+            tenants: false,
+            events: None,
         };
         config.check()?;
         Ok(config)
@@ -650,6 +660,8 @@ impl Default for MasterConfig {
             evict_soft_pinned: true,
             tier: TierConfig::default(),
             exposed: false,
+            tenants: false,
+            events: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The master's pages, with Mooncake's paths and shapes where it has them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,38 +12,53 @@ use axum::routing::get;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tiffin_core::message::{
-    Found, List, NodeInfo, Pattern, Reason, Refusal, Reply, Resolve, ResolveOutcome, Resolved,
+    Found, List, NodeInfo, NodeStat, Pattern, Reason, Refusal, Reply, Resolve, ResolveOutcome, Resolved,
 };
 use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
-use super::{guarded, json as answer, text};
+use super::admin::{self, ABSENT, INTERNAL, INVALID, NOT_READY, problem, refused};
+use super::{guarded, json as answer, not_found, text};
 use crate::master::Shared;
 use crate::metrics::allocated;
 
 /// The most bytes that the list of all keys may have.
 const LIST_BYTES_MAX: usize = 256 << 20;
+/// For sizes that people read.
+const GIB: f64 = (1_u64 << 30) as f64;
 /// Keys per look at the catalog: others wait meanwhile.
 const PAGE_KEYS: u32 = 1 << 14;
 
-/// Mooncake's codes for what can go wrong here.
-const INVALID: i32 = -600;
-/// See [`INVALID`].
-const ABSENT: i32 = -704;
-/// See [`INVALID`].
-const UNAVAILABLE: i32 = -703;
-/// See [`INVALID`].
-const INTERNAL: i32 = -1;
+pub(super) type Server = State<Arc<Shared>>;
 
-type Server = State<Arc<Shared>>;
-
+/// What a query may name.
 #[derive(Deserialize)]
-struct Names {
+pub(super) struct Names {
     #[serde(default)]
     key: String,
     #[serde(default)]
     keys: String,
     #[serde(default)]
-    segment: String,
+    pub(super) segment: String,
+    /// Only this namespace.
+    namespace: Option<String>,
+    /// The same, in Mooncake's word.
+    pub(super) tenant_id: Option<String>,
+}
+
+impl Names {
+    /// The namespaces to look in: the one that is named, or all of them, the default one first. A name that
+    /// no client has used is none.
+    fn namespaces(&self, shared: &Shared) -> Vec<String> {
+        let wanted = self.namespace.as_ref().or(self.tenant_id.as_ref());
+        let mut names = shared.namespaces();
+        names.retain(|name| wanted.is_none_or(|wanted| wanted == name));
+        names.sort_unstable_by_key(|name| (name != NAMESPACE_DEFAULT, name.clone()));
+        names
+    }
+
+    fn is_one(&self) -> bool {
+        self.namespace.is_some() || self.tenant_id.is_some()
+    }
 }
 
 /// Every page of the master.
@@ -61,6 +77,10 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/get_all_keys", get(all_keys))
         .route("/query_key", get(query_key))
         .route("/batch_query_keys", get(batch_query_keys))
+        .route("/kv_events/status", get(kv_events_status))
+        .merge(admin::router())
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
         .with_state(shared);
     guarded(router, token)
 }
@@ -103,17 +123,33 @@ async fn all_segments(State(shared): Server) -> Response {
 
 async fn segments_detail(State(shared): Server) -> Response {
     let stat = shared.stat();
-    let nodes = stat.nodes.iter().map(|node| {
+    let segments = stat.nodes.iter().map(|node| {
+        let (used, capacity) = (allocated(&node.usage), node.usage.capacity);
+        let id = segment_id(&node.info);
         json!({
-            "name": node.info.name, "segment": node.info.segment.to_string(), "alive": node.alive,
-            "capacity": node.usage.capacity, "used": allocated(&node.usage), "free": node.usage.free,
+            "segment_name": node.info.name, "segment_id": id, "client_id": id, "base_address": "0x0",
+            "size_bytes": capacity, "size_human": format!("{:.4} GiB", capacity as f64 / GIB),
+            "te_endpoint": node.info.data, "protocol": "tcp", "status": status(node).1,
+            "allocator_used_bytes": used, "allocator_capacity_bytes": capacity,
+            "allocator_usage_percent": used as f64 * 100.0 / capacity.max(1) as f64,
+            "alive": node.alive, "disk": node.info.beside.is_some(), "free": node.usage.free,
             "granted": node.usage.granted, "committed": node.usage.committed, "held": node.usage.held,
-            "metadata": node.usage.metadata,
-            "objects": node.usage.objects, "owed": node.owed, "requests": node.info.tcp,
-            "bytes": node.info.data, "disk": node.info.beside.is_some(),
+            "metadata": node.usage.metadata, "objects": node.usage.objects, "owed": node.owed,
+            "requests": node.info.tcp,
         })
     });
-    answer(StatusCode::OK, &Value::Array(nodes.collect()))
+    let segments: Vec<_> = segments.collect();
+    answer(StatusCode::OK, &json!({"total_segments": segments.len(), "segments": segments}))
+}
+
+/// The number and name of a member's state, in Mooncake's list of them.
+pub(super) fn status(node: &NodeStat) -> (u32, &'static str) {
+    if node.alive { (1, "OK") } else { (0, "UNDEFINED") }
+}
+
+/// A segment's number in the form of Mooncake's ids.
+fn segment_id(node: &NodeInfo) -> String {
+    format!("{}-0", node.segment.0)
 }
 
 async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Response {
@@ -122,60 +158,96 @@ async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Res
         Some(node) => {
             let (used, capacity) = (allocated(&node.usage), node.usage.capacity);
             let name = &node.info.name;
-            text(StatusCode::OK, format!("{name}\nUsed(bytes): {used}\nCapacity(bytes): {capacity}\n"))
+            // The blank before the second colon is Mooncake's.
+            text(StatusCode::OK, format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
         }
         // As Mooncake answers: neither JSON nor "not found".
         None => text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
     }
 }
 
-async fn all_keys(State(shared): Server) -> Response {
-    let mut lines = Vec::new();
-    let mut cursor = 0;
-    loop {
-        // The lock is released between the pages, so that a large store goes on working meanwhile.
-        let list =
-            List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
-        let listed = match shared.list(NAMESPACE_DEFAULT, &list) {
-            Reply::Listed(listed) => listed,
-            Reply::Refused(refusal) => return refused(&refusal),
-            _ => return problem(INTERNAL, "the keys could not be listed"),
+/// One key per line. Where no namespace is named, keys of others than the default one have its name and a
+/// tab before them; neither can be in a key, because control characters are escaped.
+async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
+    let mut lines = String::new();
+    for namespace in names.namespaces(&shared) {
+        let prefix = match names.is_one() || namespace == NAMESPACE_DEFAULT {
+            true => String::new(),
+            false => format!("{}\t", escaped(namespace.as_bytes())),
         };
-        for item in &listed.items {
-            lines.extend_from_slice(item.key.as_bytes());
-            lines.push(b'\n');
+        let mut cursor = 0;
+        loop {
+            // The lock is released between the pages, so that a large store goes on working meanwhile.
+            let list =
+                List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
+            let listed = match shared.list(&namespace, &list) {
+                Reply::Listed(listed) => listed,
+                Reply::Refused(refusal) => return refused(&refusal),
+                _ => return problem(INTERNAL, "the keys could not be listed"),
+            };
+            for item in &listed.items {
+                lines.push_str(&prefix);
+                lines.push_str(&escaped(item.key.as_bytes()));
+                lines.push('\n');
+            }
+            if lines.len() > LIST_BYTES_MAX {
+                return problem(
+                    INTERNAL,
+                    "there are too many keys for one page; `tiffin ls` lists them in pieces",
+                );
+            }
+            tokio::task::yield_now().await;
+            match listed.cursor {
+                0 => break,
+                next => cursor = next,
+            }
         }
-        if lines.len() > LIST_BYTES_MAX {
-            return problem(
-                INTERNAL,
-                "there are too many keys for one page; `tiffin ls` lists them in pieces",
-            );
-        }
-        if listed.cursor == 0 {
-            return text(StatusCode::OK, lines);
-        }
-        cursor = listed.cursor;
-        tokio::task::yield_now().await;
     }
+    text(StatusCode::OK, lines)
+}
+
+/// Text that stays on its line: control characters and backslashes as in JSON, bytes that are no text as
+/// `\xff`.
+fn escaped(bytes: &[u8]) -> Cow<'_, str> {
+    let is_plain = |text: &&str| !text.chars().any(|it| it.is_control() || it == '\\');
+    if let Some(plain) = str::from_utf8(bytes).ok().filter(is_plain) {
+        return Cow::Borrowed(plain);
+    }
+    let mut out = String::new();
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\\' => out.push_str("\\\\"),
+                it if it.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(it))),
+                it => out.push(it),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| out.push_str(&format!("\\x{byte:02x}")));
+    }
+    Cow::Owned(out)
 }
 
 async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
-    if names.key.is_empty() {
-        return problem(ABSENT, "OBJECT_NOT_FOUND");
-    }
-    let resolved = match resolve(&shared, &[&names.key]) {
-        Ok(resolved) => resolved,
-        Err(refusal) => return refused(&refusal),
-    };
-    let nodes = by_segment(&resolved);
-    match resolved.items.first() {
-        Some(ResolveOutcome::Found(found)) => {
-            let lines = descriptors(found, &nodes, false).into_iter().map(|line| format!("{line}\n"));
-            text(StatusCode::OK, lines.collect::<String>())
+    let mut worst = (ABSENT, "OBJECT_NOT_FOUND");
+    for namespace in names.namespaces(&shared).iter().filter(|_| !names.key.is_empty()) {
+        let resolved = match resolve(&shared, namespace, &[&names.key]) {
+            Ok(resolved) => resolved,
+            Err(refusal) => return refused(&refusal),
+        };
+        match resolved.items.first() {
+            Some(ResolveOutcome::Found(found)) => {
+                let data = descriptors(found, &by_segment(&resolved), false);
+                let value = json!({"success": true, "data": data, "namespace": namespace});
+                return answer(StatusCode::OK, &value);
+            }
+            Some(ResolveOutcome::Unavailable(_)) => worst = (NOT_READY, "REPLICA_IS_NOT_READY"),
+            Some(ResolveOutcome::Absent) | None => {}
         }
-        Some(ResolveOutcome::Unavailable(_)) => problem(UNAVAILABLE, "REPLICA_IS_NOT_READY"),
-        Some(ResolveOutcome::Absent) | None => problem(ABSENT, "OBJECT_NOT_FOUND"),
     }
+    problem(worst.0, worst.1)
 }
 
 async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
@@ -187,48 +259,56 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
         let error = "No keys provided. Use ?keys=key1,key2,...";
         return answer(StatusCode::BAD_REQUEST, &json!({"success": false, "error": error}));
     }
-    let resolved = match resolve(&shared, &keys) {
-        Ok(resolved) => resolved,
-        Err(refusal) => return refused(&refusal),
-    };
-    let nodes = by_segment(&resolved);
-    let mut data = serde_json::Map::new();
-    for (key, outcome) in keys.iter().zip(&resolved.items) {
-        let none = Vec::<Value>::new();
-        let value = match outcome {
-            ResolveOutcome::Found(found) => json!({
-                "ok": true, "error": null, "values": descriptors(found, &nodes, false), "disk_values": none,
-                "local_disk_values": descriptors(found, &nodes, true), "nof_values": none,
-            }),
-            ResolveOutcome::Absent => missing("OBJECT_NOT_FOUND"),
-            ResolveOutcome::Unavailable(_) => missing("REPLICA_IS_NOT_READY"),
+    let mut data: serde_json::Map<_, _> =
+        keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
+    // The first namespace that has a key answers for it, and the default one is the first.
+    for namespace in names.namespaces(&shared).iter().rev() {
+        let resolved = match resolve(&shared, namespace, &keys) {
+            Ok(resolved) => resolved,
+            Err(refusal) => return refused(&refusal),
         };
-        data.insert((*key).to_owned(), value);
+        let nodes = by_segment(&resolved);
+        for (key, outcome) in keys.iter().zip(&resolved.items) {
+            let value = match outcome {
+                ResolveOutcome::Found(found) => {
+                    let on_disk = Some(descriptors(found, &nodes, true)).filter(|it| !it.is_empty());
+                    json!({
+                        "ok": true, "error": null, "values": descriptors(found, &nodes, false),
+                        "disk_values": null, "local_disk_values": on_disk, "nof_values": null,
+                        "namespace": namespace,
+                    })
+                }
+                ResolveOutcome::Absent => continue,
+                ResolveOutcome::Unavailable(_) => missing("REPLICA_IS_NOT_READY"),
+            };
+            data.insert((*key).to_owned(), value);
+        }
     }
     answer(StatusCode::OK, &json!({"success": true, "data": data}))
 }
 
+async fn kv_events_status(State(shared): Server) -> Response {
+    let counted = shared.event_counts();
+    let counts = counted.unwrap_or_default();
+    let value = json!({
+        "enabled": counted.is_some(), "published_batches": counts.batches,
+        "published_events": counts.events, "dropped_events": counts.dropped,
+        "skipped_unparsed_keys": counts.unparsed,
+    });
+    answer(StatusCode::OK, &value)
+}
+
 /// Looks keys up. That is no use of them: nothing is leased, counted or moved.
-fn resolve(shared: &Shared, keys: &[&str]) -> Result<Resolved, Refusal> {
+fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
     let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| invalid(error.to_string()))?;
     let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
-    match shared.resolve(NAMESPACE_DEFAULT, &resolve) {
+    match shared.resolve(namespace, &resolve) {
         Reply::Resolved(resolved) => Ok(resolved),
         Reply::Refused(refusal) => Err(refusal),
         _ => Err(invalid("the keys could not be looked up".to_owned())),
     }
-}
-
-/// What the master does not answer: a key that is not known yet is neither absent nor invalid.
-fn refused(refusal: &Refusal) -> Response {
-    if refusal.reason != Reason::Unavailable {
-        return problem(INVALID, &refusal.message);
-    }
-    let message = &refusal.message;
-    let value = json!({"success": false, "error_code": UNAVAILABLE, "error_message": message});
-    answer(StatusCode::SERVICE_UNAVAILABLE, &value)
 }
 
 fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {
@@ -257,11 +337,22 @@ fn missing(error: &str) -> Value {
     })
 }
 
-fn problem(code: i32, message: &str) -> Response {
-    let status = match code {
-        INVALID => StatusCode::BAD_REQUEST,
-        ABSENT => StatusCode::NOT_FOUND,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    answer(status, &json!({"success": false, "error_code": code, "error_message": message}))
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn keys_stay_on_their_line() {
+        let rows: [(&[u8], &str); 6] = [
+            (b"plain/key", "plain/key"),
+            ("gr\u{fc}n".as_bytes(), "gr\u{fc}n"),
+            (b"a\nb\tc\rd", "a\\nb\\tc\\rd"),
+            (b"back\\slash", "back\\\\slash"),
+            (b"\x1b[31m\0", "\\u001b[31m\\u0000"),
+            (b"\xff\xfe!", "\\xff\\xfe!"),
+        ];
+        for (key, expected) in rows {
+            assert_eq!(escaped(key), expected);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 
-use super::{guarded, text};
+use super::{guarded, not_found, text};
 
 /// The most entries.
 pub(crate) const ENTRIES_MAX: usize = 1 << 16;
@@ -46,6 +46,8 @@ pub(crate) fn router(token: &str) -> Router {
     let router = Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
         .route("/health", get(async || text(StatusCode::OK, "OK")))
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
         .with_state(Store::default());
     guarded(router, token)
 }
@@ -66,7 +68,7 @@ async fn write(State(store): State<Store>, Query(which): Query<Which>, request: 
         return text(StatusCode::PAYLOAD_TOO_LARGE, most);
     };
     match store.lock().put(which.key, value) {
-        Ok(()) => text(StatusCode::OK, "metadata updated"),
+        Ok(what) => text(StatusCode::OK, what),
         Err((status, why)) => text(status, why),
     }
 }
@@ -90,7 +92,8 @@ impl Store {
 }
 
 impl Entries {
-    fn put(&mut self, key: String, value: Bytes) -> Result<(), (StatusCode, String)> {
+    /// What became of the entry, for the answer.
+    fn put(&mut self, key: String, value: Bytes) -> Result<&'static str, (StatusCode, String)> {
         if key.is_empty() {
             return Err((StatusCode::BAD_REQUEST, "Missing key parameter".to_owned()));
         }
@@ -101,6 +104,9 @@ impl Entries {
         if key.contains(IDENTITY_MARK) && old.is_some_and(|old| *old != value) {
             return Err((StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed".to_owned()));
         }
+        if key.contains(IDENTITY_MARK) && old.is_some() {
+            return Ok("metadata unchanged");
+        }
         let old_bytes = old.map_or(0, |old| key.len() + old.len());
         let is_new = old.is_none();
         let bytes = self.bytes - old_bytes + key.len() + value.len();
@@ -109,7 +115,7 @@ impl Entries {
         }
         self.bytes = bytes;
         self.by_key.insert(key, value);
-        Ok(())
+        Ok("metadata updated")
     }
 
     fn remove(&mut self, key: &str) -> bool {
@@ -126,13 +132,16 @@ mod tests {
     #[test]
     fn entries_are_bounded_and_identities_are_not_overwritten() {
         let mut entries = Entries::default();
-        let status = |result: Result<(), (StatusCode, String)>| result.map_err(|(status, _)| status.as_u16());
+        let status = |result: Result<&'static str, (StatusCode, String)>| {
+            result.map_err(|(status, _)| status.as_u16())
+        };
+        let (updated, unchanged) = ("metadata updated", "metadata unchanged");
         for (key, value, expected) in [
             ("", "x", Err(400)),
-            ("mooncake/ram/a", "one", Ok(())),
-            ("mooncake/ram/a", "two", Ok(())),
-            ("mooncake/rpc_meta/a", "one", Ok(())),
-            ("mooncake/rpc_meta/a", "one", Ok(())),
+            ("mooncake/ram/a", "one", Ok(updated)),
+            ("mooncake/ram/a", "two", Ok(updated)),
+            ("mooncake/rpc_meta/a", "one", Ok(updated)),
+            ("mooncake/rpc_meta/a", "one", Ok(unchanged)),
             ("mooncake/rpc_meta/a", "two", Err(400)),
         ] {
             assert_eq!(status(entries.put(key.to_owned(), value.into())), expected, "{key} = {value}");
@@ -145,9 +154,9 @@ mod tests {
         let large = Bytes::from(vec![0; TOTAL_BYTES_MAX]);
         assert_eq!(status(entries.put("large".to_owned(), large)), Err(507));
         for number in entries.by_key.len()..ENTRIES_MAX {
-            assert_eq!(status(entries.put(format!("{number}"), Bytes::new())), Ok(()));
+            assert_eq!(status(entries.put(format!("{number}"), Bytes::new())), Ok(updated));
         }
         assert_eq!(status(entries.put("one more".to_owned(), Bytes::new())), Err(507));
-        assert_eq!(status(entries.put("mooncake/ram/a".to_owned(), "three".into())), Ok(()));
+        assert_eq!(status(entries.put("mooncake/ram/a".to_owned(), "three".into())), Ok(updated));
     }
 }

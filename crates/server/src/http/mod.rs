@@ -11,6 +11,7 @@
 //!
 //! **Invariant:** with a token set, only `/health` is served without it.
 
+mod admin;
 mod gate;
 pub(crate) mod master;
 pub(crate) mod metadata;
@@ -56,13 +57,8 @@ impl Pages {
     /// Begins to listen, if it is to be anywhere.
     pub(crate) async fn bind(address: Option<&Address>) -> Result<Option<Self>, ListenError> {
         let Some(address) = address else { return Ok(None) };
-        let fail = |source| ListenError { address: address.clone(), source };
-        let Address::Tcp { host, port } = address else {
-            return Err(fail(io::ErrorKind::Unsupported.into()));
-        };
-        let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
-        let port = listener.local_addr().map_err(fail)?.port();
-        Ok(Some(Self { listener, address: Address::Tcp { host: host.clone(), port } }))
+        let (listener, address) = listen(address).await?;
+        Ok(Some(Self { listener, address }))
     }
 
     /// Where it listens, with the real port.
@@ -90,6 +86,17 @@ impl Pages {
     }
 }
 
+/// Listens on a port; gives the address with the real one.
+pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), ListenError> {
+    let fail = |source| ListenError { address: address.clone(), source };
+    let Address::Tcp { host, port } = address else {
+        return Err(fail(io::ErrorKind::Unsupported.into()));
+    };
+    let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
+    let port = listener.local_addr().map_err(fail)?.port();
+    Ok((listener, Address::Tcp { host: host.clone(), port }))
+}
+
 /// Lets only those who show the token see the pages; everybody where none is set, and `/health` always.
 pub(crate) fn guarded(router: Router, token: &str) -> Router {
     if token.is_empty() {
@@ -109,6 +116,11 @@ pub(crate) fn guarded(router: Router, token: &str) -> Router {
     }))
 }
 
+/// The answer to a path or method that there is none for, as Mooncake's servers give it.
+pub(crate) async fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, "404 Not Found").into_response()
+}
+
 /// An answer that is text.
 pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
@@ -116,7 +128,7 @@ pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Res
 
 /// An answer that is JSON.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
 }
 
 fn shows(request: &Request, token: &str) -> bool {

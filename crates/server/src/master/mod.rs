@@ -10,6 +10,7 @@
 //! core wants to be woken, the timer task sleeps no longer than that.
 
 mod notices;
+mod pages;
 mod state;
 
 use std::collections::BTreeMap;
@@ -30,11 +31,12 @@ use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tiffin_transport::peer::process_of;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::{LeaseMode, MasterConfig};
+use crate::events::{self, Events};
 use crate::listen::{self, Door, Host};
 use crate::metrics::{self, Counters};
 use crate::reply_path::{self, ReplyPath};
@@ -60,6 +62,7 @@ pub struct MasterServer {
     addresses: Vec<Address>,
     http: Option<Address>,
     metadata_http: Option<Address>,
+    events: Option<Address>,
     tasks: JoinSet<()>,
 }
 
@@ -84,6 +87,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    /// What is published of objects, if anything is.
+    events: Option<Arc<Events>>,
     /// The process is stopping, and its own members are about to leave.
     is_stopping: AtomicBool,
 }
@@ -95,6 +100,8 @@ struct State {
     /// Of nodes that have not opened their first connection yet.
     ledgers: BTreeMap<SegmentId, Outbox>,
     next_conn: u64,
+    /// Pages that wait for the answer to their request.
+    pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
     /// Watches over the processes of members on this host.
     processes: BTreeMap<SegmentId, JoinSet<()>>,
     /// How long the timer sleeps.
@@ -142,6 +149,10 @@ impl MasterServer {
         // Only a master that can listen takes an epoch: a second one by mistake must not spend them.
         let pages = http::Pages::bind(config.http.as_ref()).await?;
         let metadata = http::Pages::bind(config.metadata_http.as_ref()).await?;
+        let publisher = match &config.events {
+            Some(events) => Some(http::listen(&events.listen).await?),
+            None => None,
+        };
         let (folder, saved) = match &config.state_dir {
             Some(folder) => {
                 let (folder, mut saved) = StateFolder::open(folder).await?;
@@ -167,13 +178,17 @@ impl MasterServer {
         if let Some(pages) = pages {
             tasks.spawn(pages.serve(http::master::router(Arc::clone(&shared), &config.token)));
         }
+        let events_address = publisher.as_ref().map(|it| it.1.clone());
+        if let (Some((listener, _)), Some(events)) = (publisher, &shared.events) {
+            tasks.spawn(events::publish(Arc::clone(events), listener));
+        }
         if let Some(pages) = metadata {
             tasks.spawn(pages.serve(http::metadata::router(&config.token)));
         }
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "the master is up");
-        Ok(Self { shared, addresses, http, metadata_http, tasks })
+        Ok(Self { shared, addresses, http, metadata_http, events: events_address, tasks })
     }
 
     /// Where clients and nodes reach it.
@@ -204,6 +219,12 @@ impl MasterServer {
     #[must_use]
     pub fn metadata_http_address(&self) -> Option<&Address> {
         self.metadata_http.as_ref()
+    }
+
+    /// Where its events are published, if anywhere.
+    #[must_use]
+    pub fn events_address(&self) -> Option<&Address> {
+        self.events.as_ref()
     }
 
     /// Which life of the master this is.
@@ -258,8 +279,9 @@ impl Host for Shared {
     async fn visit(self: Arc<Self>, greeting: Greeting) {
         let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
-        let strict_leases = self.strict_leases;
-        let welcome = Welcome { epoch: self.epoch(), heartbeat_ms, strict_leases, ..Welcome::default() };
+        let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
+        let epoch = self.epoch();
+        let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {
             let clients = reply_path::add_lane(self.lock().clients(), &greeting);
             return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
@@ -370,6 +392,8 @@ impl Shared {
             lease_grace_ms: ms(config.lease_grace),
             soft_pin_ms: ms(config.soft_pin_ttl),
             evict_soft_pinned: config.evict_soft_pinned,
+            tenants: config.tenants,
+            events: config.events.is_some(),
             owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),
@@ -384,6 +408,7 @@ impl Shared {
                 conns: BTreeMap::new(),
                 ledgers: BTreeMap::new(),
                 next_conn: 0,
+                pages: BTreeMap::new(),
                 processes: BTreeMap::new(),
                 armed: None,
                 unsaved: None,
@@ -401,6 +426,7 @@ impl Shared {
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),
         })
     }
@@ -533,6 +559,7 @@ impl Shared {
             let epoch = saved.epoch;
             state.core = Master::recover(CoreConfig { epoch, ..self.config }, saved);
             (state.unsaved, state.restart) = (None, None);
+            state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
             let now = self.now();
             state.core.handle_timeout(now);
@@ -558,7 +585,10 @@ impl Shared {
                     match state.conns.get(&conn) {
                         Some(it) if it.is_node => it.replies.first().reply(id, &reply),
                         Some(it) => answers.push((it.replies.of(id).clone(), id, reply)),
-                        None => {}
+                        None => {
+                            let page = state.pages.remove(&conn);
+                            page.into_iter().for_each(|page| drop(page.send(reply.clone())));
+                        }
                     }
                 }
                 Effect::Ask(conn, id, request) => {

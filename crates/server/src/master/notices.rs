@@ -38,6 +38,12 @@ impl Shared {
             Notice::Promoted { done, bytes, took_ms } => {
                 tracing::debug!(done, bytes, took_ms, "promotion ended");
             }
+            Notice::Stored { namespace, key, on_disk } => {
+                self.events.iter().for_each(|it| it.push(true, namespace, key, *on_disk));
+            }
+            Notice::Removed { namespace, key } => {
+                self.events.iter().for_each(|it| it.push(false, namespace, key, false));
+            }
             Notice::Resumed(..) => {}
             Notice::NodeReady(_)
             | Notice::NodeSilent(_)

@@ -1,374 +1,357 @@
-//! The flags of `mooncake_master`, as gflags reads them, and its settings file.
+//! The flags of `mooncake_master`, and those that both commands get from gflags and glog.
 //!
-//! **Invariant:** every flag that the official 0.3.13 release accepts is in [`FLAGS`], so that a command line
-//! that works there is understood here; whatever is not in it is refused.
+//! **Invariant:** every flag that the official 0.3.13 release accepts is here, so that a command line that
+//! works there is understood here; other flags are refused.
 
-use std::collections::BTreeMap;
+use super::gflags::Flag;
+use super::gflags::Kind::{Bool, Decimal, Number, Text, Time};
+use super::gflags::Use::{self, Honoured, Ignored};
 
-use crate::config::nearest::nearest;
-
-/// What a flag's value looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `--x`, `--nox`, `--x=true`.
-    Bool,
-    /// A whole number.
-    Number,
-    /// A number with a fraction.
-    Decimal,
-    /// Anything.
-    Text,
-    /// `5s`, `30m`, or a number of milliseconds.
-    Time,
+const fn flag(name: &'static str, kind: super::gflags::Kind, what: Use, about: &'static str) -> Flag {
+    Flag { name, kind, what, about }
 }
 
-/// What becomes of a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// It does what it does there.
-    Honoured,
-    /// It is accepted, and a warning names it.
-    Ignored,
-}
-
-use Kind::{Bool, Decimal, Number, Text, Time};
-use Use::{Honoured, Ignored};
-
-/// Every flag, in the order of the alphabet.
-pub const FLAGS: &[(&str, Kind, Use)] = &[
-    ("allocation_strategy", Text, Ignored),
-    ("allow_evict_soft_pinned_objects", Bool, Honoured),
-    ("alsologtoemail", Text, Ignored),
-    ("alsologtostderr", Bool, Ignored),
-    ("batch_oplog_retry_timeout_sec", Number, Ignored),
-    ("client_ttl", Number, Honoured),
-    ("cluster_id", Text, Ignored),
-    ("colorlogtostderr", Bool, Ignored),
-    ("config_path", Text, Honoured),
-    ("cxl_path", Text, Ignored),
-    ("cxl_size", Number, Ignored),
-    ("default_kv_lease_ttl", Time, Honoured),
-    ("default_kv_soft_pin_ttl", Time, Honoured),
-    ("drop_log_memory", Bool, Ignored),
-    ("dynamic_replication_admission_qps_threshold", Decimal, Ignored),
-    ("dynamic_replication_heat_window_seconds", Number, Ignored),
-    ("dynamic_replication_max_memory_replicas", Number, Ignored),
-    ("dynamic_replication_mode", Text, Ignored),
-    ("enable_cxl", Bool, Ignored),
-    ("enable_disk_eviction", Bool, Ignored),
-    ("enable_ha", Bool, Ignored),
-    ("enable_http_metadata_server", Bool, Honoured),
-    ("enable_kv_events", Bool, Ignored),
-    ("enable_metadata_cleanup_on_timeout", Bool, Ignored),
-    ("enable_metric_reporting", Bool, Honoured),
-    ("enable_multi_tenants", Bool, Ignored),
-    ("enable_offload", Bool, Honoured),
-    ("enable_oplog", Bool, Ignored),
-    ("enable_snapshot", Bool, Ignored),
-    ("enable_snapshot_restore", Bool, Ignored),
-    ("etcd_endpoints", Text, Ignored),
-    ("eviction_high_watermark_ratio", Decimal, Ignored),
-    ("eviction_ratio", Decimal, Ignored),
-    ("flagfile", Text, Ignored),
-    ("fromenv", Text, Ignored),
-    ("global_file_segment_size", Number, Ignored),
-    ("ha_backend_connstring", Text, Ignored),
-    ("ha_backend_type", Text, Ignored),
-    ("help", Bool, Honoured),
-    ("helpfull", Bool, Honoured),
-    ("helpmatch", Text, Ignored),
-    ("helpon", Text, Ignored),
-    ("helppackage", Bool, Ignored),
-    ("helpshort", Bool, Honoured),
-    ("helpxml", Bool, Ignored),
-    ("http_metadata_server_host", Text, Honoured),
-    ("http_metadata_server_port", Number, Honoured),
-    ("kv_events_additional_salt", Text, Ignored),
-    ("kv_events_backend_id", Text, Ignored),
-    ("kv_events_bind_endpoint", Text, Ignored),
-    ("kv_events_block_size", Number, Ignored),
-    ("kv_events_dp_rank", Number, Ignored),
-    ("kv_events_emit_legacy_compat", Bool, Ignored),
-    ("kv_events_emit_object_key", Bool, Ignored),
-    ("kv_events_lora_name", Text, Ignored),
-    ("kv_events_model_name", Text, Ignored),
-    ("kv_events_queue_capacity", Number, Ignored),
-    ("kv_events_tenant_id", Text, Ignored),
-    ("log_backtrace_at", Text, Ignored),
-    ("log_dir", Text, Ignored),
-    ("log_link", Text, Ignored),
-    ("log_prefix", Bool, Ignored),
-    ("logbuflevel", Number, Ignored),
-    ("logbufsecs", Number, Ignored),
-    ("logemaillevel", Number, Ignored),
-    ("logfile_mode", Number, Ignored),
-    ("logmailer", Text, Ignored),
-    ("logtostderr", Bool, Ignored),
-    ("max_kv_soft_pin_ttl", Time, Ignored),
-    ("max_log_size", Number, Ignored),
-    ("max_retry_attempts", Number, Ignored),
-    ("max_threads", Number, Ignored),
-    ("max_total_finished_tasks", Number, Ignored),
-    ("max_total_pending_tasks", Number, Ignored),
-    ("max_total_processing_tasks", Number, Ignored),
-    ("memory_allocator", Text, Ignored),
-    ("metrics_host", Text, Honoured),
-    ("metrics_port", Number, Honoured),
-    ("minloglevel", Number, Honoured),
-    ("mmap_arena_pool_size", Number, Ignored),
-    ("nof_eviction_high_watermark_ratio", Decimal, Ignored),
-    ("nof_eviction_ratio", Decimal, Ignored),
-    ("nof_heartbeat_failures_threshold", Number, Ignored),
-    ("nof_heartbeat_interval_sec", Number, Ignored),
-    ("nof_heartbeat_probe_timeout_ms", Number, Ignored),
-    ("offload_cap_ratio", Decimal, Ignored),
-    ("offload_force_evict", Bool, Ignored),
-    ("offload_on_evict", Bool, Honoured),
-    ("offloading_queue_limit", Number, Ignored),
-    ("oplog_batch_max_entries", Number, Ignored),
-    ("oplog_poll_interval_ms", Number, Ignored),
-    ("pending_task_timeout_sec", Number, Ignored),
-    ("pod_name", Text, Ignored),
-    ("pod_namespace", Text, Ignored),
-    ("port", Number, Honoured),
-    ("processing_task_timeout_sec", Number, Ignored),
-    ("promotion_admission_threshold", Number, Honoured),
-    ("promotion_max_per_heartbeat", Number, Ignored),
-    ("promotion_on_hit", Bool, Honoured),
-    ("promotion_queue_limit", Number, Ignored),
-    ("put_start_discard_timeout_sec", Number, Ignored),
-    ("put_start_release_timeout_sec", Number, Ignored),
-    ("quota_bytes", Number, Ignored),
-    ("root_fs_dir", Text, Ignored),
-    ("rpc_address", Text, Honoured),
-    ("rpc_conn_timeout_seconds", Number, Ignored),
-    ("rpc_enable_tcp_no_delay", Bool, Ignored),
-    ("rpc_interface", Text, Ignored),
-    ("rpc_port", Number, Honoured),
-    ("rpc_thread_num", Number, Ignored),
-    ("snapshot_backup_dir", Text, Ignored),
-    ("snapshot_catalog_backend_connstring", Text, Ignored),
-    ("snapshot_catalog_backend_type", Text, Ignored),
-    ("snapshot_catalog_store_connstring", Text, Ignored),
-    ("snapshot_catalog_store_type", Text, Ignored),
-    ("snapshot_child_timeout_seconds", Number, Ignored),
-    ("snapshot_interval_seconds", Number, Ignored),
-    ("snapshot_object_store_type", Text, Ignored),
-    ("snapshot_payload_backend_type", Text, Ignored),
-    ("snapshot_payload_store_type", Text, Ignored),
-    ("snapshot_retention_count", Number, Ignored),
-    ("stderrthreshold", Number, Ignored),
-    ("stop_logging_if_full_disk", Bool, Ignored),
-    ("symbolize_stacktrace", Bool, Ignored),
-    ("tab_completion_columns", Number, Ignored),
-    ("tab_completion_word", Text, Ignored),
-    ("tenant_quota_connector_type", Text, Ignored),
-    ("tenant_quota_connector_uri", Text, Ignored),
-    ("tryfromenv", Text, Ignored),
-    ("undefok", Text, Ignored),
-    ("use_mmap_arena_allocator", Bool, Ignored),
-    ("v", Number, Ignored),
-    ("version", Bool, Honoured),
-    ("vmodule", Text, Ignored),
+/// Every flag of the master, in the order of the alphabet.
+pub const MASTER: &[Flag] = &[
+    flag("allocation_strategy", Text, Ignored, "how a segment is chosen for an object; here by free memory"),
+    flag(
+        "allow_evict_soft_pinned_objects",
+        Bool,
+        Honoured,
+        "whether soft-pinned objects may be evicted when no others are left; true",
+    ),
+    flag(
+        "batch_oplog_retry_timeout_sec",
+        Number,
+        Ignored,
+        "how long a batch of the operation log is retried; there is no such log here",
+    ),
+    flag(
+        "client_ttl",
+        Number,
+        Honoured,
+        "seconds without a sign of life after which a client's segment counts as away; 10",
+    ),
+    flag("cluster_id", Text, Ignored, "the name of the cluster in shared storage; there is none here"),
+    flag(
+        "config_path",
+        Text,
+        Honoured,
+        "a settings file with the names of the flags, flat YAML or JSON; flags take precedence",
+    ),
+    flag("cxl_path", Text, Ignored, "the device of CXL memory, which is not supported"),
+    flag("cxl_size", Number, Ignored, "bytes of CXL memory, which is not supported"),
+    flag(
+        "default_kv_lease_ttl",
+        Time,
+        Honoured,
+        "how long a read protects an object, such as `5s`, or milliseconds; 10s",
+    ),
+    flag(
+        "default_kv_soft_pin_ttl",
+        Time,
+        Honoured,
+        "how long a soft pin lasts, such as `30m`, or milliseconds; 30m",
+    ),
+    flag(
+        "dynamic_replication_admission_qps_threshold",
+        Decimal,
+        Ignored,
+        "reads per second from which an object is replicated",
+    ),
+    flag(
+        "dynamic_replication_heat_window_seconds",
+        Number,
+        Ignored,
+        "over how many seconds reads are counted for replication",
+    ),
+    flag(
+        "dynamic_replication_max_memory_replicas",
+        Number,
+        Ignored,
+        "the most copies in memory that replication makes",
+    ),
+    flag(
+        "dynamic_replication_mode",
+        Text,
+        Ignored,
+        "whether objects that are read often get more copies: off, observe, enforce",
+    ),
+    flag("enable_cxl", Bool, Ignored, "use CXL memory, which is not supported"),
+    flag("enable_disk_eviction", Bool, Ignored, "evict from disks; here a full disk always makes space"),
+    flag(
+        "enable_ha",
+        Bool,
+        Ignored,
+        "elect a leader among several masters; here a restarted master rebuilds itself from its nodes",
+    ),
+    flag(
+        "enable_http_metadata_server",
+        Bool,
+        Honoured,
+        "serve `/metadata` over HTTP, on a port of its own; false",
+    ),
+    flag("enable_kv_events", Bool, Honoured, "publish which objects are stored and removed"),
+    flag(
+        "enable_metadata_cleanup_on_timeout",
+        Bool,
+        Ignored,
+        "delete the metadata of clients that time out; nothing is kept there",
+    ),
+    flag("enable_metric_reporting", Bool, Honoured, "log a line about the store every ten seconds; true"),
+    flag(
+        "enable_multi_tenants",
+        Bool,
+        Honoured,
+        "give each tenant a namespace, which needs a quota to be written to; false",
+    ),
+    flag(
+        "enable_offload",
+        Bool,
+        Honoured,
+        "write every object to the disk of its segment; without it only before eviction",
+    ),
+    flag("enable_oplog", Bool, Ignored, "replicate changes to standby masters through etcd"),
+    flag(
+        "enable_snapshot",
+        Bool,
+        Ignored,
+        "write snapshots of the metadata; here nodes and disks are the record",
+    ),
+    flag("enable_snapshot_restore", Bool, Ignored, "start from a snapshot of the metadata"),
+    flag("etcd_endpoints", Text, Ignored, "where etcd is, for a leader election"),
+    flag(
+        "eviction_high_watermark_ratio",
+        Decimal,
+        Ignored,
+        "the fill at which eviction begins; here a put evicts what it needs",
+    ),
+    flag(
+        "eviction_ratio",
+        Decimal,
+        Ignored,
+        "the share that one eviction frees; here a put evicts what it needs",
+    ),
+    flag("global_file_segment_size", Number, Ignored, "the most bytes in shared storage"),
+    flag("ha_backend_connstring", Text, Ignored, "where the service for the leader election is"),
+    flag("ha_backend_type", Text, Ignored, "the service for the leader election: etcd, redis, k8s"),
+    flag("http_metadata_server_host", Text, Honoured, "the address of the metadata server; 0.0.0.0"),
+    flag("http_metadata_server_port", Number, Honoured, "the port of the metadata server; 8080"),
+    flag("kv_events_additional_salt", Text, Ignored, "without effect in Mooncake too"),
+    flag("kv_events_backend_id", Text, Honoured, "the name of this store in events"),
+    flag("kv_events_bind_endpoint", Text, Honoured, "where events are published, such as `tcp://*:5557`"),
+    flag("kv_events_block_size", Number, Ignored, "without effect in Mooncake too"),
+    flag("kv_events_dp_rank", Number, Ignored, "without effect in Mooncake too"),
+    flag("kv_events_emit_legacy_compat", Bool, Honoured, "add the fields of the older form to events"),
+    flag("kv_events_emit_object_key", Bool, Honoured, "add the key to events"),
+    flag("kv_events_lora_name", Text, Ignored, "without effect in Mooncake too"),
+    flag("kv_events_model_name", Text, Ignored, "without effect in Mooncake too"),
+    flag(
+        "kv_events_queue_capacity",
+        Number,
+        Honoured,
+        "the most events that wait to be published; the oldest are dropped",
+    ),
+    flag("kv_events_tenant_id", Text, Ignored, "without effect in Mooncake too"),
+    flag("max_kv_soft_pin_ttl", Time, Ignored, "the longest soft pin that a client may ask for"),
+    flag("max_retry_attempts", Number, Ignored, "how often a failed task is tried again"),
+    flag("max_threads", Number, Ignored, "the older name of rpc_thread_num"),
+    flag("max_total_finished_tasks", Number, Ignored, "how many finished tasks are remembered"),
+    flag("max_total_pending_tasks", Number, Ignored, "how many tasks may wait"),
+    flag("max_total_processing_tasks", Number, Ignored, "how many tasks may run"),
+    flag("memory_allocator", Text, Ignored, "the allocator of segments: offset, cachelib"),
+    flag("metrics_host", Text, Honoured, "the address of the pages; 0.0.0.0"),
+    flag("metrics_port", Number, Honoured, "the port of the pages; 9003"),
+    flag("nof_eviction_high_watermark_ratio", Decimal, Ignored, "for NVMe-oF, which is not supported"),
+    flag("nof_eviction_ratio", Decimal, Ignored, "for NVMe-oF, which is not supported"),
+    flag("nof_heartbeat_failures_threshold", Number, Ignored, "for NVMe-oF, which is not supported"),
+    flag("nof_heartbeat_interval_sec", Number, Ignored, "for NVMe-oF, which is not supported"),
+    flag("nof_heartbeat_probe_timeout_ms", Number, Ignored, "for NVMe-oF, which is not supported"),
+    flag("offload_cap_ratio", Decimal, Ignored, "the share of the queue that one eviction may fill"),
+    flag("offload_force_evict", Bool, Ignored, "evict objects that the queue for disks has no space for"),
+    flag("offload_on_evict", Bool, Honoured, "write objects to disk only before their memory is needed"),
+    flag(
+        "offloading_queue_limit",
+        Number,
+        Ignored,
+        "the most objects that wait for a disk; here the disks pace themselves",
+    ),
+    flag("oplog_batch_max_entries", Number, Ignored, "the most entries of a batch of the operation log"),
+    flag("oplog_poll_interval_ms", Number, Ignored, "how often a standby master reads the operation log"),
+    flag("pending_task_timeout_sec", Number, Ignored, "after how many seconds a waiting task is dropped"),
+    flag("pod_name", Text, Ignored, "the name of this pod, for a leader election on Kubernetes"),
+    flag("pod_namespace", Text, Ignored, "the namespace of this pod, for a leader election on Kubernetes"),
+    flag("port", Number, Honoured, "the older name of rpc_port"),
+    flag("processing_task_timeout_sec", Number, Ignored, "after how many seconds a running task is dropped"),
+    flag(
+        "promotion_admission_threshold",
+        Number,
+        Honoured,
+        "after how many reads an object returns from disk to memory; 2",
+    ),
+    flag(
+        "promotion_max_per_heartbeat",
+        Number,
+        Ignored,
+        "how many objects return per heartbeat; here the throttle decides",
+    ),
+    flag(
+        "promotion_on_hit",
+        Bool,
+        Honoured,
+        "whether objects that are read return from disk to memory; true",
+    ),
+    flag(
+        "promotion_queue_limit",
+        Number,
+        Ignored,
+        "the most objects that wait to return; here the throttle decides",
+    ),
+    flag(
+        "put_start_discard_timeout_sec",
+        Number,
+        Ignored,
+        "after how long an unfinished put may be overtaken; here at once",
+    ),
+    flag(
+        "put_start_release_timeout_sec",
+        Number,
+        Ignored,
+        "after how long the memory of an unfinished put is reused",
+    ),
+    flag("quota_bytes", Number, Ignored, "the most bytes in shared storage"),
+    flag(
+        "root_fs_dir",
+        Text,
+        Ignored,
+        "a directory of shared storage that receives every object, which is not supported",
+    ),
+    flag("rpc_address", Text, Honoured, "the address that clients and nodes connect to; 0.0.0.0"),
+    flag("rpc_conn_timeout_seconds", Number, Ignored, "after how many idle seconds connections are closed"),
+    flag("rpc_enable_tcp_no_delay", Bool, Ignored, "send small messages at once; always so here"),
+    flag("rpc_interface", Text, Ignored, "the network interface of rpc_address"),
+    flag("rpc_port", Number, Honoured, "the port that clients and nodes connect to; 50051"),
+    flag("rpc_thread_num", Number, Ignored, "the number of threads; here one per processor"),
+    flag("snapshot_backup_dir", Text, Ignored, "where replaced snapshots are kept"),
+    flag(
+        "snapshot_catalog_backend_connstring",
+        Text,
+        Ignored,
+        "the older name of snapshot_catalog_store_connstring",
+    ),
+    flag("snapshot_catalog_backend_type", Text, Ignored, "the older name of snapshot_catalog_store_type"),
+    flag("snapshot_catalog_store_connstring", Text, Ignored, "where the list of snapshots is"),
+    flag("snapshot_catalog_store_type", Text, Ignored, "what keeps the list of snapshots: embedded, redis"),
+    flag("snapshot_child_timeout_seconds", Number, Ignored, "how long writing a snapshot may take"),
+    flag("snapshot_interval_seconds", Number, Ignored, "the time between two snapshots"),
+    flag("snapshot_object_store_type", Text, Ignored, "what keeps the snapshots: local, s3"),
+    flag("snapshot_payload_backend_type", Text, Ignored, "the older name of snapshot_object_store_type"),
+    flag("snapshot_payload_store_type", Text, Ignored, "the older name of snapshot_object_store_type"),
+    flag("snapshot_retention_count", Number, Ignored, "how many snapshots are kept"),
+    flag("tenant_quota_connector_type", Text, Ignored, "what keeps the quotas of tenants: file, etcd"),
+    flag("tenant_quota_connector_uri", Text, Ignored, "where the quotas of tenants are kept"),
 ];
 
-/// A name that the settings file has for a flag of another name.
-const FILE_ALIASES: [(&str, &str); 1] = [("client_live_ttl_sec", "client_ttl")];
-/// The longest line that is shown in a message.
-const SHOWN_MAX: usize = 80;
+/// Every flag of the node daemon, in the order of the alphabet.
+pub const CLIENT: &[Flag] = &[
+    flag("device_names", Text, Ignored, "the network devices of RDMA, which is not supported"),
+    flag(
+        "enable_http_server",
+        Bool,
+        Honoured,
+        "serve /health, /metrics and /metrics/summary over HTTP, on http_port; false",
+    ),
+    flag(
+        "enable_offload",
+        Bool,
+        Honoured,
+        "give the segment a disk, at MOONCAKE_OFFLOAD_FILE_STORAGE_PATH; false",
+    ),
+    flag(
+        "global_segment_size",
+        Text,
+        Honoured,
+        "the memory of the segment, such as `4 GB`; 0 for none; 4 GB",
+    ),
+    flag(
+        "host",
+        Text,
+        Honoured,
+        "the address of the segment and of the port for programs of this host; 0.0.0.0",
+    ),
+    flag("http_port", Number, Honoured, "the port of the pages; 9300"),
+    flag("local_buffer_size", Text, Honoured, "memory for values of the daemon itself; 0"),
+    flag("master_server_address", Text, Honoured, "where the master is; 127.0.0.1:50051"),
+    flag(
+        "metadata_server",
+        Text,
+        Honoured,
+        "an http:// address must answer, nothing is stored there; http://127.0.0.1:8080/metadata",
+    ),
+    flag("port", Number, Honoured, "the port that programs of this host name to setup_dummy; 50052"),
+    flag("protocol", Text, Honoured, "how bytes travel to other hosts: tcp"),
+    flag("start_offload_rpc_server", Bool, Ignored, "let other hosts read the disk; here they always can"),
+    flag("tenant_id", Text, Honoured, "the tenant of the programs that use this daemon; default"),
+    flag("threads", Number, Ignored, "threads for requests; here they are few and short"),
+];
 
-/// What somebody set, by the name of the flag.
-pub type Values = BTreeMap<&'static str, String>;
-
-/// A command line or settings file that is not understood.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FlagError {
-    /// There is no such flag.
-    #[error("unknown flag `--{name}`{place}\n\nhint: {hint}")]
-    Unknown {
-        /// As it was written.
-        name: String,
-        /// Where, if not on the command line.
-        place: String,
-        /// The nearest one that there is.
-        hint: String,
-    },
-    /// It has no value, or not one of its kind.
-    #[error("flag `--{name}`{place}: {what}\n\nhint: {hint}")]
-    Value {
-        /// Which flag.
-        name: String,
-        /// Where, if not on the command line.
-        place: String,
-        /// What is wrong.
-        what: String,
-        /// What would be right.
-        hint: &'static str,
-    },
-    /// Something that is no flag.
-    #[error("`{0}` is not a flag\n\nhint: flags begin with one or two dashes; `--help` lists them")]
-    Stray(String),
-    /// The settings file cannot be read or understood.
-    #[error(
-        "cannot read the settings file `{path}`: {what}\n\nhint: it is flat YAML (`rpc_port: 50051`) or JSON"
-    )]
-    File {
-        /// Which.
-        path: String,
-        /// What is wrong.
-        what: String,
-    },
-}
-
-/// Reads a command line, without the program's own name. The last of several values counts.
-pub fn parse(args: &[String]) -> Result<Values, FlagError> {
-    let mut values = Values::new();
-    let mut rest = args.iter();
-    while let Some(arg) = rest.next() {
-        let Some(flag) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
-            return Err(FlagError::Stray(shown(arg)));
-        };
-        if flag.is_empty() {
-            match rest.next() {
-                None => break,
-                Some(stray) => return Err(FlagError::Stray(shown(stray))),
-            }
-        }
-        let (name, given) = match flag.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (flag, None),
-        };
-        let (name, kind, value) = match (find(name), given) {
-            (Some((name, kind)), Some(value)) => (name, kind, value),
-            (Some((name, Bool)), None) => (name, Bool, "true".to_owned()),
-            (Some((name, kind)), None) => match rest.next() {
-                Some(value) => (name, kind, value.clone()),
-                None => return Err(value_error(name, "", "its value is missing", kind)),
-            },
-            (None, None) => match name.strip_prefix("no").and_then(find) {
-                Some((name, Bool)) => (name, Bool, "false".to_owned()),
-                _ => return Err(unknown(name, "")),
-            },
-            (None, Some(_)) => return Err(unknown(name, "")),
-        };
-        values.insert(name, checked(name, kind, &value, "")?);
-    }
-    Ok(values)
-}
-
-/// Reads a settings file: JSON if it begins like it, else flat YAML.
-pub fn parse_file(text: &str, path: &str) -> Result<Values, FlagError> {
-    let fail = |what: String| FlagError::File { path: path.to_owned(), what };
-    let pairs = if text.trim_start().starts_with('{') { json_pairs(text) } else { yaml_pairs(text) };
-    let place = format!(" in `{path}`");
-    let mut values = Values::new();
-    for (name, value) in pairs.map_err(fail)? {
-        let alias = FILE_ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, flag)| *flag);
-        let Some((name, kind)) = find(alias.unwrap_or(&name)) else { return Err(unknown(&name, &place)) };
-        values.insert(name, checked(name, kind, &value, &place)?);
-    }
-    Ok(values)
-}
-
-/// Whether a checked value of kind [`Kind::Bool`] is true.
-#[must_use]
-pub fn is_true(value: &str) -> bool {
-    value == "true"
-}
-
-/// A checked value of kind [`Kind::Time`] in milliseconds.
-#[must_use]
-pub fn milliseconds(value: &str) -> Option<u64> {
-    if let Ok(number) = value.parse() {
-        return Some(number);
-    }
-    u64::try_from(humantime::parse_duration(value).ok()?.as_millis()).ok()
-}
-
-fn find(name: &str) -> Option<(&'static str, Kind)> {
-    let name = name.replace('-', "_");
-    FLAGS.iter().find(|(known, ..)| *known == name).map(|(name, kind, _)| (*name, *kind))
-}
-
-/// The value as the rest of the program expects it.
-fn checked(name: &str, kind: Kind, value: &str, place: &str) -> Result<String, FlagError> {
-    let is_right = match kind {
-        Bool => match value.to_ascii_lowercase().as_str() {
-            "true" | "t" | "yes" | "y" | "1" => return Ok("true".to_owned()),
-            "false" | "f" | "no" | "n" | "0" => return Ok("false".to_owned()),
-            _ => false,
-        },
-        Number => value.parse::<i64>().is_ok() || value.parse::<u64>().is_ok(),
-        Decimal => value.parse::<f64>().is_ok_and(f64::is_finite),
-        Time => milliseconds(value).is_some(),
-        Text => true,
-    };
-    if is_right {
-        return Ok(value.to_owned());
-    }
-    Err(value_error(name, place, &format!("`{}` is not such a value", shown(value)), kind))
-}
-
-fn value_error(name: &str, place: &str, what: &str, kind: Kind) -> FlagError {
-    let hint = match kind {
-        Bool => "write `true` or `false`",
-        Number => "write a whole number",
-        Decimal => "write a number such as `0.9`",
-        Time => "write a time such as `5s` or `30m`, or a number of milliseconds",
-        Text => "write it behind the flag or an equals sign",
-    };
-    FlagError::Value { name: name.to_owned(), place: place.to_owned(), what: what.to_owned(), hint }
-}
-
-fn unknown(name: &str, place: &str) -> FlagError {
-    let hint = match nearest(name, FLAGS.iter().map(|(known, ..)| *known)) {
-        Some(near) => format!("did you mean `--{near}`?"),
-        None => "`--help` lists them".to_owned(),
-    };
-    FlagError::Unknown { name: shown(name), place: place.to_owned(), hint }
-}
-
-fn json_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
-    let object: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let pairs = object.into_iter().map(|(name, value)| match value {
-        serde_json::Value::String(text) => Ok((name, text)),
-        serde_json::Value::Bool(_) | serde_json::Value::Number(_) => Ok((name, value.to_string())),
-        _ => Err(format!("`{name}` is neither text nor number nor truth value")),
-    });
-    pairs.collect()
-}
-
-/// Lines of `name: value`; what YAML can do beyond that is not needed for flags.
-fn yaml_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
-    let mut pairs = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let is_comment = line.trim_start().starts_with('#');
-        if line.trim().is_empty() || is_comment || line.trim_end() == "---" {
-            continue;
-        }
-        let odd = || format!("line {number} is not of the form `name: value`: {}", shown(line));
-        let (name, value) = line.split_once(':').ok_or_else(odd)?;
-        if name.starts_with([' ', '\t', '-']) {
-            return Err(odd());
-        }
-        let value = value.trim();
-        let quoted = ['"', '\''].iter().find_map(|&quote| {
-            let (inner, behind) = value.strip_prefix(quote)?.split_once(quote)?;
-            let behind = behind.trim();
-            (behind.is_empty() || behind.starts_with('#')).then_some(inner)
-        });
-        let plain = || value.split(" #").next().unwrap_or_default().trim();
-        let value = match quoted {
-            Some(inner) => inner,
-            None if value.starts_with('#') => "",
-            None => plain(),
-        };
-        pairs.push((name.trim().to_owned(), value.to_owned()));
-    }
-    Ok(pairs)
-}
-
-fn shown(text: &str) -> String {
-    text.chars().take(SHOWN_MAX).collect::<String>().escape_debug().to_string()
-}
+/// The flags of every program that uses gflags and glog, in the order of the alphabet.
+pub const COMMON: &[Flag] = &[
+    flag("alsologtoemail", Text, Ignored, "addresses that log messages are also sent to"),
+    flag(
+        "alsologtostderr",
+        Bool,
+        Ignored,
+        "log to standard error as well as to files; here it is always standard error",
+    ),
+    flag("colorlogtostderr", Bool, Ignored, "colours in the log"),
+    flag("drop_log_memory", Bool, Ignored, "drop the cached pages of log files"),
+    flag(
+        "flagfile",
+        Text,
+        Honoured,
+        "read more flags from this file, one per line; unknown ones in it are ignored",
+    ),
+    flag(
+        "fromenv",
+        Text,
+        Honoured,
+        "take these flags, separated by commas, from variables such as FLAGS_rpc_port, which must be set",
+    ),
+    flag("help", Bool, Honoured, "print this text"),
+    flag("helpfull", Bool, Honoured, "print this text"),
+    flag("helpmatch", Text, Honoured, "print this text"),
+    flag("helpon", Text, Honoured, "print this text"),
+    flag("helppackage", Bool, Honoured, "print this text"),
+    flag("helpshort", Bool, Honoured, "print this text"),
+    flag("helpxml", Bool, Honoured, "print this text"),
+    flag("log_backtrace_at", Text, Ignored, "print a stack trace at this source line"),
+    flag("log_dir", Text, Ignored, "the directory of log files; here the log is standard error"),
+    flag("log_link", Text, Ignored, "a directory for links to log files"),
+    flag("log_prefix", Bool, Ignored, "begin log lines with time and level"),
+    flag("logbuflevel", Number, Ignored, "the level up to which log lines are buffered"),
+    flag("logbufsecs", Number, Ignored, "for how many seconds log lines are buffered"),
+    flag("logemaillevel", Number, Ignored, "the level from which messages are sent by mail"),
+    flag("logfile_mode", Number, Ignored, "the permissions of log files"),
+    flag("logmailer", Text, Ignored, "the program that sends log messages"),
+    flag("logtostderr", Bool, Ignored, "log to standard error; here it is always standard error"),
+    flag("max_log_size", Number, Ignored, "the size of log files in MiB"),
+    flag("minloglevel", Number, Honoured, "the least level that is logged: 0 info, 1 warning, 2 error; 0"),
+    flag("mmap_arena_pool_size", Number, Ignored, "bytes of a pool for mappings"),
+    flag("stderrthreshold", Number, Ignored, "the level from which messages go to standard error too"),
+    flag("stop_logging_if_full_disk", Bool, Ignored, "stop logging when the disk is full"),
+    flag("symbolize_stacktrace", Bool, Ignored, "names in stack traces"),
+    flag("tab_completion_columns", Number, Ignored, "for shells that complete flags"),
+    flag("tab_completion_word", Text, Ignored, "for shells that complete flags"),
+    flag(
+        "tryfromenv",
+        Text,
+        Honoured,
+        "take these flags, separated by commas, from variables such as FLAGS_rpc_port, if they are set",
+    ),
+    flag("undefok", Text, Honoured, "accept these flags, separated by commas, even if they are unknown"),
+    flag("use_mmap_arena_allocator", Bool, Ignored, "allocate mappings from a pool"),
+    flag("v", Number, Ignored, "the level of verbose messages"),
+    flag("version", Bool, Honoured, "print the version"),
+    flag("vmodule", Text, Ignored, "the level of verbose messages by module"),
+];

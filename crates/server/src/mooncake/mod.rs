@@ -1,4 +1,5 @@
-//! The command `mooncake_master`: our master, started as Mooncake's is.
+//! The command `mooncake_master`: our master, started as Mooncake's is. [`client_flags`] reads the flags of
+//! the command `mooncake_client`, which the Python package runs.
 //!
 //! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are
 //! accepted, and one warning names them. As Mooncake's, it listens where other machines reach it, token or
@@ -7,7 +8,9 @@
 //! `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
 
 pub mod flags;
+pub mod gflags;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -21,8 +24,9 @@ use crate::config::{
     CommonArgs, ConfigError, Demotion, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
     TierConfig,
 };
+use crate::events::EventsConfig;
 use crate::{MasterServer, StartError, host};
-use flags::{FLAGS, FlagError, Use, Values, is_true, milliseconds};
+use gflags::{FlagError, Program, Values, is_true, milliseconds, port};
 
 /// Mooncake's own defaults.
 const RPC_PORT: u16 = 50051;
@@ -31,13 +35,38 @@ const METRICS_PORT: u16 = 9003;
 /// See [`RPC_PORT`].
 const METADATA_PORT: u16 = 8080;
 /// See [`RPC_PORT`].
+const CLIENT_PORT: u16 = 50052;
+/// See [`RPC_PORT`].
+const CLIENT_HTTP_PORT: u16 = 9300;
+/// See [`RPC_PORT`].
 const ANY_HOST: &str = "0.0.0.0";
 /// See [`RPC_PORT`].
 const CLIENT_TTL: Duration = Duration::from_secs(10);
+/// Mooncake's default for the most events that wait to be published.
+const EVENTS_MAX_DEFAULT: usize = 1 << 16;
+/// The most events that may wait, whatever the flag says.
+const EVENTS_MAX: usize = 1 << 24;
 /// How often a line tells how the master is doing.
 const REPORT_PAUSE: Duration = Duration::from_secs(10);
-/// The longest settings file, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The command, to its users.
+pub const MASTER: Program = Program {
+    name: "mooncake_master",
+    about: "a master that takes Mooncake's flags.",
+    own: flags::MASTER,
+    common: flags::COMMON,
+    file_aliases: &[("client_live_ttl_sec", "client_ttl")],
+};
+/// The command of the node daemon, to its users.
+pub const CLIENT: Program = Program {
+    name: "mooncake_client",
+    about: "a storage node for the programs of this host, with Mooncake's flags.",
+    own: flags::CLIENT,
+    common: flags::COMMON,
+    file_aliases: &[],
+};
+/// How the variables are named that gflags reads on request.
+const VARIABLES_PREFIX: &str = "FLAGS_";
 
 /// The status of a command line that was not understood; gflags has the same.
 const STATUS_USAGE: i32 = 1;
@@ -91,6 +120,9 @@ pub struct Environment {
     /// State and leases.
     #[command(flatten)]
     pub master: MasterArgs,
+    /// The values of flags for `--fromenv`, by the name of the flag.
+    #[arg(skip)]
+    pub flags: BTreeMap<String, String>,
 }
 
 impl Environment {
@@ -99,8 +131,18 @@ impl Environment {
         let fail = |error: clap::Error| PlanError::Environment(error.to_string().trim().to_owned());
         let command = Self::augment_args(Command::new("mooncake_master"));
         let matches = command.try_get_matches_from(["mooncake_master"]).map_err(fail)?;
-        Self::from_arg_matches(&matches).map_err(fail)
+        Ok(Self { flags: flag_variables(), ..Self::from_arg_matches(&matches).map_err(fail)? })
     }
+}
+
+/// The values of flags in the environment, by the name of the flag.
+#[must_use]
+pub fn flag_variables() -> BTreeMap<String, String> {
+    let named = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str()?.strip_prefix(VARIABLES_PREFIX)?.to_owned();
+        Some((name, value.to_str()?.to_owned()))
+    });
+    named.collect()
 }
 
 /// Runs a master until it is told to stop by a signal. The arguments are those behind the program's name.
@@ -110,34 +152,71 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let asked = Environment::read().and_then(|environment| plan(&args, &environment));
     match asked {
-        Ok(Asked::Help) => say(&help()),
+        Ok(Asked::Help) => say(&MASTER.help()),
         Ok(Asked::Version) => say(&format!("mooncake_master of tiffin {}\n", env!("CARGO_PKG_VERSION"))),
         Ok(Asked::Serve(plan)) => serve(*plan),
         Err(error) => complain(&error, STATUS_USAGE),
     }
 }
 
+/// Reads the flags of `mooncake_client`, those behind the program's name: the values that are set, and
+/// warnings. Without them, the status to leave with: the text that was asked for, or the error, is printed.
+pub fn client_flags(
+    args: &[String],
+    variables: &BTreeMap<String, String>,
+) -> Result<(Values, Vec<String>), i32> {
+    let line = CLIENT.parse(args, variables).map_err(|error| complain(&error, STATUS_USAGE))?;
+    match asked_of(&line.values) {
+        Some(Asked::Help) => return Err(say(&CLIENT.help())),
+        Some(_) => return Err(say(&format!("mooncake_client of tiffin {}\n", env!("CARGO_PKG_VERSION")))),
+        None => {}
+    }
+    for (name, default) in [("port", CLIENT_PORT), ("http_port", CLIENT_HTTP_PORT)] {
+        port(&line.values, name, default).map_err(|error| complain(&error, STATUS_USAGE))?;
+    }
+    let warnings = CLIENT.without_effect(&line.values).into_iter().chain(stray_warning(&line.strays));
+    Ok((line.values, warnings.collect()))
+}
+
 /// What the arguments, those behind the program's name, ask for.
 pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanError> {
-    let given = flags::parse(args)?;
-    let says = |name: &str| given.get(name).is_some_and(|value| is_true(value));
-    if ["help", "helpfull", "helpshort"].into_iter().any(says) {
-        return Ok(Asked::Help);
-    }
-    if says("version") {
-        return Ok(Asked::Version);
+    let line = MASTER.parse(args, &environment.flags)?;
+    if let Some(asked) = asked_of(&line.values) {
+        return Ok(asked);
     }
     // The command line wins over the file.
-    let mut values = match given.get("config_path").filter(|path| !path.is_empty()) {
-        Some(path) => read_file(path)?,
+    let mut values = match line.values.get("config_path").filter(|path| !path.is_empty()) {
+        Some(path) => MASTER.read_file(path)?,
         None => Values::new(),
     };
-    values.extend(given);
+    values.extend(line.values);
     let config = master_config(&values, environment)?;
-    let warnings = warnings(&values, &config);
+    let mut warnings: Vec<_> = MASTER.without_effect(&values).into_iter().collect();
+    warnings.extend(stray_warning(&line.strays));
+    warnings.extend(exposure_warning(&config));
+    if config.events.is_none() && values.get("enable_kv_events").is_some_and(|value| is_true(value)) {
+        let missing =
+            "events are not published: --kv_events_bind_endpoint or --kv_events_backend_id is missing";
+        warnings.push(missing.to_owned());
+    }
     let report = values.get("enable_metric_reporting").is_none_or(|value| is_true(value));
-    let mut log = environment.common.log();
-    if let (Some(level), None) = (values.get("minloglevel"), &environment.common.log_level) {
+    let log = log_config(&values, &environment.common);
+    Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+}
+
+/// Whether the flags ask for a text instead of a server.
+fn asked_of(values: &Values) -> Option<Asked> {
+    let says = |name: &str| values.get(name).is_some_and(|value| is_true(value));
+    let wants = |name: &str| values.get(name).is_some_and(|value| !value.is_empty() && value != "false");
+    if flags::COMMON.iter().any(|flag| flag.name.starts_with("help") && wants(flag.name)) {
+        return Some(Asked::Help);
+    }
+    says("version").then_some(Asked::Version)
+}
+
+fn log_config(values: &Values, common: &CommonArgs) -> LogConfig {
+    let mut log = common.log();
+    if let (Some(level), None) = (values.get("minloglevel"), &common.log_level) {
         log.level = match level.as_str() {
             "0" => "info",
             "1" => "warn",
@@ -145,7 +224,13 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
         }
         .to_owned();
     }
-    Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+    log
+}
+
+/// In gflags, `--flag false` sets the flag: the word behind a truth value is no part of it.
+fn stray_warning(strays: &[String]) -> Option<String> {
+    let words = strays.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    (!strays.is_empty()).then(|| format!("these words are ignored: {words}; write --flag=false"))
 }
 
 fn master_config(values: &Values, environment: &Environment) -> Result<MasterConfig, PlanError> {
@@ -187,11 +272,45 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
         tier: tier_config(values, config.tier),
+        events: events_config(values, &config.token)?,
+        tenants: values.get("enable_multi_tenants").is_some_and(|value| is_true(value)),
         exposed: true,
         ..config
     };
     config.check()?;
     Ok(config)
+}
+
+/// Where events are published. As in Mooncake, the master runs without them if a flag is missing.
+fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, FlagError> {
+    let text = |name: &str| values.get(name).map(String::as_str).unwrap_or_default();
+    let says = |name: &str| values.get(name).is_none_or(|value| is_true(value));
+    let (endpoint, backend_id) = (text("kv_events_bind_endpoint"), text("kv_events_backend_id"));
+    if !is_true(text("enable_kv_events")) || endpoint.is_empty() || backend_id.is_empty() {
+        return Ok(None);
+    }
+    let refuse = |hint| FlagError::Refused {
+        name: "kv_events_bind_endpoint",
+        value: endpoint.to_owned(),
+        place: String::new(),
+        hint,
+    };
+    let address = endpoint.strip_prefix("tcp://").map(|it| it.replacen('*', ANY_HOST, 1));
+    let address = address.and_then(|it| it.parse::<Address>().ok());
+    let Some(listen @ Address::Tcp { .. }) = address else {
+        return Err(refuse("write it as `tcp://*:5557`"));
+    };
+    if !token.is_empty() && !listen.is_local() {
+        return Err(refuse("events cannot be protected by TIFFIN_TOKEN: publish them on 127.0.0.1"));
+    }
+    let queue_max = text("kv_events_queue_capacity").parse().unwrap_or(EVENTS_MAX_DEFAULT);
+    Ok(Some(EventsConfig {
+        listen,
+        backend_id: backend_id.to_owned(),
+        legacy: says("kv_events_emit_legacy_compat"),
+        object_key: says("kv_events_emit_object_key"),
+        queue_max: queue_max.clamp(1, EVENTS_MAX),
+    }))
 }
 
 /// What goes to disks. Who says nothing has them used where there are some: a client that gives a disk to the
@@ -212,45 +331,17 @@ fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
     TierConfig { demotion, promote_on_hit, promote_after, ..otherwise }
 }
 
-fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {
-    let Some(value) = values.get(name) else { return Ok(default) };
-    value.parse().map_err(|_| FlagError::Value {
-        name: name.to_owned(),
-        place: String::new(),
-        what: format!("`{value}` is not a port"),
-        hint: "ports are numbers up to 65535",
-    })
-}
-
-fn warnings(values: &Values, config: &MasterConfig) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let ignored: Vec<_> = FLAGS
-        .iter()
-        .filter(|(name, _, what)| *what == Use::Ignored && values.contains_key(name))
-        .map(|(name, ..)| format!("--{name}"))
-        .collect();
-    if !ignored.is_empty() {
-        warnings.push(format!("these flags have no effect here: {}", ignored.join(", ")));
-    }
-    let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http);
+fn exposure_warning(config: &MasterConfig) -> Option<String> {
+    let events = config.events.as_ref().map(|it| &it.listen);
+    let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http).chain(events);
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
-    if config.token.is_empty() && !open.is_empty() {
-        warnings.push(format!(
+    (config.token.is_empty() && !open.is_empty()).then(|| {
+        format!(
             "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN \
              here and on every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
             open.join(", ")
-        ));
-    }
-    warnings
-}
-
-fn read_file(path: &str) -> Result<Values, FlagError> {
-    let fail = |what: String| FlagError::File { path: path.to_owned(), what };
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-    let mut file = io::Read::take(file, FILE_BYTES_MAX);
-    io::Read::read_to_string(&mut file, &mut text).map_err(|error| fail(error.to_string()))?;
-    flags::parse_file(&text, path)
+        )
+    })
 }
 
 fn serve(plan: Plan) -> i32 {
@@ -301,19 +392,6 @@ fn start_log(log: &LogConfig) {
     };
 }
 
-fn help() -> String {
-    let mut text = String::from("mooncake_master: a master that takes Mooncake's flags.\n");
-    for (title, wanted) in [("Flags", Use::Honoured), ("Accepted without effect", Use::Ignored)] {
-        let names: Vec<_> = FLAGS
-            .iter()
-            .filter(|(.., what)| *what == wanted)
-            .map(|(name, ..)| format!("  --{name}\n"))
-            .collect();
-        text.push_str(&format!("\n{title}:\n{}", names.concat()));
-    }
-    text
-}
-
 fn say(text: &str) -> i32 {
     // Whoever closed the pipe does not want to hear it.
     let _closed = io::stdout().write_all(text.as_bytes());
@@ -321,7 +399,7 @@ fn say(text: &str) -> i32 {
 }
 
 fn complain(error: &dyn std::error::Error, status: i32) -> i32 {
-    let _closed = writeln!(io::stderr(), "error: {error}");
+    let _closed = writeln!(io::stderr(), "ERROR: {error}");
     status
 }
 

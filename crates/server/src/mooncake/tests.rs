@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use super::gflags::{Kind, Use};
+use super::plan as plan_of;
 use super::*;
 
 fn environment() -> Environment {
     let master = MasterArgs { state_dir: Some(PathBuf::from("state")), ..MasterArgs::default() };
-    Environment { master, common: CommonArgs::default() }
+    Environment { master, ..Environment::default() }
 }
 
 fn planned(line: &str) -> Result<Plan, String> {
@@ -20,7 +22,7 @@ fn planned(line: &str) -> Result<Plan, String> {
 #[test]
 fn every_port_has_a_state_folder_of_its_own() {
     let master = MasterArgs { xdg_state_home: Some(PathBuf::from("/state")), ..MasterArgs::default() };
-    let environment = Environment { master, common: CommonArgs::default() };
+    let environment = Environment { master, ..Environment::default() };
     for (line, folder) in [("", "/state/tiffin/50051"), ("--rpc_port=7600", "/state/tiffin/7600")] {
         let args: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
         let Ok(Asked::Serve(plan)) = plan(&args, &environment) else { panic!("{line}") };
@@ -99,51 +101,127 @@ fn what_is_honoured_arrives() {
 }
 
 #[test]
-fn every_flag_is_known_once_and_one_line_names_those_without_effect() {
+fn every_flag_has_a_place_a_description_and_an_effect() {
     let mut line = String::from("--rpc_address 127.0.0.1 --metrics_host=127.0.0.1");
     let mut expected = Vec::new();
-    for window in FLAGS.windows(2) {
-        assert!(window[0].0 < window[1].0, "{} is not in order", window[1].0);
+    let help = MASTER.help();
+    for table in [flags::MASTER, flags::CLIENT, flags::COMMON] {
+        for window in table.windows(2) {
+            assert!(window[0].name < window[1].name, "{} is not in order", window[1].name);
+        }
     }
-    for (name, kind, what) in FLAGS.iter().filter(|(_, _, what)| *what == Use::Ignored) {
-        assert_eq!(*what, Use::Ignored);
-        let value = match kind {
-            flags::Kind::Bool => "true",
-            flags::Kind::Number => "7",
-            flags::Kind::Decimal => "0.5",
-            flags::Kind::Time => "5s",
-            flags::Kind::Text => "text",
+    for flag in MASTER.flags() {
+        let name = flag.name;
+        assert!(flag.about.len() > 8, "{name} has no description");
+        assert!(help.contains(&format!("  --{name}")), "{name} is not in the help");
+        if flag.what == Use::Honoured {
+            continue;
+        }
+        let value = match flag.kind {
+            Kind::Bool => "true",
+            Kind::Number => "7",
+            Kind::Decimal => "0.5",
+            Kind::Time => "5s",
+            Kind::Text => "text",
         };
         line.push_str(&format!(" --{name}={value}"));
         expected.push(format!("--{name}"));
     }
+    assert!(help.lines().all(|line| line.len() <= 100), "{help}");
     let warnings = planned(&line).unwrap().warnings;
     assert_eq!(warnings, [format!("these flags have no effect here: {}", expected.join(", "))]);
 }
 
 #[test]
-fn what_is_not_understood_is_refused_with_a_hint() {
+fn unknown_flags_and_bad_values_are_refused_with_a_hint() {
     for (line, expected) in [
-        ("--rcp_port=1", "unknown flag `--rcp_port`\n\nhint: did you mean `--rpc_port`?"),
-        ("--colour blue", "unknown flag `--colour`\n\nhint: `--help` lists them"),
-        ("--norpc_port", "unknown flag `--norpc_port`"),
-        ("--rpc_port", "flag `--rpc_port`: its value is missing\n\nhint: write a whole number"),
-        ("--rpc_port=http", "flag `--rpc_port`: `http` is not such a value"),
-        ("--rpc_port=70000", "flag `--rpc_port`: `70000` is not a port"),
-        ("--enable_ha=perhaps", "flag `--enable_ha`: `perhaps` is not such a value"),
-        ("--eviction_ratio=NaN", "flag `--eviction_ratio`: `NaN` is not such a value"),
-        ("--default_kv_lease_ttl=soon", "flag `--default_kv_lease_ttl`: `soon` is not such a value"),
+        ("--rcp_port=1", "unknown command line flag 'rcp_port'\n\nhint: did you mean `--rpc_port`?"),
+        ("--colour blue", "unknown command line flag 'colour'\n\nhint: `--help` lists them"),
+        ("--norpc_port", "unknown command line flag 'norpc_port'"),
+        ("--norpc_port=1", "unknown command line flag 'norpc_port'"),
+        ("--rpc_port", "flag '--rpc_port' is missing its argument; flag description: the port that"),
+        ("--rpc_port=http", "illegal value 'http' specified for integer flag 'rpc_port'"),
+        ("--rpc_port=70000", "failed validation of new value '70000' for flag 'rpc_port'"),
+        ("--enable_ha=perhaps", "illegal value 'perhaps' specified for bool flag 'enable_ha'"),
+        ("--eviction_ratio=NaN", "illegal value 'NaN' specified for double flag 'eviction_ratio'"),
+        ("--default_kv_lease_ttl=5x", "failed validation of new value '5x' for flag 'default_kv_lease_ttl'"),
         ("--client_ttl=99999999", "silence is"),
-        ("serve", "`serve` is not a flag"),
-        ("-- serve", "`serve` is not a flag"),
         ("--config_path /nowhere/master.yaml", "cannot read the settings file `/nowhere/master.yaml`"),
+        ("--flagfile=/nowhere/flags", "cannot read the flag file `/nowhere/flags`"),
+        ("--fromenv=rpc_port", "FLAGS_rpc_port not found in environment"),
+        ("--fromenv=colour", "unknown command line flag 'colour' of --fromenv"),
+        ("--undefok=tint --colour=1", "unknown command line flag 'colour'"),
         ("--help", "Help"),
+        ("--helpmatch=rpc", "Help"),
         ("--version", "Version"),
     ] {
         let error = planned(line).unwrap_err();
         assert!(error.contains(expected), "{line}: {error}");
     }
-    assert!(help().contains("--rpc_port") && help().contains("--enable_ha"));
+}
+
+#[test]
+fn positional_words_are_ignored_and_named() {
+    let warned = |line: &str| planned(&format!("{line} --rpc_address=::1 --metrics_host=::1")).unwrap();
+    let plan = warned("--allow_evict_soft_pinned_objects false serve");
+    assert!(plan.config.evict_soft_pinned, "as gflags reads it");
+    assert_eq!(plan.warnings, ["these words are ignored: `false`, `serve`; write --flag=false"]);
+    let plan = planned("--rpc_address=::1 --metrics_host=::1 -- --rpc_port=1").unwrap();
+    assert_eq!(plan.config.listen[0].to_string(), "[::1]:50051");
+    assert_eq!(plan.warnings, ["these words are ignored: `--rpc_port=1`; write --flag=false"]);
+}
+
+#[test]
+fn unknown_flags_can_be_permitted() {
+    for line in
+        ["--undefok=colour --colour=1", "--nocolour -undefok tint,colour", "--undefok=colour --colour"]
+    {
+        assert_eq!(planned(line).unwrap().config.listen[0].to_string(), "0.0.0.0:50051", "{line}");
+    }
+}
+
+#[test]
+fn flags_come_from_files_and_variables_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let text = "# ours\n--rpc_port=1111\n\n--colour=blue\n-client_ttl 60\nanother_program\n--rpc_port=3\n\
+                mooncake_master\n--noallow_evict_soft_pinned_objects\n";
+    std::fs::write(path("flags"), text).unwrap();
+    let plan = planned(&format!("--flagfile={}", path("flags"))).unwrap();
+    assert_eq!(plan.config.listen[0].to_string(), "0.0.0.0:1111");
+    assert_eq!((plan.config.silence, plan.config.evict_soft_pinned), (Duration::from_secs(60), false));
+    let after = planned(&format!("--flagfile={} --rpc_port=2222", path("flags"))).unwrap();
+    assert_eq!(after.config.listen[0].to_string(), "0.0.0.0:2222");
+    let before = planned(&format!("--rpc_port=2222 --flagfile={}", path("flags"))).unwrap();
+    assert_eq!(before.config.listen[0].to_string(), "0.0.0.0:1111");
+
+    let variables = BTreeMap::from([("rpc_port".to_owned(), "4444".to_owned())]);
+    let environment = Environment { flags: variables, ..environment() };
+    let args = ["--tryfromenv=metrics_port,rpc_port".to_owned()];
+    let Asked::Serve(plan) = plan_of(&args, &environment).unwrap() else { panic!() };
+    assert_eq!(plan.config.listen[0].to_string(), "0.0.0.0:4444");
+}
+
+#[test]
+fn flag_files_are_bounded_in_size_and_depth() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let chain = |length: usize| {
+        std::fs::write(path("0"), "--rpc_port=1111\n").unwrap();
+        for number in 1..length {
+            let line = format!("--flagfile={}\n", path(&(number - 1).to_string()));
+            std::fs::write(path(&number.to_string()), line).unwrap();
+        }
+        planned(&format!("--flagfile={}", path(&(length - 1).to_string())))
+    };
+    assert_eq!(chain(8).unwrap().config.listen[0].to_string(), "0.0.0.0:1111");
+    assert!(chain(9).unwrap_err().contains("more than 8 flag files name each other"));
+    let comment = |bytes: usize| format!("#{}", "x".repeat(bytes - 1));
+    std::fs::write(path("long"), comment(1 << 20)).unwrap();
+    planned(&format!("--flagfile={}", path("long"))).unwrap();
+    std::fs::write(path("long"), comment((1 << 20) + 1)).unwrap();
+    let error = planned(&format!("--flagfile={}", path("long"))).unwrap_err();
+    assert!(error.contains("it has more than 1048576 bytes"), "{error}");
 }
 
 #[test]
@@ -162,15 +240,15 @@ fn a_settings_file_has_the_same_names_and_yields_to_flags() {
         assert_eq!(plan.config.listen[0].to_string(), "127.0.0.1:2222", "{name}");
     }
     for (text, expected) in [
-        ("rcp_port: 1", "unknown flag `--rcp_port` in `x`\n\nhint: did you mean `--rpc_port`?"),
-        ("rpc_port: many", "flag `--rpc_port` in `x`: `many` is not such a value"),
+        ("rcp_port: 1", "unknown command line flag 'rcp_port' in `x`\n\nhint: did you mean `--rpc_port`?"),
+        ("rpc_port: many", "illegal value 'many' specified for integer flag 'rpc_port' in `x`"),
         ("rpc_port", "line 1 is not of the form `name: value`"),
         ("rpc_port:\n  b: 1", "line 2 is not of the form"),
         ("  rpc_port: 1", "line 1 is not of the form"),
         ("{\"rpc_port\": [1]}", "`rpc_port` is neither text nor number nor truth value"),
         ("{", "EOF while parsing"),
     ] {
-        let error = flags::parse_file(text, "x").unwrap_err().to_string();
+        let error = MASTER.parse_file(text, "x").unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
@@ -180,4 +258,54 @@ fn a_token_from_the_environment_ends_the_warning() {
     let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
     let Asked::Serve(plan) = plan(&[], &Environment { common, ..environment() }).unwrap() else { panic!() };
     assert_eq!((plan.config.token.as_str(), plan.warnings.len()), ("secret", 0));
+}
+
+#[test]
+fn the_node_daemon_has_flags_of_its_own() {
+    let read = |line: &str| {
+        let args: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        client_flags(&args, &BTreeMap::new())
+    };
+    let (values, warnings) = read("--port=1 -global_segment_size 4GB --enable_offload --threads=8").unwrap();
+    let shown: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    assert_eq!(shown, ["enable_offload=true", "global_segment_size=4GB", "port=1", "threads=8"]);
+    assert_eq!(warnings, ["these flags have no effect here: --threads"]);
+    for (line, status) in
+        [("--help", 0), ("--version", 0), ("--rpc_port=1", 1), ("--port=99999", 1), ("--http_port=x", 1)]
+    {
+        assert_eq!(read(line).unwrap_err(), status, "{line}");
+    }
+    for flag in CLIENT.flags() {
+        assert!(CLIENT.help().contains(&format!("  --{}", flag.name)), "{}", flag.name);
+    }
+}
+
+#[test]
+fn events_need_an_endpoint_and_a_name() {
+    let on = "--rpc_address=::1 --metrics_host=::1 --enable_kv_events";
+    for line in ["", "--kv_events_backend_id=b", "--kv_events_bind_endpoint=tcp://*:5557"] {
+        let plan = planned(&format!("{on} {line}")).unwrap();
+        assert_eq!(plan.config.events, None, "{line}");
+        assert!(plan.warnings[0].starts_with("events are not published"), "{:?}", plan.warnings);
+    }
+    let named = format!("{on} --kv_events_backend_id=b");
+    let full = format!("{named} --kv_events_bind_endpoint=tcp://*:5557 --nokv_events_emit_legacy_compat");
+    let plan = planned(&format!("{full} --kv_events_queue_capacity=0")).unwrap();
+    let events = plan.config.events.unwrap();
+    assert_eq!((events.listen.to_string().as_str(), events.backend_id.as_str()), ("0.0.0.0:5557", "b"));
+    assert_eq!((events.legacy, events.object_key, events.queue_max), (false, true, 1));
+    assert!(plan.warnings[0].contains("0.0.0.0:5557"), "{:?}", plan.warnings);
+    let queue = |flag: &str| planned(&format!("{full} {flag}")).unwrap().config.events.unwrap().queue_max;
+    assert_eq!((queue(""), queue("--kv_events_queue_capacity=99999999999")), (65_536, 1 << 24));
+    for endpoint in ["ipc:///tmp/x", "tcp://nowhere", "5557"] {
+        let error = planned(&format!("{named} --kv_events_bind_endpoint={endpoint}")).unwrap_err();
+        assert!(error.contains("flag 'kv_events_bind_endpoint'"), "{error}");
+    }
+    // A token protects every other port, and cannot protect this one.
+    let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
+    let environment = Environment { common, ..environment() };
+    let args: Vec<_> = full.split_whitespace().map(str::to_owned).collect();
+    assert!(plan_of(&args, &environment).unwrap_err().to_string().contains("TIFFIN_TOKEN"));
+    let local: Vec<_> = args.iter().map(|it| it.replace('*', "127.0.0.1")).collect();
+    assert!(plan_of(&local, &environment).is_ok());
 }

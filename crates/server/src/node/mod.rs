@@ -284,6 +284,11 @@ impl NodeServer {
         self.disks.iter().map(|it| it.stats()).collect()
     }
 
+    /// Takes no new objects from now on. What it holds stays readable until it leaves.
+    pub fn drain(&self) {
+        self.shared.handle(Event::Drain);
+    }
+
     /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
     /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {

@@ -4,6 +4,7 @@
 #![expect(clippy::indexing_slicing, reason = "a test that cannot go on panics")]
 
 mod cluster;
+mod events;
 mod hostile;
 mod pages;
 mod starts;

@@ -1,6 +1,6 @@
 //! The pages of a master, over real sockets.
 
-use crate::support::*;
+use crate::support::{http as support_http, *};
 use serde_json::{Value, json};
 use tiffin_core::SegmentId;
 use tiffin_core::master::{Saved, SavedMember};
@@ -13,6 +13,11 @@ struct Cluster {
     node: NodeServer,
     client: Raw,
     http: Address,
+}
+
+async fn get_json(address: &Address, path: &str) -> (u16, Value) {
+    let (status, text) = get(address, path).await;
+    (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}")))
 }
 
 async fn cluster() -> Cluster {
@@ -89,43 +94,156 @@ async fn keys_and_segments_can_be_looked_at() {
     let other = Raw::connect(&client.master.address().clone(), other).await.unwrap();
     other.put("hidden", b"value", Way::Tcp).await;
 
-    let (_, keys) = get(&http, "/get_all_keys").await;
-    let mut keys: Vec<_> = keys.lines().collect();
-    keys.sort_unstable();
-    assert_eq!(keys, ["k", "other key/ü"]);
+    let lines = async |path: &str| {
+        let (status, text) = get(&http, path).await;
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        assert_eq!(status, 200);
+        lines
+    };
+    client.put("two\nlines", b"value", Way::Tcp).await;
+    let all = ["elsewhere\thidden", "k", "other key/\u{fc}", "two\\nlines"];
+    assert_eq!(lines("/get_all_keys").await, all);
+    assert_eq!(lines("/get_all_keys?namespace=default").await, all[1..]);
+    assert_eq!(lines("/get_all_keys?tenant_id=elsewhere").await, ["hidden"]);
+    assert_eq!(lines("/get_all_keys?namespace=nowhere").await, Vec::<String>::new());
     assert_eq!(get(&http, "/get_all_segments").await, (200, "node one\n".to_owned()));
     let (status, text) = get(&http, "/query_segment?segment=node%20one").await;
     let lines: Vec<_> = text.lines().collect();
     let capacity = node.usage().capacity;
     assert_eq!((status, lines.first(), lines.len()), (200, Some(&"node one"), 3));
     assert!(
-        text.contains("\nUsed(bytes): ") && text.contains(&format!("\nCapacity(bytes): {capacity}")),
+        text.contains("\nUsed(bytes): ") && text.contains(&format!("\nCapacity(bytes) : {capacity}")),
         "{text}"
     );
     assert_eq!(get(&http, "/query_segment?segment=x").await, (500, "Failed to query segment".to_owned()));
 
-    let (status, text) = get(&http, "/query_key?key=k").await;
-    let line: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        (status, &line["size_"], &line["transport_endpoint_"]),
-        (200, &json!(5), &json!(node.info().data))
-    );
-    for path in ["/query_key?key=hidden", "/query_key"] {
-        let (status, text) = get(&http, path).await;
-        let expected = json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});
-        assert_eq!((status, serde_json::from_str::<Value>(&text).unwrap()), (404, expected));
+    for (path, namespace) in [
+        ("/query_key?key=k", "default"),
+        ("/query_key?key=two%0Alines", "default"),
+        ("/query_key?key=hidden", "elsewhere"),
+        ("/query_key?key=hidden&namespace=elsewhere", "elsewhere"),
+    ] {
+        let (status, value) = get_json(&http, path).await;
+        let place = &value["data"][0];
+        assert_eq!((status, &value["success"], &value["namespace"]), (200, &json!(true), &json!(namespace)));
+        assert_eq!((&place["size_"], &place["protocol_"]), (&json!(5), &json!("tcp")), "{path}");
+        assert_eq!(place["transport_endpoint_"], node.info().data);
     }
-    let (status, text) = get(&http, "/batch_query_keys?keys=k,hidden").await;
-    let batch: Value = serde_json::from_str(&text).unwrap();
+    for path in ["/query_key?key=hidden&namespace=default", "/query_key?key=x", "/query_key"] {
+        let expected = json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});
+        assert_eq!(get_json(&http, path).await, (404, expected), "{path}");
+    }
+    let (status, batch) = get_json(&http, "/batch_query_keys?keys=k,hidden,x").await;
     assert_eq!((status, &batch["success"], &batch["data"]["k"]["ok"]), (200, &json!(true), &json!(true)));
-    assert_eq!(batch["data"]["hidden"]["error"], "OBJECT_NOT_FOUND");
+    assert_eq!(batch["data"]["k"]["local_disk_values"], Value::Null);
+    assert_eq!(batch["data"]["hidden"]["namespace"], "elsewhere");
+    assert_eq!(batch["data"]["x"]["error"], "OBJECT_NOT_FOUND");
     assert_eq!(get(&http, "/batch_query_keys").await.0, 400);
     // A report that the node sent before it heard of the last commit counts that as a reservation still.
-    let told = || master.stat().nodes.iter().map(|it| it.usage.objects).sum::<u64>() == 3;
+    let told = || master.stat().nodes.iter().map(|it| it.usage.objects).sum::<u64>() == 4;
     until("the node tells of all objects", told).await;
-    let (_, detail) = get(&http, "/get_segments_detail").await;
-    assert_eq!(serde_json::from_str::<Value>(&detail).unwrap()[0]["objects"], 3);
-    assert_eq!(get(&http, "/nothing").await.0, 404);
+    let (_, detail) = get_json(&http, "/get_segments_detail").await;
+    let segment = &detail["segments"][0];
+    assert_eq!((&detail["total_segments"], &segment["objects"]), (&json!(1), &json!(4)));
+    assert_eq!((&segment["segment_name"], &segment["status"]), (&json!("node one"), &json!("OK")));
+    assert_eq!(segment["allocator_capacity_bytes"], capacity);
+    for (method, path) in [("GET", "/nothing"), ("POST", "/get_all_keys"), ("GET", "/api/v1/remove_all")] {
+        let answer = support_http(&http, method, path, "", "").await;
+        assert_eq!(answer, (404, "404 Not Found".to_owned()), "{method} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_can_be_removed_through_a_page() {
+    let Cluster { master: _master, node: _node, client, http } = cluster().await;
+    let mut other = hello(2);
+    other.namespace = "elsewhere".to_owned();
+    let other = Raw::connect(&client.master.address().clone(), other).await.unwrap();
+    client.put("a", b"value", Way::Tcp).await;
+    client.put("b", b"value", Way::Tcp).await;
+    other.put("c", b"value", Way::Tcp).await;
+    let post = async |query: &str| {
+        let (status, text) = support_http(&http, "POST", &format!("/api/v1/remove_all{query}"), "", "").await;
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((status, &value["success"], &value["unconfirmed"]), (200, &json!(true), &json!([])));
+        value["removed_count"].clone()
+    };
+    assert_eq!(post("?tenant_id=nowhere").await, 0);
+    assert_eq!(post("?tenant_id=elsewhere").await, 1);
+    assert!(client.get("a", Way::Tcp).await.is_some() && other.get("c", Way::Tcp).await.is_none());
+    other.put("d", b"value", Way::Tcp).await;
+    assert_eq!(post("?force=true").await, 3);
+    assert_eq!(get(&http, "/get_all_keys").await, (200, String::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_have_quotas() {
+    let http = Some("127.0.0.1:0".parse().unwrap());
+    let config = MasterConfig { http, tenants: true, ..MasterConfig::default() };
+    let master = start_master(config).await;
+    let _node = start_node(master.address(), NodeConfig::default()).await;
+    let http = master.http_address().unwrap().clone();
+    let ask = async |method: &str, query: &str, body: &str| {
+        let path = format!("/api/v1/tenant_quotas{query}");
+        let (status, text) = support_http(&http, method, &path, "", body).await;
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let code = value.get("error_code").and_then(Value::as_i64).unwrap_or_default();
+        (status, code, value["data"].clone())
+    };
+    assert_eq!(ask("GET", "", "").await, (200, 0, json!([])));
+    for (query, body) in [
+        ("", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=_a", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=a%0A", "{\"requested_quota_bytes\": 5}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": 0}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": 9223372036854775808}"),
+        ("?tenant_id=a", "{\"requested_quota_bytes\": -1}"),
+        ("?tenant_id=a", "{}"),
+        ("?tenant_id=a", "{"),
+    ] {
+        let (status, code, _) = ask("PUT", query, body).await;
+        assert_eq!((status, code), (400, -600), "{query} {body}");
+    }
+    let long = format!("?tenant_id={}", "t".repeat(129));
+    assert_eq!(ask("PUT", &long, "{\"requested_quota_bytes\": 5}").await.0, 400);
+    let (status, _, tenant) = ask("PUT", "?tenant_id=a", "{\"requested_quota_bytes\": 100000}").await;
+    let expected = json!({
+        "tenant_id": "a", "requested_quota_bytes": 100_000, "effective_quota_bytes": 100_000,
+        "charged_bytes": 0, "admission_closed": false, "over_quota": false, "has_explicit_policy": true,
+    });
+    assert_eq!((status, &tenant), (200, &expected));
+    assert_eq!(ask("GET", "?tenant_id=a", "").await, (200, 0, expected));
+
+    let mut tenant = hello(2);
+    tenant.namespace = "a".to_owned();
+    let client = Raw::connect(&master.address().clone(), tenant).await.unwrap();
+    client.put("k", b"value", Way::Tcp).await;
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await.1, -1702);
+    client.delete("k").await;
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await, (200, 0, Value::Null));
+    assert_eq!(ask("DELETE", "?tenant_id=a", "").await.1, -704);
+    assert_eq!(ask("GET", "?tenant_id=a", "").await.1, -704);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_state_of_a_segment_is_told() {
+    let cluster = cluster().await;
+    let http = cluster.http.clone();
+    let expected = json!({
+        "success": true, "segment": "node one", "status": 1, "status_name": "OK", "error_code": 0,
+        "error_message": "",
+    });
+    assert_eq!(get_json(&http, "/api/v1/segments/status?segment=node%20one").await, (200, expected));
+    for (path, status, code) in [
+        ("/api/v1/segments/status?segment=x", 404, -101),
+        ("/api/v1/segments/status", 400, -600),
+        ("/api/v1/tenant_quotas", 409, -1011),
+    ] {
+        let (found, value) = get_json(&http, path).await;
+        assert_eq!((found, &value["error_code"]), (status, &json!(code)), "{path}");
+    }
+    assert_eq!(get_json(&http, "/kv_events/status").await.1["enabled"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,12 +325,13 @@ async fn metadata_is_kept_as_mooncake_keeps_it() {
         ("PUT", "/metadata?key=mooncake/ram/a", "{\"a\": 2}", (200, "metadata updated")),
         ("GET", "/metadata?key=mooncake/ram/a", "", (200, "{\"a\": 2}")),
         ("PUT", "/metadata?key=mooncake/rpc_meta/a", "1", (200, "metadata updated")),
-        ("PUT", "/metadata?key=mooncake/rpc_meta/a", "1", (200, "metadata updated")),
+        ("PUT", "/metadata?key=mooncake/rpc_meta/a", "1", (200, "metadata unchanged")),
         ("PUT", "/metadata?key=mooncake/rpc_meta/a", "2", (400, "Duplicate rpc_meta key not allowed")),
         ("DELETE", "/metadata?key=mooncake/rpc_meta/a", "", (200, "metadata deleted")),
         ("DELETE", "/metadata?key=mooncake/rpc_meta/a", "", (404, "metadata not found")),
         ("DELETE", "/metadata", "", (400, "Missing key parameter")),
         ("GET", "/health", "", (200, "OK")),
+        ("POST", "/metadata?key=a", "", (404, "404 Not Found")),
     ] {
         let (status, text) = http(address, method, path, "", body).await;
         assert_eq!((status, text.as_str()), expected, "{method} {path}");

@@ -8,6 +8,7 @@ mod offers;
 mod publish;
 mod restart;
 mod shortage;
+mod tenants;
 mod tier;
 mod tier_refused;
 mod tier_room;
@@ -75,6 +76,8 @@ impl Cluster {
             piece_objects_max: PIECE_OBJECTS_MAX,
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
+            tenants: false,
+            events: false,
             tier: TierConfig::default(),
             hash_seed: 3,
             sabotage: Sabotage::None,
@@ -403,6 +406,55 @@ fn a_replacement_retires_the_old_object_before_it_answers() {
     assert_eq!((found.generation, found.len), (generation(2), 20));
     let committed: u64 = cluster.nodes.iter().map(|it| it.usage().committed).sum();
     assert_eq!(committed, UNIT);
+}
+
+#[test]
+fn a_conditional_replacement_spares_newer_objects() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let only = |counter| PutOptions { replaces: Some(generation(counter)), ..plain() };
+    // There is nothing to replace.
+    assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(Generation::default()));
+    assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
+    let ReserveOutcome::Room(early) = cluster.reserve("a", 10, only(1)) else { panic!() };
+    let ReserveOutcome::Room(late) = cluster.reserve("a", 10, only(1)) else { panic!() };
+    assert_eq!(cluster.commit("a", 10, only(1), &early), CommitOutcome::Replaced(generation(2)));
+    // The other writer saw the first object, and must not overwrite the second.
+    assert_eq!(cluster.commit("a", 10, only(1), &late), CommitOutcome::Exists(generation(2)));
+    assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(generation(2)));
+    // Neither may it bring back what was deleted.
+    let ReserveOutcome::Room(room) = cluster.reserve("a", 10, only(2)) else { panic!() };
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    assert_eq!(cluster.commit("a", 10, only(2), &room), CommitOutcome::Exists(Generation::default()));
+    assert!(!cluster.has("a"));
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+}
+
+#[test]
+fn a_draining_node_is_read_and_gets_no_new_objects() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let there = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    cluster.put("old", UNIT, there.clone());
+    cluster.node_event(0, node::Event::Drain);
+    assert_eq!(cluster.master.stat().nodes[0].usage.capacity, 0, "the master hears of it at once");
+    for name in ["a", "b", "c", "d"] {
+        assert!(matches!(cluster.put(name, UNIT, there.clone()), CommitOutcome::Stored(_)));
+    }
+    assert_eq!(cluster.nodes[0].inventory().len(), 1);
+    assert!(cluster.has("old"), "nothing was evicted for space that a draining node would not give");
+    let mut alone = Cluster::new(&[4 * UNIT]);
+    alone.put("old", UNIT, plain());
+    alone.node_event(0, node::Event::Drain);
+    assert!(matches!(alone.reserve("a", UNIT, plain()), ReserveOutcome::Full(_)));
+    assert!(alone.has("old"));
+}
+
+#[test]
+fn a_conditional_replacement_refuses_samples() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    let sample = PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() };
+    assert_eq!(cluster.put("a", 10, sample), CommitOutcome::Stored(generation(1)));
+    let only = PutOptions { replaces: Some(generation(1)), ..plain() };
+    assert_eq!(cluster.reserve("a", 10, only), ReserveOutcome::Exists(generation(1)));
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! Writing a reserved object piece by piece, and committing it afterwards.
+//!
+//! **Invariant:** a piece is written while the reservation's gate is held for reading. A put, commit or
+//! release takes the gate for writing first. So no copy is under way when the object becomes readable or its
+//! memory is given back.
+//!
+//! A commit names what the pieces have written. It cannot reserve again as a put does, because the bytes are
+//! gone: if the node gave up the reservation, the commit fails.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use tiffin_core::message::ClientToMaster;
+use tiffin_core::session::{CallFailure, Need, Put as Session, PutOutcome, PutRequest, WriteResult};
+use tiffin_core::{Location, SegmentId};
+use tiffin_transport::{SourceBuf, WriteOp};
+use tokio::time::timeout_at;
+
+use crate::inner::{Inner, call_failure};
+use crate::put::{self, Done, Failures};
+use crate::reservations::Held;
+use crate::reserved::{Reserved, Room};
+use crate::running::Running;
+use crate::{Deadline, Error, Put, Stored, batch, names};
+
+/// Bytes of a reserved object, to be written at an offset.
+#[derive(Clone, Debug)]
+pub struct Piece<'a> {
+    /// Where the first byte goes.
+    pub offset: u64,
+    /// The bytes, in order.
+    pub sources: Vec<SourceBuf<'a>>,
+}
+
+impl Piece<'_> {
+    /// The offset behind the last byte; `None` where it overflows.
+    fn end(&self) -> Option<u64> {
+        self.sources.iter().try_fold(self.offset, |end, source| end.checked_add(source.len() as u64))
+    }
+}
+
+pub(crate) async fn write(
+    inner: &Inner,
+    items: &[(&Reserved, Piece<'_>)],
+    deadline: Deadline,
+) -> Vec<Result<(), Error>> {
+    // One for each object: a second one would wait behind a commit, and the commit for the first one.
+    let mut gates = BTreeMap::new();
+    let (mut results, mut ops) = (Vec::with_capacity(items.len()), BTreeMap::new());
+    for (item, (reserved, piece)) in items.iter().enumerate() {
+        if let Entry::Vacant(gate) = gates.entry(&raw const **reserved as usize) {
+            gate.insert(timeout_at(deadline.instant(), reserved.gate.read()).await.ok());
+        }
+        let is_open = gates.get(&(&raw const **reserved as usize)).is_some_and(Option::is_some);
+        let checked = match is_open {
+            true => reserved.locations_for(inner, piece.end()),
+            false => Err(Error::timeout("waiting to write")),
+        };
+        results.push(checked.map(|locations| {
+            for location in locations {
+                ops.entry(location.segment).or_insert_with(Vec::new).push((item, op(location, piece)));
+            }
+        }));
+    }
+    let mut running = Running::new();
+    for (segment, ops) in ops {
+        running.push(write_to(inner, segment, ops, deadline));
+    }
+    while let Ok(Some(written)) = timeout_at(deadline.instant(), running.next()).await {
+        for (item, failure) in written {
+            let (Some(result), Some(error)) = (results.get_mut(item), failure) else { continue };
+            *result = Err(error);
+        }
+    }
+    // A copy that is still under way ends with this future; its item did not succeed.
+    if deadline.has_passed() {
+        let late = |it: &mut Result<(), Error>| *it = it.clone().and(Err(Error::timeout("writing")));
+        results.iter_mut().for_each(late);
+    }
+    results
+}
+
+fn op<'a>(location: Location, piece: &Piece<'a>) -> WriteOp<'a> {
+    let (slot, stamp) = (location.slot.0, location.stamp.0);
+    WriteOp { slot, stamp, offset: piece.offset, sources: piece.sources.clone() }
+}
+
+/// Writes to one node. Returns for each item why it failed, if it did.
+async fn write_to(
+    inner: &Inner,
+    segment: SegmentId,
+    ops: Vec<(usize, WriteOp<'_>)>,
+    deadline: Deadline,
+) -> Vec<(usize, Option<Error>)> {
+    let (items, ops): (Vec<_>, Vec<_>) = ops.into_iter().unzip();
+    let route = match inner.nodes.route(segment, deadline).await {
+        Ok(route) => route,
+        Err(error) => return items.into_iter().map(|item| (item, Some(error.clone()))).collect(),
+    };
+    let outcomes = route.write(&ops, deadline).await;
+    let failure = |error: tiffin_transport::TransferError| Error::Unreachable { what: error.to_string() };
+    items.into_iter().zip(outcomes).map(|(item, outcome)| (item, outcome.err().map(failure))).collect()
+}
+
+pub(crate) async fn commit(
+    inner: &Inner,
+    items: &[&Reserved],
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
+    let mut results = Vec::with_capacity(items.len());
+    for piece in batch::pieces(items.iter().map(|it| it.key())) {
+        let items = items.get(piece).unwrap_or_default();
+        results.extend(commit_piece(inner, items, deadline).await);
+    }
+    results
+}
+
+async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) -> Vec<Result<Stored, Error>> {
+    let held = Held::new(&inner.reservations, &inner.chores);
+    let (mut requests, mut puts, mut refused) = (Vec::new(), Vec::new(), Vec::with_capacity(items.len()));
+    let mut written = BTreeSet::new();
+    for reserved in items {
+        let gate = timeout_at(deadline.instant(), reserved.gate.write()).await;
+        let grip = match gate {
+            Ok(_alone) => reserved.take_written(inner),
+            Err(_) => Err(Error::timeout("waiting to commit")),
+        };
+        match grip {
+            Ok((Room { key, len, options }, grip)) => {
+                let ready = grip.hand_over(&held);
+                written.extend(ready.iter().map(|it| it.location));
+                let options = put::plain(options);
+                requests.push(PutRequest { key: key.clone(), len: *len, options: options.clone(), ready });
+                puts.push((Put { key: key.clone(), parts: Vec::new(), options }, *len));
+                refused.push(None);
+            }
+            Err(error) => refused.push(Some(error)),
+        }
+    }
+    let mut stored = run(inner, &held, requests, &puts, &written, deadline).await.into_iter();
+    let mut next = || stored.next().unwrap_or_else(|| Err(Error::misfit()));
+    refused.into_iter().map(|it| it.map_or_else(&mut next, Err)).collect()
+}
+
+/// Runs the session of a put whose bytes are in place.
+async fn run(
+    inner: &Inner,
+    held: &Held<'_>,
+    requests: Vec<PutRequest>,
+    puts: &[(Put<'_>, u64)],
+    written: &BTreeSet<Location>,
+    deadline: Deadline,
+) -> Vec<Result<Stored, Error>> {
+    let mut session =
+        Session::new(requests).publishing(inner.nodes.near()).confirming(names::wait_ms(deadline));
+    let (mut failures, mut running) = (Failures::new(), Running::new());
+    let mut is_late = deadline.has_passed();
+    while !is_late {
+        while let Some(need) = session.poll() {
+            match need {
+                Need::Write { id, reservation, .. } => {
+                    let is_there = written.contains(&reservation.location);
+                    session.written(id, if is_there { WriteResult::Written } else { WriteResult::Stale });
+                }
+                // There are no bytes to write into other memory.
+                Need::AskMaster { id, request: ClientToMaster::Reserve(_) } => {
+                    let what = "its reserved space is gone, and with it the bytes that were written";
+                    failures.insert(id, Error::Unreachable { what: what.to_owned() });
+                    session.replied(id, Err(CallFailure::Unreachable));
+                }
+                Need::AskMaster { id, request } => {
+                    running.push(put::ask_master(inner, held, id, request, deadline));
+                }
+                Need::AskNode { id, segment, request } => {
+                    running.push(put::ask_node(inner, held, id, segment, request, None, deadline));
+                }
+                Need::Read { .. } | Need::Stop { .. } => {}
+            }
+        }
+        match timeout_at(deadline.instant(), running.next()).await {
+            Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
+            Ok(Some(Done::Called(id, Err(error)))) => {
+                session.replied(id, Err(call_failure(&error)));
+                failures.insert(id, error);
+            }
+            Ok(Some(Done::Unwritten(id, ..))) => session.replied(id, Err(CallFailure::Unreachable)),
+            Ok(Some(Done::Written(..))) => {}
+            Ok(None) => break,
+            Err(_) => is_late = true,
+        }
+    }
+    drop(running);
+    let outcomes = session.into_outcomes();
+    for ((put, len), outcome) in puts.iter().zip(&outcomes) {
+        if let PutOutcome::Stored { generation, replicas, .. } = outcome {
+            inner.locations.lock().learn_put(&put.key, *generation, *len, replicas);
+        }
+    }
+    let answers = outcomes.into_iter().zip(puts);
+    answers.map(|(outcome, (put, _))| put::answer(outcome, put, &failures, is_late)).collect()
+}

@@ -1,0 +1,73 @@
+//! A master with tenants: a namespace needs a quota to be written to, and quotas share the memory. And one
+//! that announces what is stored and removed.
+
+use super::*;
+use crate::message::{PolicyChange, Quota, ReserveOutcome};
+
+fn with_tenants(capacities: &[u64]) -> Cluster {
+    Cluster::with(capacities, |config| config.tenants = true)
+}
+
+#[test]
+fn a_namespace_without_a_quota_is_not_written_to() {
+    let mut cluster = with_tenants(&[8 * UNIT]);
+    let refused = ReserveOutcome::OverQuota(Quota { used: 0, limit: 0, need: UNIT });
+    assert_eq!(cluster.reserve("a", UNIT, plain()), refused);
+    cluster.policy(Some(4 * UNIT), None);
+    cluster.put("a", UNIT, plain());
+    cluster.policy(None, None);
+    // Its objects stay, and can be read and removed.
+    assert!(cluster.has("a"));
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
+    cluster.delete("a", true);
+    assert!(!cluster.has("a"));
+}
+
+#[test]
+fn quotas_beyond_the_memory_are_reduced_in_proportion() {
+    let mut cluster = with_tenants(&[8 * UNIT]);
+    let capacity = cluster.master.stat().nodes[0].usage.capacity;
+    let other = ConnId(90);
+    let hello = Hello { client: ClientId(90), namespace: "other".to_owned(), ..Hello::default() };
+    cluster.event(Event::Opened(other, hello));
+    let set = |cluster: &mut Cluster, bytes: u64, id: u64| {
+        let change = ClientToMaster::SetPolicy(PolicyChange::NONE.quota(Some(bytes)));
+        cluster.event(Event::Request(other, RequestId(id), Request::from(change)));
+        let shown = cluster.master.quotas().into_iter().map(|it| (it.requested, it.effective));
+        shown.collect::<Vec<_>>()
+    };
+    cluster.policy(Some(capacity / 2), None);
+    let half = (Some(capacity / 2), Some(capacity / 2));
+    assert_eq!(set(&mut cluster, capacity / 2, 1), [half, half], "together they fit");
+    let (asked, left) = (capacity / 2 * 3, capacity / 4 * 3);
+    let expected = [(Some(capacity / 2), Some(capacity / 4)), (Some(asked), Some(left))];
+    assert_eq!(set(&mut cluster, capacity / 2 * 3, 2), expected);
+    let ReserveOutcome::OverQuota(quota) = cluster.reserve("a", capacity / 4 + 1, plain()) else { panic!() };
+    assert_eq!(quota.limit, capacity / 4);
+    assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Room(_)));
+}
+
+#[test]
+fn stored_and_removed_objects_are_announced() {
+    let told = |cluster: &mut Cluster| {
+        let shown = cluster.notices.drain(..).filter_map(|notice| match notice {
+            Notice::Stored { namespace, key, on_disk } => Some(format!("+{namespace}/{key} {on_disk}")),
+            Notice::Removed { namespace, key } => Some(format!("-{namespace}/{key}")),
+            _ => None,
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let mut cluster = Cluster::with(&[2 * UNIT], |config| config.events = true);
+    cluster.put("a", UNIT, plain());
+    assert_eq!(told(&mut cluster), ["+default/a false"]);
+    cluster.delete("a", true);
+    assert_eq!(told(&mut cluster), ["-default/a"]);
+    cluster.put("b", UNIT, plain());
+    cluster.put("c", 2 * UNIT, plain());
+    assert_eq!(told(&mut cluster), ["+default/b false", "-default/b", "+default/c false"], "b was evicted");
+    cluster.restart_master(6);
+    assert_eq!(told(&mut cluster), ["+default/c false"], "the nodes tell what they hold");
+    let mut silent = Cluster::new(&[2 * UNIT]);
+    silent.put("a", UNIT, plain());
+    assert_eq!(told(&mut silent), Vec::<String>::new());
+}

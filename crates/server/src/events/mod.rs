@@ -1,0 +1,290 @@
+//! Events for routers: which objects are stored and removed, published through ZeroMQ as Mooncake would.
+//!
+//! Events are lossy. A full queue drops its oldest event, and a gap in the sequence numbers tells subscribers
+//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, and there are at most
+//! [`SUBSCRIBERS_MAX`] subscribers.
+
+#![expect(clippy::big_endian_bytes, reason = "ZMTP and MessagePack are big-endian")]
+
+mod msgpack;
+mod zmtp;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use msgpack::Value;
+use tiffin_core::Key;
+use tiffin_rpc::Address;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, broadcast};
+use tokio::task::JoinSet;
+
+/// The most subscribers.
+pub const SUBSCRIBERS_MAX: usize = 256;
+/// The most events of a message.
+pub const BATCH_EVENTS_MAX: usize = 64;
+/// The most messages that wait for a slow subscriber.
+const MESSAGES_MAX: usize = 1 << 10;
+/// How long to rest when no connection can be accepted, which means that descriptors have run out.
+const ACCEPT_REST: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// How events are published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventsConfig {
+    /// Where subscribers connect.
+    pub listen: Address,
+    /// The name of this store in events.
+    pub backend_id: String,
+    /// Whether events have the fields of the older form, too.
+    pub legacy: bool,
+    /// Whether events have the key. Without it, an object whose key is not a hash has no event.
+    pub object_key: bool,
+    /// The most events that wait to be published.
+    pub queue_max: usize,
+}
+
+/// What was published so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) batches: u64,
+    pub(crate) events: u64,
+    pub(crate) dropped: u64,
+    pub(crate) unparsed: u64,
+}
+
+#[derive(Debug)]
+struct Event {
+    id: u64,
+    time_ms: u64,
+    is_stored: bool,
+    on_disk: bool,
+    tenant: String,
+    key: Key,
+    hash: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<Event>,
+    next_id: u64,
+    /// The sequence number of the last message.
+    sequence: u64,
+    /// Events that were dropped since then.
+    gap: u64,
+    counts: Counts,
+}
+
+/// The events that wait, and those who publish them.
+#[derive(Debug)]
+pub(crate) struct Events {
+    config: EventsConfig,
+    queue: Mutex<Queue>,
+    filled: Notify,
+}
+
+impl Events {
+    pub(crate) fn new(config: EventsConfig) -> Self {
+        Self { config, queue: Mutex::default(), filled: Notify::new() }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.lock().counts
+    }
+
+    /// Notes that an object is there, or is no more.
+    pub(crate) fn push(&self, is_stored: bool, tenant: &str, key: &Key, on_disk: bool) {
+        let hash = hash_of(key.as_bytes());
+        let mut queue = self.lock();
+        if hash.is_none() {
+            queue.counts.unparsed += 1;
+            if !self.config.object_key {
+                return;
+            }
+        }
+        if queue.events.len() >= self.config.queue_max {
+            queue.events.pop_front();
+            queue.gap += 1;
+            queue.counts.dropped += 1;
+        }
+        queue.next_id += 1;
+        let (id, tenant, key, time_ms) = (queue.next_id, tenant.to_owned(), key.clone(), now_ms());
+        queue.events.push_back(Event { id, time_ms, is_stored, on_disk, tenant, key, hash });
+        drop(queue);
+        self.filled.notify_one();
+    }
+
+    /// The next message, if there are events.
+    fn take(&self) -> Option<Vec<u8>> {
+        let mut queue = self.lock();
+        if queue.events.is_empty() {
+            return None;
+        }
+        let count = queue.events.len().min(BATCH_EVENTS_MAX);
+        let events: Vec<_> = queue.events.drain(..count).collect();
+        queue.sequence += 1 + std::mem::take(&mut queue.gap);
+        let sequence = queue.sequence;
+        queue.counts.batches += 1;
+        queue.counts.events += events.len() as u64;
+        drop(queue);
+        let described = events.iter().map(|event| self.describe(event)).collect();
+        let batch = Value::List(vec![Value::Number(now_ms()), Value::List(described), Value::Number(0)]);
+        let mut payload = Vec::new();
+        batch.write(&mut payload);
+        Some(zmtp::message(&[b"", &sequence.to_be_bytes(), &payload]))
+    }
+
+    fn describe<'a>(&'a self, event: &'a Event) -> Value<'a> {
+        let key = event.key.as_bytes();
+        let hashes =
+            |to_value: fn(u64) -> Value<'a>| Value::List(event.hash.into_iter().map(to_value).collect());
+        let stored = event.is_stored;
+        let mut map = vec![
+            ("event_id", Value::Number(event.id)),
+            ("timestamp", Value::Number(event.time_ms)),
+            ("event_type", Value::Text(if stored { "stored" } else { "removed" })),
+        ];
+        if self.config.legacy {
+            map.push(("type", Value::Text(if stored { "BlockStored" } else { "BlockRemoved" })));
+        }
+        for name in ["model_name", "block_size", "additional_salt", "lora_name"] {
+            map.push((name, Value::Nil));
+        }
+        map.push(("tenant_id", Value::Text(&event.tenant)));
+        map.push(("backend_id", Value::Text(&self.config.backend_id)));
+        map.push(("group_id", Value::Nil));
+        map.push(("medium", Value::Text(if event.on_disk { "disk" } else { "cpu" })));
+        map.push(("dp_rank", Value::Nil));
+        if self.config.object_key {
+            map.push(("object_key", str::from_utf8(key).map_or(Value::Bytes(key), Value::Text)));
+        }
+        map.push(("seq_hashes", hashes(Value::Number)));
+        if self.config.legacy {
+            map.push(("block_hashes", hashes(|hash| Value::Signed(hash.cast_signed()))));
+        }
+        map.push(("base_block_idx", if stored { Value::Number(0) } else { Value::Nil }));
+        if stored {
+            map.push(("parent_hash", Value::Nil));
+            map.push(("token_ids", Value::Nil));
+            if self.config.legacy {
+                map.push(("parent_block_hash", Value::Nil));
+            }
+        }
+        Value::Map(map)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Held for one event or batch; nothing in it can be half done.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Publishes events until it is dropped.
+pub(crate) async fn publish(events: Arc<Events>, listener: TcpListener) {
+    let (sender, _) = broadcast::channel(MESSAGES_MAX);
+    let mut subscribers = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    while subscribers.try_join_next().is_some() {}
+                    // One more is closed at once, and may try again.
+                    if subscribers.len() < SUBSCRIBERS_MAX {
+                        let messages = sender.subscribe();
+                        subscribers.spawn(async move {
+                            if let Err(error) = zmtp::serve(stream, messages).await {
+                                tracing::debug!(%error, "a subscriber of events left");
+                            }
+                        });
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no connection could be accepted for events");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            },
+            () = events.filled.notified() => {
+                while let Some(message) = events.take() {
+                    // Without subscribers it is lost, as it should be.
+                    let _nobody = sender.send(Arc::<[u8]>::from(message));
+                }
+            }
+        }
+    }
+}
+
+/// The hash that a key is, if it is one: a decimal number, or a hexadecimal one after `0x`.
+fn hash_of(key: &[u8]) -> Option<u64> {
+    let text = str::from_utf8(key).ok()?;
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) if digits.bytes().all(|it| it.is_ascii_hexdigit()) => {
+            u64::from_str_radix(digits, 16).ok()
+        }
+        None if text.bytes().all(|it| it.is_ascii_digit()) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(queue_max: usize, object_key: bool) -> Events {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let config = EventsConfig { listen, backend_id: "b".to_owned(), legacy: true, object_key, queue_max };
+        Events::new(config)
+    }
+
+    fn key(text: &str) -> Key {
+        Key::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn hashes_are_numbers() {
+        for (text, expected) in [
+            ("12", Some(12)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("0xff", Some(255)),
+            ("0x", None),
+            ("+1", None),
+            ("0x+1", None),
+            ("a", None),
+        ] {
+            assert_eq!(hash_of(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_full_queue_drops_its_oldest_event_and_a_number() {
+        let events = events(3, true);
+        (1..=3).for_each(|number| events.push(true, "t", &key(&number.to_string()), false));
+        assert_eq!(events.counts().dropped, 0);
+        events.push(false, "t", &key("4"), false);
+        let message = events.take().unwrap();
+        // Flags, length and nothing; flags, length and the number; and so on.
+        assert_eq!(message[..4], [1, 0, 1, 8]);
+        assert_eq!(message[4..12], 2_u64.to_be_bytes());
+        assert_eq!(events.counts(), Counts { batches: 1, events: 3, dropped: 1, unparsed: 0 });
+        assert!(events.take().is_none());
+    }
+
+    #[test]
+    fn a_batch_is_bounded_and_keys_without_hash_need_the_key() {
+        let many = events(1000, true);
+        (0..=BATCH_EVENTS_MAX).for_each(|number| many.push(true, "t", &key(&number.to_string()), false));
+        many.take().unwrap();
+        assert_eq!(many.counts().events, BATCH_EVENTS_MAX as u64);
+        many.take().unwrap();
+        assert_eq!(many.counts().events, BATCH_EVENTS_MAX as u64 + 1);
+        let hashes_only = events(10, false);
+        hashes_only.push(true, "t", &key("text"), false);
+        assert!(hashes_only.take().is_none());
+        assert_eq!(hashes_only.counts().unparsed, 1);
+    }
+}

@@ -1,0 +1,212 @@
+//! Mooncake's administration below `/api/v1`, and the form of its errors.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::{Query, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tiffin_core::NAMESPACE_BYTES_MAX;
+use tiffin_core::master::QuotaStat;
+use tiffin_core::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
+
+use super::json as answer;
+use super::master::{Names, Server, status};
+use crate::master::Shared;
+
+/// Mooncake's codes for what can go wrong here.
+pub(super) const INVALID: i32 = -600;
+/// See [`INVALID`].
+pub(super) const ABSENT: i32 = -704;
+/// See [`INVALID`].
+pub(super) const NOT_READY: i32 = -703;
+/// See [`INVALID`].
+pub(super) const INTERNAL: i32 = -1;
+/// See [`INVALID`].
+const NO_SEGMENT: i32 = -101;
+/// See [`INVALID`].
+const WRONG_MODE: i32 = -1011;
+/// See [`INVALID`].
+const TENANT_NOT_EMPTY: i32 = -1702;
+/// The longest body of a request, in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// How long a removal waits for nodes to confirm it.
+const CONFIRM_WAIT_MS: u64 = 5_000;
+
+/// Which objects to remove.
+#[derive(Deserialize)]
+struct Removal {
+    #[serde(default)]
+    force: String,
+    #[serde(default)]
+    tenant_id: String,
+}
+
+/// The quota that a tenant is to have.
+#[derive(Deserialize)]
+struct QuotaRequest {
+    requested_quota_bytes: Option<u64>,
+}
+
+/// The pages that change something.
+pub(super) fn router() -> Router<Arc<Shared>> {
+    let quotas = get(tenant_quotas).put(set_tenant_quota).delete(remove_tenant_quota);
+    Router::new()
+        .route("/api/v1/segments/status", get(segment_status))
+        .route("/api/v1/remove_all", post(remove_all))
+        .route("/api/v1/tenant_quotas", quotas)
+}
+
+async fn segment_status(State(shared): Server, Query(names): Query<Names>) -> Response {
+    if names.segment.is_empty() {
+        return problem(INVALID, "Missing segment query parameter");
+    }
+    let stat = shared.stat();
+    let Some(node) = stat.nodes.iter().find(|node| node.info.name == names.segment) else {
+        return problem(NO_SEGMENT, "SEGMENT_NOT_FOUND");
+    };
+    let (number, name) = status(node);
+    let value = json!({
+        "success": true, "segment": names.segment, "status": number, "status_name": name,
+        "error_code": 0, "error_message": "",
+    });
+    answer(StatusCode::OK, &value)
+}
+
+/// Removes the objects of one namespace, or of all.
+async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Response {
+    let force = matches!(removal.force.as_str(), "true" | "1");
+    let mut names = shared.namespaces();
+    names.retain(|name| removal.tenant_id.is_empty() || *name == removal.tenant_id);
+    let (mut count, mut unconfirmed) = (0, Vec::new());
+    for namespace in names {
+        let delete = DeleteMatching { pattern: Pattern::All, force, wait_ms: CONFIRM_WAIT_MS };
+        match shared.ask(&namespace, ClientToMaster::DeleteMatching(delete)).await {
+            Reply::DeletedMatching(deleted) => {
+                count += deleted.count;
+                unconfirmed.extend(deleted.unconfirmed);
+            }
+            Reply::Refused(refusal) => return refused(&refusal),
+            _ => return problem(INTERNAL, "the objects could not be removed"),
+        }
+    }
+    unconfirmed.sort_unstable();
+    unconfirmed.dedup();
+    let value = json!({"success": true, "removed_count": count, "unconfirmed": unconfirmed});
+    answer(StatusCode::OK, &value)
+}
+
+/// What a tenant may use, and what it uses.
+async fn tenant_quotas(State(shared): Server, Query(names): Query<Names>) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let quotas = shared.quotas();
+    let Some(name) = names.tenant_id else {
+        let every: Vec<_> = quotas.iter().map(describe).collect();
+        return answer(StatusCode::OK, &json!({"success": true, "data": every}));
+    };
+    match quotas.iter().find(|it| it.namespace == name) {
+        Some(quota) => answer(StatusCode::OK, &json!({"success": true, "data": describe(quota)})),
+        None => problem(ABSENT, "OBJECT_NOT_FOUND"),
+    }
+}
+
+async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, request: Request) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+        return problem(INVALID, "Missing or invalid tenant_id");
+    };
+    let Ok(body) = to_bytes(request.into_body(), BODY_BYTES_MAX).await else {
+        return problem(INVALID, &format!("Invalid JSON body: it has more than {BODY_BYTES_MAX} bytes"));
+    };
+    let wanted: QuotaRequest = match serde_json::from_slice(&body) {
+        Ok(wanted) => wanted,
+        Err(error) => return problem(INVALID, &format!("Invalid JSON body: {error}")),
+    };
+    let bytes = wanted.requested_quota_bytes.filter(|it| (1..=i64::MAX as u64).contains(it));
+    let Some(bytes) = bytes else {
+        return problem(INVALID, "Tenant quota must be in [1, 2^63 - 1] bytes");
+    };
+    let change = PolicyChange::NONE.quota(Some(bytes));
+    match shared.ask(&name, ClientToMaster::SetPolicy(change)).await {
+        Reply::Done => {}
+        Reply::Refused(refusal) => return refused(&refusal),
+        _ => return problem(INTERNAL, "the quota could not be set"),
+    }
+    match shared.quotas().iter().find(|it| it.namespace == name) {
+        Some(quota) => answer(StatusCode::OK, &json!({"success": true, "data": describe(quota)})),
+        None => problem(ABSENT, "OBJECT_NOT_FOUND"),
+    }
+}
+
+/// Ends a tenant that has no objects.
+async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) -> Response {
+    if !shared.has_tenants() {
+        return without_tenants();
+    }
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+        return problem(INVALID, "Missing or invalid tenant_id");
+    };
+    match shared.quotas().iter().find(|it| it.namespace == name && it.requested.is_some()) {
+        None => return problem(ABSENT, "OBJECT_NOT_FOUND"),
+        Some(quota) if quota.objects > 0 || quota.used > 0 => {
+            return problem(TENANT_NOT_EMPTY, "TENANT_NOT_EMPTY");
+        }
+        Some(_) => {}
+    }
+    match shared.ask(&name, ClientToMaster::SetPolicy(PolicyChange::NONE.quota(None))).await {
+        Reply::Done => answer(StatusCode::OK, &json!({"success": true, "data": null})),
+        Reply::Refused(refusal) => refused(&refusal),
+        _ => problem(INTERNAL, "the quota could not be removed"),
+    }
+}
+
+fn describe(quota: &QuotaStat) -> Value {
+    let effective = quota.effective.unwrap_or_default();
+    json!({
+        "tenant_id": quota.namespace, "requested_quota_bytes": quota.requested.unwrap_or_default(),
+        "effective_quota_bytes": effective, "charged_bytes": quota.used,
+        "admission_closed": quota.requested.is_none(), "over_quota": quota.used > effective,
+        "has_explicit_policy": quota.requested.is_some(),
+    })
+}
+
+/// Whether a tenant can have that name.
+fn is_tenant(name: &str) -> bool {
+    let is_short = name.len() <= NAMESPACE_BYTES_MAX;
+    !name.is_empty() && is_short && !name.starts_with('_') && !name.chars().any(char::is_control)
+}
+
+/// The answer of a master without `--enable_multi_tenants`.
+fn without_tenants() -> Response {
+    problem(WRONG_MODE, "UNAVAILABLE_IN_CURRENT_MODE")
+}
+
+/// What the master does not answer: a key that is not known yet is neither absent nor invalid.
+pub(super) fn refused(refusal: &Refusal) -> Response {
+    if refusal.reason != Reason::Unavailable {
+        return problem(INVALID, &refusal.message);
+    }
+    let message = &refusal.message;
+    let value = json!({"success": false, "error_code": NOT_READY, "error_message": message});
+    answer(StatusCode::SERVICE_UNAVAILABLE, &value)
+}
+
+/// An error, with the status that Mooncake has for its code.
+pub(super) fn problem(code: i32, message: &str) -> Response {
+    let status = match code {
+        INVALID => StatusCode::BAD_REQUEST,
+        ABSENT | NO_SEGMENT => StatusCode::NOT_FOUND,
+        WRONG_MODE | TENANT_NOT_EMPTY => StatusCode::CONFLICT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    answer(status, &json!({"success": false, "error_code": code, "error_message": message}))
+}

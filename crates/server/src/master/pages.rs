@@ -1,0 +1,82 @@
+//! Requests of the master's own pages, which the core answers as those of a client.
+//!
+//! A page opens a connection that has no socket, asks once, and closes it. So removals and limits have one
+//! path through the core, whoever asks for them.
+
+use tiffin_core::master::QuotaStat;
+use tiffin_core::message::{ClientToMaster, Hello, Reason, Refusal, Reply, Request};
+use tiffin_core::{ClientId, ConnId, RequestId};
+use tokio::sync::oneshot;
+
+use super::{Event, Shared};
+use crate::events::Counts;
+use crate::host;
+
+/// The only request of such a connection, and its end.
+const REQUEST: RequestId = RequestId(1);
+/// See [`REQUEST`].
+const GOODBYE: RequestId = RequestId(2);
+
+/// A connection without a socket, closed when this is dropped: a page whose reader went away is dropped too.
+struct PageConn<'a> {
+    shared: &'a Shared,
+    conn: ConnId,
+}
+
+impl Drop for PageConn<'_> {
+    fn drop(&mut self) {
+        if self.shared.state.is_poisoned() {
+            return;
+        }
+        self.shared.lock().pages.remove(&self.conn);
+        self.shared.handle(Event::Request(self.conn, GOODBYE, Request::Goodbye), None);
+        self.shared.handle(Event::Closed(self.conn), None);
+    }
+}
+
+impl Shared {
+    /// Every namespace that any client has named.
+    pub(crate) fn namespaces(&self) -> Vec<String> {
+        self.lock().core.namespaces()
+    }
+
+    /// Whether only namespaces with a quota may be written to.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.config.tenants
+    }
+
+    /// What was published of objects; `None` if nothing is.
+    pub(crate) fn event_counts(&self) -> Option<Counts> {
+        self.events.as_ref().map(|it| it.counts())
+    }
+
+    /// The namespaces that have a quota or use memory.
+    pub(crate) fn quotas(&self) -> Vec<QuotaStat> {
+        self.lock().core.quotas()
+    }
+
+    /// Asks the core as a client of that namespace would. The caller bounds the time.
+    pub(crate) async fn ask(&self, namespace: &str, request: ClientToMaster) -> Reply {
+        let Ok(client) = host::draw().map(ClientId) else {
+            return unavailable("the system has no random numbers");
+        };
+        let (sender, receiver) = oneshot::channel();
+        let conn = {
+            let mut state = self.lock();
+            state.next_conn += 1;
+            let conn = ConnId(state.next_conn);
+            state.pages.insert(conn, sender);
+            conn
+        };
+        let _open = PageConn { shared: self, conn };
+        let hello =
+            Hello { client, namespace: namespace.to_owned(), label: "pages".to_owned(), ..Hello::default() };
+        self.handle(Event::Opened(conn, hello), None);
+        self.asked(conn, REQUEST, Request::ClientToMaster(request));
+        receiver.await.unwrap_or_else(|_| unavailable("the master was restarted meanwhile; ask again"))
+    }
+}
+
+fn unavailable(what: &str) -> Reply {
+    Reply::Refused(Refusal { reason: Reason::Unavailable, message: what.to_owned() })
+}

@@ -1,0 +1,50 @@
+"""Tensors in safetensors files. The package `safetensors` is imported when it is used."""
+
+from typing import Any
+
+from tiffin._native import mooncake as _native
+
+INVALID = -600
+FILE_NOT_FOUND = -1100
+
+
+def _text(value: Any) -> str:
+    """Text, or the error that Mooncake raises for anything else."""
+    if not isinstance(value, str):
+        raise RuntimeError(f"Unable to cast Python instance of type {type(value)} to C++ type 'std::string'")
+    return value
+
+
+def save(store: Any, key: bytes, file_name: Any) -> int:
+    """Writes one tensor to a file."""
+    if not _native.is_open(store):
+        return INVALID
+    path = key.decode(errors="surrogateescape") if file_name is None else _text(file_name)
+    tensor = store.get_tensor(key)
+    if tensor is None:
+        return FILE_NOT_FOUND
+    try:
+        from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
+
+        save_file({key.decode(): tensor}, path)
+    except Exception:
+        return INVALID
+    return 0
+
+
+def load(store: Any, key: Any, file_name: str) -> Any:
+    """Stores one tensor of a file."""
+    name = None if key is None else _text(key)
+    if not _native.is_open(store):
+        return None
+    try:
+        from safetensors.torch import load_file  # type: ignore[import-not-found,unused-ignore]
+
+        found = load_file(file_name)
+    # Files that are missing or not safetensors each fail in their own way.
+    except Exception:
+        return None
+    if not found:
+        return None
+    tensor = found[name] if name in found else next(iter(found.values()))
+    return tensor if store.put_tensor(file_name if name is None else name, tensor) == 0 else None

@@ -1,0 +1,159 @@
+"""The command `mooncake_client`: a storage node for the programs of this host, with Mooncake's flags.
+
+A program calls `setup_dummy` with the address of this daemon and learns where the master is. Its bytes then
+go through the memory of the daemon's segment, which it maps, and not through the daemon.
+"""
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tiffin._native import mooncake as _native
+
+from mooncake import _http
+from mooncake.store import MooncakeDistributedStore
+
+DEFAULTS = {
+    "enable_http_server": "false",
+    "enable_offload": "false",
+    "global_segment_size": "4 GB",
+    "host": "0.0.0.0",
+    "http_port": "9300",
+    "local_buffer_size": "0",
+    "master_server_address": "127.0.0.1:50051",
+    "metadata_server": "http://127.0.0.1:8080/metadata",
+    "port": "50052",
+    "protocol": "tcp",
+    "tenant_id": "default",
+}
+
+_MASTER_SECONDS_MAX = 90.0
+_RETRY_SECONDS = 1.0
+_GREETING = "mooncake_client 1"
+
+_log = logging.getLogger(__name__)
+
+
+class NodeDaemon:
+    """A store with a segment, and what programs of this host and monitoring ask of it."""
+
+    def __init__(self, flags: Mapping[str, str]):
+        self._flags = {**DEFAULTS, **flags}
+        self.store = MooncakeDistributedStore()
+        host = self._flags["host"].rpartition(":")[0] or self._flags["host"]
+        if self._flags["host"].count(":") > 1:
+            host = self._flags["host"].strip("[]")
+        self.host = host
+        self._servers = [_http.Server(host, int(self._flags["port"]), self._answer, 0)]
+        if self._flags["enable_http_server"] == "true":
+            self._servers.append(_http.Server(host, int(self._flags["http_port"]), self._page, 0))
+
+    @property
+    def ports(self) -> list[int]:
+        """The port for programs of this host, and that of the pages if there are any."""
+        return [server.port for server in self._servers]
+
+    def start(self, stopped: threading.Event) -> bool:
+        """Join the cluster, waiting for its master, and serve. `False` if it did not come to that."""
+        deadline = time.monotonic() + _MASTER_SECONDS_MAX
+        while not stopped.is_set():
+            if self.store.setup(self._settings()) == 0:
+                for server in self._servers:
+                    server.start()
+                return True
+            if time.monotonic() + _RETRY_SECONDS > deadline:
+                return False
+            stopped.wait(_RETRY_SECONDS)
+        return False
+
+    def close(self) -> None:
+        """Leave the cluster: the objects of the segment are gone."""
+        for server in self._servers:
+            server.close()
+        self.store.close()
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "local_hostname": self._flags["host"],
+            "metadata_server": self._flags["metadata_server"],
+            "global_segment_size": self._flags["global_segment_size"],
+            "local_buffer_size": self._flags["local_buffer_size"],
+            "protocol": self._flags["protocol"],
+            "master_server_addr": self._flags["master_server_address"],
+            "enable_ssd_offload": self._flags["enable_offload"],
+            "tenant_id": self._flags["tenant_id"],
+        }
+
+    def _answer(self, request: _http.Request) -> _http.Response:
+        if request.path == "/standalone" and request.method == "GET":
+            lines = [_GREETING, f"master {self._flags['master_server_address']}"]
+            lines += [f"tenant {self._flags['tenant_id']}", f"segment {self.store.get_hostname()}"]
+            return _http.text(200, "\n".join(lines) + "\n")
+        return self._page(request)
+
+    def _page(self, request: _http.Request) -> _http.Response:
+        if request.method != "GET":
+            return _http.text(404, "404 Not Found")
+        if request.path == "/health":
+            code = self.store.health_check()
+            value = {"status": "unhealthy" if code else "healthy", "code": code}
+            body = json.dumps(value, separators=(",", ":")).encode()
+            return _http.Response(503 if code else 200, body, "application/json; charset=utf-8")
+        if request.path == "/metrics":
+            return _http.Response(200, self._metrics().encode(), "text/plain; version=0.0.4")
+        if request.path == "/metrics/summary":
+            read, written = self._moved()
+            return _http.text(200, f"Client Metrics Summary: read {read} bytes, written {written} bytes\n")
+        return _http.text(404, "404 Not Found")
+
+    def _moved(self) -> tuple[int, int]:
+        ways = self.store._traffic().values()
+        return sum(read for _, read in ways), sum(written for written, _ in ways)
+
+    def _metrics(self) -> str:
+        read, written = self._moved()
+        lines = []
+        for name, about, value in (
+            ("mooncake_transfer_read_bytes", "Bytes that this client has read.", read),
+            ("mooncake_transfer_write_bytes", "Bytes that this client has written.", written),
+        ):
+            lines += [f"# HELP {name} {about}", f"# TYPE {name} counter", f"{name} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal ends it. The flags are Mooncake's: see `mooncake_client --help`."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    status, flags, warnings = _native.mooncake_client_flags(given)
+    if status is not None:
+        return int(status)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    for warning in warnings:
+        _log.warning(warning)
+    try:
+        daemon = NodeDaemon(flags)
+    except OSError as error:
+        print(f"ERROR: cannot listen: {error}\n\nhint: --port and --http_port name ports", file=sys.stderr)
+        return 1
+    exposure = _http.exposure(daemon.host)
+    if exposure:
+        _log.warning(exposure)
+    if not daemon.start(stopped):
+        daemon.close()
+        return 0 if stopped.is_set() else 1
+    _log.info("mooncake_client listens on ports %s", " ".join(map(str, daemon.ports)))
+    stopped.wait()
+    daemon.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""mooncake.engine is not part of this package; importing it says which one has it."""
+
+from mooncake._absent import refuse
+
+raise refuse(
+    "mooncake.engine",
+    "it moves bytes without a store. A store needs none: leave the argument engine of setup out",
+)

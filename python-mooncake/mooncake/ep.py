@@ -1,0 +1,5 @@
+"""mooncake.ep is not part of this package; importing it says which one has it."""
+
+from mooncake._absent import refuse
+
+raise refuse("mooncake.ep", "it exchanges tokens between experts")

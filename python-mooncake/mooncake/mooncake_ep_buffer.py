@@ -1,0 +1,5 @@
+"""mooncake.mooncake_ep_buffer is not part of this package; importing it says which one has it."""
+
+from mooncake._absent import refuse
+
+raise refuse("mooncake.mooncake_ep_buffer", "it exchanges tokens between experts")

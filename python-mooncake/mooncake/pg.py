@@ -1,0 +1,5 @@
+"""mooncake.pg is not part of this package; importing it says which one has it."""
+
+from mooncake._absent import refuse
+
+raise refuse("mooncake.pg", "it is a process group for collective operations")

@@ -1,0 +1,211 @@
+"""Copies, tasks, segments and pools: what the conformance rows do not say."""
+
+import subprocess
+import sys
+
+import mooncake._host_memory
+import pytest
+from mooncake.store import MooncakeHostMemAllocator
+
+MIB = 1 << 20
+
+ENDED = """
+from mooncake.store import *
+def ended(task):
+    '''The state of a task that has ended.'''
+    begun = (TaskStatus.PENDING, TaskStatus.PROCESSING)
+    until(lambda: store.query_task(task)[0].status not in begun)
+    return store.query_task(task)[0]
+def places(key):
+    '''The segments that have a copy of an object.'''
+    found = store.get_replica_desc(key)
+    return sorted(it.get_memory_descriptor().buffer_descriptor.transport_endpoint for it in found)
+"""
+
+
+@pytest.fixture
+def two(worker):
+    """A store with a segment, and another process with one."""
+    worker.run("master = Master()")
+    worker.run("a = Other(master.address, 64 * MIB)")
+    assert worker.eval("connect(master.address)") == 0
+    worker.run("own, there = store.get_hostname(), a('store.get_hostname()')")
+    worker.run(ENDED)
+    return worker
+
+
+def test_task_never_overwrites_a_newer_value(two):
+    """The value is removed and put again while tasks copy it."""
+    two.run(
+        """
+wrong = []
+for turn in range(40):
+    value = str(turn).encode() * 5000
+    store.put('k', value, config(preferred_segment=own))
+    task, code = store.create_copy_task('k', [there])
+    store.remove('k', True)
+    newer = value + b'newer'
+    store.put('k', newer, config(preferred_segment=own))
+    if code == 0: ended(task)
+    if store.get('k') != newer: wrong.append(turn)
+    store.remove('k', True)
+    if store.is_exist('k'): wrong.append(turn)
+"""
+    )
+    assert two.eval("wrong") == []
+
+
+def test_task_of_a_removed_object_fails(two):
+    """A copy to a process that is stopped waits, so the object is gone when it goes on."""
+    assert two.eval("store.put('k', b'v' * 100, config(preferred_segment=own))") == 0
+    two.run("a.stop()")
+    two.run("task, code = store.create_copy_task('k', [there])")
+    assert two.eval("code, store.remove('k', True)") == (0, 0)
+    two.run("a.resume()")
+    assert two.eval("ended(task).status.name, ended(task).message") == (
+        "FAILED",
+        "OBJECT_NOT_FOUND (max retries reached: 10)",
+    )
+    assert two.eval("store.is_exist('k')") == 0
+
+
+def test_copies_keep_the_hard_pin(two):
+    assert two.eval("store.put('k', b'v', config(preferred_segment=own, with_hard_pin=True))") == 0
+    assert two.eval("ended(store.create_move_task('k', own, there)[0]).status.name") == "SUCCESS"
+    assert two.eval("places('k') == [there]") is True
+    # More than both segments can hold.
+    two.run("memory = Memory(4 * MIB)")
+    two.run("filled = [store.put_from(f'f{i}', memory.address, 4 * MIB) for i in range(48)]")
+    assert two.eval("set(filled), store.get('k')") == ({0}, b"v")
+
+
+def test_task_fails_where_the_target_is_full(two):
+    two.run(
+        """
+memory = Memory(4 * MIB)
+kept = config(with_hard_pin=True, preferred_segment=there)
+full = [store.put_from(f'f{i}', memory.address, 4 * MIB, kept) for i in range(17)]
+"""
+    )
+    assert two.eval("[own] in [places(f'f{i}') for i in range(17)]") is True
+    assert two.eval("store.put_from('k', memory.address, 4 * MIB, config(preferred_segment=own))") == 0
+    two.run("done = ended(store.create_copy_task('k', [there])[0])")
+    assert two.eval("done.status.name, done.message.split()[0]") == ("FAILED", "NO_AVAILABLE_HANDLE")
+    assert two.eval("places('k') == [own], store.get_size('k')") == (True, 4 * MIB)
+
+
+@pytest.mark.timeout(600)
+def test_number_of_waiting_tasks_is_limited(two):
+    """Each of these takes two seconds, so far fewer end than are created."""
+    two.run(
+        """
+memory = Memory(4 * MIB)
+kept = config(with_hard_pin=True, preferred_segment=there)
+full = [store.put_from(f'f{i}', memory.address, 4 * MIB, kept) for i in range(17)]
+store.put_from('k', memory.address, 4 * MIB, config(preferred_segment=own))
+codes = []
+def more(count):
+    while count and -1401 not in codes[-1:]:
+        codes.append(store.create_copy_task('k', [there])[1]); count -= 1
+"""
+    )
+    # In portions, because a single request to the process has a time limit.
+    for _ in range(20):
+        two.run("more(1000)")
+    assert two.eval("codes.count(0) >= 10000, codes[-1], set(codes[:-1])") == (True, -1401, {0})
+    assert two.eval("store.close()") == 0
+
+
+def test_closing_or_ending_unmounts_every_segment(worker):
+    worker.run("master = Master('--client_ttl=60')")
+    address = worker.eval("master.address")
+    for end in ("store.close()", "pass", "del store; import gc; gc.collect()"):
+        script = f"""
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", "{address}") == 0
+assert store.allocate_and_mount_segment(1)["ret"] == 0
+assert store.put("k", b"v") == 0
+{end}
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert worker.eval("until(lambda: master.segments() == [])") is True
+
+
+def test_number_of_segments_is_limited(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    made = worker.eval("[store.allocate_and_mount_segment(1)['ret'] for _ in range(65)]")
+    assert made == [0] * 64 + [-1]
+    assert "64 segments are mounted already" in worker.tail()
+    assert worker.eval("len(master.segments())") == 64
+
+
+def test_number_of_allocations_is_limited(monkeypatch):
+    monkeypatch.setattr(mooncake._host_memory, "REGIONS_MAX", 2)
+    allocator = MooncakeHostMemAllocator()
+    first, second = allocator.alloc(1), allocator.alloc(1)
+    with pytest.raises(RuntimeError, match="too many allocations"):
+        allocator.alloc(1)
+    assert [allocator.free(it) for it in (first, second)] == [0, 0]
+
+
+@pytest.mark.timeout(600)
+def test_ended_tasks_are_forgotten_in_order(two):
+    """The table keeps 10,000 of them."""
+    assert two.eval("store.put('k', b'v', config(preferred_segment=own))") == 0
+    two.run("tasks = []")
+    for _ in range(10):
+        two.run("tasks += [store.create_copy_task('k', [own])[0] for _ in range(1000)]; ended(tasks[-1])")
+    assert two.eval(
+        "until(lambda: all(store.query_task(it)[0].status == TaskStatus.SUCCESS for it in tasks))"
+    )
+    two.run("more = store.create_copy_task('k', [own])[0]; ended(more)")
+    assert two.eval("sum(store.query_task(it)[1] == -1400 for it in tasks), store.query_task(more)[1]") == (
+        1,
+        0,
+    )
+
+
+def test_pool_waits_for_other_threads(worker):
+    worker.run("from mooncake.store import BufferPool")
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, segment=16 * MIB, buffer=MIB)") == 0
+    worker.run(
+        """
+pool = BufferPool(store, max_bytes=MIB, max_regions=2)
+most, now, lock, wrong = 0, 0, threading.Lock(), []
+def work(number):
+    global most, now
+    for turn in range(50):
+        with pool.acquire(1000, timeout=60) as lease:
+            with lock:
+                now += 1; most = max(most, now)
+            view = lease.buffer
+            view[:] = bytes([number]) * 1000
+            if bytes(view) != bytes([number]) * 1000: wrong.append((number, turn))
+            view.release()
+            with lock: now -= 1
+threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+for it in threads: it.start()
+for it in threads: it.join()
+"""
+    )
+    assert worker.eval("wrong, most <= 2, pool.close()") == ([], True, None)
+
+
+@pytest.mark.parametrize("pin", ["with_soft_pin=True", "soft_pin_action=SoftPinAction.ENABLE"])
+def test_both_spellings_of_the_soft_pin_protect(pin, worker):
+    worker.run("from mooncake.store import SoftPinAction")
+    worker.run("master = Master('--default_kv_lease_ttl=0')")
+    assert worker.eval("connect(master.address, segment=16 * MIB)") == 0
+    worker.run("memory = Memory(MIB)")
+    assert worker.eval(f"store.put_from('pinned', memory.address, MIB, config({pin}))") == 0
+    assert worker.eval("store.put_from('plain', memory.address, MIB)") == 0
+    worker.run("[store.put_from(f'f{i}', memory.address, MIB) for i in range(20)]")
+    assert worker.eval("store.batch_is_exist(['pinned', 'plain'])") == [1, 0]
+    # Turned off again, it is an object like others.
+    assert worker.eval("store.put_from('off', memory.address, MIB, config(with_soft_pin=False))") == 0
+    worker.run("[store.put_from(f'g{i}', memory.address, MIB) for i in range(20)]")
+    assert worker.eval("store.batch_is_exist(['pinned', 'off'])") == [1, 0]

@@ -1,0 +1,161 @@
+"""Tensors beyond single answers: every cut of every type, large ones, other processes, readers in between."""
+
+import pytest
+
+
+@pytest.fixture
+def store(worker):
+    answer = worker.ask(run="import torch")
+    if answer:
+        pytest.skip(answer["text"])
+    worker.run("from mooncake.store import ParallelAxis, ReadTarget, TensorParallelism")
+    worker.run("master = Master(); connect(master.address)")
+    worker.run("""
+def par(*axes):
+    made = TensorParallelism()
+    made.axes = [ParallelAxis() for _ in axes]
+    for axis, (kind, rank, size, split_dim) in zip(made.axes, axes):
+        axis.kind, axis.rank, axis.size, axis.split_dim = kind, rank, size, split_dim
+    return made
+
+def target(mode, *axes):
+    made = ReadTarget()
+    made.mode, made.parallelism = mode, par(*axes)
+    return made
+
+def same(a, b):
+    if a is None or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    as_bytes = lambda it: it.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(as_bytes(a), as_bytes(b))
+""")
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [("uint8", 4), ("bfloat16", 4), ("float8_e5m2", 4), ("float64", 4), ("bool", 4), ("float32", 384)],
+)
+def test_every_cut_can_be_read_from_every_other(store, dtype, width):
+    """A tensor of three dimensions, cut along each of them into any number of parts, read with any other."""
+    store.run(f"""
+bits = (torch.arange(12 * 6 * {width} * 8) * 7 % 5 % 2).to(torch.uint8).reshape(12, 6, -1)
+whole = bits.view(torch.{dtype})[:, :, :{width}].contiguous()
+memory = Memory(1 << 18)
+store.register_buffer(memory.address, memory.size)
+wrong = []
+for dim in range(3):
+    sizes = [size for size in (1, 2, 3, 4, 6) if whole.shape[dim] % size == 0]
+    for stored in sizes:
+        key = f'k{{dim}}{{stored}}'
+        for rank, part in enumerate(whole.chunk(stored, dim)):
+            if store.put_tensor_with_parallelism(key, part, par(('tp', rank, stored, dim))):
+                wrong.append((key, rank))
+        for wanted in sizes:
+            parts = whole.chunk(wanted, dim)
+            for rank in range(wanted):
+                axis = ('tp', rank, wanted, dim)
+                found = store.get_tensor_with_parallelism(key, target('shard', axis))
+                if not same(found, parts[rank]):
+                    wrong.append((key, wanted, rank))
+            found = store.get_tensor_with_parallelism_into(
+                key, memory.address, memory.size, target('full', ('tp', 0, wanted, dim)))
+            if not same(found, whole):
+                wrong.append((key, wanted))
+""")
+    assert store.eval("wrong") == []
+
+
+def test_a_shard_that_was_replaced_is_read_as_a_whole(store):
+    """The header that was read first is of an older put: nothing read by it counts."""
+    store.run("""
+from mooncake import _reads
+whole = torch.arange(4096.).reshape(4, 1024)
+store.put_tensor_with_tp('k', torch.zeros(4, 1024), 0, 2)
+old = _reads._heads(store, ['k_tp_0', 'k_tp_1'])
+[store.remove(f'k_tp_{rank}', force=True) for rank in range(2)]
+store.put_tensor_with_tp('k', whole, 0, 2)
+now, _reads._heads = _reads._heads, lambda store, names: [old[int(name[-1:])] for name in names]
+found = store.get_tensor_with_parallelism('k', target('full', ('tp', 0, 2, 0)))
+_reads._heads = now
+""")
+    assert store.eval("same(found, whole), old[0].generation != now(store, ['k_tp_0'])[0].generation") == (
+        True,
+        True,
+    )
+
+
+def test_a_whole_may_be_larger_than_the_local_buffer(store):
+    store.run("""
+whole = torch.arange(10 * MIB, dtype=torch.float32).reshape(8, -1)
+codes = [store.put_tensor_with_parallelism('k', part, par(('tp', rank, 4, 0)))
+         for rank, part in enumerate(whole.chunk(4))]
+found = store.get_tensor_with_parallelism('k', target('full', ('tp', 0, 4, 0)))
+""")
+    assert store.eval("codes, same(found, whole)") == ([0] * 4, True)
+
+
+def test_memory_of_what_was_read_is_freed(store):
+    store.run("""
+import resource
+whole = torch.zeros(2 * MIB, dtype=torch.float32)
+store.put_tensor_with_tp('k', whole, 0, 4)
+read = lambda: store.get_tensor_with_parallelism('k', target('full', ('tp', 0, 4, 0)))
+resident = lambda: int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()
+[read() for _ in range(40)]
+before = resident()
+[read() for _ in range(120)]
+""")
+    # The results have 960 MB; allocators keep a few of them.
+    assert store.eval("resident() - before") < 240 << 20
+
+
+def test_a_tensor_outlives_its_object(store):
+    store.run("t = torch.arange(1000.); store.put_tensor('k', t); found = store.get_tensor('k')")
+    store.run("store.remove('k', force=True); store.put_tensor('k', t + 1); store.close()")
+    assert store.eval("same(found, t)")
+
+
+def test_readers_of_a_replaced_tensor_get_one_value(store):
+    store.run("""
+stop, wrong, codes = threading.Event(), [], []
+tensor = lambda turn: torch.full((100 + turn % 3, 256), float(turn))
+
+def write():
+    codes.extend(store.upsert_tensor('k', tensor(turn)) for turn in range(60))
+
+def read():
+    while not stop.is_set():
+        found = store.get_tensor('k')
+        if found is None or not same(found, tensor(int(found[0, 0]))):
+            wrong.append(found)
+
+store.upsert_tensor('k', tensor(0))
+reader, writer = threading.Thread(target=read), threading.Thread(target=write)
+reader.start()
+writer.start()
+writer.join()
+stop.set()
+reader.join()
+""")
+    assert store.eval("wrong, set(codes)") == ([], {0})
+
+
+def test_another_process_reads_and_writes_tensors(store):
+    store.run("a = Other(master.address, 0, environment={'TIFFIN_SHARED_MEMORY': 'off'})")
+    store.run("a('NAMES.update(torch=__import__(\"torch\"))')")
+    store.run("t = torch.arange(24.).reshape(4, 6)")
+    assert store.eval("a(\"store.put_tensor('k', torch.arange(24.).reshape(4, 6))\")") == 0
+    assert store.eval("same(store.get_tensor('k'), t)")
+    assert store.eval("store.put_tensor_with_tp('p', t, 0, 3, 1)") == 0
+    assert store.eval("a(\"store.get_tensor_with_tp('p', 2, 3).tolist()\") == t[:, 4:].tolist()")
+    assert store.eval("a(\"store.upsert_tensor('k', torch.ones(2))\"), store.get_tensor('k').tolist()") == (
+        0,
+        [1.0, 1.0],
+    )
+
+
+def test_a_shard_more_than_there_may_be(store):
+    store.run("none = torch.empty(0)")
+    assert store.eval("store.put_tensor_with_tp('k', none, 0, 65537), store.is_exist('k_tp_0')") == (-600, 0)
+    assert store.eval("store.put_tensor_with_tp('k', none, 0, 65536), store.is_exist('k_tp_65535')") == (0, 1)

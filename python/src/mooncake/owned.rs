@@ -1,0 +1,207 @@
+//! Objects and parts of them in memory of their own, for the tensor calls; and bytes at addresses.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tiffin_client::probe::Access;
+use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
+
+use super::arguments::{Items, KeyArg, Number};
+use super::calls::{self, LEASED};
+use super::checks;
+use super::memory;
+use super::open::Open;
+use super::store::MooncakeDistributedStore;
+
+/// The bytes of an object, writable, in memory of their own. A tensor over them keeps this object.
+#[pyclass(module = "mooncake.store", frozen)]
+pub(crate) struct OwnedBytes {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to this object alone and is freed when it is dropped. Rust code does not access
+// it in between; what Python threads write into it is theirs to order, as with a `bytearray`.
+unsafe impl Send for OwnedBytes {}
+// SAFETY: as above; a shared reference gives out the address only.
+unsafe impl Sync for OwnedBytes {}
+
+impl OwnedBytes {
+    fn new(bytes: Vec<u8>) -> Self {
+        let bytes = Box::into_raw(bytes.into_boxed_slice());
+        Self { start: NonNull::new(bytes.cast()).unwrap_or(NonNull::dangling()), len: bytes.len() }
+    }
+}
+
+impl Drop for OwnedBytes {
+    fn drop(&mut self) {
+        let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
+        // SAFETY: made by `Box::into_raw` in `new`, and dropped once. A buffer that is exported holds a
+        // reference to this object, so none is left.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+#[pymethods]
+impl OwnedBytes {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    // SAFETY: called by the interpreter, with a view that is to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let this = slf.get();
+        let (start, len) = (this.start.as_ptr().cast::<c_void>(), this.len as isize);
+        // SAFETY: `view` is valid for writes, and the bytes are valid for as long as the reference to the
+        // object, which the function puts into the view, exists.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
+/// Read whole objects. Returns `None` for those that cannot be read, or that have more bytes than `limited`
+/// allows: the size of the local buffer.
+#[pyfunction]
+pub(super) fn read_owned(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    limited: bool,
+) -> PyResult<Vec<Option<OwnedBytes>>> {
+    let found = match store.get().open() {
+        Some(open) => {
+            calls::get_whole(py, &open, &keys.0, if limited { open.buffer_bytes } else { u64::MAX })?
+        }
+        None => keys.0.iter().map(|_| None).collect(),
+    };
+    Ok(found.into_iter().map(|it| it.map(OwnedBytes::new)).collect())
+}
+
+/// The size of an object, its first bytes, and which put of the key it is.
+type Head<'py> = (u64, Bound<'py, PyBytes>, String);
+
+/// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its generation;
+/// `None` for objects that cannot be read or are shorter.
+#[pyfunction]
+pub(super) fn read_heads<'py>(
+    py: Python<'py>,
+    store: &Bound<'py, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    len: usize,
+) -> PyResult<Vec<Option<Head<'py>>>> {
+    let Some(open) = store.get().open() else { return Ok(keys.0.iter().map(|_| None).collect()) };
+    let found = calls::resolve(py, &open, &keys.0, LEASED)?;
+    let is_long = |it: Result<Option<_>, Error>| {
+        it.ok().flatten().filter(|info: &tiffin_client::Info| info.len >= len as u64)
+    };
+    let infos: Vec<_> = found.into_iter().map(is_long).collect();
+    let mut heads: Vec<_> = infos.iter().flatten().map(|_| vec![0_u8; len]).collect();
+    let wanted = keys.0.iter().zip(&infos).filter(|(_, info)| info.is_some());
+    let keys = wanted.filter_map(|(key, _)| key.key());
+    let gets = keys.zip(&mut heads).map(|(key, head)| GetInto::new(key, head).range(0..len as u64));
+    let gets: Vec<_> = gets.collect();
+    let fetched = fetch(py, &open, &gets)?;
+    drop(gets);
+    let mut heads = heads.into_iter().zip(fetched);
+    let mut head = |info: &tiffin_client::Info| {
+        let (head, fetched) = heads.next()?;
+        // An object that was replaced between the two requests has another size, perhaps.
+        let is_same = fetched.is_ok_and(|it| it.generation == info.generation);
+        is_same.then(|| (info.len, PyBytes::new(py, &head), info.generation.to_string()))
+    };
+    Ok(infos.iter().map(|info| info.as_ref().and_then(&mut head)).collect())
+}
+
+fn fetch(
+    py: Python<'_>,
+    open: &Open,
+    gets: &[GetInto<'_>],
+) -> PyResult<Vec<Result<tiffin_client::Fetched, Error>>> {
+    let deadline = Deadline::after(open.call_time);
+    let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
+    let get = async |client: &Client| Ok(client.get_into(gets, options, deadline).await);
+    let fetched = open.handle.call(py, deadline, get)?;
+    Ok(fetched.unwrap_or_else(|error| vec![Err(error); gets.len()]))
+}
+
+/// Bytes of an object that go to rows in memory: its key, where they begin in it, the address of the first
+/// row, the bytes of a row, how many rows, the distance from one row to the next, and the generation that is
+/// meant.
+#[derive(FromPyObject)]
+pub(super) struct ToRows(KeyArg, Number, Number, Number, Number, Number, String);
+
+impl ToRows {
+    fn get(&self) -> Option<GetInto<'static>> {
+        let Self(key, start, address, len, rows, stride, _) = self;
+        let row = |at: u64| memory::target(address.0.checked_add(at.checked_mul(stride.0)?)?, len.0);
+        let targets = (0..rows.0).map(row).collect::<Option<Vec<_>>>()?;
+        let end = start.0.checked_add(len.0.checked_mul(rows.0)?)?;
+        Some(GetInto::scattered(key.key()?, targets).range(start.0..end))
+    }
+}
+
+/// Read ranges of objects into rows of memory that the caller has just allocated or checked. Returns for each
+/// whether it was read, from the object that was meant.
+#[pyfunction]
+pub(super) fn read_rows(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    wanted: Items<ToRows>,
+) -> PyResult<Vec<bool>> {
+    let gets: Option<Vec<_>> = wanted.0.iter().map(ToRows::get).collect();
+    let (Some(open), Some(gets)) = (store.get().open(), gets) else {
+        return Ok(vec![false; wanted.0.len()]);
+    };
+    let fetched = fetch(py, &open, &gets)?.into_iter().zip(&wanted.0);
+    let is_read = |(fetched, wanted): (Result<tiffin_client::Fetched, Error>, &ToRows)| {
+        fetched.is_ok_and(|it| it.generation.to_string() == wanted.6)
+    };
+    Ok(fetched.map(is_read).collect())
+}
+
+/// The bytes at an address, or `None` if they are not memory that this process can read.
+#[pyfunction]
+pub(super) fn peek<'py>(
+    py: Python<'py>,
+    store: &Bound<'py, MooncakeDistributedStore>,
+    address: Number,
+    len: usize,
+) -> Option<Bound<'py, PyBytes>> {
+    let open = store.get().open()?;
+    if address.0 == 0 || !checks::is_usable(&open, address.0, len as u64, Access::Read) {
+        return None;
+    }
+    let start = ptr::with_exposed_provenance::<u8>(usize::try_from(address.0).ok()?);
+    let mut bytes = vec![0; len];
+    // SAFETY: the range was just found to be readable, and the caller of the Python method promises that it
+    // stays mapped. The target is new memory of that size.
+    unsafe { ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), len) };
+    Some(PyBytes::new(py, &bytes))
+}
+
+/// Whether all of these bytes are in one range of registered memory, or in the local buffer.
+#[pyfunction]
+pub(super) fn is_registered(
+    store: &Bound<'_, MooncakeDistributedStore>,
+    address: Number,
+    len: Number,
+) -> bool {
+    let Some(open) = store.get().open() else { return false };
+    let is_usable = || checks::is_usable(&open, address.0, len.0, Access::Write);
+    address.0 > 0 && open.is_registered(address.0, len.0) && is_usable()
+}
+
+/// Whether the store is set up.
+#[pyfunction]
+pub(super) fn is_open(store: &Bound<'_, MooncakeDistributedStore>) -> bool {
+    store.get().open().is_some()
+}

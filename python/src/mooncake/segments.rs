@@ -1,0 +1,179 @@
+//! Segments that a store mounts beside the one of its `setup`: further storage nodes in this process.
+//!
+//! All segments of a store have its name, as in Mooncake, so `preferred_segment` names all of them.
+//!
+//! **Invariant:** the nodes belong to the process that mounted them. A forked child has none, and leaves
+//! those of its parent alone.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tiffin_client::Deadline;
+use tiffin_server::{Address, NodeConfig, NodeServer, host};
+use tokio::time::Instant;
+
+use super::open::tell;
+use crate::process::PerProcess;
+
+/// Segments that are allocated have a multiple of so many bytes, as in Mooncake.
+const SEGMENT_ALIGN: u64 = 16 << 20;
+/// Segments that a store may mount.
+pub(super) const SEGMENTS_MAX: usize = 64;
+/// How long the master may take to accept a segment.
+const JOIN_TIME: Duration = Duration::from_secs(20);
+/// How long a segment may take to leave.
+const LEAVE_TIME: Duration = Duration::from_secs(5);
+
+/// How the nodes of a store are made.
+#[derive(Clone)]
+pub(super) struct Site {
+    /// The name of the store.
+    pub(super) hostname: String,
+    /// Where its nodes listen.
+    pub(super) ip: IpAddr,
+    /// All else.
+    pub(super) config: NodeConfig,
+}
+
+/// The name of a mounted segment: two numbers, in decimal with a dash between them.
+pub(super) type Id = (u64, u64);
+
+/// The segments of one store.
+pub(super) struct Segments {
+    site: Site,
+    mounted: PerProcess<Arc<Mounted>>,
+}
+
+#[derive(Default)]
+struct Mounted(Mutex<BTreeMap<Id, Segment>>);
+
+enum Segment {
+    /// It takes objects.
+    Serving(NodeServer),
+    /// It leaves when its grace period ends.
+    Leaving(NodeServer),
+}
+
+/// The outcome of an unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unmounted {
+    Done,
+    /// No segment has that name.
+    Unknown,
+    /// It is in its grace period.
+    Leaving,
+}
+
+impl Mounted {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Id, Segment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Segments {
+    pub(super) fn new(site: Site) -> Self {
+        Self { site, mounted: PerProcess::new() }
+    }
+
+    fn mounted(&self) -> &Arc<Mounted> {
+        let Ok(mounted) = self.mounted.get_or_try(|| Ok::<_, std::convert::Infallible>(Arc::default()));
+        mounted
+    }
+
+    /// Mounts memory of at least so many bytes. Returns its name and how many there are.
+    pub(super) async fn allocate(&self, bytes: u64) -> Result<(Id, u64), String> {
+        let memory =
+            Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
+        let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is not possible"))?;
+        let mounted = Arc::clone(self.mounted());
+        if mounted.lock().len() >= SEGMENTS_MAX {
+            return Err(format!("{SEGMENTS_MAX} segments are mounted already"));
+        }
+        let config = NodeConfig {
+            memory,
+            name: self.site.hostname.clone(),
+            listen: Some(Address::Tcp { host: self.site.ip.to_string(), port: 0 }),
+            ..self.site.config.clone()
+        };
+        let node = NodeServer::start(config).await.map_err(|error| error.to_string())?;
+        let joined = node.joined(Instant::now() + JOIN_TIME).await;
+        joined.map_err(|error| error.to_string())?;
+        let drawn = host::draw().map_err(|error| format!("no random number: {error}"))?;
+        let id = (node.segment().0, drawn);
+        mounted.lock().insert(id, Segment::Serving(node));
+        Ok((id, memory))
+    }
+
+    /// Unmounts a segment: at once, or when the grace period has ended.
+    pub(super) async fn unmount(&self, id: Id, grace: Duration) -> Unmounted {
+        let mounted = Arc::clone(self.mounted());
+        let segment = mounted.lock().remove(&id);
+        match segment {
+            None => Unmounted::Unknown,
+            Some(segment @ Segment::Leaving(_)) => {
+                mounted.lock().insert(id, segment);
+                Unmounted::Leaving
+            }
+            Some(Segment::Serving(node)) if grace.is_zero() => {
+                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+                Unmounted::Done
+            }
+            Some(Segment::Serving(node)) => {
+                node.drain();
+                mounted.lock().insert(id, Segment::Leaving(node));
+                tokio::spawn(async move {
+                    tokio::time::sleep(grace).await;
+                    let segment = mounted.lock().remove(&id);
+                    if let Some(Segment::Leaving(node)) = segment {
+                        node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+                    }
+                });
+                Unmounted::Done
+            }
+        }
+    }
+
+    /// Unmounts everything that this process has mounted.
+    pub(super) async fn close(&self) {
+        let Some(mounted) = self.mounted.here() else { return };
+        let segments = std::mem::take(&mut *mounted.lock());
+        for (_, Segment::Serving(node) | Segment::Leaving(node)) in segments {
+            node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+        }
+    }
+}
+
+/// In the process that mounted them, segments that were not unmounted leave in the background.
+impl Drop for Segments {
+    fn drop(&mut self) {
+        let Some(mounted) = self.mounted.take() else { return };
+        let segments = std::mem::take(&mut *mounted.lock());
+        if let Ok(runtime) = crate::runtime::runtime()
+            && !segments.is_empty()
+        {
+            runtime.spawn(async move {
+                for (_, Segment::Serving(node) | Segment::Leaving(node)) in segments {
+                    node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+                }
+            });
+        }
+    }
+}
+
+/// The text of a name.
+pub(super) fn text_of((first, second): Id) -> String {
+    format!("{first}-{second}")
+}
+
+/// The name that a text has.
+pub(super) fn id_of(text: &str) -> Option<Id> {
+    let (first, second) = text.split_once('-')?;
+    Some((first.parse().ok()?, second.parse().ok()?))
+}
+
+/// Reports in one line that a segment could not be mounted.
+pub(super) fn tell_failed(call: &str, why: &str) {
+    tell(&format!("{call} failed (-1): {why}"));
+}

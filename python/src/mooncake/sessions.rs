@@ -1,0 +1,570 @@
+//! Put sessions and get sessions: objects that are written or read piece by piece.
+//!
+//! A put session reserves space, writes ranges into it, and commits. Like every reservation it claims no
+//! name: if another client stores the key first, that object stays. In this store the key counts as in
+//! flight, as in Mooncake. A get session remembers which object its key named. The ranges of one call are
+//! read from that object, or from one of the same size that replaced it, never from a mixture.
+//!
+//! **Invariants:** a session belongs to the process that started it. An object that is committed has no byte
+//! that another object left there: ranges that were not written are zeros.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use tiffin_client::probe::Access;
+use tiffin_client::{
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, Room, SourceBuf,
+    TargetBuf,
+};
+
+use super::arguments::{Items, KeyArg, Number};
+use super::calls::{self, LEASED};
+use super::checks;
+use super::codes;
+use super::config::{PutForm, ReplicateConfig};
+use super::memory;
+use super::open::Open;
+use super::store::MooncakeDistributedStore;
+use crate::process::PerProcess;
+
+/// Sessions of each kind that one store may have open.
+const SESSIONS_MAX: usize = 1 << 16;
+/// Separate ranges that one put session may have written.
+const RANGES_MAX: usize = 1 << 16;
+/// Zeros that are written at once.
+const ZEROS_MAX: u64 = 1 << 20;
+
+/// The sessions of one store.
+pub(crate) struct Sessions(PerProcess<Here>);
+
+#[derive(Default)]
+struct Here {
+    reading: Mutex<BTreeMap<Key, Reading>>,
+    writing: Mutex<BTreeMap<Key, Arc<Writing>>>,
+    /// How many are in `writing`, so that other calls need no lock.
+    writing_count: AtomicUsize,
+}
+
+/// The object of a get session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    len: u64,
+    generation: tiffin_client::Generation,
+}
+
+/// The reserved space of a put session, and which of its bytes are written: start to end.
+struct Writing {
+    reserved: Reserved,
+    written: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self(PerProcess::new())
+    }
+}
+
+impl Sessions {
+    fn here(&self) -> &Here {
+        let made = self.0.get_or_try(|| Ok::<_, Infallible>(Here::default()));
+        made.unwrap_or_else(|never| match never {})
+    }
+
+    /// Whether a put session of this store has the key.
+    pub(super) fn is_writing(&self, key: &Key) -> bool {
+        self.0.here().is_some_and(|here| {
+            here.writing_count.load(Ordering::Relaxed) > 0 && lock(&here.writing).contains_key(key)
+        })
+    }
+
+    /// Whether a put session of this store is open.
+    pub(super) fn has_writing(&self) -> bool {
+        self.0.here().is_some_and(|here| here.writing_count.load(Ordering::Relaxed) > 0)
+    }
+
+    /// The codes with "not ready" in place of "not found" for keys of open put sessions.
+    pub(super) fn refine(&self, keys: &[KeyArg], mut codes: Vec<i64>) -> Vec<i64> {
+        let Some(here) = self.0.here() else { return codes };
+        if here.writing_count.load(Ordering::Relaxed) > 0 {
+            let writing = lock(&here.writing);
+            for (key, code) in keys.iter().zip(&mut codes) {
+                let is_open = |key: Key| writing.contains_key(&key);
+                if *code == codes::OBJECT_NOT_FOUND && key.key().is_some_and(is_open) {
+                    *code = codes::REPLICA_IS_NOT_READY;
+                }
+            }
+        }
+        codes
+    }
+}
+
+impl Here {
+    fn take_writing(&self, key: &Key) -> Option<Arc<Writing>> {
+        let mut writing = lock(&self.writing);
+        let taken = writing.remove(key);
+        self.writing_count.store(writing.len(), Ordering::Relaxed);
+        taken
+    }
+
+    fn add_writing(&self, key: Key, session: Arc<Writing>) {
+        let mut writing = lock(&self.writing);
+        writing.insert(key, session);
+        self.writing_count.store(writing.len(), Ordering::Relaxed);
+    }
+}
+
+impl Writing {
+    /// Whether these ranges can be added.
+    fn has_space(&self, count: usize) -> bool {
+        lock(&self.written).len().saturating_add(count) <= RANGES_MAX
+    }
+
+    /// Adds a range, and merges it with those that it touches.
+    fn add(&self, mut start: u64, mut end: u64) {
+        let mut written = lock(&self.written);
+        while let Some((at, until)) = written.range(..=end).next_back().map(|(at, until)| (*at, *until)) {
+            if until < start {
+                break;
+            }
+            written.remove(&at);
+            (start, end) = (start.min(at), end.max(until));
+        }
+        if start < end {
+            written.insert(start, end);
+        }
+    }
+
+    /// The ranges that were not written, in steps.
+    fn gaps(&self) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut at = 0;
+        let written = lock(&self.written).clone();
+        for (start, end) in written.into_iter().chain([(self.reserved.len(), 0)]) {
+            while at < start {
+                let step = (start - at).min(ZEROS_MAX);
+                gaps.push((at, step));
+                at += step;
+            }
+            at = at.max(end);
+        }
+        gaps
+    }
+
+    async fn fill_gaps(&self, client: &Client, deadline: Deadline) -> Result<(), Error> {
+        let gaps = self.gaps();
+        let zeros = vec![0_u8; gaps.iter().map(|(_, len)| *len as usize).max().unwrap_or(0)];
+        let piece = |(offset, len): (u64, u64)| {
+            let zeros = zeros.get(..len as usize).unwrap_or_default();
+            (&self.reserved, Piece { offset, sources: vec![SourceBuf::from(zeros)] })
+        };
+        let pieces: Vec<_> = gaps.into_iter().map(piece).collect();
+        client.write_reserved(&pieces, deadline).await.into_iter().collect()
+    }
+}
+
+/// One range of a key: an address, a length, and the offset in the object.
+#[derive(Clone, Copy)]
+struct Fragment {
+    address: u64,
+    len: u64,
+    offset: u64,
+}
+
+impl Fragment {
+    fn end(self) -> Option<u64> {
+        self.offset.checked_add(self.len)
+    }
+}
+
+/// The fragments of each key; nothing if the outer lists differ in length, and an error for a key whose inner
+/// lists differ.
+fn fragments(
+    keys: usize,
+    pointers: &Items<Items<Number>>,
+    sizes: &Items<Items<Number>>,
+    offsets: &Items<Items<Number>>,
+) -> Option<Vec<Result<Vec<Fragment>, i64>>> {
+    let lists = pointers.0.iter().zip(&sizes.0).zip(&offsets.0);
+    let made = lists.map(|((pointers, sizes), offsets)| {
+        if pointers.0.len() != sizes.0.len() || offsets.0.len() != sizes.0.len() {
+            return Err(codes::INVALID_PARAMS);
+        }
+        let parts = pointers.0.iter().zip(&sizes.0).zip(&offsets.0);
+        let fragment = |((address, len), offset): ((&Number, &Number), &Number)| {
+            if address.0 == 0 || memory::source(address.0, len.0).is_none() {
+                return Err(codes::INVALID_PARAMS);
+            }
+            Ok(Fragment { address: address.0, len: len.0, offset: offset.0 })
+        };
+        parts.map(fragment).collect()
+    });
+    let fits = [pointers.0.len(), sizes.0.len(), offsets.0.len()].iter().all(|len| *len == keys);
+    fits.then(|| made.collect())
+}
+
+/// Which of the keys have fragments that this process can access.
+fn usable(open: &Open, call: &str, wanted: &[Result<Vec<Fragment>, i64>], access: Access) -> Vec<bool> {
+    let range = |it: &Fragment| (it.address, it.len);
+    let ranges = |it: &Result<Vec<Fragment>, i64>| it.iter().flatten().map(range).collect();
+    checks::usable(open, call, &wanted.iter().map(ranges).collect::<Vec<_>>(), access)
+}
+
+/// Start get sessions. Returns for each key 0, or why its object cannot be read.
+#[pyfunction]
+pub(super) fn get_session_start(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+) -> PyResult<Vec<i64>> {
+    let Some(open) = store.get().open() else { return Ok(Vec::new()) };
+    let found = calls::resolve(py, &open, &keys.0, LEASED)?;
+    let mut reading = lock(&open.sessions.here().reading);
+    let start = |(key, found): (&KeyArg, Result<Option<Info>, Error>)| {
+        let Some(key) = key.key() else { return codes::OBJECT_NOT_FOUND };
+        reading.remove(&key);
+        match found {
+            Ok(Some(_)) if reading.len() >= SESSIONS_MAX => codes::NO_AVAILABLE_HANDLE,
+            Ok(Some(info)) => {
+                reading.insert(key, Reading { len: info.len, generation: info.generation });
+                codes::OK
+            }
+            Ok(None) => codes::OBJECT_NOT_FOUND,
+            Err(error) => codes::of(&error),
+        }
+    };
+    let codes = keys.0.iter().zip(found).map(start).collect();
+    drop(reading);
+    Ok(open.sessions.refine(&keys.0, codes))
+}
+
+/// End get sessions. Always returns 0, or -1 if the store is not set up.
+#[pyfunction]
+pub(super) fn get_session_end(store: &Bound<'_, MooncakeDistributedStore>, keys: Items<KeyArg>) -> i64 {
+    let Some(open) = store.get().open() else { return codes::INTERNAL_ERROR };
+    let mut reading = lock(&open.sessions.here().reading);
+    keys.0.iter().filter_map(KeyArg::key).for_each(|key| _ = reading.remove(&key));
+    codes::OK
+}
+
+/// What one key of a range read comes to.
+enum Ranged {
+    Read(i64),
+    /// The object was replaced by another one of the same size: the ranges are read again.
+    Replaced(Reading),
+    /// The object of the session is gone.
+    Gone,
+}
+
+/// Read ranges of objects with a get session.
+#[pyfunction]
+pub(super) fn get_session_ranges(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    pointers: Items<Items<Number>>,
+    sizes: Items<Items<Number>>,
+    offsets: Items<Items<Number>>,
+) -> PyResult<Vec<i64>> {
+    let Some(open) = store.get().open() else { return Ok(Vec::new()) };
+    let Some(wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
+        return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
+    };
+    let usable = usable(&open, "batch_get_into_multi_buffer_ranges", &wanted, Access::Write);
+    let sessions = open.sessions.here();
+    let mut answers = vec![codes::INVALID_PARAMS; keys.0.len()];
+    let mut left = Vec::new();
+    for (at, ((key, wanted), is_usable)) in keys.0.iter().zip(wanted).zip(usable).enumerate() {
+        let (Some(key), Ok(wanted), true) = (key.key(), wanted, is_usable) else { continue };
+        let Some(reading) = lock(&sessions.reading).get(&key).copied() else { continue };
+        let is_inside = |it: &Fragment| it.end().is_some_and(|end| end <= reading.len);
+        if wanted.iter().all(is_inside) {
+            left.push((at, key, reading, wanted));
+        }
+    }
+    // A second round is for objects that were replaced since the session began.
+    for _ in 0..2 {
+        let ranged = read(py, &open, &left)?;
+        let mut again = Vec::new();
+        for ((at, key, reading, wanted), ranged) in left.into_iter().zip(ranged) {
+            let answer = match ranged {
+                Ranged::Read(code) => code,
+                Ranged::Replaced(new) => {
+                    if let Some(it) = lock(&sessions.reading).get_mut(&key).filter(|it| **it == reading) {
+                        *it = new;
+                    }
+                    again.push((at, key, new, wanted));
+                    codes::REPLICA_IS_NOT_READY
+                }
+                Ranged::Gone => {
+                    lock(&sessions.reading).remove(&key);
+                    codes::LEASE_EXPIRED
+                }
+            };
+            if let Some(it) = answers.get_mut(at) {
+                *it = answer;
+            }
+        }
+        left = again;
+    }
+    Ok(answers)
+}
+
+type ToRead = (usize, Key, Reading, Vec<Fragment>);
+
+/// Reads the fragments of keys once.
+fn read(py: Python<'_>, open: &Open, wanted: &[ToRead]) -> PyResult<Vec<Ranged>> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut gets = Vec::new();
+    for (_, key, _, fragments) in wanted {
+        for fragment in fragments.iter().filter(|it| it.len > 0) {
+            // Both were checked: the memory is there, and the range is inside the object.
+            if let (Some(target), Some(end)) = (target(*fragment), fragment.end()) {
+                gets.push(GetInto::scattered(key.clone(), vec![target]).range(fragment.offset..end));
+            }
+        }
+    }
+    let deadline = Deadline::after(open.call_time);
+    let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
+    let get = async |client: &Client| {
+        let fetched = client.get_into(&gets, options, deadline).await;
+        let mut fetched = fetched.into_iter();
+        let mut ranged = Vec::with_capacity(wanted.len());
+        for (_, key, reading, fragments) in wanted {
+            let count = fragments.iter().filter(|it| it.len > 0).count();
+            let results: Vec<_> = fetched.by_ref().take(count).collect();
+            ranged.push(judge(client, key, *reading, results, deadline).await);
+        }
+        Ok(ranged)
+    };
+    let answer = open.handle.call(py, deadline, get)?;
+    Ok(answer.unwrap_or_else(|error| wanted.iter().map(|_| Ranged::Read(codes::of(&error))).collect()))
+}
+
+fn target<'a>(fragment: Fragment) -> Option<TargetBuf<'a>> {
+    memory::target(fragment.address, fragment.len)
+}
+
+/// What the results of the fragments of one key mean for its session.
+async fn judge(
+    client: &Client,
+    key: &Key,
+    reading: Reading,
+    results: Vec<Result<tiffin_client::Fetched, Error>>,
+    deadline: Deadline,
+) -> Ranged {
+    let is_same = |it: &Result<tiffin_client::Fetched, Error>| match it {
+        Ok(fetched) => fetched.generation == reading.generation,
+        Err(error) => !matches!(error, Error::NotFound { .. } | Error::OutOfRange { .. }),
+    };
+    if results.iter().all(is_same) {
+        let sum =
+            results.into_iter().try_fold(0_i64, |sum, it| Ok(sum + i64::try_from(it?.len).unwrap_or(0)));
+        return Ranged::Read(sum.unwrap_or_else(|error: Error| codes::of(&error)));
+    }
+    let info = client.resolve(std::slice::from_ref(key), LEASED, deadline).await;
+    match info.into_iter().next() {
+        Some(Ok(Some(info))) if info.len == reading.len => {
+            Ranged::Replaced(Reading { len: info.len, generation: info.generation })
+        }
+        Some(Err(error)) => Ranged::Read(codes::of(&error)),
+        _ => Ranged::Gone,
+    }
+}
+
+/// Start put sessions: reserve space for objects of these sizes.
+#[pyfunction]
+pub(super) fn put_session_start(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    sizes: Items<Number>,
+    config: ReplicateConfig,
+) -> PyResult<Vec<i64>> {
+    let Some(open) = store.get().open() else { return Ok(Vec::new()) };
+    let count = keys.0.len();
+    let options = match config.options(count, PutForm::MultiBuffer) {
+        Ok(options) if sizes.0.len() == count => options,
+        Ok(_) => return Ok(vec![codes::INVALID_PARAMS; count]),
+        Err(code) => return Ok(vec![code; count]),
+    };
+    let here = open.sessions.here();
+    let (mut rooms, mut known, mut names) = (Vec::new(), Vec::with_capacity(count), BTreeSet::new());
+    let mut space = SESSIONS_MAX.saturating_sub(lock(&here.writing).len());
+    for (key, size) in keys.0.iter().zip(&sizes.0) {
+        let code = match key.key() {
+            Some(key) if size.0 > 0 && !lock(&here.writing).contains_key(&key) => {
+                if space == 0 {
+                    Some(codes::NO_AVAILABLE_HANDLE)
+                } else if !names.insert(key.clone()) {
+                    Some(codes::OBJECT_ALREADY_EXISTS)
+                } else {
+                    space -= 1;
+                    let options = options.clone();
+                    rooms.push(Room { key, len: size.0, options });
+                    None
+                }
+            }
+            _ => Some(codes::INVALID_PARAMS),
+        };
+        known.push(code);
+    }
+    let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
+    let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
+    let ask = async |client: &Client| Ok(client.reserve(&rooms, patience, deadline).await);
+    let reserved = open.handle.call(py, deadline, ask)?;
+    let mut reserved = match reserved {
+        Ok(reserved) => reserved.into_iter(),
+        Err(error) => {
+            let failed = codes::of(&error);
+            return Ok(known.into_iter().map(|code| code.unwrap_or(failed)).collect());
+        }
+    };
+    let mut start = || match reserved.next() {
+        Some(Ok(reserved)) => {
+            let key = reserved.key().clone();
+            here.add_writing(key, Arc::new(Writing { reserved, written: Mutex::default() }));
+            codes::OK
+        }
+        Some(Err(Error::Exists { .. })) => codes::OBJECT_ALREADY_EXISTS,
+        Some(Err(error)) => codes::of(&error),
+        None => codes::RPC_FAIL,
+    };
+    Ok(known.into_iter().map(|code| code.unwrap_or_else(&mut start)).collect())
+}
+
+/// Write ranges of objects with a put session.
+#[pyfunction]
+pub(super) fn put_session_ranges(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    pointers: Items<Items<Number>>,
+    sizes: Items<Items<Number>>,
+    offsets: Items<Items<Number>>,
+) -> PyResult<Vec<i64>> {
+    let Some(open) = store.get().open() else { return Ok(Vec::new()) };
+    let Some(wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
+        return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
+    };
+    let usable = usable(&open, "batch_put_from_multi_buffer_ranges", &wanted, Access::Read);
+    let here = open.sessions.here();
+    let session = |((key, wanted), is_usable): ((&KeyArg, Result<Vec<Fragment>, i64>), bool)| {
+        let session = key.key().and_then(|key| lock(&here.writing).get(&key).cloned());
+        let (Some(session), true) = (session, is_usable) else { return Err(codes::INVALID_PARAMS) };
+        let wanted = wanted?;
+        if wanted.is_empty() {
+            return Err(codes::INVALID_REPLICA);
+        }
+        let is_inside = |it: &Fragment| it.end().is_some_and(|end| end <= session.reserved.len());
+        if !wanted.iter().all(is_inside) || !session.has_space(wanted.len()) {
+            return Err(codes::INVALID_PARAMS);
+        }
+        Ok((session, wanted))
+    };
+    let writes: Vec<_> = keys.0.iter().zip(wanted).zip(usable).map(session).collect();
+    let mut pieces = Vec::new();
+    for (session, fragments) in writes.iter().flatten() {
+        for fragment in fragments.iter().filter(|it| it.len > 0) {
+            if let Some(source) = memory::source(fragment.address, fragment.len) {
+                let piece = Piece { offset: fragment.offset, sources: vec![source] };
+                pieces.push((&session.reserved, piece));
+            }
+        }
+    }
+    let deadline = Deadline::after(open.call_time);
+    let ask = async |client: &Client| Ok(client.write_reserved(&pieces, deadline).await);
+    let mut written = match open.handle.call(py, deadline, ask)? {
+        Ok(written) => written.into_iter(),
+        Err(error) => vec![Err(error); pieces.len()].into_iter(),
+    };
+    let count = |write: &Result<(Arc<Writing>, Vec<Fragment>), i64>| match write {
+        Ok((session, fragments)) => sum(session, fragments, &mut written),
+        Err(code) => *code,
+    };
+    Ok(writes.iter().map(count).collect())
+}
+
+/// The bytes of the fragments that were written, or why one was not.
+fn sum(
+    session: &Writing,
+    fragments: &[Fragment],
+    written: &mut impl Iterator<Item = Result<(), Error>>,
+) -> i64 {
+    let mut sum = Ok(0_i64);
+    for fragment in fragments.iter().filter(|it| it.len > 0) {
+        match written.next() {
+            Some(Ok(())) => {
+                session.add(fragment.offset, fragment.offset.saturating_add(fragment.len));
+                sum = sum.map(|sum| sum.saturating_add(i64::try_from(fragment.len).unwrap_or(i64::MAX)));
+            }
+            Some(Err(Error::Unreachable { .. })) | None => sum = sum.and(Err(codes::TRANSFER_FAIL)),
+            Some(Err(error)) => sum = sum.and(Err(codes::of(&error))),
+        }
+    }
+    sum.unwrap_or_else(|code| code)
+}
+
+/// End put sessions, and commit their objects or give their space back.
+#[pyfunction]
+pub(super) fn put_session_end(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    keys: Items<KeyArg>,
+    commits: bool,
+) -> PyResult<Vec<i64>> {
+    let Some(open) = store.get().open() else { return Ok(Vec::new()) };
+    let here = open.sessions.here();
+    // A key that repeats has the answer of its first place.
+    let (mut sessions, mut known) = (Vec::new(), BTreeMap::new());
+    let mut place = |key: &KeyArg| {
+        let key = key.key()?;
+        if let Some(at) = known.get(&key) {
+            return Some(*at);
+        }
+        sessions.push(here.take_writing(&key)?);
+        known.insert(key, sessions.len() - 1);
+        Some(sessions.len() - 1)
+    };
+    let places: Vec<_> = keys.0.iter().map(&mut place).collect();
+    let deadline = Deadline::after(open.call_time);
+    let end = async |client: &Client| {
+        let mut codes = Vec::with_capacity(sessions.len());
+        let mut filled = Vec::new();
+        for session in &sessions {
+            let done = match commits {
+                true => session.fill_gaps(client, deadline).await,
+                false => session.reserved.release(deadline).await,
+            };
+            match done {
+                Ok(()) if commits => filled.push(&session.reserved),
+                _ => {}
+            }
+            codes.push(done.map_or_else(|error| codes::of(&error), |()| codes::OK));
+        }
+        let mut stored = client.commit_reserved(&filled, deadline).await.into_iter();
+        for code in codes.iter_mut().filter(|code| commits && **code == codes::OK) {
+            *code = match stored.next() {
+                Some(Ok(_)) => codes::OK,
+                Some(Err(Error::Unreachable { .. })) | None => codes::OBJECT_NOT_FOUND,
+                Some(Err(error)) => codes::of(&error),
+            };
+        }
+        Ok(codes)
+    };
+    let ended = match open.handle.call(py, deadline, end)? {
+        Ok(codes) => codes,
+        Err(error) => vec![codes::of(&error); sessions.len()],
+    };
+    let code = |place: Option<usize>| place.and_then(|at| ended.get(at).copied());
+    Ok(places.into_iter().map(|place| code(place).unwrap_or(codes::INVALID_PARAMS)).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each use is one change, so a poisoned lock is usable.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

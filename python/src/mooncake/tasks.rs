@@ -1,0 +1,329 @@
+//! Copy and move tasks: they change where the copies of an object are.
+//!
+//! Mooncake's tasks run in the process that owns the source, which asks the master for them once a second.
+//! Here the process that creates a task runs it at once: it reads the object, reserves memory on exactly the
+//! segments that are to have it, and puts it there in place of the object that it read. The put is refused if
+//! the object changed meanwhile, and the task begins anew. A reader finds the value at any time.
+//!
+//! **Invariant:** a task never replaces a value that it has not read, and never brings back a removed object.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tiffin_client::{
+    Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutOptions, ResolveOptions, Room,
+    SOFT_PIN_DEFAULT, SourceBuf, Why,
+};
+use tiffin_core::REPLICAS_MAX;
+use tiffin_server::host;
+
+use super::codes;
+use super::enums::{TaskStatus, TaskType};
+use crate::handle::Handle;
+use crate::process::PerProcess;
+
+/// Tasks that wait or run at the same time, in one store; Mooncake's default.
+pub(super) const TASKS_MAX: usize = 10_000;
+/// Ended tasks that are remembered, in one store; Mooncake's default.
+pub(super) const ENDED_MAX: usize = 10_000;
+/// Tasks that run at the same time, in one store.
+const RUNNING_MAX: usize = 4;
+/// How often a task begins anew because the object changed, or because memory was short.
+const TRIES_MAX: u32 = 10;
+/// How long a try waits for memory, and how much longer each pause before the next try is.
+const SPACE_WAIT: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long one try may take.
+const TRY_TIME: Duration = Duration::from_secs(60);
+
+/// The name of a task.
+pub(crate) type Id = (u64, u64);
+
+/// What is to become of the copies of an object. Segments are named as `get_hostname` returns them.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    /// These segments get copies, too.
+    Copy(Vec<String>),
+    /// The copy on the first segment goes to the second.
+    Move(String, String),
+    /// The copies on this segment go.
+    Clear(String),
+}
+
+/// A task, as `query_task` reports it.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) id: Id,
+    pub(super) kind: TaskType,
+    pub(super) status: TaskStatus,
+    pub(super) created_ms: u64,
+    pub(super) updated_ms: u64,
+    pub(super) client: Id,
+    pub(super) message: String,
+}
+
+/// The tasks of one store.
+#[derive(Default)]
+pub(super) struct Tasks(PerProcess<Arc<Table>>);
+
+struct Table {
+    state: Mutex<State>,
+    running: tokio::sync::Semaphore,
+}
+
+#[derive(Default)]
+struct State {
+    tasks: BTreeMap<Id, Task>,
+    /// Those that have ended, the oldest first.
+    ended: VecDeque<Id>,
+}
+
+impl Default for PerProcess<Arc<Table>> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn update(&self, id: Id, status: TaskStatus, message: String) {
+        let mut state = self.lock();
+        if let Some(task) = state.tasks.get_mut(&id) {
+            (task.status, task.message, task.updated_ms) = (status, message, now_ms());
+        }
+        if matches!(status, TaskStatus::Success | TaskStatus::Failed) {
+            state.ended.push_back(id);
+        }
+        while state.ended.len() > ENDED_MAX {
+            let oldest = state.ended.pop_front();
+            oldest.and_then(|id| state.tasks.remove(&id));
+        }
+    }
+}
+
+impl Tasks {
+    /// Checks a change, and starts a task for it. Gives Mooncake's code where that is refused.
+    pub(super) async fn start(
+        &self,
+        handle: &Arc<Handle>,
+        client: &Client,
+        key: Key,
+        change: Change,
+        deadline: Deadline,
+    ) -> Result<Id, i64> {
+        check(client, &key, &change, deadline).await?;
+        let table = Arc::clone(self.table());
+        let (Ok(first), Ok(second)) = (host::draw(), host::draw()) else {
+            return Err(codes::INTERNAL_ERROR);
+        };
+        let id = (first, second);
+        let kind = match change {
+            Change::Copy(_) => TaskType::ReplicaCopy,
+            Change::Move(..) | Change::Clear(_) => TaskType::ReplicaMove,
+        };
+        let now = now_ms();
+        let task = Task {
+            id,
+            kind,
+            status: TaskStatus::Pending,
+            created_ms: now,
+            updated_ms: now,
+            client: (client.id().0, 0),
+            message: String::new(),
+        };
+        {
+            let mut state = table.lock();
+            if state.tasks.len() - state.ended.len() >= TASKS_MAX {
+                return Err(codes::TASK_PENDING_LIMIT_EXCEEDED);
+            }
+            state.tasks.insert(id, task);
+        }
+        let handle = Arc::clone(handle);
+        tokio::spawn(async move {
+            let Ok(_turn) = table.running.acquire().await else { return };
+            table.update(id, TaskStatus::Processing, String::new());
+            match run(&handle, &key, &change).await {
+                Ok(()) => {
+                    table.update(id, TaskStatus::Success, "Task completed successfully".to_owned());
+                }
+                Err(why) => table.update(id, TaskStatus::Failed, why),
+            }
+        });
+        Ok(id)
+    }
+
+    /// A task that this store has created.
+    pub(super) fn find(&self, id: Id) -> Option<Task> {
+        self.table().lock().tasks.get(&id).cloned()
+    }
+
+    fn table(&self) -> &Arc<Table> {
+        let make = || Table { state: Mutex::default(), running: tokio::sync::Semaphore::new(RUNNING_MAX) };
+        let Ok(table) = self.0.get_or_try(|| Ok::<_, std::convert::Infallible>(Arc::new(make())));
+        table
+    }
+}
+
+/// Refuses a change that cannot be made: of no object, or with segments that are not there.
+async fn check(client: &Client, key: &Key, change: &Change, deadline: Deadline) -> Result<(), i64> {
+    let held = segments_of(&find(client, key, deadline).await.map_err(|error| codes::of(&error))?);
+    let stat = client.stat(deadline).await.map_err(|error| codes::of(&error))?;
+    let is_memory = |node: &&NodeStat| node.alive && node.info.beside.is_none();
+    let there: BTreeSet<_> =
+        stat.nodes.iter().filter(is_memory).map(|node| node.info.name.as_str()).collect();
+    let is_valid = match change {
+        Change::Copy(targets) => {
+            !targets.is_empty() && targets.iter().all(|target| there.contains(target.as_str()))
+        }
+        Change::Move(source, target) => {
+            source != target && held.contains(source) && there.contains(target.as_str())
+        }
+        Change::Clear(source) => held.contains(source),
+    };
+    if !is_valid {
+        return Err(codes::INVALID_PARAMS);
+    }
+    let targets = match change {
+        Change::Copy(targets) => targets.as_slice(),
+        Change::Move(_, target) => std::slice::from_ref(target),
+        Change::Clear(_) => &[],
+    };
+    // A draining node reports no capacity.
+    let is_open = |it: &&NodeStat| is_memory(it) && it.usage.capacity > 0;
+    let open: BTreeSet<_> = stat.nodes.iter().filter(is_open).map(|it| it.info.name.as_str()).collect();
+    let takes = |target: &String| open.contains(target.as_str());
+    if targets.iter().all(takes) { Ok(()) } else { Err(codes::UNAVAILABLE_IN_CURRENT_STATUS) }
+}
+
+async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> {
+    let mut last = String::new();
+    for turn in 0..TRIES_MAX {
+        let deadline = Deadline::after(TRY_TIME);
+        let client = handle.client(deadline).await.map_err(|error| error.to_string())?;
+        match relocate(&client, key, change, deadline).await {
+            Ok(Some(())) => return Ok(()),
+            Ok(None) => last = "OBJECT_REPLICA_BUSY".to_owned(),
+            Err(Error::NotFound { .. }) => last = "OBJECT_NOT_FOUND".to_owned(),
+            Err(Error::Full { .. } | Error::NoNode { .. } | Error::OverQuota { .. }) => {
+                last = "NO_AVAILABLE_HANDLE".to_owned();
+                tokio::time::sleep(PAUSE * turn).await;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Err(format!("{last} (max retries reached: {TRIES_MAX})"))
+}
+
+/// Makes the change once. `None` if the object changed meanwhile.
+pub(super) async fn relocate(
+    client: &Client,
+    key: &Key,
+    change: &Change,
+    deadline: Deadline,
+) -> Result<Option<()>, Error> {
+    let info = find(client, key, deadline).await?;
+    let held = segments_of(&info);
+    let wanted = wanted(&held, change);
+    if wanted == held {
+        return Ok(Some(()));
+    }
+    let nodes = client.stat(deadline).await?.nodes;
+    let options = options(client, key, &info, preferred(&wanted, &nodes), deadline).await?;
+    let view = client.view(std::slice::from_ref(key), deadline).await.pop();
+    let view = view.unwrap_or_else(|| Err(Error::NotFound { key: key.clone() }))?;
+    if view.generation() != info.generation {
+        return Ok(None);
+    }
+    let room = Room { key: key.clone(), len: info.len, options };
+    let reserved = client.reserve(&[room], Patience::For(SPACE_WAIT), deadline).await.pop();
+    let reserved = match reserved {
+        Some(Ok(reserved)) => reserved,
+        Some(Err(Error::Exists { generation, .. })) if generation == Generation::default() => {
+            return Err(Error::NotFound { key: key.clone() });
+        }
+        Some(Err(Error::Exists { .. })) | None => return Ok(None),
+        Some(Err(error)) => return Err(error),
+    };
+    // Segments are only preferred: where one of them is full, memory of another would be used.
+    let segments = reserved.segments();
+    let got = nodes.iter().filter(|it| segments.contains(&it.info.segment)).map(|it| it.info.name.clone());
+    if got.collect::<BTreeSet<_>>() != wanted {
+        reserved.release(deadline).await?;
+        return Err(Error::NoNode { key: key.clone() });
+    }
+    let stored = reserved.put(vec![SourceBuf::from(view.bytes()?)], deadline).await?;
+    Ok((stored.effect != tiffin_client::Effect::Kept).then_some(()))
+}
+
+/// How the new copies are stored: as the old ones.
+async fn options(
+    client: &Client,
+    key: &Key,
+    info: &Info,
+    preferred: Vec<String>,
+    deadline: Deadline,
+) -> Result<PutOptions, Error> {
+    let why = client.why(std::slice::from_ref(key), deadline).await.pop();
+    if let Some(Ok(Why::Here(here))) = why
+        && here.pins.iter().any(|owner| !owner.is_empty())
+    {
+        let what = format!("`{key}` has pins of other owners, which a task cannot carry over");
+        return Err(Error::Invalid { what });
+    }
+    Ok(PutOptions {
+        replicas: u32::try_from(preferred.len()).unwrap_or(REPLICAS_MAX).clamp(1, REPLICAS_MAX),
+        hard_pin: info.hard_pin,
+        soft_pin_ms: info.soft_pin.then_some(SOFT_PIN_DEFAULT),
+        preferred,
+        replaces: Some(info.generation),
+        ..PutOptions::default()
+    })
+}
+
+/// The segments in the order in which the master is to try them. A store may have several segments of one
+/// name, and the master takes all of a name before it goes on to the next.
+fn preferred(wanted: &BTreeSet<String>, nodes: &[NodeStat]) -> Vec<String> {
+    let count = |name: &String| nodes.iter().filter(|it| it.info.name == *name).count();
+    let mut names: Vec<_> = wanted.iter().cloned().collect();
+    names.sort_by_key(count);
+    names
+}
+
+fn wanted(held: &BTreeSet<String>, change: &Change) -> BTreeSet<String> {
+    let mut wanted = held.clone();
+    match change {
+        Change::Copy(targets) => wanted.extend(targets.iter().cloned()),
+        Change::Move(source, target) => {
+            if wanted.remove(source) {
+                wanted.insert(target.clone());
+            }
+        }
+        Change::Clear(source) => {
+            wanted.remove(source);
+        }
+    }
+    wanted
+}
+
+/// The segments that have a copy in memory.
+pub(super) fn segments_of(info: &Info) -> BTreeSet<String> {
+    let in_memory = info.replicas.iter().filter(|it| it.node.beside.is_none());
+    in_memory.map(|it| it.node.name.clone()).collect()
+}
+
+/// Looks an object up, without side effects.
+pub(super) async fn find(client: &Client, key: &Key, deadline: Deadline) -> Result<Info, Error> {
+    let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    let found = client.resolve(std::slice::from_ref(key), options, deadline).await.pop();
+    let missing = || Error::NotFound { key: key.clone() };
+    found.ok_or_else(missing)??.ok_or_else(missing)
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

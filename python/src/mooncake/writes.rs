@@ -1,0 +1,223 @@
+//! The one way in which the methods of the table in `mooncake/_forms.py` store objects: batches of objects
+//! made of values and of memory at addresses, with a choice whether they replace what exists.
+
+use std::collections::BTreeMap;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tiffin_client::probe::Access;
+use tiffin_client::{OnExists, Put, PutOptions, ResolveOptions, SOFT_PIN_DEFAULT, SourceBuf};
+
+use super::arguments::{Items, KeyArg, Number};
+use super::calls;
+use super::checks;
+use super::codes;
+use super::config::{PutForm, ReplicateConfig};
+use super::memory::{self, Lent};
+use super::open::Open;
+use super::store::{MooncakeDistributedStore, allowed};
+
+/// The rows of a tensor, or of a part of it, that are given by their address.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    address: u64,
+    /// The bytes of one row.
+    len: u64,
+    count: u64,
+    /// From the start of one row to the start of the next.
+    stride: u64,
+}
+
+impl Rows {
+    /// The range from the first byte to the last; `None` if it is not an address range.
+    fn span(self) -> Option<(u64, u64)> {
+        let last = self.count.checked_sub(1)?.checked_mul(self.stride)?;
+        let len = last.checked_add(self.len)?;
+        self.address.checked_add(len).map(|_| (self.address, len))
+    }
+}
+
+/// A part of an object: a value with the buffer protocol, or `(address, bytes of a row, rows, stride)`.
+enum Part<'py> {
+    Value(Lent<'py>),
+    Rows(Rows),
+}
+
+impl<'py> Part<'py> {
+    fn new(part: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let Ok(rows) = part.cast::<PyTuple>() else { return Lent::new(part).map(Self::Value) };
+        let (address, len, count, stride): (Number, Number, Number, Number) = rows.extract()?;
+        Ok(Self::Rows(Rows { address: address.0, len: len.0, count: count.0, stride: stride.0 }))
+    }
+
+    fn range(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Value(_) => None,
+            // No memory can be at the address in place of it, so that only this object fails.
+            Self::Rows(rows) if rows.count > 0 && rows.len > 0 => Some(rows.span().unwrap_or((0, 1))),
+            Self::Rows(_) => None,
+        }
+    }
+
+    fn add_sources<'a>(&'a self, open: &Open, how: Source, to: &mut Vec<SourceBuf<'a>>) -> Result<(), i64> {
+        match self {
+            Self::Value(value) => to.push(value.source()),
+            Self::Rows(rows) if rows.len == rows.stride || rows.count <= 1 => {
+                let (start, len) = rows.span().unwrap_or((rows.address, 0));
+                if len > 0 {
+                    to.push(source(open, how, start, len)?);
+                }
+            }
+            Self::Rows(rows) => {
+                for row in 0..rows.count {
+                    to.push(source(open, how, rows.address + row * rows.stride, rows.len)?);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn source<'a>(open: &Open, how: Source, start: u64, len: u64) -> Result<SourceBuf<'a>, i64> {
+    let source = memory::source(start, len);
+    match how {
+        Source::Buffer => allowed(open, start, len, source),
+        Source::Value | Source::Tensor => source.ok_or(codes::INVALID_PARAMS),
+    }
+}
+
+/// What the parts of the objects are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Bytes, which Mooncake copies into the local buffer first: one that does not fit fails the call.
+    Value,
+    /// The caller's memory, which an environment variable may require to be registered.
+    Buffer,
+    /// The memory of tensors.
+    Tensor,
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Source {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<&str>()? {
+            "value" => Ok(Self::Value),
+            "buffer" => Ok(Self::Buffer),
+            "tensor" => Ok(Self::Tensor),
+            other => Err(PyTypeError::new_err(format!("`{other}` is not a source"))),
+        }
+    }
+}
+
+/// Store objects, each made of parts. Returns 0 or a negative code for each.
+///
+/// `source` is "value", "buffer" or "tensor"; `groups` is how many group ids the config must have, if it has
+/// any. A key that repeats keeps its last object if `replaces`, and else its first.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "each is one choice of the table")]
+pub(super) fn write(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    call: &str,
+    keys: Items<KeyArg>,
+    objects: Items<Items<Bound<'_, PyAny>>>,
+    config: ReplicateConfig,
+    groups: usize,
+    source: Source,
+    replaces: bool,
+) -> PyResult<Vec<i64>> {
+    let objects = objects.0.iter().map(|parts| parts.0.iter().map(Part::new).collect::<PyResult<Vec<_>>>());
+    let objects = objects.collect::<PyResult<Vec<_>>>()?;
+    let count = keys.0.len();
+    let Some(open) = store.get().open().filter(|_| objects.len() == count) else {
+        return Ok(vec![codes::INVALID_PARAMS; count]);
+    };
+    let form = if source == Source::Tensor { PutForm::MultiBuffer } else { PutForm::Plain };
+    let mut options = match config.options(groups, form) {
+        Ok(options) => options,
+        Err(code) => return Ok(vec![code; count]),
+    };
+    if replaces {
+        options.on_exists = OnExists::Replace;
+    }
+    let inherited = if replaces { inherited(py, &open, &keys.0, &config, &options)? } else { Vec::new() };
+    let is_storable = |parts: &Vec<Part<'_>>| source != Source::Value || is_staged(&open, parts);
+    if !objects.iter().all(is_storable) {
+        return Ok(vec![codes::INVALID_PARAMS; count]);
+    }
+    let ranges: Vec<Vec<_>> = objects.iter().map(|it| it.iter().filter_map(Part::range).collect()).collect();
+    let usable = checks::usable(&open, call, &ranges, Access::Read);
+    let objects = keys.0.iter().zip(&objects).zip(usable).enumerate();
+    let puts = objects.map(|(at, ((key, parts), is_usable))| {
+        let mut sources = Vec::with_capacity(parts.len());
+        for part in parts.iter().filter(|_| is_usable) {
+            part.add_sources(&open, source, &mut sources)?;
+        }
+        match key.key() {
+            Some(key) if is_usable && sources.iter().any(|it| !it.is_empty()) => {
+                let options = inherited.get(at).unwrap_or(&options).clone();
+                Ok(Put { key, parts: sources, options })
+            }
+            _ => Err(codes::INVALID_PARAMS),
+        }
+    });
+    let puts = puts.collect();
+    // Mooncake's batch of values keeps the first of two values, its batch of buffers the last.
+    let (puts, places) = once_each(puts, replaces && source != Source::Value);
+    let codes = calls::put(py, &open, puts)?;
+    let code = |place: usize| codes.get(place).copied().unwrap_or(codes::RPC_FAIL);
+    Ok(places.into_iter().map(code).collect())
+}
+
+/// The options of objects that replace others, with the pins of those: Mooncake's upserts keep them. Empty if
+/// the config asks for all pins itself.
+fn inherited(
+    py: Python<'_>,
+    open: &Open,
+    keys: &[KeyArg],
+    config: &ReplicateConfig,
+    options: &PutOptions,
+) -> PyResult<Vec<PutOptions>> {
+    let keeps_soft = config.keeps_soft_pin();
+    if options.hard_pin && !keeps_soft {
+        return Ok(Vec::new());
+    }
+    // A lookup of this kind is not a use, and takes no lease.
+    let found = calls::resolve(py, open, keys, ResolveOptions::default())?;
+    let options = found.into_iter().map(|found| {
+        let (hard, soft) = found.ok().flatten().map_or((false, false), |it| (it.hard_pin, it.soft_pin));
+        let soft_pin_ms = options.soft_pin_ms.or((soft && keeps_soft).then_some(SOFT_PIN_DEFAULT));
+        PutOptions { hard_pin: options.hard_pin || hard, soft_pin_ms, ..options.clone() }
+    });
+    Ok(options.collect())
+}
+
+/// Whether a value fits the local buffer.
+fn is_staged(open: &Open, parts: &[Part<'_>]) -> bool {
+    let len = |part: &Part<'_>| if let Part::Value(value) = part { value.len() } else { 0 };
+    let len = parts.iter().map(len).fold(0, u64::saturating_add);
+    len > 0 && len <= open.buffer_bytes
+}
+
+type Puts<'a> = Vec<Result<Put<'a>, i64>>;
+
+/// Each key once, with its first or its last object, and the place of every object's answer.
+fn once_each(puts: Puts<'_>, keeps_last: bool) -> (Puts<'_>, Vec<usize>) {
+    let mut known = BTreeMap::new();
+    let (mut once, mut places) = (Vec::with_capacity(puts.len()), Vec::with_capacity(puts.len()));
+    for put in puts {
+        let place = match &put {
+            Ok(put) => *known.entry(put.key.clone()).or_insert(once.len()),
+            Err(_) => once.len(),
+        };
+        places.push(place);
+        match once.get_mut(place) {
+            Some(kept) if keeps_last => *kept = put,
+            Some(_) => {}
+            None => once.push(put),
+        }
+    }
+    (once, places)
+}
