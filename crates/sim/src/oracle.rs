@@ -286,6 +286,10 @@ impl Oracle {
         self.node_names.insert(name.to_owned(), segment);
     }
 
+    pub(crate) fn segment_of(&self, node: &str) -> Option<SegmentId> {
+        self.node_names.get(node).copied()
+    }
+
     /// Whether this epoch knows what a node holds, or ignores it.
     pub(crate) fn knows(&self, segment: SegmentId) -> bool {
         self.joined.contains(&segment) || self.lost.get(&segment) == Some(&true)
@@ -472,7 +476,6 @@ impl Oracle {
                     self.lost.insert(*segment, true);
                     let segment = *segment;
                     self.tier.lost(segment);
-                    self.leases_end_with(segment);
                 }
             }
             Effect::Ask(conn, id, request) => {
