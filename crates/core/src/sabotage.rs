@@ -65,6 +65,8 @@ tiffin_sabotage::variants! {
         ForgetRoster: "R16: absent is never guessed";
         /// The master answers although a member of its roster has not reported.
         AnswerUnreported: "R16: what is not known yet is waited for";
+        /// The master decides about a put of which a member has a copy that was given up before it reported.
+        DecideUnreported: "a put waits for every member that has a copy";
         /// The master accepts an older object than one that left while a member had not reported.
         ForgetFloors: "a report brings nothing older than what left";
         /// The master tells a node that it is registered before the roster is saved.

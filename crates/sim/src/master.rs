@@ -390,6 +390,9 @@ impl World {
 
     fn notice(&mut self, notice: &Notice) {
         self.log.note(|| format!("{notice:?}"));
+        if let Notice::NodeLost(node, _) | Notice::NodeLeft(node, _) = notice {
+            self.leases_end_with(node);
+        }
         self.coverage.hit(match notice {
             Notice::NodeReady(_) => Point::NodeReady,
             Notice::NodeSilent(_) => Point::NodeSilent,

@@ -117,8 +117,14 @@ pub(crate) struct Deleting {
     pub(crate) force: bool,
 }
 
-/// An owner, and the objects it pins.
-pub(crate) type Pinning = (String, Vec<Option<Generation>>);
+/// An unanswered pin of one name.
+#[derive(Debug, Default)]
+pub(crate) struct Pinning {
+    /// The object that is pinned in writing if the answer says so.
+    pub(crate) written: Option<Generation>,
+    /// The objects that were not pinned by that owner before.
+    pub(crate) new: Vec<Generation>,
+}
 
 /// An acknowledgement, and whether the master knew every existing copy.
 #[derive(Debug)]
@@ -200,8 +206,8 @@ pub(crate) struct Oracle {
     pub(crate) shadowed: BTreeSet<Generation>,
     /// Objects that a node must not have after its registration is answered.
     pub(crate) pending_retires: BTreeMap<ConnId, Vec<Generation>>,
-    /// Unanswered pins.
-    pub(crate) pinning: BTreeMap<(ConnId, RequestId), Pinning>,
+    /// Unanswered pins: the owner, and each name.
+    pub(crate) pinning: BTreeMap<(ConnId, RequestId), (String, Vec<Pinning>)>,
     /// Unanswered acknowledgements.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
@@ -284,6 +290,10 @@ impl Oracle {
 
     pub(crate) fn node_starts(&mut self, segment: SegmentId, name: &str) {
         self.node_names.insert(name.to_owned(), segment);
+    }
+
+    pub(crate) fn segment_of(&self, node: &str) -> Option<SegmentId> {
+        self.node_names.get(node).copied()
     }
 
     /// Whether this epoch knows what a node holds, or ignores it.
@@ -472,7 +482,6 @@ impl Oracle {
                     self.lost.insert(*segment, true);
                     let segment = *segment;
                     self.tier.lost(segment);
-                    self.leases_end_with(segment);
                 }
             }
             Effect::Ask(conn, id, request) => {

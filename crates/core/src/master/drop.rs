@@ -228,7 +228,9 @@ impl Retires {
         self.go_on_dropping(o, op);
     }
 
-    /// Copies that others took away: their nodes are asked once more, and the answer waits for them too.
+    /// Copies that others took away: their nodes are asked once more, and the answer waits for them too. A
+    /// node that is known not to confirm is not asked again. But what was only given up there is deleted now:
+    /// it must be pending, or it would count again after a restart of the master.
     fn piece_of_ghosts(
         &self,
         o: &Objects,
@@ -244,7 +246,8 @@ impl Retires {
             }
             last = Some((key, node, hold));
             let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
-            let wanted = dropping.matcher.matches(key) && !known();
+            let given_up = || o.cx.members.get(node).is_some_and(|it| it.given_up.contains(&hold));
+            let wanted = dropping.matcher.matches(key) && (!known() || given_up());
             replicas.extend(wanted.then_some((node, hold)));
         }
         (replicas, Stage::Done)

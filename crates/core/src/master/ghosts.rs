@@ -73,14 +73,9 @@ impl Ghosts {
         copies.for_each(|copy| _ = self.asked.entry(copy).or_default());
     }
 
-    /// Whether a question about copies was asked, and not answered as far as is known here.
-    pub(super) fn has_questions(&self) -> bool {
-        !self.asked.is_empty()
-    }
-
-    /// All questions are answered.
-    pub(super) fn answer_all(&mut self) {
-        self.asked.clear();
+    /// All questions are answered but those about these copies.
+    pub(super) fn forget_answered(&mut self, open: &BTreeSet<(NodeIndex, Hold)>) {
+        self.asked.retain(|copy, _| open.contains(copy));
     }
 
     /// Nobody can speak for the copies on this node any more.

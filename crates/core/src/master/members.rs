@@ -141,6 +141,11 @@ impl Member {
         !self.owed.is_empty() || !self.given_up.is_empty()
     }
 
+    /// Whether it was given up before it had told this master what it holds.
+    pub(super) fn is_absent_and_unreported(&self) -> bool {
+        self.standing == Standing::Absent && self.from_earlier_life
+    }
+
     /// Whether it is not memory.
     pub(super) fn is_disk(&self) -> bool {
         self.info.beside.is_some()

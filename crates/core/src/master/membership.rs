@@ -67,7 +67,7 @@ impl Membership {
             o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
         }
         let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life && !was_lost;
-        let may_bring_more = known.is_some_and(|it| is_absent_and_unreported(o, it));
+        let may_bring_more = known.is_some_and(|it| o.may_bring_more(it));
         let node = match known {
             Some(node) => readmit(o, node, conn, register),
             None => {
@@ -151,12 +151,6 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     };
     let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
     others.filter(|(_, it)| is_same(&it.info)).map(|(at, _)| at).collect()
-}
-
-/// Whether a member was given up before it had reported to this master.
-fn is_absent_and_unreported(o: &Objects, node: NodeIndex) -> bool {
-    let member = o.cx.members.get(node);
-    member.is_some_and(|it| it.standing == Standing::Absent && it.from_earlier_life)
 }
 
 fn is_of_this_master(o: &Objects, register: &Register) -> bool {

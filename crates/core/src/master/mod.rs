@@ -441,6 +441,13 @@ impl Master {
         self.objects.tier.check(&self.objects.cx)
     }
 
+    /// The generation that has a name, as far as this master knows. For tests and simulations.
+    #[must_use]
+    pub fn generation(&self, namespace: &str, key: &crate::Key) -> Option<Generation> {
+        let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
+        Some(self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?.generation())
+    }
+
     /// When an object was last used, and until when nobody may evict it. For tests and simulations.
     #[must_use]
     pub fn last_use(&self, namespace: &str, key: &crate::Key) -> Option<(Tick, Tick)> {

@@ -34,6 +34,8 @@ pub(super) struct Objects {
     pub(super) history: History,
     /// Members that have not reported yet what they hold.
     pub(super) unreported: BTreeSet<NodeIndex>,
+    /// A member has reported, was given up or is lost: parked requests may go on.
+    pub(super) has_new_report: bool,
     pub(super) floors: Floors,
     pub(super) next_generation: u64,
 }
@@ -49,6 +51,7 @@ impl Objects {
             unwritten: Unwritten::default(),
             history: History::default(),
             unreported: BTreeSet::new(),
+            has_new_report: false,
             floors: Floors::default(),
             next_generation: config.first_counter,
         }

@@ -4,6 +4,10 @@
 //! absent. A request that depends on such a key is parked. It is resumed when every member has reported or
 //! was declared lost, and it is refused by name when its time is up.
 //!
+//! A member that has been away for too long is not waited for any more. Only a put that has a copy there still
+//! waits: an earlier epoch may have named that copy, and no clock tells. It goes on when the member has reported
+//! or is lost.
+//!
 //! A key is decided before that only if its object was put in this epoch: its generation is greater than any
 //! that an earlier epoch made. A copy from an earlier epoch decides nothing, because the absent member may
 //! have a newer one.
@@ -100,8 +104,9 @@ impl Objects {
         }
     }
 
-    /// A member has told everything, or is lost. Parked requests go on after this event.
+    /// A member has told everything, was given up or is lost. Parked requests go on after this event.
     pub(super) fn reported(&mut self, node: NodeIndex) {
+        self.has_new_report = true;
         if self.unreported.remove(&node) && self.unreported.is_empty() {
             self.cx.notice(Notice::AllReported);
         }
@@ -164,6 +169,12 @@ impl Objects {
         depends.then_some(wait_ms)
     }
 
+    /// Whether a member may hold objects of an earlier epoch that this master does not know.
+    pub(super) fn may_bring_more(&self, node: NodeIndex) -> bool {
+        let member = self.cx.members.get(node);
+        self.unreported.contains(&node) || member.is_some_and(Member::is_absent_and_unreported)
+    }
+
     /// Whether any object of a node's request cannot be decided yet.
     fn depends_on_reports(&self, decide: &Decide) -> bool {
         decide.items.iter().any(|it| self.is_undecidable(&it.namespace, &it.item))
@@ -178,23 +189,30 @@ impl Objects {
     /// Whether it cannot be decided yet if a written object gets its name. A copy on a member that has not
     /// reported may have been named by an earlier master whose answer was lost.
     fn is_undecidable(&self, namespace: &str, item: &CommitItem) -> bool {
+        let given_up_too = !sabotaged!(self.cx.config.sabotage, DecideUnreported);
         let has_not_reported = |it: &Location| {
-            self.cx.members.find(it.segment).is_some_and(|node| self.unreported.contains(&node))
+            let member = self.cx.members.find(it.segment);
+            member.is_some_and(|it| self.unreported.contains(&it) || given_up_too && self.may_bring_more(it))
         };
         let namespace = self.cx.catalog.namespace_index(namespace);
-        let is_undecided = || namespace.is_none_or(|it| self.is_undecided(it, &item.key));
+        let is_undecided =
+            || !self.unreported.is_empty() && namespace.is_none_or(|it| self.is_undecided(it, &item.key));
         item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
     }
 
     /// A node asks about copies that may have been named by an earlier master, and waits: they may be
     /// evicted, and withdrawn, before it is answered.
     fn remember_copies(&mut self, home: NodeIndex, decide: &Decide) {
-        let members = &self.cx.members;
+        let copies = self.copies_asked_about(home, decide);
+        self.cx.ghosts.ask(copies.into_iter());
+    }
+
+    fn copies_asked_about(&self, home: NodeIndex, decide: &Decide) -> Vec<(NodeIndex, Hold)> {
         let copies = decide.items.iter().flat_map(|it| {
-            let others = it.item.others.iter().filter_map(|it| Some((members.find(it.segment)?, it.hold())));
-            others.chain([(home, it.item.hold)])
+            let other = |it: &Location| Some((self.cx.members.find(it.segment)?, it.hold()));
+            it.item.others.iter().filter_map(other).chain([(home, it.item.hold)])
         });
-        self.cx.ghosts.ask(copies);
+        copies.collect()
     }
 
     fn unreported_names(&self) -> Vec<String> {
@@ -227,7 +245,12 @@ impl Master {
     }
 
     fn is_waiting_for_reports(&self) -> bool {
-        !self.objects.unreported.is_empty() && !sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
+        !self.objects.unreported.is_empty() && !self.answers_unreported()
+    }
+
+    /// For mutants only.
+    fn answers_unreported(&self) -> bool {
+        sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
     }
 
     /// Parks a client's request that depends on members that have not reported; else returns it.
@@ -255,7 +278,7 @@ impl Master {
         node: NodeIndex,
         decide: Decide,
     ) -> Option<Decide> {
-        if !self.is_waiting_for_reports() || !self.objects.depends_on_reports(&decide) {
+        if self.answers_unreported() || !self.objects.depends_on_reports(&decide) {
             return Some(decide);
         }
         self.park_question(conn, id, Question::Decide(node, decide), None);
@@ -280,28 +303,36 @@ impl Master {
     /// Whether a request of that connection would wait for reports. For simulations.
     #[must_use]
     pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
-        let depends = match (self.objects.cx.connections.get(conn), request) {
+        match (self.objects.cx.connections.get(conn), request) {
             (Some(Party::Client(visitor)), Request::ClientToMaster(request)) => {
-                self.objects.report_wait_ms(visitor.namespace, request).is_some()
+                let wait_ms = self.objects.report_wait_ms(visitor.namespace, request);
+                wait_ms.is_some() && self.is_waiting_for_reports()
             }
             (Some(Party::Node(Some(_))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
-                self.objects.depends_on_reports(decide)
+                self.objects.depends_on_reports(decide) && !self.answers_unreported()
             }
             // Refused, or answered at once.
             (None | Some(Party::Client(_) | Party::Node(_)), _) => false,
-        };
-        depends && self.is_waiting_for_reports()
+        }
     }
 
-    /// Resumes the requests that were parked, oldest first, once every member has reported.
+    /// Resumes parked requests, oldest first, after a report: those of clients once every member has reported
+    /// or was given up, those of nodes once the members have reported that they depend on.
     pub(super) fn resume_parked(&mut self) {
-        let has_floors = !self.objects.floors.least.is_empty();
-        let is_idle = self.parked.is_empty() && !has_floors && !self.objects.cx.ghosts.has_questions();
-        if is_idle || !self.objects.unreported.is_empty() {
+        if !std::mem::take(&mut self.objects.has_new_report) {
             return;
         }
-        self.objects.floors = Floors::default();
-        for (op, Parked { conn, id, question, since, deadline }) in std::mem::take(&mut self.parked) {
+        let o = &self.objects;
+        let has_all = o.unreported.is_empty();
+        let resumed = self.parked.extract_if(.., |_, it| match &it.question {
+            Question::Client(_) => has_all,
+            Question::Decide(_, decide) => !o.depends_on_reports(decide),
+        });
+        let resumed: Vec<_> = resumed.collect();
+        if has_all {
+            self.objects.floors = Floors::default();
+        }
+        for (op, Parked { conn, id, question, since, deadline }) in resumed {
             if let Some(deadline) = deadline {
                 self.objects.cx.deadlines.strike(deadline, op);
             }
@@ -318,7 +349,20 @@ impl Master {
                 }
             }
         }
-        self.objects.cx.ghosts.answer_all();
+        if has_all {
+            self.forget_answered();
+        }
+    }
+
+    /// The master need not know any more which copies were withdrawn, but for those that a question names.
+    fn forget_answered(&mut self) {
+        let o = &self.objects;
+        let open = self.parked.values().filter_map(|it| match &it.question {
+            Question::Decide(home, decide) => Some(o.copies_asked_about(*home, decide)),
+            Question::Client(_) => None,
+        });
+        let open: BTreeSet<_> = open.flatten().collect();
+        self.objects.cx.ghosts.forget_answered(&open);
     }
 
     /// Answers a parked request whose time is up.

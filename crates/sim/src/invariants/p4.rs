@@ -10,7 +10,7 @@ use tiffin_core::{
 use crate::{
     coverage::{Coverage, Point},
     keyspace::Name,
-    oracle::{Memories, ObjectHistory, Oracle, copies},
+    oracle::{Memories, ObjectHistory, Oracle, Pinning, copies},
 };
 
 impl Oracle {
@@ -173,23 +173,25 @@ impl Oracle {
         let mut pinned = Vec::new();
         for key in &pin.keys {
             let Some(name) = Name::of(namespace, key) else {
-                pinned.push(None);
+                pinned.push(Pinning::default());
                 continue;
             };
             let newest = self.newest.get(&name).copied();
             let all_known = newest.and_then(|it| self.objects.get(&it)).is_some_and(|it| it.returns == 0);
             // Copies that the master does not know yet, or that are being removed, are not updated.
-            pinned.push(newest.filter(|_| pin.on && complete && all_known));
+            let written = newest.filter(|_| pin.on && complete && all_known);
+            let mut new = Vec::new();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(life) = self.objects.get_mut(generation) else { continue };
                 if pin.on && !life.is_gone() && !self.has_unknown_evictions {
-                    life.pins.insert(pin.owner.clone());
+                    new.extend(life.pins.insert(pin.owner.clone()).then_some(*generation));
                 } else if !pin.on {
                     life.pins.remove(&pin.owner);
                     life.written_pins.remove(&pin.owner);
                 }
             }
+            pinned.push(Pinning { written, new });
         }
         self.pinning.insert(to, (pin.owner.clone(), pinned));
     }
@@ -202,16 +204,21 @@ impl Oracle {
         }
     }
 
-    /// Pins are answered: from now on they survive a restart of the master.
+    /// Pins are answered: from now on they survive a restart of the master. A master that answers that there
+    /// is no such object has pinned none: it may not know yet what a member has.
     pub(crate) fn pinned(&mut self, to: (ConnId, RequestId), outcomes: &[PinOutcome]) {
-        let Some((owner, generations)) = self.pinning.remove(&to) else { return };
-        for (generation, outcome) in generations.into_iter().zip(outcomes) {
-            let life = generation.and_then(|it| self.objects.get_mut(&it));
+        let Some((owner, pinning)) = self.pinning.remove(&to) else { return };
+        for (Pinning { written, new }, outcome) in pinning.into_iter().zip(outcomes) {
+            let life = written.and_then(|it| self.objects.get_mut(&it));
             if let Some(life) = life
                 && *outcome == PinOutcome::Done
                 && life.pins.contains(&owner)
             {
                 life.written_pins.insert(owner.clone());
+            }
+            for generation in new.iter().filter(|_| *outcome == PinOutcome::Absent) {
+                let life = self.objects.get_mut(generation);
+                life.into_iter().for_each(|it| _ = it.pins.remove(&owner));
             }
         }
     }

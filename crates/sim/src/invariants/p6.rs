@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use tiffin_core::{
-    ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
+    ClientId, ConnId, Generation, RequestId, Tick,
     master::Effect,
     master::Master,
     message::{
@@ -205,14 +205,6 @@ impl Oracle {
         kept.map(|(_, generation)| *generation).collect()
     }
 
-    /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
-    /// restores them.
-    pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
-        let there = self.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
-        let there: BTreeSet<_> = there.map(|(_, generation)| *generation).collect();
-        self.leases.retain(|_, (_, leased)| !there.contains(leased));
-    }
-
     /// A put reserves space; `others_wait` in the same namespace.
     pub(crate) fn arrives(
         &mut self,
@@ -252,6 +244,20 @@ impl Oracle {
 }
 
 impl World {
+    /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
+    /// restores them.
+    pub(crate) fn leases_end_with(&mut self, node: &str) {
+        let (Some(lost), Some(master)) = (self.oracle.segment_of(node), &self.master) else { return };
+        let places = self.oracle.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
+        let is_gone = |generation: &Generation| {
+            let name = self.oracle.objects.get(generation).map(|it| it.name);
+            let found = |it: Name| master.generation(keyspace::namespace_name(it.namespace), &it.key());
+            name.and_then(found) != Some(*generation)
+        };
+        let gone: BTreeSet<_> = places.map(|(_, generation)| *generation).filter(is_gone).collect();
+        self.oracle.leases.retain(|_, (_, leased)| !gone.contains(leased));
+    }
+
     /// Samples leased by live clients are leased, however often their connections broke.
     pub(crate) fn check_leases_kept(&mut self) {
         let now = self.read_clock();

@@ -302,3 +302,21 @@ fn a_request_of_somebody_else_cannot_be_cancelled() {
     cluster.event(Event::Request(ConnId(2), RequestId(1), ClientToMaster::Cancel(id).into()));
     assert!(!cluster.replies.contains_key(&id));
 }
+
+#[test]
+fn a_drop_removes_what_was_given_up_for_good() {
+    let mut cluster = Cluster::durable(&[8 * UNIT]);
+    cluster.put("given up", UNIT, plain());
+    cluster.put("kept", UNIT, PutOptions { hard_pin: true, ..plain() });
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    // The node is known not to confirm from the first object on.
+    let id = cluster.drop_all();
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(id), unconfirmed(1, "node1"));
+    assert_eq!(cluster.state.members[0].owed_holds().len(), 2);
+    cluster.restart_alone(6);
+    cluster.link(0);
+    assert!(!cluster.has("given up") && !cluster.has("kept"));
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
+}

@@ -6,8 +6,8 @@ use crate::{
     marks::{Consumption, Marks},
     message::{
         Ack, AckItem, AckOutcome, Await, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
-        DeleteMatching, DeleteOutcome, Dropped, Exists, Lease, LeaseItem, LeaseOutcome, List, Pattern,
-        Policy, Presence, Pull, PutOptions, Record, Reserve, ReserveItem, ReserveOutcome, Resolve,
+        DeleteMatching, DeleteOutcome, Dropped, Exists, ForgetNode, Lease, LeaseItem, LeaseOutcome, List,
+        Pattern, Policy, Presence, Pull, PutOptions, Record, Reserve, ReserveItem, ReserveOutcome, Resolve,
         ResolveOutcome,
     },
     node,
@@ -203,6 +203,47 @@ fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
     assert_eq!(cluster.nodes[home].usage().objects, 2, "`a` was evicted");
     cluster.link(1 - home);
     assert!(!cluster.has("a"));
+}
+
+/// A put with two copies that an earlier master named, and whose home did not hear the answer. It asks again
+/// after the other member was given up. The home and the other node.
+fn put_asked_again_without_its_other_copy() -> (Cluster, usize, usize) {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!("there is space") };
+    let [home, other] = [0, 1].map(|at: usize| room[at].location.segment.0 as usize - 1);
+    let (hold, others) = (room[0].location.hold(), vec![room[1].location]);
+    let item = CommitItem { hold, key: key("a"), len: UNIT, options: twice(), others };
+    let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
+    let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
+    cluster.event(Event::Request(cluster.links[home], RequestId(90), decide.clone().into()));
+    assert_eq!(cluster.nodes[other].usage().objects, 1);
+    cluster.restart_alone(6);
+    cluster.link(home);
+    cluster.wait(2_000);
+    assert!(cluster.master.unreported().is_empty(), "the other one was given up");
+    cluster.event(Event::Request(cluster.links[home], RequestId(91), decide.into()));
+    assert!(!cluster.has("a") && cluster.master.waiting_count() == 1);
+    (cluster, home, other)
+}
+
+#[test]
+fn a_put_waits_for_a_member_with_a_copy_that_was_given_up() {
+    let (mut cluster, _, other) = put_asked_again_without_its_other_copy();
+    cluster.wait(1_000_000);
+    assert_eq!(cluster.master.waiting_count(), 1, "no clock decides");
+    cluster.link(other);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it has its name") };
+    assert_eq!((found.generation.epoch, cluster.master.waiting_count()), (5, 0));
+}
+
+#[test]
+fn a_put_waits_no_longer_for_a_member_that_is_lost() {
+    let (mut cluster, home, other) = put_asked_again_without_its_other_copy();
+    cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: format!("node{}", other + 1) }));
+    assert_eq!(cluster.master.waiting_count(), 0);
+    cluster.node_event(home, node::Event::Beat);
+    let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it has its name") };
+    assert_eq!(found.generation.epoch, 6);
 }
 
 #[test]
