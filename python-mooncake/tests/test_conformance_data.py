@@ -323,6 +323,22 @@ store.batch_is_exist(['same', 'other', 'parts', 'soft', 'new', 'plain']) -> [1, 
 store.close()                                                         -> 0
 """
 
+KILLMASTER = """
+master = Master()
+connect(master.address)                                               -> 0
+memory = Memory(64)
+store.put('k', b'v')                                                  -> 0
+master.kill()
+in_time(30, lambda: store.upsert('k', b'w'))                          -> -900
+in_time(30, lambda: store.upsert_batch(['k', 'l'], [b'w', b'w']))     -> -900
+in_time(30, lambda: store.batch_upsert_from(['k'], [memory.address], [4])) -> [-900]
+in_time(30, lambda: store.batch_get_session_start(['k']))             -> [-900]
+in_time(30, lambda: store.batch_put_session_start(['s'], [4]))        -> [-900]
+master.start()
+until(lambda: store.upsert('n', b'w') == 0)                           -> True
+store.get('n')                                                        -> b'w'
+"""
+
 SET_UP_AND_CLOSED = "master = Master()\nconnect(master.address)  -> 0\nstore.close()  -> 0"
 SECTIONS = {
     "upsert": UPSERT.format(mode=""),
@@ -339,6 +355,7 @@ SECTIONS = {
     "data, not set up": IDLE.format(prepare="store = MooncakeDistributedStore()"),
     "data, closed": IDLE.format(prepare=SET_UP_AND_CLOSED),
     "data, two": TWO,
+    "data, killmaster": KILLMASTER,
 }
 SUITE = Suite(SECTIONS)
 

@@ -142,7 +142,14 @@ pub(super) fn write(
     if replaces {
         options.on_exists = OnExists::Replace;
     }
-    let inherited = if replaces { inherited(py, &open, &keys.0, &config, &options)? } else { Vec::new() };
+    let inherited = match replaces {
+        true => inherited(py, &open, &keys.0, &config, &options)?,
+        false => Ok(Vec::new()),
+    };
+    let inherited = match inherited {
+        Ok(inherited) => inherited,
+        Err(code) => return Ok(vec![code; count]),
+    };
     let is_storable = |parts: &Vec<Part<'_>>| source != Source::Value || is_staged(&open, parts);
     if !objects.iter().all(is_storable) {
         return Ok(vec![codes::INVALID_PARAMS; count]);
@@ -172,26 +179,30 @@ pub(super) fn write(
 }
 
 /// The options of objects that replace others, with the pins of those: Mooncake's upserts keep them. Empty if
-/// the config asks for all pins itself.
+/// the config asks for all pins itself. The code of a master that does not answer is that of the call.
 fn inherited(
     py: Python<'_>,
     open: &Open,
     keys: &[KeyArg],
     config: &ReplicateConfig,
     options: &PutOptions,
-) -> PyResult<Vec<PutOptions>> {
+) -> PyResult<Result<Vec<PutOptions>, i64>> {
     let keeps_soft = config.keeps_soft_pin();
     if options.hard_pin && !keeps_soft {
-        return Ok(Vec::new());
+        return Ok(Ok(Vec::new()));
     }
     // A lookup of this kind is not a use, and takes no lease.
     let found = calls::resolve(py, open, keys, ResolveOptions::default())?;
+    let failed = found.iter().filter_map(|it| it.as_ref().err()).map(codes::of);
+    if let Some(code) = failed.into_iter().find(|it| [codes::RPC_FAIL, codes::RPC_TIMEOUT].contains(it)) {
+        return Ok(Err(code));
+    }
     let options = found.into_iter().map(|found| {
         let (hard, soft) = found.ok().flatten().map_or((false, false), |it| (it.hard_pin, it.soft_pin));
         let soft_pin_ms = options.soft_pin_ms.or((soft && keeps_soft).then_some(SOFT_PIN_DEFAULT));
         PutOptions { hard_pin: options.hard_pin || hard, soft_pin_ms, ..options.clone() }
     });
-    Ok(options.collect())
+    Ok(Ok(options.collect()))
 }
 
 /// Whether a value fits the local buffer.
