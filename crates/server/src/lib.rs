@@ -5,6 +5,7 @@
 //! - [`node`]: owns a `core::node::Node` and its memory; bytes.
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: what people and their tools look at: metrics, health, keys, segments.
+//! - [`supervise`]: a server that has panicked somewhere ends.
 //! - [`mooncake`]: the command `mooncake_master`, flag by flag.
 //!
 //! A core is behind one mutex. Whoever brings an event locks, lets the core decide, carries out what touches
@@ -20,6 +21,7 @@ pub mod master;
 pub mod metrics;
 pub mod mooncake;
 pub mod node;
+pub mod supervise;
 pub mod up;
 
 use std::io;

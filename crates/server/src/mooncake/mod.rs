@@ -21,6 +21,7 @@ use crate::config::{
     CommonArgs, ConfigError, Demotion, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
     TierConfig,
 };
+use crate::supervise::{FAILURE_HINT, end_on_panic};
 use crate::{MasterServer, StartError, host};
 use flags::{FLAGS, FlagError, Use, Values, is_true, milliseconds};
 
@@ -255,6 +256,9 @@ fn read_file(path: &str) -> Result<Values, FlagError> {
 
 fn serve(plan: Plan) -> i32 {
     start_log(&plan.log);
+    end_on_panic(STATUS_FAILED, |what| {
+        let _closed = writeln!(io::stderr(), "error: {what}\n\nhint: {FAILURE_HINT}");
+    });
     host::raise_file_limit();
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
