@@ -14,8 +14,8 @@ use tiffin_core::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, NodeInfo, Release, Reply, RequestRef,
     Reserve, ReserveOutcome, Reserved, Role,
 };
-use tiffin_core::session::CallFailure;
-use tiffin_core::{ClientId, Location, SegmentId};
+use tiffin_core::session::{CallFailure, Views};
+use tiffin_core::{ClientId, Hold, Location, SegmentId};
 use tiffin_rpc::{Address, CallError, Connection, Reach};
 use tiffin_transport::{Counters, this_process};
 use tokio::runtime::Handle;
@@ -89,8 +89,8 @@ pub(crate) struct Inner {
     address: Address,
     master: Arc<Link<Master>>,
     nodes: Mutex<BTreeMap<SegmentId, Node>>,
-    /// How many views there are on each node.
-    views: Mutex<BTreeMap<SegmentId, usize>>,
+    /// The views on each node that was asked for any.
+    views: Mutex<BTreeMap<SegmentId, Views>>,
     closed: AtomicBool,
     /// How many operations are under way, and who waits for their end.
     busy: AtomicUsize,
@@ -373,7 +373,14 @@ impl Inner {
         let (Some(info), Some(link)) = (info, link) else {
             return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
         };
-        let open = |last| route::open(self.traveller.clone(), info, last);
+        let (traveller, me) = (self.traveller.clone(), Weak::clone(&self.me));
+        let open = |last| async move {
+            let route = route::open(traveller, info, last).await?;
+            if let Some(inner) = me.upgrade() {
+                inner.list_views(segment, &route).await?;
+            }
+            Ok(route)
+        };
         link.get(&self.runtime, deadline, open).await
     }
 
@@ -487,17 +494,41 @@ impl Inner {
         routes.collect()
     }
 
-    pub(crate) fn count_view(&self, segment: SegmentId) {
-        *lock(&self.views).entry(segment).or_default() += 1;
+    /// The views on a node.
+    pub(crate) fn with_views<T>(&self, segment: SegmentId, use_views: impl FnOnce(&mut Views) -> T) -> T {
+        use_views(lock(&self.views).entry(segment).or_default())
     }
 
-    pub(crate) fn uncount_view(&self, segment: SegmentId) {
+    /// The ends of views to send on a connection to a node.
+    pub(crate) fn take_view_ends(&self, segment: SegmentId, route: &OpenRoute) -> Vec<Hold> {
+        let connection = route.views_connection.load(Ordering::Acquire);
+        lock(&self.views).get_mut(&segment).map_or_else(Vec::new, |views| views.take_ends(connection))
+    }
+
+    /// The nodes that may count views that this client does not have, because the connection to them broke.
+    pub(crate) fn unsettled_views(&self) -> Vec<SegmentId> {
+        let nodes = self.nodes();
         let mut views = lock(&self.views);
-        if let Some(count) = views.get_mut(&segment) {
-            *count -= 1;
-            if *count == 0 {
-                views.remove(&segment);
-            }
+        let link = |segment: &SegmentId| nodes.get(segment).map(|node| Arc::clone(&node.link));
+        let is_gone = |segment: &SegmentId| match link(segment) {
+            Some(link) => link.last().is_some_and(|route| route.is_node_gone()),
+            None => true,
+        };
+        views.retain(|segment, views| !(views.is_empty() && is_gone(segment)));
+        let is_open = |segment: &SegmentId| link(segment).is_none_or(|link| link.current().is_some());
+        views.keys().filter(|segment| !is_open(segment)).copied().collect()
+    }
+
+    /// Says first on a new connection which views there are. What was sent on the last one counts no more.
+    async fn list_views(&self, segment: SegmentId, route: &OpenRoute) -> Result<(), Error> {
+        let listed = lock(&self.views).get_mut(&segment).map(Views::connected);
+        let Some((connection, held)) = listed else { return Ok(()) };
+        route.views_connection.store(connection, Ordering::Release);
+        let deadline = Instant::now() + KEEP_TIME_MAX;
+        match route.connection.call(&ClientToNode::KeepViews(held), deadline).await {
+            // A node of an earlier release does not know the request; its views end with this client.
+            Ok(_) | Err(CallError::Refused(_)) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -539,12 +570,12 @@ impl Inner {
     /// The master has been told of all reads.
     fn leave(&self) -> Vec<Connection> {
         known::tell_all(self);
-        let views = lock(&self.views).clone();
+        let views = lock(&self.views);
         let mut nodes = self.nodes();
         let mut connections: Vec<_> =
             self.master.current().map(|it| it.connection.clone()).into_iter().collect();
         nodes.retain(|segment, node| {
-            if views.contains_key(segment) {
+            if views.get(segment).is_some_and(|it| !it.is_empty()) {
                 return true;
             }
             connections.extend(node.link.current().map(|route| route.connection.clone()));

@@ -17,6 +17,10 @@ tiffin_sabotage::variants! {
         ReuseBeforeRetire: "retire before reuse";
         /// The node reuses room that somebody still looks at.
         IgnoreViews: "view count";
+        /// The node ends no view that its client does not list after its connection broke.
+        KeepAllViews: "a view whose end was lost ends";
+        /// The client counts a view that began on a connection which has been replaced since.
+        CountLostViews: "a view that was not listed does not count";
         /// The node takes a silent writer for dead and gives its room away.
         SilenceIsDeath: "silence is never death";
         /// The node reuses what it has offered although the client has claimed it.

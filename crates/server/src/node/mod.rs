@@ -426,7 +426,8 @@ impl Shared {
             | ClientToNode::Abort(_)
             | ClientToNode::Keep(_)
             | ClientToNode::BeginViews(_)
-            | ClientToNode::EndViews(_) => Ok(request),
+            | ClientToNode::EndViews(_)
+            | ClientToNode::KeepViews(_) => Ok(request),
         };
         match request {
             Ok(request) => self.handle(Event::Request { conn: visit.conn, id, request }),
