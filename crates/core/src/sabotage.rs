@@ -65,6 +65,8 @@ tiffin_sabotage::variants! {
         ForgetTheAbsent: "absent nodes still owe their retires";
         /// The master believes a node that it had declared lost.
         BelieveTheLost: "a lost node returns empty";
+        /// The master writes a lost node into its roster before the node has discarded what it held.
+        EnrollTheLost: "a lost node is in the roster once it is empty";
         /// The master forgets its roster when it restarts, and answers for an empty store.
         ForgetRoster: "R16: absent is never guessed";
         /// The master answers although a member of its roster has not reported.
