@@ -212,6 +212,8 @@ pub(crate) struct Oracle {
     pub(crate) retires_sent: BTreeSet<(SegmentId, Hold)>,
     /// Leases of samples: client and sample.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
+    /// Leased samples that had copies on a lost node: whether another copy keeps the lease is not known here.
+    pub(crate) maybe_leased: BTreeSet<Generation>,
     /// Samples that were consumed while others had them leased.
     pub(crate) released: BTreeSet<Generation>,
     /// Groups that consumed a sample while others had it leased.
@@ -311,6 +313,7 @@ impl Oracle {
         self.pinning.clear();
         self.acking.clear();
         self.leases.clear();
+        self.maybe_leased.clear();
         self.released.clear();
         self.deferred.clear();
         self.pulls.clear();

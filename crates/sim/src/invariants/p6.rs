@@ -24,7 +24,8 @@ use crate::{
 
 impl Oracle {
     pub(crate) fn on_ack(&mut self, to: (ConnId, RequestId), ack: &Ack, complete: bool) {
-        let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
+        let mut leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
+        leased.extend(&self.maybe_leased);
         for item in &ack.items {
             self.explain(item.generation);
             if let Some(life) = self.objects.get_mut(&item.generation) {
@@ -206,11 +207,12 @@ impl Oracle {
     }
 
     /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
-    /// restores them.
+    /// restores them. Those of samples with another copy may go on.
     pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
         let there = self.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
         let there: BTreeSet<_> = there.map(|(_, generation)| *generation).collect();
-        self.leases.retain(|_, (_, leased)| !there.contains(leased));
+        let ended = self.leases.extract_if(.., |_, (_, leased)| there.contains(leased));
+        self.maybe_leased.extend(ended.map(|(_, (_, leased))| leased));
     }
 
     /// A put reserves space; `others_wait` in the same namespace.
