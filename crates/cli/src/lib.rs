@@ -1,7 +1,7 @@
 //! The command line: one binary `tiffin`, one file per command.
 //!
 //! The binary and the console script of the Python wheel call [`run`] with their arguments and exit with the
-//! status that it returns. Nothing in this crate ends the process.
+//! status that it returns. Nothing in this crate ends the process, but a panic in a server.
 //!
 //! Conventions of all commands are in `console`: data to standard output, everything else to standard error,
 //! errors with a hint, JSON with `--json`. Settings are those of `tiffin_server::config`; a command adds only

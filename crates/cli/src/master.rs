@@ -30,7 +30,7 @@ pub(crate) async fn run(
     let config = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
     let starting = async { MasterServer::start(config).await.map_err(|error| serve::explain(&error)) };
-    let Some(server) = serve::start(starting, &mut signals).await? else { return Ok(STATUS_OK) };
+    let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.address().to_string();
     let http = server.http_address().map(ToString::to_string);
     if console.json {

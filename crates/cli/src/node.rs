@@ -86,7 +86,9 @@ pub(crate) async fn run(
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
     let (memory, master, token) = (config.memory, config.master.to_string(), config.token.clone());
-    let Some(server) = serve::start(start(config), &mut signals).await? else { return Ok(STATUS_OK) };
+    let Some(server) = serve::start(start(config), &mut signals, console).await? else {
+        return Ok(STATUS_OK);
+    };
     let info = server.info();
     if console.json {
         let (name, tcp, data) = (&info.name, &info.tcp, &info.data);

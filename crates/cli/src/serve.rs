@@ -6,20 +6,27 @@ use std::path::Path;
 use std::time::Duration;
 
 use tiffin_client::{ConnectOptions, Deadline, Losses};
+use tiffin_server::supervise::{FAILURE_HINT, end_on_panic};
 use tiffin_server::{NodeServer, StartError};
 use tokio::time::Instant;
 
-use crate::console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK};
+use crate::console::{Console, Failure, STATUS_FAILED, STATUS_INTERRUPTED, STATUS_OK};
 use crate::signals::Signals;
 
 /// Time limit for an orderly stop.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Starts a server, unless a signal arrives first.
+/// Starts a server, unless a signal arrives first. From then on a panic in any thread ends the process: a
+/// server without one of its parts would only seem to work.
 pub(crate) async fn start<T>(
     starting: impl Future<Output = Result<T, Failure>>,
     signals: &mut Signals,
+    console: &Console,
 ) -> Result<Option<T>, Failure> {
+    let json = console.json;
+    end_on_panic(STATUS_FAILED, move |what| {
+        Console::standard(json).fail(&Failure::new("failed", what).hint(FAILURE_HINT));
+    });
     tokio::select! {
         started = starting => started.map(Some),
         () = signals.next() => Ok(None),

@@ -31,7 +31,7 @@ pub(crate) async fn run(
     tiffin_server::host::raise_file_limit();
     let (memory, token) = (config.node.memory, config.node.token.clone());
     let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
-    let Some(server) = serve::start(starting, &mut signals).await? else { return Ok(STATUS_OK) };
+    let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.master().address().to_string();
     let http = server.master().http_address().map(ToString::to_string);
     if console.json {

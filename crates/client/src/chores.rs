@@ -1,7 +1,7 @@
 //! Work of a client that no caller waits for.
 
-use tiffin_core::Location;
 use tiffin_core::message::Reply;
+use tiffin_core::{Location, SegmentId};
 
 /// Work that no caller waits for.
 #[derive(Debug)]
@@ -10,8 +10,8 @@ pub(crate) enum Chore {
     Abort(Vec<Location>),
     /// Undo what a late reply says.
     Late(Reply),
-    /// End a view.
-    EndView(Location),
+    /// End views on this node, or make sure that it knows which there are.
+    EndViews(SegmentId),
     /// End a lease that a master granted.
     Release {
         /// The epoch of the master.

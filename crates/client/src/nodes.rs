@@ -7,10 +7,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::SegmentId;
-use tiffin_core::message::{NodeInfo, Reserved};
-use tiffin_rpc::Connection;
+use tiffin_core::message::{ClientToNode, NodeInfo, Reserved};
+use tiffin_core::session::Views;
+use tiffin_core::{Hold, SegmentId};
+use tiffin_rpc::{CallError, Connection};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::link::Link;
 use crate::route::{self, OpenRoute, Traveller};
@@ -21,26 +23,30 @@ use crate::{Deadline, Error, Route};
 const DISTANCE_OF_DISKS: u8 = 4;
 /// How long no route is opened to a node that could not be reached.
 const NODE_REST: Duration = Duration::from_millis(500);
+/// How long a node may take to reply to a list of views.
+const LIST_TIME_MAX: Duration = Duration::from_secs(2);
 
 struct Node {
     info: NodeInfo,
     /// The master tells it what is published there, as the master said last.
     is_near: bool,
     link: Arc<Link<OpenRoute>>,
-    /// How many views of its objects there are.
-    views: usize,
 }
+
+/// The views on each node that was asked for any.
+type AllViews = Mutex<BTreeMap<SegmentId, Views>>;
 
 /// The nodes that a client has met.
 pub(crate) struct Nodes {
     traveller: Traveller,
     runtime: Handle,
     nodes: Mutex<BTreeMap<SegmentId, Node>>,
+    views: Arc<AllViews>,
 }
 
 impl Nodes {
     pub(crate) fn new(traveller: Traveller, runtime: Handle) -> Self {
-        Self { traveller, runtime, nodes: Mutex::default() }
+        Self { traveller, runtime, nodes: Mutex::default(), views: Arc::default() }
     }
 
     /// A route to a node, for requests only. It does not check whether the node's memory is still mapped: a
@@ -71,7 +77,12 @@ impl Nodes {
         let (Some(info), Some(link)) = (info, link) else {
             return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
         };
-        let open = |last| route::open(self.traveller.clone(), info, last);
+        let (traveller, views) = (self.traveller.clone(), Arc::clone(&self.views));
+        let open = |last| async move {
+            let route = route::open(traveller, info, last).await?;
+            list_views(&views, segment, &route).await?;
+            Ok(route)
+        };
         link.get(&self.runtime, deadline, open).await
     }
 
@@ -117,7 +128,7 @@ impl Nodes {
                 Some(node) => node.info = info.clone(),
                 None => {
                     let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
-                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link, views: 0 });
+                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link });
                 }
             }
         }
@@ -199,23 +210,38 @@ impl Nodes {
         routes.collect()
     }
 
-    pub(crate) fn begin_view(&self, segment: SegmentId) {
-        if let Some(node) = self.lock().get_mut(&segment) {
-            node.views += 1;
-        }
+    /// The views on a node.
+    pub(crate) fn with_views<T>(&self, segment: SegmentId, use_views: impl FnOnce(&mut Views) -> T) -> T {
+        use_views(lock(&self.views).entry(segment).or_default())
     }
 
-    pub(crate) fn end_view(&self, segment: SegmentId) {
-        if let Some(node) = self.lock().get_mut(&segment) {
-            node.views = node.views.saturating_sub(1);
-        }
+    /// The ends of views to send on a connection to a node.
+    pub(crate) fn take_view_ends(&self, segment: SegmentId, route: &OpenRoute) -> Vec<Hold> {
+        let connection = route.views_connection.load(Ordering::Acquire);
+        lock(&self.views).get_mut(&segment).map_or_else(Vec::new, |views| views.take_ends(connection))
+    }
+
+    /// The nodes that may count views that this client does not have, because the connection to them broke.
+    pub(crate) fn unsettled_views(&self) -> Vec<SegmentId> {
+        let nodes = self.lock();
+        let mut views = lock(&self.views);
+        let link = |segment: &SegmentId| nodes.get(segment).map(|node| Arc::clone(&node.link));
+        let is_gone = |segment: &SegmentId| match link(segment) {
+            Some(link) => link.last().is_some_and(|route| route.is_node_gone()),
+            None => true,
+        };
+        views.retain(|segment, views| !(views.is_empty() && is_gone(segment)));
+        let is_open = |segment: &SegmentId| link(segment).is_none_or(|link| link.current().is_some());
+        views.keys().filter(|segment| !is_open(segment)).copied().collect()
     }
 
     /// Forgets the nodes on which there is no view, and returns the connections to them.
     pub(crate) fn leave(&self) -> Vec<Connection> {
         let mut connections = Vec::new();
-        self.lock().retain(|_, node| {
-            let is_viewed = node.views > 0;
+        let mut nodes = self.lock();
+        let views = lock(&self.views);
+        nodes.retain(|segment, node| {
+            let is_viewed = views.get(segment).is_some_and(|it| !it.is_empty());
             if !is_viewed {
                 connections.extend(node.link.current().map(|route| route.connection.clone()));
             }
@@ -224,8 +250,27 @@ impl Nodes {
         connections
     }
 
+    /// Locked before the views, or without them.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SegmentId, Node>> {
-        // Each use is one change of a map, so nothing can be half done.
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.nodes)
     }
+}
+
+/// Lists the views on a node, first of all on a new connection. What was sent on the last one does not count
+/// any more.
+async fn list_views(views: &AllViews, segment: SegmentId, route: &OpenRoute) -> Result<(), Error> {
+    let listed = lock(views).get_mut(&segment).map(Views::connected);
+    let Some((connection, held)) = listed else { return Ok(()) };
+    route.views_connection.store(connection, Ordering::Release);
+    let deadline = Instant::now() + LIST_TIME_MAX;
+    match route.connection.call(&ClientToNode::KeepViews(held), deadline).await {
+        // A node of an earlier release does not know the request; its views end with this client.
+        Ok(_) | Err(CallError::Refused(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each use is one change of a map, so nothing can be half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

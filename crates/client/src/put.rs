@@ -294,7 +294,8 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientTo
         | ClientToNode::Store(_)
         | ClientToNode::Keep(_)
         | ClientToNode::BeginViews(_)
-        | ClientToNode::EndViews(_) => {}
+        | ClientToNode::EndViews(_)
+        | ClientToNode::KeepViews(_) => {}
     }
 }
 

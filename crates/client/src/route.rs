@@ -57,6 +57,8 @@ impl Traveller {
 /// A way that was found.
 pub(crate) struct OpenRoute {
     pub(crate) connection: Connection,
+    /// Its number among those on which views were listed.
+    pub(crate) views_connection: AtomicU64,
     mover: Mover,
     /// Why the memory is not mapped.
     pub(crate) why_not_shared: Option<String>,
@@ -306,7 +308,8 @@ pub(crate) async fn open(
     check_segment(&info, &welcome, &address)?;
     let mover = mover(&traveller, &info, attached);
     let disk_reads = info.beside.map(|_| Arc::clone(&traveller.disk_reads));
-    Ok(OpenRoute { connection, mover, why_not_shared, disk_reads })
+    let views_connection = AtomicU64::new(0);
+    Ok(OpenRoute { connection, views_connection, mover, why_not_shared, disk_reads })
 }
 
 fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {

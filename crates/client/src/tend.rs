@@ -1,7 +1,7 @@
 //! What is done behind the callers' backs: room given back, views ended, leases kept, signs of life.
 //!
-//! **Invariant:** a view is ended at most once. If the answer to `EndViews` is lost it is not said again: the
-//! node counts views per object, and a second end would be that of another view of the same object.
+//! **Invariant:** a view is ended at most once. If `EndViews` may be lost, a new connection is opened, on
+//! which the client lists the views that it has.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -32,7 +32,6 @@ const CHORES_MAX: usize = 4096;
 #[derive(Debug, Default)]
 struct PerNode {
     aborts: Vec<Hold>,
-    ends: Vec<Hold>,
 }
 
 /// Tends to a client until it is gone.
@@ -64,6 +63,9 @@ pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver
                 let Some(inner) = client.upgrade() else { return };
                 inner.nodes.prune();
                 care_for_leases(&inner);
+                for segment in inner.nodes.unsettled_views().into_iter().filter(|_| !inner.is_closed()) {
+                    inner.runtime.spawn(settle_views(Weak::clone(&client), segment));
+                }
                 inner.report_uses();
                 // On a connection that is broken there is nothing to say; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
@@ -117,7 +119,7 @@ fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentI
                 }
             }
             Chore::Late(_) | Chore::Release { .. } => {}
-            Chore::EndView(it) => sorted.entry(it.segment).or_default().ends.push(it.hold()),
+            Chore::EndViews(segment) => _ = sorted.entry(segment).or_default(),
         }
     }
     sorted
@@ -150,6 +152,14 @@ async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
     }
 }
 
+/// Connects to a node again, so that it learns which views there are. After a failure the next beat retries.
+async fn settle_views(client: Weak<Inner>, segment: SegmentId) {
+    let Some(inner) = client.upgrade() else { return };
+    if let Err(error) = try_once(&inner, segment, &mut PerNode::default()).await {
+        tracing::debug!(%segment, %error, "the node does not know yet which views there are");
+    }
+}
+
 /// Does the chores of one node, again and again until it has heard them or is gone.
 async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
     let mut pause = PAUSE_MIN;
@@ -178,9 +188,9 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
 async fn try_once(inner: &Inner, segment: SegmentId, work: &mut PerNode) -> Result<(), Error> {
     let deadline = Deadline::after(TRY_TIME_MAX);
     let route = inner.nodes.route(segment, deadline).await?;
-    if !work.ends.is_empty() {
-        let request = ClientToNode::EndViews(std::mem::take(&mut work.ends));
-        route.connection.call(&request, deadline.instant()).await?;
+    let ends = inner.nodes.take_view_ends(segment, &route);
+    if !ends.is_empty() {
+        route.connection.call(&ClientToNode::EndViews(ends), deadline.instant()).await?;
     }
     if !work.aborts.is_empty() {
         let request = ClientToNode::Abort(work.aborts.clone());

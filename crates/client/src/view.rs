@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tiffin_core::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, ResolveOutcome};
+use tiffin_core::session::Views;
 use tiffin_core::{Generation, Location, SegmentId};
 use tiffin_transport::MappedRange;
 
@@ -89,17 +91,19 @@ struct Hold {
 }
 
 impl Hold {
-    fn new(inner: &Arc<Inner>, location: Location) -> Self {
-        inner.nodes.begin_view(location.segment);
-        Self { inner: Arc::clone(inner), location }
+    /// A view that the node has begun, as it answered on this connection; `None` if the connection was
+    /// replaced since, because the node has ended the view then.
+    fn new(inner: &Arc<Inner>, location: Location, connection: u64) -> Option<Self> {
+        let begun = |views: &mut Views| views.begun(connection, location.hold());
+        inner.nodes.with_views(location.segment, begun).then(|| Self { inner: Arc::clone(inner), location })
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // The chore goes first: while the view is counted, nobody says goodbye to the node.
-        let _gone = self.inner.chores.send(Chore::EndView(self.location));
-        self.inner.nodes.end_view(self.location.segment);
+        let Location { segment, .. } = self.location;
+        self.inner.nodes.with_views(segment, |views| views.end(self.location.hold()));
+        let _gone = self.inner.chores.send(Chore::EndViews(segment));
     }
 }
 
@@ -241,21 +245,29 @@ async fn begin(
     }
     let holds: Vec<_> = wanted.iter().map(|(_, location, ..)| location.hold()).collect();
     let locations: Vec<_> = wanted.iter().map(|(_, location, ..)| *location).collect();
-    let chores = inner.chores.clone();
+    // From here on a new connection lists the views, so that the node ends those whose answer was lost.
+    inner.nodes.with_views(segment, |_| ());
+    let connection = route.views_connection.load(Ordering::Acquire);
+    let client = inner.weak();
     let late = move |reply| {
-        let Reply::ViewsBegun(begun) = reply else { return };
+        let (Reply::ViewsBegun(begun), Some(inner)) = (reply, client.upgrade()) else { return };
         for (location, _) in locations.into_iter().zip(begun).filter(|(_, begun)| *begun) {
-            let _gone = chores.send(Chore::EndView(location));
+            drop(Hold::new(&inner, location, connection));
         }
     };
     let request = ClientToNode::BeginViews(holds);
-    let reply = route.connection.call_or(&request, deadline.instant(), late).await;
-    let Ok(Reply::ViewsBegun(begun)) = reply else { return everything(|| Step::Copy) };
-    let steps = wanted.into_iter().zip(begun).map(|((index, location, found, part), begun)| {
-        if !begun {
-            return (index, Ok(Step::Again));
+    let begun = match route.connection.call_or(&request, deadline.instant(), late).await {
+        Ok(Reply::ViewsBegun(begun)) => begun,
+        Ok(_) => return everything(|| Step::Copy),
+        Err(_) => {
+            let _gone = inner.chores.send(Chore::EndViews(segment));
+            return everything(|| Step::Copy);
         }
-        let hold = Hold::new(inner, location);
+    };
+    let steps = wanted.into_iter().zip(begun).map(|((index, location, found, part), begun)| {
+        let Some(hold) = begun.then(|| Hold::new(inner, location, connection)).flatten() else {
+            return (index, Ok(Step::Again));
+        };
         let range = route.view(location.slot.0, location.stamp.0);
         let step = match range.filter(|range| range.len() as u64 == found.len) {
             Some(range) => Step::Viewed(View {

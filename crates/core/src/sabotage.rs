@@ -17,6 +17,10 @@ tiffin_sabotage::variants! {
         ReuseBeforeRetire: "retire before reuse";
         /// The node reuses room that somebody still looks at.
         IgnoreViews: "view count";
+        /// The node ends no view that its client does not list after its connection broke.
+        KeepAllViews: "a view whose end was lost ends";
+        /// The client counts a view that began on a connection which has been replaced since.
+        CountLostViews: "a view that was not listed does not count";
         /// The node takes a silent writer for dead and gives its room away.
         SilenceIsDeath: "silence is never death";
         /// The node reuses what it has offered although the client has claimed it.
@@ -61,6 +65,8 @@ tiffin_sabotage::variants! {
         ForgetTheAbsent: "absent nodes still owe their retires";
         /// The master believes a node that it had declared lost.
         BelieveTheLost: "a lost node returns empty";
+        /// The master writes a lost node into its roster before the node has discarded what it held.
+        EnrollTheLost: "a lost node is in the roster once it is empty";
         /// The master forgets its roster when it restarts, and answers for an empty store.
         ForgetRoster: "R16: absent is never guessed";
         /// The master answers although a member of its roster has not reported.

@@ -220,7 +220,8 @@ requests! {
         38 => Demote, 39 => Promote;
     }
     ClientToNode, "client → node" {
-        16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep, 45 => Store;
+        16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep, 45 => Store,
+        48 => KeepViews;
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: what people and their tools look at: metrics, health, keys, segments.
 //! - [`events`]: what is stored and removed, published for routers.
+//! - [`supervise`]: a server that has panicked somewhere ends.
 //! - [`mooncake`]: the command `mooncake_master`, flag by flag.
 //!
 //! A core is behind one mutex. Whoever brings an event locks, lets the core decide, carries out what touches
@@ -23,6 +24,7 @@ pub mod metrics;
 pub mod mooncake;
 pub mod node;
 mod reply_path;
+pub mod supervise;
 pub mod up;
 
 use std::io;

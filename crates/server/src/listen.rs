@@ -21,6 +21,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::supervise::Supervisor;
+use crate::supervise::faults::{Point, strike};
+
 /// The most connections to one address.
 pub const CONNECTIONS_MAX: usize = 16 << 10;
 /// The most that are told at a time that there are too many.
@@ -40,6 +43,9 @@ const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(45);
 pub(crate) trait Host: Send + Sync + 'static {
     /// Who is let in.
     fn door(&self) -> &Door;
+
+    /// Learns of a connection whose task panics.
+    fn supervisor(&self) -> &Arc<Supervisor>;
 
     /// Welcomes a party that is let in, and serves it to the end of its connection. The host does
     /// whatever the party may rely on before it sends the welcome.
@@ -132,7 +138,8 @@ async fn serve_at_most<H: Host>(
             continue;
         }
         let is_full = visits.len() >= connections_max;
-        visits.spawn(greet(stream, Arc::clone(&host), Arc::clone(&pending), is_full));
+        let greeted = greet(stream, Arc::clone(&host), Arc::clone(&pending), is_full);
+        visits.spawn(host.supervisor().watch("the task of a connection", greeted));
     }
 }
 
@@ -163,6 +170,7 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     drop(entry);
     let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
+    strike(Point::Connection);
     tracing::debug!(%peer, role = ?greeting.hello.role, label, "came in");
     Arc::clone(&host).visit(greeting).await;
     tracing::debug!(%peer, label, "went away");
@@ -245,11 +253,15 @@ mod tests {
         }
     }
 
-    struct Room(Door);
+    struct Room(Door, Arc<Supervisor>);
 
     impl Host for Room {
         fn door(&self) -> &Door {
             &self.0
+        }
+
+        fn supervisor(&self) -> &Arc<Supervisor> {
+            &self.1
         }
 
         async fn visit(self: Arc<Self>, greeting: Greeting) {
@@ -262,7 +274,7 @@ mod tests {
     async fn one_too_many_is_told_so_and_finds_room_when_another_leaves() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new(String::new(), false)));
+        let room = Arc::new(Room(Door::new(String::new(), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 1, 8));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -283,7 +295,7 @@ mod tests {
     async fn silent_connections_end_oldest_first_and_keep_nobody_out() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new("secret".into(), false)));
+        let room = Arc::new(Room(Door::new("secret".into(), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 64, 4));
         let mut silent = Vec::new();
         for _ in 0..5 {
@@ -310,7 +322,7 @@ mod tests {
     async fn without_a_token_both_ways_of_a_loopback_port_lead_in() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new(String::new(), false)));
+        let room = Arc::new(Room(Door::new(String::new(), false), Supervisor::new()));
         let serving = tokio::spawn(serve(listener, Arc::clone(&room)));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);

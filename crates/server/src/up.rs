@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tiffin_rpc::Address;
 use tiffin_transport::Counters;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::{MasterConfig, NodeConfig, UpConfig};
@@ -23,6 +24,7 @@ pub struct Embedded {
     // The node first: it is to be gone before its master is, and fields are dropped in order.
     node: NodeServer,
     master: MasterServer,
+    _fate: JoinSet<()>,
 }
 
 impl Embedded {
@@ -47,7 +49,8 @@ impl Embedded {
         let node = NodeConfig { master: master.address().clone(), listen: None, ..node };
         let node = NodeServer::start_with(node, counters).await?;
         join(&node).await?;
-        Ok(Self { node, master })
+        let fate = share_fate(&node, &master);
+        Ok(Self { node, master, _fate: fate })
     }
 
     /// Where clients of this process, and of others of the same user, reach it.
@@ -66,6 +69,11 @@ impl Embedded {
     #[must_use]
     pub fn master(&self) -> &MasterServer {
         &self.master
+    }
+
+    /// Waits until a part of it has failed, and says which. Calls get errors from then on.
+    pub async fn failed(&self) -> Arc<str> {
+        self.master.failed().await
     }
 
     /// Closes everything; answers that are ready still go out until the deadline.
@@ -111,6 +119,16 @@ impl Up {
         self.node.leave(deadline).await;
         self.master.shutdown().await;
     }
+}
+
+/// Lets each fail when the other does: alone, a node would wait for its master without end.
+fn share_fate(node: &NodeServer, master: &MasterServer) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for (of, to) in [(node.supervisor(), master.supervisor()), (master.supervisor(), node.supervisor())] {
+        let (of, to) = (Arc::clone(of), Arc::clone(to));
+        tasks.spawn(async move { to.fail_with(&of.failed().await) });
+    }
+    tasks
 }
 
 async fn join(node: &NodeServer) -> Result<(), StartError> {

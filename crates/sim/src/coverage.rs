@@ -329,6 +329,10 @@ points! {
     Refused,
     /// A view begins.
     ViewBegun,
+    /// A second view of a copy by one client.
+    ViewedTwice,
+    /// A view whose connection was replaced before the client could use it.
+    ViewLost,
     /// A view of a removed object is refused.
     ViewRefused,
     /// A view of an object that was retired meanwhile.

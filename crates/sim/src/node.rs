@@ -225,7 +225,8 @@ impl World {
                     | ClientToNode::Abort(_)
                     | ClientToNode::Keep(_)
                     | ClientToNode::BeginViews(_)
-                    | ClientToNode::EndViews(_) => request,
+                    | ClientToNode::EndViews(_)
+                    | ClientToNode::KeepViews(_) => request,
                 };
                 self.node_handles(node, CoreEvent::Request { conn, id, request });
             }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -23,8 +24,8 @@ use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
 use crate::place::{OpenError, Place, end_of};
 use crate::sabotage::Sabotage;
 use crate::types::{
-    Answer, AppendError, ChangeError, Event, OpId, ReadError, Record, RecordId, Recovery, Span, StageId,
-    Stats,
+    Answer, AppendError, ChangeError, Event, Fault, FaultKind, OpId, ReadError, Record, RecordId, Recovery,
+    Span, StageId, Stats,
 };
 
 /// The maximum number of queued requests.
@@ -172,7 +173,9 @@ impl DiskLog {
             driver.recover().map_err(|fault| OpenError::Fault { path: config.path.clone(), fault })?;
         let records = driver.log.records().map(|(id, record)| (id, record.clone())).collect();
         let thread = thread::Builder::new().name("tiffin-ssd".to_owned()).spawn(move || {
-            driver.run();
+            if catch_unwind(AssertUnwindSafe(|| driver.run())).is_err() {
+                driver.abandon();
+            }
             drop(driver);
             drop(file);
             drop(lock);
@@ -415,6 +418,19 @@ impl Driver {
                 return;
             }
         }
+    }
+
+    /// After a panic: accepts nothing more, and reports it. What is in progress is never answered: its
+    /// callbacks are dropped with the driver.
+    fn abandon(&mut self) {
+        let requests = {
+            let mut queue = self.inbox.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.requests)
+        };
+        drop(requests);
+        let text = "the thread of the log has panicked";
+        (self.listen)(Event::Failed(Fault::new(FaultKind::Other, text)));
     }
 
     /// Waits for ended disk operations or requests, and handles them.

@@ -6,7 +6,9 @@ use tiffin_client::{
     Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, Patience, Pattern,
     PolicyChange, Put, ResolveOptions, Watermark, Why,
 };
+use tiffin_core::message::{ClientToNode, Hello, Record, Reply};
 use tiffin_embedded::Embedded;
+use tiffin_rpc::{Address, Connection};
 use tokio::task::JoinHandle;
 
 use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
@@ -256,6 +258,41 @@ async fn why_tells_who_holds_an_object_and_what_took_it_away() {
     assert_eq!(answers.pop(), Some(Ok(Why::Unknown)));
     let Some(Ok(Why::Gone(gone))) = answers.pop() else { panic!() };
     assert_eq!((gone.cause, gone.by.as_str()), (Cause::Deleted, "the reader"));
+}
+
+/// A view that the node counts and the client does not know of: its answer, or its end, was lost with the
+/// connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn view_whose_end_was_lost_ends_with_the_next_connection() {
+    let cluster = Cluster::one(4 << 20).await;
+    let (writer, reader) = (cluster.client().await, cluster.client().await);
+    for name in ["kept", "lost"] {
+        only(writer.put(&[Put::new(key(name), &[7; 4096])], soon()).await).unwrap();
+    }
+    let kept = only(reader.view(&[key("kept")], soon()).await).unwrap();
+    let twice = only(reader.view(&[key("kept")], soon()).await).unwrap();
+    let node = &cluster.nodes[0];
+    let hold = |name: &str| {
+        let is_it = |it: &&Record| it.key == key(name);
+        node.inventory().iter().find(is_it).unwrap().hold
+    };
+    let lost = vec![hold("lost"), hold("kept")];
+    // The node takes this for a newer connection of the reader, and closes the one that the reader has.
+    let address = Address::Unix { name: node.info().unix.clone() };
+    let hello = Hello { client: reader.id(), namespace: "default".to_owned(), ..Hello::default() };
+    let deadline = soon().instant();
+    let (connection, _) = Connection::open(&address, hello, deadline).await.unwrap();
+    let begun = connection.call(&ClientToNode::BeginViews(lost), deadline).await.unwrap();
+    assert_eq!(begun, Reply::ViewsBegun(vec![true, true]));
+    delete(&writer, "kept").await;
+    delete(&writer, "lost").await;
+    assert_eq!(node.usage().held, 2 * 4096);
+    // The reader connects again to end this view, and lists the other.
+    drop(twice);
+    eventually("the lost view has ended", || node.usage().held == 4096).await;
+    assert_eq!(kept.bytes().unwrap(), [7; 4096]);
+    drop(kept);
+    eventually("nothing is in view", || node.usage().held == 0).await;
 }
 
 async fn ranges(client: &Client) {

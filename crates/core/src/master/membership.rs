@@ -91,7 +91,12 @@ impl Membership {
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
-        o.cx.enroll(node, conn);
+        // A member that must discard what it holds is in the roster once it has: a later master must not
+        // adopt what it held.
+        let discards = o.cx.members.get(node).is_some_and(|it| it.discard);
+        if !discards || sabotaged!(o.cx.config.sabotage, EnrollTheLost) {
+            o.cx.enroll(node, conn);
+        }
         o.cx.registered_when_saved(node, conn, id);
     }
 
@@ -177,6 +182,12 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     o.cx.hear(node);
     // What it was told when it registered it has done; this answer may be lost too.
     has_done_what_it_owed(o, node);
+    if let Some(conn) = has_discarded(o, node) {
+        // It registers again, which is answered when the roster that contains it is saved. Were it used
+        // before, a later master would have it discard what was put since.
+        o.cx.effects.push_back(Effect::Disconnect(conn));
+        return refuse(Reason::Unavailable, "the master saves that the node starts empty; register again");
+    }
     let mut retire = Vec::new();
     for record in announce.items {
         let hold = record.hold;
@@ -195,10 +206,6 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
         retire.extend(member.tell_owed(o.cx.config.owed_page_max));
         more = announce.last && member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
         member.announces = true;
-        if std::mem::replace(&mut member.discard, false) {
-            let segment = member.info.segment;
-            o.cx.members.has_discarded(segment);
-        }
     }
     if announce.last && !more {
         end_joining(o, node);
@@ -311,6 +318,20 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     o.tier.wake();
     o.cx.notice(Notice::NodeReady(name));
     o.reported(node);
+}
+
+/// Records that a member has discarded what it held, if it had to. Returns its connection if that must be
+/// saved before the member is used.
+fn has_discarded(o: &mut Objects, node: NodeIndex) -> Option<ConnId> {
+    let member = o.cx.members.get_mut(node)?;
+    if !std::mem::replace(&mut member.discard, false) {
+        return None;
+    }
+    let (segment, conn) = (member.info.segment, member.conn?);
+    o.cx.members.has_discarded(segment);
+    o.cx.enroll(node, conn);
+    let is_recorded = o.cx.members.get(node).is_some_and(|it| it.is_recorded);
+    (is_recorded && o.cx.config.durable && !sabotaged!(o.cx.config.sabotage, EnrollTheLost)).then_some(conn)
 }
 
 /// The node knows what it owed: it has done that before it said anything else.

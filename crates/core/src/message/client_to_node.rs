@@ -19,6 +19,9 @@ pub enum ClientToNode {
     BeginViews(Vec<Hold>),
     /// Ends views.
     EndViews(Vec<Hold>),
+    /// Lists all views that the client has on this node, each object as often as it is viewed. All its others
+    /// end, because their ends, or the replies that began them, were lost.
+    KeepViews(Vec<Hold>),
 }
 
 /// See [`ClientToNode::Commit`].

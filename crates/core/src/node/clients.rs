@@ -145,6 +145,18 @@ impl Clients {
         true
     }
 
+    /// The views of a client, apart from those that it says it has: each object as often as it is viewed.
+    pub(super) fn views_except(&self, client: ClientId, known: Vec<Hold>) -> Vec<Hold> {
+        let mut left: BTreeMap<Hold, u32> = BTreeMap::new();
+        known.into_iter().for_each(|hold| *left.entry(hold).or_default() += 1);
+        let views = self.clients.get(&client).into_iter().flat_map(|it| &it.views);
+        let surplus = |(hold, count): (&Hold, &u32)| {
+            let known = left.get(hold).copied().unwrap_or(0);
+            std::iter::repeat_n(*hold, count.saturating_sub(known) as usize)
+        };
+        views.flat_map(surplus).collect()
+    }
+
     /// Who looks at an object, beside the sends of it.
     pub(super) fn views(&self, hold: Hold) -> Views {
         let mut views = Views::default();
@@ -274,6 +286,16 @@ mod tests {
         (0..4).for_each(|slot| clients.reserved(WHO, hold(slot)));
         assert_eq!(clients.reservations_except(WHO, &[hold(7), hold(2), hold(0)]), [hold(1), hold(3)]);
         assert_eq!(clients.reservations_except(ClientId(2), &[hold(0)]), []);
+    }
+
+    #[test]
+    fn views_that_are_not_listed_are_found() {
+        let mut clients = Clients::default();
+        let other = Hold { slot: SlotId(4), stamp: Stamp(10) };
+        [HOLD, HOLD, HOLD, other].into_iter().for_each(|hold| clients.begin_view(WHO, hold));
+        assert_eq!(clients.views_except(WHO, vec![HOLD, other, other]), [HOLD, HOLD]);
+        assert_eq!(clients.views_except(WHO, Vec::new()), [HOLD, HOLD, HOLD, other]);
+        assert_eq!(clients.views_except(ClientId(2), Vec::new()), []);
     }
 
     #[test]

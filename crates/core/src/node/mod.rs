@@ -447,6 +447,13 @@ impl Node {
                 holds.into_iter().for_each(|hold| self.end_view(client, hold));
                 Reply::Done
             }
+            ClientToNode::KeepViews(holds) => {
+                let kept = sabotaged!(self.config.sabotage, KeepAllViews);
+                for hold in self.clients.views_except(client, holds).into_iter().filter(|_| !kept) {
+                    self.end_view(client, hold);
+                }
+                Reply::Done
+            }
         };
         self.effects.push_back(Effect::Reply { conn, id, reply });
     }

@@ -11,12 +11,14 @@ mod preallocation;
 mod put;
 #[cfg(test)]
 mod tests;
+mod views;
 
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
 pub use locations::{CachedGet, LocationCache, Reach, Seen, SeenState, is_valid_cached};
 pub use pace::{PACES_MAX, Pace, STALL_US_MAX, STALL_US_MIN};
 pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Preallocation};
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
+pub use views::Views;
 
 use crate::{
     Location, Reservation, SegmentId,

@@ -99,6 +99,7 @@ fn client_to_node() -> impl Strategy<Value = ClientToNode> {
         holds().prop_map(ClientToNode::Keep),
         holds().prop_map(ClientToNode::BeginViews),
         holds().prop_map(ClientToNode::EndViews),
+        holds().prop_map(ClientToNode::KeepViews),
     ]
 }
 

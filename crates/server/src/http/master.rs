@@ -92,6 +92,9 @@ async fn metrics(State(shared): Server) -> Response {
 
 /// That the master lives, whether or not it is ready.
 async fn health(State(shared): Server) -> Response {
+    if let Some(failure) = shared.failure() {
+        return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(&failure));
+    }
     let awaited = shared.unreported();
     let value = json!({
         "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": awaited.is_empty(),
@@ -102,9 +105,16 @@ async fn health(State(shared): Server) -> Response {
 
 /// Whether every member has reported, so that no answer waits for one.
 async fn ready(State(shared): Server) -> Response {
+    if let Some(failure) = shared.failure() {
+        return answer(StatusCode::SERVICE_UNAVAILABLE, &failed(&failure));
+    }
     let awaited = shared.unreported();
     let status = if awaited.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     answer(status, &json!({"ready": awaited.is_empty(), "awaited": awaited}))
+}
+
+fn failed(failure: &str) -> Value {
+    json!({"status": "failed", "ready": false, "service_ready": false, "failure": failure})
 }
 
 /// There is one master, and no election.

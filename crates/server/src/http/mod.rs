@@ -32,6 +32,8 @@ use tokio::time::sleep;
 
 use gate::Gate;
 
+use crate::supervise::Supervisor;
+
 /// The most connections that wait for a request to arrive whole.
 pub const PENDING_MAX: usize = 128;
 /// The most requests that are answered at a time.
@@ -67,7 +69,7 @@ impl Pages {
     }
 
     /// Serves until it is dropped.
-    pub(crate) async fn serve(self, router: Router) {
+    pub(crate) async fn serve(self, router: Router, supervisor: Arc<Supervisor>) {
         let gate = Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX);
         let mut connections = JoinSet::new();
         loop {
@@ -75,7 +77,8 @@ impl Pages {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(gate::serve(stream, router.clone(), Arc::clone(&gate)));
+                    let served = gate::serve(stream, router.clone(), Arc::clone(&gate));
+                    connections.spawn(supervisor.watch("the task of a page", served));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "no connection could be accepted for the pages");

@@ -14,8 +14,8 @@ mod pages;
 mod state;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use state::StateFolder;
@@ -31,6 +31,7 @@ use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tiffin_transport::peer::process_of;
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -40,6 +41,8 @@ use crate::events::{self, Events};
 use crate::listen::{self, Door, Host};
 use crate::metrics::{self, Counters};
 use crate::reply_path::{self, ReplyPath};
+use crate::supervise::faults::{Point, strike};
+use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::{StartError, host, http};
 
 /// Heartbeats that fit into the time after which silence counts.
@@ -70,7 +73,8 @@ pub struct MasterServer {
 pub(crate) struct Shared {
     // Guards the core and the connections it speaks of. It is held while the core decides and while frames
     // are put into sockets that do not block; never over an await.
-    state: Mutex<State>,
+    state: CoreLock<State>,
+    supervisor: Arc<Supervisor>,
     /// The core wants to be woken earlier than the timer sleeps.
     earlier: Notify,
     /// The core has work to do.
@@ -164,27 +168,13 @@ impl MasterServer {
         };
         let epoch = saved.epoch;
         let shared = Arc::new(Shared::new(&config, folder, saved)?);
-        let mut tasks = JoinSet::new();
         let addresses: Vec<_> = listeners.iter().map(|it| it.local_address().clone()).collect();
-        for listener in listeners {
-            tasks.spawn(listen::serve(listener, Arc::clone(&shared)));
-        }
-        tasks.spawn(run_timer(Arc::clone(&shared)));
-        tasks.spawn(run_work(Arc::clone(&shared)));
-        tasks.spawn(run_saves(Arc::clone(&shared)));
-        tasks.spawn(run_restarts(Arc::clone(&shared)));
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
-        if let Some(pages) = pages {
-            tasks.spawn(pages.serve(http::master::router(Arc::clone(&shared), &config.token)));
-        }
+        let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared), &config.token)));
+        let metadata = metadata.map(|it| (it, http::metadata::router(&config.token)));
         let events_address = publisher.as_ref().map(|it| it.1.clone());
-        if let (Some((listener, _)), Some(events)) = (publisher, &shared.events) {
-            tasks.spawn(events::publish(Arc::clone(events), listener));
-        }
-        if let Some(pages) = metadata {
-            tasks.spawn(pages.serve(http::metadata::router(&config.token)));
-        }
+        let tasks = spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "the master is up");
@@ -239,6 +229,15 @@ impl MasterServer {
         self.shared.unreported()
     }
 
+    pub(crate) fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.shared.supervisor
+    }
+
+    /// Waits until a part of it has failed, and says which. All its connections are closed then.
+    pub async fn failed(&self) -> Arc<str> {
+        self.shared.supervisor.failed().await
+    }
+
     /// What it knows of the cluster.
     #[must_use]
     pub fn stat(&self) -> Stat {
@@ -274,6 +273,10 @@ impl Drop for MasterServer {
 impl Host for Shared {
     fn door(&self) -> &Door {
         &self.door
+    }
+
+    fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.supervisor
     }
 
     async fn visit(self: Arc<Self>, greeting: Greeting) {
@@ -362,7 +365,7 @@ impl<'a> Visit<'a> {
 impl Drop for Visit<'_> {
     // In a drop, so that the core hears of it even when the task is cancelled.
     fn drop(&mut self) {
-        if self.shared.state.is_poisoned() {
+        if self.shared.state.has_failed() {
             return;
         }
         let conn = self.shared.lock().conns.remove(&self.conn);
@@ -401,19 +404,21 @@ impl Shared {
             sabotage: Sabotage::default(),
         };
         let epoch = AtomicU64::new(saved.epoch);
-        let core = Master::recover(core_config, saved);
+        let state = State {
+            core: Master::recover(core_config, saved),
+            conns: BTreeMap::new(),
+            ledgers: BTreeMap::new(),
+            next_conn: 0,
+            pages: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            armed: None,
+            unsaved: None,
+            restart: None,
+        };
+        let supervisor = Supervisor::new();
         Ok(Self {
-            state: Mutex::new(State {
-                core,
-                conns: BTreeMap::new(),
-                ledgers: BTreeMap::new(),
-                next_conn: 0,
-                pages: BTreeMap::new(),
-                processes: BTreeMap::new(),
-                armed: None,
-                unsaved: None,
-                restart: None,
-            }),
+            state: CoreLock::new(state, "the master's core", &supervisor),
+            supervisor,
             earlier: Notify::new(),
             work: Notify::new(),
             unsaved: Notify::new(),
@@ -439,14 +444,14 @@ impl Shared {
         };
         let shared = Arc::downgrade(self);
         let mut watch = JoinSet::new();
-        watch.spawn(async move {
+        watch.spawn(self.supervisor.watch("the watch over a node's process", async move {
             let ended = process.readable().await.is_ok();
             if let Some(shared) = shared.upgrade().filter(|_| ended) {
                 shared.handle(Event::Ended(conn), None);
                 // This very task ends with its entry.
                 shared.lock().processes.remove(&segment);
             }
-        });
+        }));
         self.lock().processes.insert(segment, watch);
     }
 
@@ -456,12 +461,17 @@ impl Shared {
 
     /// The members that have not reported yet.
     pub(crate) fn unreported(&self) -> Vec<String> {
-        self.lock().core.unreported()
+        self.state.lock_anyway().core.unreported()
+    }
+
+    /// What has failed, if anything has: the server is about to end.
+    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+        self.supervisor.failure()
     }
 
     /// What the master knows of the cluster.
     pub(crate) fn stat(&self) -> Stat {
-        self.lock().core.stat()
+        self.state.lock_anyway().core.stat()
     }
 
     /// Looks objects up for a page, as for a client of that namespace.
@@ -504,11 +514,8 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The core panics only if an invariant is broken, and then nothing it says is to be believed: whoever
-        // comes next must fail too.
-        #[expect(clippy::unwrap_used, reason = "a broken invariant stops the master")]
-        self.state.lock().unwrap()
+    fn lock(&self) -> Locked<'_, State> {
+        self.state.lock()
     }
 
     fn now(&self) -> Tick {
@@ -577,6 +584,7 @@ impl Shared {
         asked: Option<(ConnId, RequestId, metrics::Asked)>,
         answers: &mut Vec<Answer>,
     ) {
+        strike(Point::MasterCore);
         while let Some(effect) = state.core.poll_effect() {
             match effect {
                 Effect::Reply(conn, id, reply) => {
@@ -626,11 +634,12 @@ impl Shared {
     }
 
     fn close_all(&self) {
-        let conns = match self.state.lock() {
-            Ok(mut state) => std::mem::take(&mut state.conns),
-            Err(poisoned) => std::mem::take(&mut PoisonError::into_inner(poisoned).conns),
+        let (conns, ledgers) = {
+            let mut state = self.state.lock_anyway();
+            (std::mem::take(&mut state.conns), std::mem::take(&mut state.ledgers))
         };
         conns.into_values().for_each(Conn::close);
+        ledgers.into_values().for_each(|it| it.close());
     }
 }
 
@@ -671,6 +680,35 @@ impl State {
         }
         None
     }
+}
+
+/// Starts everything that a master does. When a part of it fails, all of it ends.
+fn spawn(
+    shared: &Arc<Shared>,
+    listeners: Vec<Listener>,
+    publisher: Option<TcpListener>,
+    pages: impl IntoIterator<Item = (http::Pages, axum::Router)>,
+) -> JoinSet<()> {
+    let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
+    let watch = &shared.supervisor;
+    for listener in listeners {
+        let serving = listen::serve(listener, Arc::clone(shared));
+        handles.push(tasks.spawn(watch.watch("the listener", serving)));
+    }
+    handles.push(tasks.spawn(watch.watch("the timer", run_timer(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the background work", run_work(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the writer of the state folder", run_saves(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the change of epoch", run_restarts(Arc::clone(shared)))));
+    if let (Some(listener), Some(events)) = (publisher, &shared.events) {
+        let publishing = events::publish(Arc::clone(events), listener);
+        handles.push(tasks.spawn(watch.watch("the publisher of events", publishing)));
+    }
+    for (pages, router) in pages {
+        handles.push(tasks.spawn(watch.watch("the pages", pages.serve(router, Arc::clone(watch)))));
+    }
+    let closed = Arc::clone(shared);
+    tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || closed.close_all()));
+    tasks
 }
 
 /// Writes what must survive a restart into the state folder, the newest version only, and tells the core.
@@ -748,6 +786,7 @@ async fn run_work(shared: Arc<Shared>) {
 /// Wakes the core when it wants to be woken.
 async fn run_timer(shared: Arc<Shared>) {
     loop {
+        strike(Point::Timer);
         let wake = {
             let mut answers = Vec::new();
             let mut state = shared.lock();

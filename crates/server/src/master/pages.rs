@@ -25,7 +25,7 @@ struct PageConn<'a> {
 
 impl Drop for PageConn<'_> {
     fn drop(&mut self) {
-        if self.shared.state.is_poisoned() {
+        if self.shared.state.has_failed() {
             return;
         }
         self.shared.lock().pages.remove(&self.conn);

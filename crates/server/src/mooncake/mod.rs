@@ -25,6 +25,7 @@ use crate::config::{
     TierConfig,
 };
 use crate::events::EventsConfig;
+use crate::supervise::{FAILURE_HINT, end_on_panic};
 use crate::{MasterServer, StartError, host};
 use gflags::{FlagError, Program, Values, is_true, milliseconds, port};
 
@@ -346,6 +347,9 @@ fn exposure_warning(config: &MasterConfig) -> Option<String> {
 
 fn serve(plan: Plan) -> i32 {
     start_log(&plan.log);
+    end_on_panic(STATUS_FAILED, |what| {
+        let _closed = writeln!(io::stderr(), "error: {what}\n\nhint: {FAILURE_HINT}");
+    });
     host::raise_file_limit();
     for warning in &plan.warnings {
         tracing::warn!("{warning}");

@@ -10,8 +10,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
 use tiffin_core::marks::Marks;
@@ -33,6 +33,7 @@ use super::lent;
 use super::link::{self, LinkStatus, Said};
 use super::stage::{Published, Stage};
 use crate::config::SsdConfig;
+use crate::supervise::{CoreLock, Locked};
 use crate::{StartError, host};
 
 /// The namespace of the disk's own record. Clients cannot use an empty one.
@@ -43,7 +44,7 @@ const OWN_KEY: &[u8] = b"member";
 /// A disk of a node, which is a member of the cluster like the node itself.
 pub(super) struct DiskMember {
     // Held while the core decides and while sockets that do not block are written; never over an await.
-    state: Mutex<State>,
+    state: CoreLock<State>,
     log: AsyncLog,
     /// Buffers for reads that go through a socket or to clients in this process.
     pool: Arc<ssd::Pool>,
@@ -128,7 +129,7 @@ impl DiskMember {
             left_early: BTreeMap::new(),
         };
         let disk = Arc::new(Self {
-            state: Mutex::new(state),
+            state: CoreLock::new(state, "the core of a disk", &node.supervisor),
             log,
             pool: Arc::default(),
             stage: node.attachments.as_ref().and_then(|_| Stage::new(found.segment)),
@@ -139,8 +140,9 @@ impl DiskMember {
             has_failed: AtomicBool::new(false),
             end: watch::Sender::new(()),
         });
-        tasks.spawn(apply_events(Arc::clone(&disk), events));
-        tasks.spawn(link::run(Arc::new(Arc::clone(&disk))));
+        let watch = &node.supervisor;
+        tasks.spawn(watch.watch("the events of a disk", apply_events(Arc::clone(&disk), events)));
+        tasks.spawn(watch.watch("the link of a disk", link::run(Arc::new(Arc::clone(&disk)))));
         Ok(disk)
     }
 
@@ -164,7 +166,7 @@ impl DiskMember {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.lock().core.usage()
+        self.state.lock_anyway().core.usage()
     }
 
     /// Counters of the log.
@@ -247,10 +249,13 @@ impl DiskMember {
         self.lock().core.readable(stamp, unasked).is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The core panics only if an invariant is broken. The disk goes on with the state that it has: every
-        // answer is checked against the core.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_, State> {
+        self.state.lock()
+    }
+
+    /// Runs a task of this disk. Its panic is a failure of the node.
+    fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        tokio::spawn(self.node.supervisor.watch("the task of a disk", future));
     }
 
     fn handle(self: &Arc<Self>, event: Event) {
@@ -291,14 +296,14 @@ impl DiskMember {
                 };
                 let writing = self.log.set_attributes(id, stored_attributes(stamp, &marks), marks.protect());
                 let disk = Arc::clone(self);
-                tokio::spawn(async move { disk.handle(Event::Marked(stamp, writing.await.is_ok())) });
+                self.spawn(async move { disk.handle(Event::Marked(stamp, writing.await.is_ok())) });
             }
             Effect::Epoch(epoch, life) => {
                 state.is_paused = true;
                 let attributes = own_attributes(self.info.segment, epoch, life);
                 let writing = self.log.set_attributes(self.own, attributes, true);
                 let disk = Arc::clone(self);
-                tokio::spawn(async move {
+                self.spawn(async move {
                     match writing.await {
                         Ok(()) => {
                             let mut state = disk.lock();
@@ -330,7 +335,7 @@ impl DiskMember {
     fn store(self: &Arc<Self>, state: &mut State, source: Hold, record: Record) {
         state.appending += 1;
         let disk = Arc::clone(self);
-        tokio::spawn(async move {
+        self.spawn(async move {
             let stamp = record.hold.stamp;
             // The slot is referenced, so its bytes do not change before the log has them.
             let appended = match disk.refusal(record.len) {
@@ -396,7 +401,7 @@ impl DiskMember {
         };
         let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
         let disk = Arc::clone(self);
-        tokio::spawn(async move {
+        self.spawn(async move {
             let read = reading.await;
             if let Err(error) = &read {
                 tracing::debug!(%error, "object could not be promoted from disk");
@@ -409,7 +414,7 @@ impl DiskMember {
         let ids: Vec<_> = stamps.iter().filter_map(|stamp| state.ids.get(stamp).copied()).collect();
         let forgetting = self.log.forget(ids);
         let disk = Arc::clone(self);
-        tokio::spawn(async move {
+        self.spawn(async move {
             match forgetting.await {
                 Ok(_) => {
                     let mut state = disk.lock();
@@ -436,6 +441,13 @@ impl DiskMember {
         if let Some(master) = master {
             master.close();
         }
+    }
+
+    /// Disconnects the disk for good, because its node has failed.
+    pub(super) fn abandon(&self) {
+        self.has_failed.store(true, Ordering::Release);
+        let master = self.state.lock_anyway().master.take();
+        master.iter().for_each(Outbox::close);
     }
 
     /// The log has removed records by itself.
@@ -488,10 +500,16 @@ impl link::Linked for Arc<DiskMember> {
     }
 
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox> {
+        if self.state.has_failed() {
+            return None;
+        }
         std::mem::replace(&mut self.lock().master, master)
     }
 
     fn hear(&self, said: Said) {
+        if self.state.has_failed() {
+            return;
+        }
         self.handle(match said {
             Said::Linked => Event::Linked(self.info.clone()),
             Said::Unlinked => Event::Unlinked,

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_ssd::{
-    AppendError, ChangeError, DiskLogConfig, Drive, Event, FORGET_IDS_MAX, Limits, OpId, OpenError, Pieces,
-    ReadError, Record, RecordId, Span, Stats,
+    AppendError, ChangeError, DiskLogConfig, Drive, Event, FORGET_IDS_MAX, Fault, FaultKind, Limits, OpId,
+    OpenError, Pieces, ReadError, Record, RecordId, Span, Stats,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::StartError;
 use crate::config::{Engine, SsdConfig};
+use crate::supervise::faults::{Point, strike};
 
 /// How long a read may take.
 const READ_TIME_MAX: Duration = Duration::from_secs(30);
@@ -83,17 +84,25 @@ impl AsyncLog {
             let is_small = payload.len() <= INLINE_HASH_BYTES_MAX;
             // The receiver is gone if the caller has given up.
             let append = move || {
-                _ = log.append(record, payload, CHANGE_TIME_MAX, |result| _ = done.send(result));
+                _ = log.append(record, payload, CHANGE_TIME_MAX, |result| {
+                    strike(Point::DiskThread);
+                    _ = done.send(result);
+                });
             };
             if is_small {
                 append();
             } else {
                 // The semaphore is never closed.
                 let _permit = hashing.acquire().await;
-                // If the task does not run, the sender is dropped, and the append ends as cancelled.
-                let _ran = tokio::task::spawn_blocking(append).await;
+                if tokio::task::spawn_blocking(append).await.is_err() {
+                    return Err(AppendError::Cancelled);
+                }
             }
-            ended.await.unwrap_or(Err(AppendError::Cancelled))
+            // Without an answer the log has failed, and may or may not have written the record.
+            ended.await.unwrap_or_else(|_| {
+                let text = "the log has ended before it answered";
+                Err(AppendError::Failed(Fault::new(FaultKind::Other, text)))
+            })
         }
     }
 

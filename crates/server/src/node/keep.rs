@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use super::disk::DiskMember;
 use super::link::{self, Said};
 use super::{Shared, State};
+use crate::supervise::faults::{Point, strike};
 
 /// An answer to be sent when the lock is released.
 type Answer = (Outbox, RequestId, Reply);
@@ -58,6 +59,7 @@ impl Shared {
 impl State {
     /// Does everything that the core says, in order, but for the answers, which come last anyway.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
+        strike(Point::NodeCore);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
@@ -143,7 +145,7 @@ impl link::Linked for Shared {
     }
 
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox> {
-        if self.state.is_poisoned() {
+        if self.state.has_failed() {
             return None;
         }
         std::mem::replace(&mut self.lock().master, master)
@@ -160,7 +162,7 @@ impl link::Linked for Shared {
     }
 
     fn hear(&self, said: Said) {
-        if self.state.is_poisoned() {
+        if self.state.has_failed() {
             return;
         }
         self.handle(match said {

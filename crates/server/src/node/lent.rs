@@ -35,7 +35,7 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.node.state.is_poisoned() {
+        if self.node.state.has_failed() {
             return;
         }
         self.node.ended(|state| match self.usage {

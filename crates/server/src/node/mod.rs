@@ -19,7 +19,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
@@ -47,6 +47,7 @@ pub use link::LinkStatus;
 use crate::config::{NodeConfig, SsdConfig};
 use crate::listen::{self, Door, Host};
 use crate::reply_path::{self, ReplyPath};
+use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::{StartError, host};
 
 /// Slot records and names grow by so many bytes at a time, which the node then has less for objects.
@@ -99,7 +100,8 @@ pub enum JoinError {
 pub(crate) struct Shared {
     // Guards the core, the control segment and the connections that both speak of. It is held while the core
     // decides and while memory and sockets that do not block are written; never over an await.
-    state: Mutex<State>,
+    state: CoreLock<State>,
+    supervisor: Arc<Supervisor>,
     info: NodeInfo,
     master: Address,
     token: String,
@@ -161,15 +163,18 @@ impl NodeServer {
         });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
+        let state = State {
+            core,
+            writer,
+            memory: Arc::clone(&memory),
+            conns: BTreeMap::new(),
+            next_conn: 0,
+            master: None,
+        };
+        let supervisor = Supervisor::new();
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
-            state: Mutex::new(State {
-                core,
-                writer,
-                memory: Arc::clone(&memory),
-                conns: BTreeMap::new(),
-                next_conn: 0,
-                master: None,
-            }),
+            state: CoreLock::new(state, "the node's core", &supervisor),
+            supervisor,
             info,
             master: config.master.clone(),
             token: config.token.clone(),
@@ -218,22 +223,31 @@ impl NodeServer {
         self.status.borrow().clone()
     }
 
+    pub(crate) fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.shared.supervisor
+    }
+
+    /// Waits until a part of it has failed, and says which. All its connections are closed then.
+    pub async fn failed(&self) -> Arc<str> {
+        self.shared.supervisor.failed().await
+    }
+
     /// How full it is.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.shared.lock().core.usage()
+        self.shared.state.lock_anyway().core.usage()
     }
 
     /// Every object that it holds a copy of.
     #[must_use]
     pub fn inventory(&self) -> Vec<Record> {
-        self.shared.lock().core.inventory()
+        self.shared.state.lock_anyway().core.inventory()
     }
 
     /// Clients that are connected, map the memory or hold something.
     #[must_use]
     pub fn client_count(&self) -> usize {
-        self.shared.lock().core.client_count()
+        self.shared.state.lock_anyway().core.client_count()
     }
 
     /// The name of its memory.
@@ -269,7 +283,9 @@ impl NodeServer {
     /// A client in this same process reaches the memory from now on, without a mapping of its own: what it
     /// reserves or looks at stays until it says goodbye.
     pub fn attach_local(&self, client: ClientId) {
-        self.shared.handle(Event::Mapped(client));
+        if !self.shared.state.has_failed() {
+            self.shared.handle(Event::Mapped(client));
+        }
     }
 
     /// How full its disks are, in their order.
@@ -292,6 +308,9 @@ impl NodeServer {
     /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
     /// ready still go out until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
+        if self.shared.supervisor.failure().is_some() {
+            return;
+        }
         self.shared.is_leaving.store(true, Ordering::Release);
         // From now on deletes are answered without this node, so nobody may trust what it holds without
         // asking.
@@ -326,7 +345,7 @@ impl NodeServer {
 impl Drop for NodeServer {
     fn drop(&mut self) {
         // Whoever has the memory mapped must not trust it any more when this returns.
-        if !self.shared.state.is_poisoned() {
+        if !self.shared.state.has_failed() {
             self.shared.handle(Event::Unlinked);
         }
         self.tasks.abort_all();
@@ -337,6 +356,10 @@ impl Drop for NodeServer {
 impl Host for Shared {
     fn door(&self) -> &Door {
         &self.door
+    }
+
+    fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.supervisor
     }
 
     async fn visit(self: Arc<Self>, greeting: Greeting) {
@@ -413,7 +436,7 @@ impl<'a> Visit<'a> {
 impl Drop for Visit<'_> {
     // In a drop, so that the core hears of it even when the task is cancelled.
     fn drop(&mut self) {
-        if self.shared.state.is_poisoned() {
+        if self.shared.state.has_failed() {
             return;
         }
         let replies = self.shared.lock().conns.remove(&self.conn);
@@ -437,7 +460,8 @@ impl Shared {
             | ClientToNode::Abort(_)
             | ClientToNode::Keep(_)
             | ClientToNode::BeginViews(_)
-            | ClientToNode::EndViews(_) => Ok(request),
+            | ClientToNode::EndViews(_)
+            | ClientToNode::KeepViews(_) => Ok(request),
         };
         match request {
             Ok(request) => self.handle(Event::Request { conn, id, request }),
@@ -445,23 +469,26 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The core and the segment panic only if an invariant is broken, and then no byte is to be trusted:
-        // whoever comes next must fail too.
-        #[expect(clippy::unwrap_used, reason = "a broken invariant stops the node")]
-        self.state.lock().unwrap()
+    fn lock(&self) -> Locked<'_, State> {
+        self.state.lock()
     }
 
     fn outboxes(&self) -> Vec<Outbox> {
-        let state = self.lock();
+        let state = self.state.lock_anyway();
         let clients = state.conns.values().flat_map(ReplyPath::all).cloned();
         clients.chain(state.master.clone()).collect()
     }
 
     fn close_all(&self) {
-        if !self.state.is_poisoned() {
-            self.outboxes().iter().for_each(Outbox::close);
-        }
+        self.outboxes().iter().for_each(Outbox::close);
+    }
+
+    /// Ends a node that has failed: no byte of it is to be trusted, so no cached location counts any more.
+    fn abandon(&self) {
+        self.state.lock_anyway().writer.set_member(false);
+        self.close_all();
+        let disks = self.disks.get().into_iter().flatten().filter_map(Weak::upgrade);
+        disks.for_each(|disk| disk.abandon());
     }
 }
 
@@ -527,8 +554,8 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 
 /// All memory was made present, also that of bytes which were withheld meanwhile.
 fn withhold_again(shared: &Weak<Shared>) {
-    if let Some(shared) = shared.upgrade().filter(|it| !it.state.is_poisoned()) {
-        let state = shared.lock();
+    if let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) {
+        let state = shared.state.lock_anyway();
         state.core.withheld().for_each(|it| shared.memory.return_pages(keep::extent(it)));
     }
 }
@@ -545,9 +572,11 @@ fn attachments(
 }
 
 fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Event>) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
+    let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
+    let watch = &shared.supervisor;
     for listener in [sockets.requests, sockets.local].into_iter().flatten() {
-        tasks.spawn(listen::serve(listener, Arc::clone(shared)));
+        let serving = listen::serve(listener, Arc::clone(shared));
+        handles.push(tasks.spawn(watch.watch("the listener", serving)));
     }
     if let Some(listener) = sockets.bytes {
         let door = Door::new(shared.token.clone(), false);
@@ -557,13 +586,16 @@ fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Even
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
-        tasks.spawn(server.run(listener));
+        handles.push(tasks.spawn(watch.watch("the data socket", server.run(listener))));
     }
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
-        tasks.spawn(Arc::clone(server).run(listener));
-        tasks.spawn(keep::hear(Arc::clone(shared), heard));
+        handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));
+        let hearing = keep::hear(Arc::clone(shared), heard);
+        handles.push(tasks.spawn(watch.watch("the watch over processes", hearing)));
     }
-    tasks.spawn(link::run(Arc::clone(shared)));
+    handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
+    let abandoned = Arc::clone(shared);
+    tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));
     tasks
 }
 

@@ -18,7 +18,7 @@ pub(crate) enum Purpose {
     Simple(SessionId),
     Keep(SegmentId),
     BeginView(ViewKey),
-    EndView(ViewKey),
+    EndViews,
     Goodbye(Target),
     /// The answer is ignored.
     Nothing,
@@ -74,7 +74,7 @@ impl World {
             Vec::new()
         };
         it.calls.insert(id, Call { target, waiting: Some(request), purpose, reserves, resolves });
-        if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndView(_)) {
+        if !matches!(purpose, Purpose::Goodbye(_) | Purpose::EndViews) {
             self.client_at(timeout_ms, client, ClientEvent::Timeout(id));
         }
         self.flush(client, target);
@@ -158,9 +158,8 @@ impl World {
                 self.flush(client, Target::Master);
             }
             Purpose::BeginView(key) => self.view_answered(client, key, &reply),
-            Purpose::EndView(key) => it.view_ended(key, id),
             Purpose::Goodbye(target) => self.goodbye_answered(client, target),
-            Purpose::Nothing => (),
+            Purpose::Nothing | Purpose::EndViews => (),
         }
         if call.reserves {
             self.send_keeps(client);
@@ -180,6 +179,11 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         let Some(call) = it.calls.remove(&id) else { return };
         self.coverage.hit(Point::CallTimeout);
+        if let Purpose::BeginView(key) = call.purpose {
+            // Its answer is still waited for, to end the view.
+            it.calls.insert(id, call);
+            return self.view_given_up(client, key);
+        }
         if matches!(call.purpose, Purpose::Keep(_)) {
             // The client must know whether it arrived: a new connection settles that.
             if let Some(conn) = it.links.get(&call.target).and_then(|it| it.conn) {
@@ -210,14 +214,14 @@ impl World {
                 self.session_replied(client, session, need, Err(failure));
             }
             Purpose::Simple(session) => self.simple_answered(client, session, None),
-            Purpose::BeginView(key) | Purpose::EndView(key) => self.view_uncertain(client, key),
+            Purpose::BeginView(key) => self.view_lost(client, key),
             Purpose::Goodbye(target) => {
                 if self.clients.get(client).is_some_and(|it| it.goodbyes.contains(&target)) {
                     let delay = self.rng.between(5, 40);
                     self.client_at(delay, client, ClientEvent::Connect(target));
                 }
             }
-            Purpose::Keep(_) | Purpose::Nothing => (),
+            Purpose::Keep(_) | Purpose::Nothing | Purpose::EndViews => (),
         }
     }
 

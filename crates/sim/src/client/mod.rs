@@ -8,8 +8,7 @@
 //!   `Reserve` is in progress, and no `Reserve` is sent until it is answered. If its answer is lost, the
 //!   client avoids the node until a new connection is welcomed: until then the old `Keep` may still arrive
 //!   and would release newer reservations.
-//! - A client has at most one view of an object at a node. If the answer to `BeginViews` or `EndViews` is
-//!   lost, the view is ended again; that is idempotent.
+//! - The first message on a new connection to a node lists the client's views there (`session::Views`).
 //! - The first message on a new connection to the master lists the client's leases, so that all others end.
 //!   All calls on the old connection have failed by then, so no lease can be in flight.
 //! - A client unmaps all memory before it sends `Goodbye`.
@@ -25,7 +24,7 @@ use tiffin_core::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
     message::{ClientToMaster, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
     sabotage::Sabotage,
-    session::{LocationCache, OfferLimits, Pace, Preallocation, Reach},
+    session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views},
 };
 
 pub(crate) use calls::{Call, Purpose};
@@ -64,6 +63,10 @@ pub(crate) enum ClientEvent {
     /// Copies a few more units.
     Step(TransferId),
     Transferred(TransferId, Ended),
+    /// A view began on a connection with this number.
+    ViewBegun(ViewKey, u64),
+    /// Sends the ends of views.
+    SendEnds(SegmentId),
     /// Reads a view.
     CheckView(ViewKey),
     /// Ends a view.
@@ -116,6 +119,9 @@ pub(crate) struct Client {
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) next_session: u64,
     pub(crate) views: BTreeMap<ViewKey, View>,
+    pub(crate) next_view: u64,
+    /// Its views, by node, as the node is to know them.
+    pub(crate) views_at: BTreeMap<SegmentId, Views>,
     /// Its offers.
     pub(crate) preallocation: Preallocation,
     /// Nodes near the master, as reported with offers.
@@ -151,6 +157,8 @@ impl Client {
             sessions: BTreeMap::new(),
             next_session: 0,
             views: BTreeMap::new(),
+            next_view: 0,
+            views_at: BTreeMap::new(),
             preallocation: Preallocation::new(OFFER_LIMITS),
             near: BTreeSet::new(),
             leases: BTreeSet::new(),
@@ -232,7 +240,7 @@ impl World {
         it.alive = false;
         let (id, incarnation) = (it.id, it.incarnation);
         let watched_by = std::mem::take(&mut it.watched_by);
-        it.views.clear();
+        (it.views, it.views_at) = Default::default();
         self.log.line(self.now, "client dies", &[client as u64], &[]);
         self.close_everything(client, incarnation);
         for segment in watched_by {
@@ -268,6 +276,8 @@ impl World {
             ClientEvent::CheckStalls(session) => self.check_stalls(client, session),
             ClientEvent::Step(transfer) => self.mapped_step(transfer),
             ClientEvent::Transferred(transfer, ended) => self.transferred(transfer, ended),
+            ClientEvent::ViewBegun(view, connection) => self.view_begun(client, view, connection),
+            ClientEvent::SendEnds(segment) => self.send_ends(client, segment),
             ClientEvent::CheckView(view) => self.check_view(client, view),
             ClientEvent::EndView(view) => self.end_view(client, view),
             ClientEvent::Leave => self.leave(client),
@@ -341,7 +351,7 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         it.links.remove(&target);
         it.goodbyes.remove(&target);
-        it.forget_ending_views(target);
+        it.forget_views(target);
         self.fail_calls(client, target);
         self.maybe_exit(client);
     }
@@ -353,6 +363,7 @@ impl World {
                 if target == Target::Master {
                     self.send_leases(client, conn, welcome.epoch);
                 }
+                self.list_views(client, target, conn);
                 self.welcomed(client, target);
             }
             tiffin_proto::Incoming::Reply(id, reply) => self.call_answered(client, id, reply),
@@ -389,7 +400,6 @@ impl World {
         {
             self.node_at(delay, node, NodeEvent::Attach(client, incarnation));
         }
-        self.end_uncertain_views(client, target);
         self.send_keeps(client);
         self.flush(client, target);
         let goodbye =
@@ -408,7 +418,7 @@ impl World {
         sessions.into_iter().for_each(|session| self.drop_session(client, session));
         let Some(it) = self.clients.get_mut(client) else { return };
         it.leaving = true;
-        it.views.clear();
+        (it.views, it.views_at) = Default::default();
         it.calls.clear();
         it.leases.clear();
         it.attached.clear();

@@ -1,80 +1,81 @@
 //! Views: bytes that are read in place for any length of time.
 
 use tiffin_core::{
-    Hold, RequestId, SegmentId,
+    ConnId, Hold, SegmentId,
     message::{ClientToNode, Found, Reply},
     node::SlotState,
+    session::Views,
 };
 
 use super::{Client, ClientEvent, Purpose, Target};
 use crate::{
     coverage::Point,
     memory::{Tag, all_units},
+    network::Way,
     world::World,
 };
 
-/// The viewed copy. A client has at most one view of it.
-pub(crate) type ViewKey = (SegmentId, Hold);
+/// The viewed copy, and which view of it this is.
+pub(crate) type ViewKey = (SegmentId, Hold, u64);
+
+/// A client has at most so many views of one copy.
+const VIEWS_OF_ONE_MAX: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Requested.
     Beginning,
+    /// Requested, but the client does not wait any more.
+    GivenUp,
     /// Confirmed by the node.
     Held,
-    /// The end was sent to the node, or must be.
-    Ending,
 }
 
 /// One view.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// The call that requested it.
-    asked: RequestId,
     state: State,
     units: Vec<usize>,
     len: u64,
 }
 
 impl Client {
-    /// The node has confirmed the end. A view that was requested later stays.
-    pub(crate) fn view_ended(&mut self, key: ViewKey, end: RequestId) {
-        if self.views.get(&key).is_some_and(|it| it.state == State::Ending && it.asked < end) {
-            self.views.remove(&key);
-        }
-    }
-
-    /// The node is gone, so the ends need not be sent.
-    pub(crate) fn forget_ending_views(&mut self, target: Target) {
-        self.views.retain(|key, it| Target::Node(key.0) != target || it.state != State::Ending);
+    /// The node is gone, so nothing of it is in view.
+    pub(crate) fn forget_views(&mut self, target: Target) {
+        let Target::Node(segment) = target else { return };
+        self.views_at.remove(&segment);
+        self.views.retain(|key, _| key.0 != segment);
     }
 }
 
 impl World {
     /// Requests a view of the first mapped copy.
     pub(crate) fn begin_view(&mut self, client: usize, found: &Found) {
+        let sabotage = self.sabotage;
         let Some(it) = self.clients.get_mut(client) else { return };
         let mapped = found.replicas.iter().find(|replica| it.attached.contains(&replica.segment));
         let Some(location) = mapped else { return };
-        let key = (location.segment, location.hold());
+        let (segment, hold) = (location.segment, location.hold());
         // The record is loaded first: if the view begins, the stamp was current, and so are the extents.
-        let record = self.memories.get(&location.segment).and_then(|memory| memory.load(location.hold()));
+        let record = self.memories.get(&segment).and_then(|memory| memory.load(hold));
         let Some(record) = record else { return };
         if record.state != SlotState::Committed {
             self.coverage.hit(Point::ViewUnheard);
         }
-        if it.views.contains_key(&key) {
+        let same = it.views.range((segment, hold, 0)..=(segment, hold, u64::MAX)).count();
+        if same >= VIEWS_OF_ONE_MAX {
             return;
         }
-        let view = View {
-            asked: it.next_request(),
-            state: State::Beginning,
-            units: all_units(&record.extents),
-            len: record.len,
-        };
+        if same > 0 {
+            self.coverage.hit(Point::ViewedTwice);
+        }
+        it.next_view += 1;
+        let key = (segment, hold, it.next_view);
+        let view = View { state: State::Beginning, units: all_units(&record.extents), len: record.len };
         it.views.insert(key, view);
-        let target = Target::Node(key.0);
-        self.call(client, target, ClientToNode::BeginViews(vec![key.1]), Purpose::BeginView(key));
+        it.views_at.entry(segment).or_insert_with(|| Views::new(sabotage));
+        let target = Target::Node(segment);
+        self.call(client, target, ClientToNode::BeginViews(vec![hold]), Purpose::BeginView(key));
     }
 
     pub(crate) fn view_answered(&mut self, client: usize, key: ViewKey, reply: &Reply) {
@@ -84,7 +85,23 @@ impl World {
             it.views.remove(&key);
             return self.coverage.hit(Point::ViewRefused);
         }
+        // The thread that waits for the answer runs a while later, and the connection may break meanwhile.
+        let connection = it.views_at.get(&key.0).map_or(0, Views::connection);
+        let delay = self.rng.delay(30, 300);
+        self.client_at(delay, client, ClientEvent::ViewBegun(key, connection));
+    }
+
+    pub(crate) fn view_begun(&mut self, client: usize, key: ViewKey, connection: u64) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let counts = it.views_at.get_mut(&key.0).is_some_and(|views| views.begun(connection, key.1));
         let Some(view) = it.views.get_mut(&key) else { return };
+        if !counts {
+            it.views.remove(&key);
+            return self.coverage.hit(Point::ViewLost);
+        }
+        if view.state == State::GivenUp {
+            return self.drop_view(client, key);
+        }
         view.state = State::Held;
         self.coverage.hit(Point::ViewBegun);
         let (check_view, end) = (self.rng.delay(10, 200), self.rng.delay(100, 600));
@@ -109,47 +126,58 @@ impl World {
     }
 
     pub(crate) fn end_view(&mut self, client: usize, key: ViewKey) {
-        let Some(view) = self.clients.get_mut(client).and_then(|it| it.views.get_mut(&key)) else { return };
-        if view.state == State::Held {
-            view.state = State::Ending;
-            self.call(
-                client,
-                Target::Node(key.0),
-                ClientToNode::EndViews(vec![key.1]),
-                Purpose::EndView(key),
-            );
+        let view = self.clients.get(client).and_then(|it| it.views.get(&key));
+        if view.is_some_and(|it| it.state == State::Held) {
+            self.drop_view(client, key);
         }
     }
 
-    /// The answer is lost: the view must be ended, whether it began or not.
-    pub(crate) fn view_uncertain(&mut self, client: usize, key: ViewKey) {
-        let gone = self.node_of(key.0).is_none();
+    fn drop_view(&mut self, client: usize, key: ViewKey) {
         let Some(it) = self.clients.get_mut(client) else { return };
-        if gone {
-            it.views.remove(&key);
-            return;
+        it.views.remove(&key);
+        if let Some(views) = it.views_at.get_mut(&key.0) {
+            views.end(key.1);
         }
-        let Some(view) = it.views.get_mut(&key) else { return };
-        view.state = State::Ending;
-        // On an open connection it follows the lost request; otherwise it waits for the next connection.
-        if it.links.get(&Target::Node(key.0)).is_some_and(|it| it.up) {
-            self.call(
-                client,
-                Target::Node(key.0),
-                ClientToNode::EndViews(vec![key.1]),
-                Purpose::EndView(key),
-            );
+        let delay = self.rng.delay(30, 300);
+        self.client_at(delay, client, ClientEvent::SendEnds(key.0));
+    }
+
+    /// Sends the ends of views, if there is a connection that knows these views.
+    pub(crate) fn send_ends(&mut self, client: usize, segment: SegmentId) {
+        let Some(it) = self.clients.get_mut(client) else { return };
+        if !it.links.get(&Target::Node(segment)).is_some_and(|it| it.up) {
+            return self.connect(client, Target::Node(segment));
+        }
+        let Some(views) = it.views_at.get_mut(&segment) else { return };
+        let ends = views.take_ends(views.connection());
+        if !ends.is_empty() {
+            self.call(client, Target::Node(segment), ClientToNode::EndViews(ends), Purpose::EndViews);
         }
     }
 
-    /// After a new welcome: ends views with a lost answer.
-    pub(crate) fn end_uncertain_views(&mut self, client: usize, target: Target) {
-        let Target::Node(segment) = target else { return };
-        let Some(it) = self.clients.get(client) else { return };
-        let uncertain = it.views.iter().filter(|(key, it)| key.0 == segment && it.state == State::Ending);
-        let keys: Vec<_> = uncertain.map(|(key, _)| *key).collect();
-        for key in keys {
-            self.call(client, target, ClientToNode::EndViews(vec![key.1]), Purpose::EndView(key));
+    /// The client does not wait for a view any more.
+    pub(crate) fn view_given_up(&mut self, client: usize, key: ViewKey) {
+        let view = self.clients.get_mut(client).and_then(|it| it.views.get_mut(&key));
+        if let Some(view) = view.filter(|it| it.state == State::Beginning) {
+            view.state = State::GivenUp;
         }
+    }
+
+    /// The connection broke: whether the view began is unknown, and the next connection ends it.
+    pub(crate) fn view_lost(&mut self, client: usize, key: ViewKey) {
+        if let Some(it) = self.clients.get_mut(client) {
+            it.views.remove(&key);
+        }
+    }
+
+    /// The first message on a new connection to a node.
+    pub(crate) fn list_views(&mut self, client: usize, target: Target, conn: ConnId) {
+        let Target::Node(segment) = target else { return };
+        let Some(it) = self.clients.get_mut(client) else { return };
+        let Some(views) = it.views_at.get_mut(&segment) else { return };
+        let (_, held) = views.connected();
+        it.last_request = it.next_request();
+        let id = it.last_request;
+        self.send_request(conn, Way::Up, id, &ClientToNode::KeepViews(held));
     }
 }

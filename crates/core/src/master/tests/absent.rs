@@ -4,7 +4,7 @@ use super::*;
 use crate::master::members::{FORGOTTEN_MAX, Members};
 use crate::{
     marks::Consumption,
-    message::{ForgetNode, Forgotten},
+    message::{ForgetNode, Forgotten, Register},
 };
 
 #[test]
@@ -134,6 +134,34 @@ fn a_node_that_the_operator_declares_lost_comes_back_empty() {
     cluster.link(0);
     assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
     assert_eq!(cluster.nodes[0].usage().objects, 0);
+}
+
+/// The master dies after it has learned that a lost node is back, and before it could tell the node.
+#[test]
+fn lost_node_returns_empty_although_two_masters_died_meanwhile() {
+    let mut cluster = Cluster::durable(&[4 * UNIT]);
+    cluster.put("a", UNIT, pinned());
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node1".into() }));
+    cluster.restart_alone(6);
+    // Its registration is received, and everything is saved, but the answer is lost.
+    let conn = ConnId(900);
+    let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
+    let register = Register { info, epoch: 5, life: 1, ..Register::default() };
+    cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    let request = MemberToMaster::Register(Box::new(register)).into();
+    cluster.event(Event::Request(conn, RequestId(1), request));
+    cluster.event(Event::Closed(conn));
+    cluster.restart_alone(7);
+    cluster.link(0);
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
+    assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    // From then on it keeps what it is given.
+    cluster.put("b", UNIT, pinned());
+    assert_eq!((cluster.state.members.len(), cluster.state.forgotten.len()), (1, 0));
+    cluster.restart_master(8);
+    assert!(cluster.has("b"));
 }
 
 #[test]

@@ -220,6 +220,14 @@ impl Cluster {
                     let index = self.disk_at(conn).unwrap();
                     self.disk_event(index, disk::Event::MasterRequest(id, request));
                 }
+                // A node that is told to register again is disconnected, and connects again.
+                Effect::Reply(conn, _, Reply::Refused(refusal))
+                    if refusal.reason == Reason::Unavailable && self.links.contains(&conn) =>
+                {
+                    let index = self.links.iter().position(|it| *it == conn).unwrap();
+                    self.unlink(index);
+                    self.link(index);
+                }
                 Effect::Reply(conn, id, reply) => match self.links.iter().position(|it| *it == conn) {
                     Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
                     None => _ = self.replies.insert(id, reply),

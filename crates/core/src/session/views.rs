@@ -1,0 +1,126 @@
+//! The views that a client has at one node, so that each of them ends exactly once.
+//!
+//! The node counts views per object, and a message that begins or ends one may be lost with its connection,
+//! or its answer. The client cannot tell. So the first message on a new connection lists all views that the
+//! client has ([`KeepViews`](crate::message::ClientToNode::KeepViews)), and the node ends the others.
+//! Messages of the old connection do not count any more once the new one is open.
+//!
+//! **Invariant:** a view counts only if it was listed on the connection that is open, or began on it.
+//! **Invariant:** a view that was not listed is not ended again: that would be the end of another view of the
+//! same object.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Hold,
+    sabotage::{Sabotage, sabotaged},
+};
+
+/// The views of one client at one node.
+#[derive(Debug, Default)]
+pub struct Views {
+    /// The number of the connection on which they were listed.
+    connection: u64,
+    held: BTreeMap<Hold, u32>,
+    /// Views that ended, of which the node has not been told.
+    ends: Vec<Hold>,
+    sabotage: Sabotage,
+}
+
+impl Views {
+    /// No views.
+    #[must_use]
+    pub fn new(sabotage: Sabotage) -> Self {
+        Self { sabotage, ..Self::default() }
+    }
+
+    /// A new connection was opened. Returns its number, and the views to list first on it: each object as
+    /// often as it is viewed.
+    pub fn connected(&mut self) -> (u64, Vec<Hold>) {
+        self.connection += 1;
+        self.ends.clear();
+        let held = self.held.iter();
+        let held = held.flat_map(|(hold, count)| std::iter::repeat_n(*hold, *count as usize)).collect();
+        (self.connection, held)
+    }
+
+    /// The number of the open connection.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    /// The node has begun a view that was requested on this connection. `false` if that view does not count,
+    /// because the connection was replaced.
+    #[must_use]
+    pub fn begun(&mut self, connection: u64, hold: Hold) -> bool {
+        let counts = connection == self.connection || sabotaged!(self.sabotage, CountLostViews);
+        if counts {
+            *self.held.entry(hold).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The client does not use a view any more.
+    pub fn end(&mut self, hold: Hold) {
+        if let Some(count) = self.held.get_mut(&hold) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&hold);
+            }
+            self.ends.push(hold);
+        }
+    }
+
+    /// The ends to send on this connection, once. If they are lost, the next connection settles it.
+    #[must_use]
+    pub fn take_ends(&mut self, connection: u64) -> Vec<Hold> {
+        if connection == self.connection { std::mem::take(&mut self.ends) } else { Vec::new() }
+    }
+
+    /// Whether nothing is in view.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SlotId, Stamp};
+
+    const ONE: Hold = Hold { slot: SlotId(1), stamp: Stamp(7) };
+    const TWO: Hold = Hold { slot: SlotId(2), stamp: Stamp(8) };
+
+    #[test]
+    fn views_are_listed_as_often_as_they_are_held() {
+        let mut views = Views::default();
+        assert!(views.begun(0, ONE) && views.begun(0, ONE) && views.begun(0, TWO));
+        views.end(TWO);
+        assert_eq!(views.connected(), (1, vec![ONE, ONE]));
+        assert_eq!(views.take_ends(1), [], "the list said that it has ended");
+    }
+
+    #[test]
+    fn view_begun_on_a_replaced_connection_does_not_count() {
+        let mut views = Views::default();
+        let (connection, _) = views.connected();
+        assert!(!views.begun(connection - 1, ONE));
+        assert!(views.is_empty());
+        assert!(views.begun(connection, ONE));
+    }
+
+    #[test]
+    fn ends_are_sent_once_on_the_connection_that_knows_the_views() {
+        let mut views = Views::default();
+        assert!(views.begun(0, ONE) && views.begun(0, TWO));
+        views.end(ONE);
+        assert_eq!(views.take_ends(1), []);
+        assert_eq!(views.take_ends(0), [ONE]);
+        assert_eq!(views.take_ends(0), []);
+        views.end(ONE);
+        assert_eq!(views.take_ends(0), [], "there was no such view any more");
+        assert!(!views.is_empty());
+    }
+}
