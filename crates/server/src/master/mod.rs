@@ -14,6 +14,7 @@ mod pages;
 mod state;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -85,6 +86,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    /// The file that keeps the quotas of tenants, if one does; held while it is written.
+    tenant_file: tokio::sync::Mutex<Option<PathBuf>>,
     /// What is published of objects, if anything is.
     events: Option<Arc<Events>>,
     /// The process is stopping, and its own members are about to leave.
@@ -171,6 +174,7 @@ impl MasterServer {
         tasks.spawn(run_work(Arc::clone(&shared)));
         tasks.spawn(run_saves(Arc::clone(&shared)));
         tasks.spawn(run_restarts(Arc::clone(&shared)));
+        shared.load_quotas().await?;
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         if let Some(pages) = pages {
@@ -408,6 +412,7 @@ impl Shared {
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            tenant_file: tokio::sync::Mutex::new(config.tenant_file.clone().filter(|_| config.tenants)),
             events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),
         })
