@@ -24,6 +24,7 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
         EmbeddedError::Start(error) => {
             let class = match error {
                 StartError::Config(_)
+                | StartError::Tenants(_)
                 | StartError::Memory(_)
                 | StartError::Disk(_)
                 | StartError::DiskInUse(_) => "InvalidArgument",

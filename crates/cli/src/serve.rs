@@ -78,6 +78,7 @@ pub(crate) fn explain(error: &StartError) -> Failure {
             "state",
             "name another folder with `--state-dir`, or TIFFIN_MASTER_STATE_DIR for `mooncake_master`",
         ),
+        StartError::Tenants(_) => ("tenants", "correct the file, or start without it"),
         StartError::System { .. } => ("system", "run `tiffin doctor` to see what works on this machine"),
     };
     Failure::new(code, error).hint(hint)

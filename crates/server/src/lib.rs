@@ -25,6 +25,7 @@ pub mod mooncake;
 pub mod node;
 mod reply_path;
 pub mod supervise;
+mod tenants;
 pub mod up;
 
 use std::io;
@@ -35,6 +36,7 @@ pub use http::PENDING_MAX as HTTP_PENDING_MAX;
 pub use listen::CONNECTIONS_MAX;
 pub use master::MasterServer;
 pub use node::NodeServer;
+pub use tenants::TenantFileError;
 pub use tiffin_rpc::{Address, ListenError, host};
 pub use tiffin_transport::Limit;
 pub use tiffin_transport::segment::{Fit, SegmentError};
@@ -64,6 +66,9 @@ pub enum StartError {
         /// What to do.
         hint: &'static str,
     },
+    /// The quotas of tenants cannot be read or set.
+    #[error(transparent)]
+    Tenants(#[from] TenantFileError),
     /// A disk cannot be used.
     #[error("{0}")]
     Disk(String),

@@ -416,11 +416,11 @@ pub struct MasterConfig {
     /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
     /// Mooncake's.
     pub exposed: bool,
-    /// Every namespace needs a quota to be written to, as a tenant of Mooncake's does. Only `mooncake_master`
-    /// asks for it.
+    /// Every namespace needs a quota to be written to. Only `mooncake_master` asks for this and what follows.
     pub tenants: bool,
-    /// Where it publishes which objects are stored and removed, if anywhere. Only `mooncake_master` asks for
-    /// it.
+    /// The file that keeps the quotas, if not the state folder alone does.
+    pub tenant_file: Option<PathBuf>,
+    /// Where it publishes which objects are stored and removed, if anywhere.
     pub events: Option<EventsConfig>,
 }
 
@@ -564,6 +564,7 @@ impl MasterArgs {
             tier: args.tier.over(file.tier.clone()),
             exposed: false,
             tenants: false,
+            tenant_file: None,
             events: None,
         };
         config.check()?;
@@ -661,6 +662,7 @@ impl Default for MasterConfig {
             tier: TierConfig::default(),
             exposed: false,
             tenants: false,
+            tenant_file: None,
             events: None,
         }
     }

@@ -79,6 +79,9 @@ fn a_master_has_defaults() {
                     disk_away: 3600s,
                 },
                 exposed: false,
+                tenants: false,
+                tenant_file: None,
+                events: None,
             }"#]],
     );
 }

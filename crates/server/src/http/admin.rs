@@ -141,6 +141,9 @@ async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, req
         Reply::Refused(refusal) => return refused(&refusal),
         _ => return problem(INTERNAL, "the quota could not be set"),
     }
+    if let Err(error) = shared.save_quotas().await {
+        return problem(INTERNAL, &error.to_string());
+    }
     match shared.quotas().iter().find(|it| it.namespace == name) {
         Some(quota) => answer(StatusCode::OK, &json!({"success": true, "data": describe(quota)})),
         None => problem(ABSENT, "OBJECT_NOT_FOUND"),
@@ -163,7 +166,10 @@ async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) 
         Some(_) => {}
     }
     match shared.ask(&name, ClientToMaster::SetPolicy(PolicyChange::NONE.quota(None))).await {
-        Reply::Done => answer(StatusCode::OK, &json!({"success": true, "data": null})),
+        Reply::Done => match shared.save_quotas().await {
+            Ok(()) => answer(StatusCode::OK, &json!({"success": true, "data": null})),
+            Err(error) => problem(INTERNAL, &error.to_string()),
+        },
         Reply::Refused(refusal) => refused(&refusal),
         _ => problem(INTERNAL, "the quota could not be removed"),
     }

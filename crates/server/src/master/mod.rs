@@ -14,6 +14,7 @@ mod pages;
 mod state;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -91,6 +92,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    /// The file that keeps the quotas of tenants, if one does; held while it is written.
+    tenant_file: tokio::sync::Mutex<Option<PathBuf>>,
     /// What is published of objects, if anything is.
     events: Option<Arc<Events>>,
     /// The process is stopping, and its own members are about to leave.
@@ -175,6 +178,7 @@ impl MasterServer {
         let metadata = metadata.map(|it| (it, http::metadata::router(&config.token)));
         let events_address = publisher.as_ref().map(|it| it.1.clone());
         let tasks = spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
+        shared.load_quotas().await?;
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "the master is up");
@@ -431,6 +435,7 @@ impl Shared {
             heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            tenant_file: tokio::sync::Mutex::new(config.tenant_file.clone().filter(|_| config.tenants)),
             events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),
         })

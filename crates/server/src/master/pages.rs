@@ -4,13 +4,14 @@
 //! path through the core, whoever asks for them.
 
 use tiffin_core::master::QuotaStat;
-use tiffin_core::message::{ClientToMaster, Hello, Reason, Refusal, Reply, Request};
+use tiffin_core::message::{ClientToMaster, Hello, PolicyChange, Reason, Refusal, Reply, Request};
 use tiffin_core::{ClientId, ConnId, RequestId};
 use tokio::sync::oneshot;
 
 use super::{Event, Shared};
 use crate::events::Counts;
 use crate::host;
+use crate::tenants::{self, Quotas, TenantFileError};
 
 /// The only request of such a connection, and its end.
 const REQUEST: RequestId = RequestId(1);
@@ -53,6 +54,35 @@ impl Shared {
     /// The namespaces that have a quota or use memory.
     pub(crate) fn quotas(&self) -> Vec<QuotaStat> {
         self.lock().core.quotas()
+    }
+
+    /// Sets the quotas that the file says, and ends all others.
+    pub(super) async fn load_quotas(&self) -> Result<(), TenantFileError> {
+        let file = self.tenant_file.lock().await;
+        let Some(path) = file.as_deref() else { return Ok(()) };
+        let wanted = tenants::read(path)?;
+        let ended = self.quotas().into_iter().map(|it| it.namespace).filter(|it| !wanted.contains_key(it));
+        let changes: Vec<_> = ended.map(|name| (name, None)).collect();
+        let changes = changes.into_iter().chain(wanted.into_iter().map(|(name, bytes)| (name, Some(bytes))));
+        for (name, quota) in changes {
+            let change = ClientToMaster::SetPolicy(PolicyChange::NONE.quota(quota));
+            if self.ask(&name, change).await != Reply::Done {
+                let what = format!("the quota of `{name}` cannot be set: there are too many tenants");
+                return Err(TenantFileError { path: path.to_owned(), what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the quotas to the file, if there is one.
+    pub(crate) async fn save_quotas(&self) -> Result<(), TenantFileError> {
+        let file = self.tenant_file.lock().await;
+        let Some(path) = file.clone() else { return Ok(()) };
+        let set = self.quotas().into_iter().filter_map(|it| Some((it.namespace, it.requested?)));
+        let quotas: Quotas = set.collect();
+        // The lock is held meanwhile, so that an older version does not replace a newer one.
+        let written = tokio::task::spawn_blocking(move || tenants::write(&path, &quotas)).await;
+        written.unwrap_or(Ok(()))
     }
 
     /// Asks the core as a client of that namespace would. The caller bounds the time.

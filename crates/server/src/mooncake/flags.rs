@@ -248,8 +248,18 @@ pub const MASTER: &[Flag] = &[
     flag("snapshot_payload_backend_type", Text, Ignored, "the older name of snapshot_object_store_type"),
     flag("snapshot_payload_store_type", Text, Ignored, "the older name of snapshot_object_store_type"),
     flag("snapshot_retention_count", Number, Ignored, "how many snapshots are kept"),
-    flag("tenant_quota_connector_type", Text, Ignored, "what keeps the quotas of tenants: file, etcd"),
-    flag("tenant_quota_connector_uri", Text, Ignored, "where the quotas of tenants are kept"),
+    flag(
+        "tenant_quota_connector_type",
+        Text,
+        Honoured,
+        "what keeps the quotas of tenants: file; without it only the state folder does",
+    ),
+    flag(
+        "tenant_quota_connector_uri",
+        Text,
+        Honoured,
+        "the file with the quotas of tenants, which must exist",
+    ),
 ];
 
 /// Every flag of the node daemon, in the order of the alphabet.

@@ -13,6 +13,7 @@ pub mod gflags;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
@@ -274,12 +275,26 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         evict_soft_pinned: evict,
         tier: tier_config(values, config.tier),
         events: events_config(values, &config.token)?,
+        tenant_file: tenant_file(values)?,
         tenants: values.get("enable_multi_tenants").is_some_and(|value| is_true(value)),
         exposed: true,
         ..config
     };
     config.check()?;
     Ok(config)
+}
+
+/// The file with the quotas of tenants, if they are kept in one.
+fn tenant_file(values: &Values) -> Result<Option<PathBuf>, FlagError> {
+    let text = |name: &str| values.get(name).cloned().unwrap_or_default();
+    let (kind, uri) = (text("tenant_quota_connector_type"), text("tenant_quota_connector_uri"));
+    let refuse = |name, value, hint| Err(FlagError::Refused { name, value, place: String::new(), hint });
+    match kind.as_str() {
+        "" => Ok(None),
+        "file" if !uri.is_empty() => Ok(Some(PathBuf::from(uri))),
+        "file" => refuse("tenant_quota_connector_uri", uri, "name the file"),
+        _ => refuse("tenant_quota_connector_type", kind, "only `file` is supported"),
+    }
 }
 
 /// Where events are published. As in Mooncake, the master runs without them if a flag is missing.

@@ -1,7 +1,5 @@
 //! The flags and what they come to, as text.
 
-use std::path::PathBuf;
-
 use super::gflags::{Kind, Use};
 use super::plan as plan_of;
 use super::*;
@@ -308,4 +306,16 @@ fn events_need_an_endpoint_and_a_name() {
     assert!(plan_of(&args, &environment).unwrap_err().to_string().contains("TIFFIN_TOKEN"));
     let local: Vec<_> = args.iter().map(|it| it.replace('*', "127.0.0.1")).collect();
     assert!(plan_of(&local, &environment).is_ok());
+}
+
+#[test]
+fn quotas_of_tenants_can_be_in_a_file() {
+    let file = |line: &str| planned(line).map(|plan| plan.config.tenant_file);
+    assert_eq!(
+        file("--tenant_quota_connector_type=file --tenant_quota_connector_uri=/q").unwrap(),
+        Some("/q".into())
+    );
+    assert_eq!(file("").unwrap(), None);
+    assert!(file("--tenant_quota_connector_type=file").unwrap_err().contains("name the file"));
+    assert!(file("--tenant_quota_connector_type=etcd").unwrap_err().contains("only `file` is supported"));
 }

@@ -180,7 +180,11 @@ async fn objects_can_be_removed_through_a_page() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_have_quotas() {
     let http = Some("127.0.0.1:0".parse().unwrap());
-    let config = MasterConfig { http, tenants: true, ..MasterConfig::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("quotas.yaml");
+    let tenant_file = Some(file.clone());
+    std::fs::write(&file, "version: 1\ntenants:\n- {name: old, quota: 77}\n").unwrap();
+    let config = MasterConfig { http, tenants: true, tenant_file, ..MasterConfig::default() };
     let master = start_master(config).await;
     let _node = start_node(master.address(), NodeConfig::default()).await;
     let http = master.http_address().unwrap().clone();
@@ -191,6 +195,9 @@ async fn tenants_have_quotas() {
         let code = value.get("error_code").and_then(Value::as_i64).unwrap_or_default();
         (status, code, value["data"].clone())
     };
+    assert_eq!(ask("GET", "", "").await.2[0]["requested_quota_bytes"], 77);
+    assert_eq!(ask("DELETE", "?tenant_id=old", "").await.0, 200);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "version: 1\n\ntenants: []\n");
     assert_eq!(ask("GET", "", "").await, (200, 0, json!([])));
     for (query, body) in [
         ("", "{\"requested_quota_bytes\": 5}"),
@@ -213,6 +220,8 @@ async fn tenants_have_quotas() {
         "charged_bytes": 0, "admission_closed": false, "over_quota": false, "has_explicit_policy": true,
     });
     assert_eq!((status, &tenant), (200, &expected));
+    let written = "version: 1\n\ntenants:\n  - name: \"a\"\n    quota: 100000\n";
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), written);
     assert_eq!(ask("GET", "?tenant_id=a", "").await, (200, 0, expected));
 
     let mut tenant = hello(2);
