@@ -133,6 +133,14 @@ assert store.put("k", b"v") == 0
         assert worker.eval("until(lambda: master.segments() == [])") is True
 
 
+def test_closing_reports_what_mounted_segments_lose(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    assert worker.eval("store.allocate_and_mount_segment(1)['ret']") == 0
+    assert worker.eval("store.put('precious', b'v', config(with_hard_pin=True)), store.close()") == (0, 0)
+    assert "precious" in worker.tail() and "they are gone now" in worker.tail()
+
+
 def test_number_of_segments_is_limited(worker):
     worker.run("master = Master()")
     assert worker.eval("connect(master.address, segment=0)") == 0

@@ -265,7 +265,7 @@ impl Open {
         if !losses.is_empty() {
             tell(&format!("close: {losses}; they are gone now"));
         }
-        self.segments.close().await;
+        self.segments.close(self.handle.again(), Deadline::after(LOSSES_TIME)).await;
         if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
             tell(&format!("close: {error}"));
         }

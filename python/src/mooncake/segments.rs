@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_client::Deadline;
+use tiffin_client::{ConnectOptions, Deadline, Losses};
 use tiffin_server::{Address, NodeConfig, NodeServer, host};
 use tokio::time::Instant;
 
@@ -88,8 +88,9 @@ impl Segments {
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
         let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is not possible"))?;
         let mounted = Arc::clone(self.mounted());
+        let too_many = || format!("{SEGMENTS_MAX} segments are mounted already");
         if mounted.lock().len() >= SEGMENTS_MAX {
-            return Err(format!("{SEGMENTS_MAX} segments are mounted already"));
+            return Err(too_many());
         }
         let config = NodeConfig {
             memory,
@@ -102,8 +103,23 @@ impl Segments {
         joined.map_err(|error| error.to_string())?;
         let drawn = host::draw().map_err(|error| format!("no random number: {error}"))?;
         let id = (node.segment().0, drawn);
-        mounted.lock().insert(id, Segment::Serving(node));
-        Ok((id, memory))
+        let refused = {
+            let mut segments = mounted.lock();
+            // Other threads may have mounted segments meanwhile.
+            if segments.len() < SEGMENTS_MAX {
+                segments.insert(id, Segment::Serving(node));
+                None
+            } else {
+                Some(node)
+            }
+        };
+        match refused {
+            None => Ok((id, memory)),
+            Some(node) => {
+                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+                Err(too_many())
+            }
+        }
     }
 
     /// Unmounts a segment: at once, or when the grace period has ended.
@@ -135,11 +151,18 @@ impl Segments {
         }
     }
 
-    /// Unmounts everything that this process has mounted.
-    pub(super) async fn close(&self) {
+    /// Reports the objects that are lost, and unmounts everything that this process has mounted.
+    pub(super) async fn close(&self, again: &ConnectOptions, deadline: Deadline) {
         let Some(mounted) = self.mounted.here() else { return };
         let segments = std::mem::take(&mut *mounted.lock());
         for (_, Segment::Serving(node) | Segment::Leaving(node)) in segments {
+            let records = node.inventory();
+            if !records.is_empty() {
+                let losses = Losses::of(records, node.segment(), again, deadline).await;
+                if !losses.is_empty() {
+                    tell(&format!("close: {losses}; they are gone now"));
+                }
+            }
             node.leave(Deadline::after(LEAVE_TIME).instant()).await;
         }
     }
