@@ -31,7 +31,7 @@ def store(master):
 
 
 def test_transfer_queue_replaces_from_four_threads(store):
-    """It registers and unregisters around every call, pins its objects, and uses one store in four threads."""
+    """It registers and unregisters around every call, pins its objects, and has four threads."""
     config = ReplicateConfig()
     config.with_hard_pin = True
 
