@@ -119,6 +119,25 @@ threads = [threading.Thread(target=write, args=[first]) for first in range(4)]
     assert store.eval("store.get('k') == memory[:]")
 
 
+def test_one_of_many_threads_gets_the_session(store):
+    """The others are refused, so no thread finds that its session was replaced by another's."""
+    store.run("""
+keys, answers, start = [f'k{i}' for i in range(50)], [], threading.Barrier(4)
+
+def begin():
+    for key in keys:
+        start.wait()
+        answers.append((key, store.batch_put_session_start([key], [10])[0]))
+
+threads = [threading.Thread(target=begin) for _ in range(4)]
+[it.start() for it in threads]
+[it.join() for it in threads]
+""")
+    store.run("counts = collections.Counter(answers)")
+    assert store.eval("{(code, count) for (_, code), count in counts.items()}") == {(0, 1), (-600, 3)}
+    assert store.eval("set(store.batch_put_session_end(keys)), store.get_size('k0')") == ({0}, 10)
+
+
 def test_an_open_session_holds_space_until_it_ends(store):
     store.run("memory = Memory(40 * MIB)")
     assert store.eval("store.batch_put_session_start(['k'], [40 * MIB])") == [0]

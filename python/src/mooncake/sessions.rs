@@ -109,10 +109,18 @@ impl Here {
         taken
     }
 
-    fn add_writing(&self, key: Key, session: Arc<Writing>) {
+    /// Adds a session. A refused one, because another thread was faster, gives its space back.
+    fn add_writing(&self, session: Writing) -> i64 {
         let mut writing = lock(&self.writing);
-        writing.insert(key, session);
+        if writing.contains_key(session.reserved.key()) {
+            return codes::INVALID_PARAMS;
+        }
+        if writing.len() >= SESSIONS_MAX {
+            return codes::NO_AVAILABLE_HANDLE;
+        }
+        writing.insert(session.reserved.key().clone(), Arc::new(session));
         self.writing_count.store(writing.len(), Ordering::Relaxed);
+        codes::OK
     }
 }
 
@@ -425,11 +433,7 @@ pub(super) fn put_session_start(
         }
     };
     let mut start = || match reserved.next() {
-        Some(Ok(reserved)) => {
-            let key = reserved.key().clone();
-            here.add_writing(key, Arc::new(Writing { reserved, written: Mutex::default() }));
-            codes::OK
-        }
+        Some(Ok(reserved)) => here.add_writing(Writing { reserved, written: Mutex::default() }),
         Some(Err(Error::Exists { .. })) => codes::OBJECT_ALREADY_EXISTS,
         Some(Err(error)) => codes::of(&error),
         None => codes::RPC_FAIL,
