@@ -124,9 +124,11 @@ def service_endpoints():
 
 
 def differences():
+    """Every line of a suite where the answers differ, each once."""
     import compare
 
-    return "```text\n" + "\n".join(suite.differences() for suite in compare.suites().values()) + "\n```"
+    found = (line for suite in compare.suites().values() for line in suite.differences())
+    return "\n".join(("```text", *dict.fromkeys(found), "```"))
 
 
 def parts():

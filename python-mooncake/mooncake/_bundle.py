@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mooncake._codes import NOT_FOUND
+
 CHUNK_BYTES = 67108864
 MEMBERS_MAX = 1 << 16
 
 Bytes = npt.NDArray[np.uint8]
 
-_NOT_FOUND = -704
 _CONFIG_FIELDS = (
     *("replica_num", "nof_replica_num", "dfs_replica_num", "soft_pin_action", "soft_pin_ttl_ms"),
     *("with_hard_pin", "preferred_segments", "preferred_segment", "prefer_alloc_in_same_node", "data_type"),
@@ -157,7 +158,7 @@ class Bundles:
         else:
             codes = [self._remove_one(key) for key in keys]
         failed = [
-            (key, code) for key, code in zip(keys, codes, strict=True) if code not in (0, _NOT_FOUND, None)
+            (key, code) for key, code in zip(keys, codes, strict=True) if code not in (0, NOT_FOUND, None)
         ]
         if failed:
             raise RuntimeError(f"remove failed for {failed[0][0]}: {failed[0][1]}")

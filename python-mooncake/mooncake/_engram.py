@@ -3,6 +3,7 @@
 from typing import Any
 
 from mooncake import _stores
+from mooncake._codes import INVALID, NOT_FOUND
 
 DIM_DEFAULT = 64
 VOCAB_DEFAULT = 1024
@@ -123,8 +124,8 @@ class EngramStore:
 
     def remove_from_store(self, force: bool = False) -> int:
         """Remove the tables. Returns how many there were; a `RuntimeError` if one could not be removed."""
-        codes = [-600] if self._store is None else self._store.batch_remove(self._keys, force)
-        failed = [code for code in codes if code not in (0, -704)]
+        codes = [INVALID] if self._store is None else self._store.batch_remove(self._keys, force)
+        failed = [code for code in codes if code not in (0, NOT_FOUND)]
         if failed:
             raise RuntimeError(f"remove_from_store failed, rc={failed[0]}")
         return int(codes.count(0))

@@ -23,8 +23,9 @@ from mooncake import _arguments as arguments
 from mooncake import _reads as reads
 from mooncake import _writes as writes
 from mooncake._arguments import Argument
+from mooncake._codes import INVALID
 from mooncake._tensor_format import tp_key
-from mooncake._writes import INVALID, Buffer, How
+from mooncake._writes import Buffer, How
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import hmac
 import json
 import logging
 import os
+import signal
 import socket
 import socketserver
 import threading
@@ -82,6 +83,14 @@ class Server:
 def token() -> str:
     """The token that clients must show; empty for none."""
     return os.environ.get("TIFFIN_TOKEN", "")
+
+
+def stop_on_signals() -> threading.Event:
+    """What SIGINT and SIGTERM set from now on, instead of ending the process."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
 def exposure(host: str) -> str | None:

@@ -4,8 +4,7 @@ from typing import Any
 
 from tiffin._native import mooncake as _native
 
-INVALID = -600
-FILE_NOT_FOUND = -1100
+from mooncake._codes import FILE_NOT_FOUND, INVALID
 
 
 def _text(value: Any) -> str:

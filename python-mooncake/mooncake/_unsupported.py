@@ -2,7 +2,7 @@
 
 import sys
 
-NOT_SUPPORTED = -1012
+from mooncake._codes import NOT_SUPPORTED
 
 
 def _refuse(call: str, feature: str) -> int:

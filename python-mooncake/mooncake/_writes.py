@@ -12,9 +12,9 @@ from tiffin._native import mooncake as _native
 from mooncake import _parallelism as parallel
 from mooncake import _tensor_format as formats
 from mooncake import _tensors as tensors
+from mooncake._codes import INVALID
 
 OK = 0
-INVALID = -600
 #: Shards of one tensor.
 SHARDS_MAX = 1 << 16
 

@@ -6,7 +6,6 @@ go through the memory of the daemon's segment, which it maps, and not through th
 
 import json
 import logging
-import signal
 import sys
 import threading
 import time
@@ -133,9 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if status is not None:
         return int(status)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = _http.stop_on_signals()
     for warning in warnings:
         _log.warning(warning)
     try:

@@ -6,7 +6,6 @@ Our own clients store nothing there, and only check that it answers. Run it with
 
 import argparse
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -105,9 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO", help="the least level that is logged; INFO")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = _http.stop_on_signals()
     try:
         server = KVBootstrapServer(options.port, options.host)
     except OSError as error:

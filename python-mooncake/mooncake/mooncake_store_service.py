@@ -6,7 +6,6 @@ Run it with `python -m mooncake.mooncake_store_service --config FILE --port 8080
 import argparse
 import json
 import logging
-import signal
 import sys
 import threading
 import time
@@ -285,9 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = _http.stop_on_signals()
     try:
         config = (
             MooncakeConfig.from_file(options.config) if options.config else MooncakeConfig.load_from_env()

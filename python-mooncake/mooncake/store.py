@@ -3,8 +3,6 @@
 from tiffin._native import mooncake as _native
 
 from mooncake import _forms, _tensors
-from mooncake._parallelism import ParallelAxis, ReadTarget, TensorParallelism
-from mooncake._tensor_format import HEADER_BYTES as _HEADER_BYTES
 from mooncake._engram import EngramStore, EngramStoreConfig
 from mooncake._host_memory import (
     MooncakeHostMemAllocator,
@@ -12,6 +10,8 @@ from mooncake._host_memory import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
+from mooncake._parallelism import ParallelAxis, ReadTarget, TensorParallelism
+from mooncake._tensor_format import HEADER_BYTES as _HEADER_BYTES
 from mooncake._unsupported import MooncakeDistributedNoFRegister
 
 BufferHandle = _native.BufferHandle

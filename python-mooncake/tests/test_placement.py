@@ -150,6 +150,24 @@ def test_number_of_segments_is_limited(worker):
     assert worker.eval("len(master.segments())") == 64
 
 
+def test_threads_keep_the_limit_of_segments(worker):
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, segment=0)") == 0
+    assert worker.eval("{store.allocate_and_mount_segment(1)['ret'] for _ in range(62)}") == {0}
+    worker.run(
+        """
+answers, start = [], threading.Barrier(8)
+def mount():
+    start.wait()
+    answers.append(store.allocate_and_mount_segment(1)['ret'])
+threads = [threading.Thread(target=mount) for _ in range(8)]
+for it in threads: it.start()
+for it in threads: it.join()
+"""
+    )
+    assert worker.eval("sorted(answers), len(master.segments())") == ([-1] * 6 + [0] * 2, 64)
+
+
 def test_number_of_allocations_is_limited(monkeypatch):
     monkeypatch.setattr(mooncake._host_memory, "REGIONS_MAX", 2)
     allocator = MooncakeHostMemAllocator()
@@ -201,6 +219,48 @@ for it in threads: it.join()
 """
     )
     assert worker.eval("wrong, most <= 2, pool.close()") == ([], True, None)
+
+
+@pytest.fixture
+def pool(worker):
+    """A worker with a store and `new`, which makes a pool of it."""
+    worker.run("from mooncake.store import BufferPool")
+    worker.run("master = Master()")
+    assert worker.eval("connect(master.address, segment=16 * MIB, buffer=MIB)") == 0
+    worker.run("def new(**more): return BufferPool(store, **more)")
+    return worker
+
+
+def test_pool_refuses_memory_that_the_machine_does_not_have(pool):
+    """No release of a lease helps, so the call does not wait for one."""
+    pool.run("pool = new(max_bytes=2**64 - 1); lease = pool.acquire(1)")
+    for size in ("2**62", "2**64 - 2", "2**64 - 1"):
+        answer = pool.ask(eval=f"pool.acquire({size}, timeout=0)")
+        assert answer["raises"] == "RuntimeError", answer
+    answer = pool.ask(eval="pool.acquire(2**62)")
+    assert (answer["raises"], answer["text"]) == ("RuntimeError", "overflow buffer allocation failed")
+    assert pool.eval("pool.acquire(1000).size, lease.release(), pool.close()") == (1000, None, None)
+
+
+def test_closing_the_store_ends_waiting_for_a_lease(pool):
+    pool.run(
+        """
+pool, answers, started = new(max_regions=1), [], threading.Event()
+lease = pool.acquire(1)
+def wait():
+    started.set()
+    try:
+        answers.append(pool.acquire(1))
+    except RuntimeError as error:
+        answers.append(str(error))
+thread = threading.Thread(target=wait, daemon=True)
+thread.start()
+started.wait()
+store.close()
+thread.join(60)
+"""
+    )
+    assert pool.eval("answers") == ["MooncakeDistributedStore is not initialized"]
 
 
 @pytest.mark.parametrize("pin", ["with_soft_pin=True", "soft_pin_action=SoftPinAction.ENABLE"])

@@ -1,5 +1,5 @@
 //! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`:
-//! all `unsafe` of the drop-in.
+//! all `unsafe` of the drop-in but that of `owned`.
 //!
 //! Mooncake's API is made of addresses. `checks` refuses those that are not memory of this process; here a
 //! range must not be null or wrap around. The rest is the caller's promise: the memory stays mapped, and is

@@ -26,6 +26,8 @@ use crate::runtime::block_on;
 
 /// The longest time to wait for a lease, which is practically unlimited.
 const WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
+/// How often a waiting call notices that its store was closed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What the leases of a pool have in common.
 pub(crate) struct Pool {
@@ -116,7 +118,7 @@ impl Pool {
             return Err(failure("requested buffer size exceeds pool capacity"));
         }
         let mut state = self.lock();
-        let is_full = state.used + counted > self.capacity;
+        let is_full = counted > self.capacity - state.used;
         if is_full || self.leases_max.is_some_and(|most| state.leases >= most) {
             return Ok(None);
         }
@@ -127,7 +129,7 @@ impl Pool {
             let mut state = self.lock();
             state.used -= counted;
             state.leases -= 1;
-            return Ok(None);
+            return Err(failure("overflow buffer allocation failed"));
         };
         if leased.is_overflow && self.open.registry.add(leased.address(), counted).is_err() {
             return Err(failure("overflow buffer registration failed"));
@@ -250,8 +252,9 @@ impl BufferPool {
                 return Err(failure("buffer pool is exhausted"));
             }
             let left = deadline.map_or(WAIT_MAX, |it| it.saturating_duration_since(Instant::now()));
-            let in_time = block_on(py, async move || timeout_of(left, released).await)?;
-            if !in_time {
+            let wait = left.min(CHECK_INTERVAL);
+            let in_time = block_on(py, async move || timeout_of(wait, released).await)?;
+            if !in_time && wait == left {
                 return Err(failure("timed out waiting for buffer"));
             }
         }

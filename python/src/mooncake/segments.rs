@@ -47,7 +47,11 @@ pub(super) struct Segments {
 }
 
 #[derive(Default)]
-struct Mounted(Mutex<BTreeMap<Id, Segment>>);
+struct Mounted {
+    segments: Mutex<BTreeMap<Id, Segment>>,
+    /// Held while a segment is mounted, so that two threads together keep the limit.
+    mounting: tokio::sync::Mutex<()>,
+}
 
 enum Segment {
     /// It takes objects.
@@ -68,7 +72,20 @@ pub(super) enum Unmounted {
 
 impl Mounted {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Id, Segment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes a segment that takes objects. One in its grace period stays.
+    fn take_serving(&self, id: Id) -> Result<NodeServer, Unmounted> {
+        let mut segments = self.lock();
+        match segments.remove(&id) {
+            None => Err(Unmounted::Unknown),
+            Some(Segment::Serving(node)) => Ok(node),
+            Some(leaving) => {
+                segments.insert(id, leaving);
+                Err(Unmounted::Leaving)
+            }
+        }
     }
 }
 
@@ -88,9 +105,9 @@ impl Segments {
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
         let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is not possible"))?;
         let mounted = Arc::clone(self.mounted());
-        let too_many = || format!("{SEGMENTS_MAX} segments are mounted already");
+        let _turn = mounted.mounting.lock().await;
         if mounted.lock().len() >= SEGMENTS_MAX {
-            return Err(too_many());
+            return Err(format!("{SEGMENTS_MAX} segments are mounted already"));
         }
         let config = NodeConfig {
             memory,
@@ -103,52 +120,31 @@ impl Segments {
         joined.map_err(|error| error.to_string())?;
         let drawn = host::draw().map_err(|error| format!("no random number: {error}"))?;
         let id = (node.segment().0, drawn);
-        let refused = {
-            let mut segments = mounted.lock();
-            // Other threads may have mounted segments meanwhile.
-            if segments.len() < SEGMENTS_MAX {
-                segments.insert(id, Segment::Serving(node));
-                None
-            } else {
-                Some(node)
-            }
-        };
-        match refused {
-            None => Ok((id, memory)),
-            Some(node) => {
-                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
-                Err(too_many())
-            }
-        }
+        mounted.lock().insert(id, Segment::Serving(node));
+        Ok((id, memory))
     }
 
     /// Unmounts a segment: at once, or when the grace period has ended.
     pub(super) async fn unmount(&self, id: Id, grace: Duration) -> Unmounted {
         let mounted = Arc::clone(self.mounted());
-        let segment = mounted.lock().remove(&id);
-        match segment {
-            None => Unmounted::Unknown,
-            Some(segment @ Segment::Leaving(_)) => {
-                mounted.lock().insert(id, segment);
-                Unmounted::Leaving
-            }
-            Some(Segment::Serving(node)) if grace.is_zero() => {
-                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
-                Unmounted::Done
-            }
-            Some(Segment::Serving(node)) => {
-                node.drain();
-                mounted.lock().insert(id, Segment::Leaving(node));
-                tokio::spawn(async move {
-                    tokio::time::sleep(grace).await;
-                    let segment = mounted.lock().remove(&id);
-                    if let Some(Segment::Leaving(node)) = segment {
-                        node.leave(Deadline::after(LEAVE_TIME).instant()).await;
-                    }
-                });
-                Unmounted::Done
-            }
+        let node = match mounted.take_serving(id) {
+            Ok(node) => node,
+            Err(outcome) => return outcome,
+        };
+        if grace.is_zero() {
+            node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+            return Unmounted::Done;
         }
+        node.drain();
+        mounted.lock().insert(id, Segment::Leaving(node));
+        tokio::spawn(async move {
+            tokio::time::sleep(grace).await;
+            let segment = mounted.lock().remove(&id);
+            if let Some(Segment::Leaving(node)) = segment {
+                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+            }
+        });
+        Unmounted::Done
     }
 
     /// Reports the objects that are lost, and unmounts everything that this process has mounted.

@@ -1,8 +1,8 @@
 //! Events for routers: which objects are stored and removed, published through ZeroMQ as Mooncake would.
 //!
 //! Events are lossy. A full queue drops its oldest event, and a gap in the sequence numbers tells subscribers
-//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, and there are at most
-//! [`SUBSCRIBERS_MAX`] subscribers.
+//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, no event has a key of more than
+//! [`EVENT_KEY_BYTES_MAX`], and there are at most [`SUBSCRIBERS_MAX`] subscribers.
 
 #![expect(clippy::big_endian_bytes, reason = "ZMTP and MessagePack are big-endian")]
 
@@ -24,6 +24,8 @@ use tokio::task::JoinSet;
 pub const SUBSCRIBERS_MAX: usize = 256;
 /// The most events of a message.
 pub const BATCH_EVENTS_MAX: usize = 64;
+/// The longest key that has events, in bytes. Those of longer keys count as dropped.
+pub const EVENT_KEY_BYTES_MAX: usize = 4 << 10;
 /// The most messages that wait for a slow subscriber.
 const MESSAGES_MAX: usize = 1 << 10;
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
@@ -102,10 +104,14 @@ impl Events {
                 return;
             }
         }
-        if queue.events.len() >= self.config.queue_max {
-            queue.events.pop_front();
+        let is_long = key.as_bytes().len() > EVENT_KEY_BYTES_MAX;
+        if is_long || queue.events.len() >= self.config.queue_max {
             queue.gap += 1;
             queue.counts.dropped += 1;
+            if is_long {
+                return;
+            }
+            queue.events.pop_front();
         }
         queue.next_id += 1;
         let (id, tenant, key, time_ms) = (queue.next_id, tenant.to_owned(), key.clone(), now_ms());
@@ -272,6 +278,17 @@ mod tests {
         assert_eq!(message[4..12], 2_u64.to_be_bytes());
         assert_eq!(events.counts(), Counts { batches: 1, events: 3, dropped: 1, unparsed: 0 });
         assert!(events.take().is_none());
+    }
+
+    #[test]
+    fn a_key_that_is_too_long_has_no_event_but_a_gap() {
+        let events = events(3, true);
+        events.push(true, "t", &key(&"k".repeat(EVENT_KEY_BYTES_MAX)), false);
+        assert_eq!(events.counts().dropped, 0);
+        events.push(true, "t", &key(&"k".repeat(EVENT_KEY_BYTES_MAX + 1)), false);
+        let message = events.take().unwrap();
+        assert_eq!(message[4..12], 2_u64.to_be_bytes());
+        assert_eq!(events.counts(), Counts { batches: 1, events: 1, dropped: 1, unparsed: 2 });
     }
 
     #[test]

@@ -1,0 +1,6 @@
+"""Mooncake's return codes that the parts in Python give or expect. The others are in Rust."""
+
+INVALID = -600
+NOT_FOUND = -704
+NOT_SUPPORTED = -1012
+FILE_NOT_FOUND = -1100
