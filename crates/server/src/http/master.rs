@@ -95,7 +95,7 @@ async fn health(State(shared): Server) -> Response {
     if let Some(failure) = shared.failure() {
         return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(&failure));
     }
-    let awaited = shared.unreported();
+    let awaited = shared.awaited();
     let value = json!({
         "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": awaited.is_empty(),
         "leader_address": null, "view_version": null, "awaited": awaited,
@@ -103,12 +103,12 @@ async fn health(State(shared): Server) -> Response {
     answer(StatusCode::OK, &value)
 }
 
-/// Whether every member has reported, so that no answer waits for one.
+/// Whether every member has reported and the state folder can be written, so that no answer waits for that.
 async fn ready(State(shared): Server) -> Response {
     if let Some(failure) = shared.failure() {
         return answer(StatusCode::SERVICE_UNAVAILABLE, &failed(&failure));
     }
-    let awaited = shared.unreported();
+    let awaited = shared.awaited();
     let status = if awaited.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     answer(status, &json!({"ready": awaited.is_empty(), "awaited": awaited}))
 }

@@ -469,6 +469,13 @@ impl Shared {
         self.state.lock_anyway().core.unreported()
     }
 
+    /// What answers may wait for: members that have not reported, and a state folder that cannot be written.
+    pub(crate) fn awaited(&self) -> Vec<String> {
+        let is_failing = self.folder.as_ref().is_some_and(|it| it.is_failing());
+        let folder = is_failing.then(|| "the state folder, which cannot be written".to_owned());
+        self.unreported().into_iter().chain(folder).collect()
+    }
+
     /// What has failed, if anything has: the server is about to end.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.supervisor.failure()

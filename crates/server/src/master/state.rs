@@ -8,6 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -45,6 +46,8 @@ pub(super) struct StateFolder {
     // Held while the file is written, so that a smaller epoch never follows a greater one: the epoch that was
     // written last.
     written: Mutex<u64>,
+    /// The last write failed, and is tried again.
+    is_failing: AtomicBool,
     _lock: File,
 }
 
@@ -59,12 +62,24 @@ impl StateFolder {
         take(&lock).await.map_err(fail("taking the lock", HINT_LOCKED))?;
         let saved = read(folder).map_err(fail("reading the state", HINT_DAMAGED))?;
         let written = Mutex::new(saved.epoch);
-        Ok((Self { folder: folder.to_owned(), written, _lock: lock }, saved))
+        let is_failing = AtomicBool::new(false);
+        Ok((Self { folder: folder.to_owned(), written, is_failing, _lock: lock }, saved))
     }
 
     /// Writes beside, syncs, renames, and syncs the folder. `false` if a later epoch was written before: then
     /// this state comes too late, and the file does not contain it.
     pub(super) fn write(&self, saved: &Saved) -> io::Result<bool> {
+        let written = self.try_write(saved);
+        self.is_failing.store(written.is_err(), Ordering::Release);
+        written
+    }
+
+    /// Whether the last write failed: answers that promise what it contains wait.
+    pub(super) fn is_failing(&self) -> bool {
+        self.is_failing.load(Ordering::Acquire)
+    }
+
+    fn try_write(&self, saved: &Saved) -> io::Result<bool> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if saved.epoch < *written {
             return Ok(false);

@@ -4,9 +4,11 @@ use crate::support::{http as support_http, *};
 use serde_json::{Value, json};
 use tiffin_core::SegmentId;
 use tiffin_core::master::{Saved, SavedMember};
+use tiffin_core::message::{ClientToMaster, PolicyChange, Reply};
 use tiffin_proto::encode_state;
 use tiffin_rpc::Address;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tokio::time::Instant;
 
 struct Cluster {
     master: MasterServer,
@@ -293,6 +295,41 @@ async fn a_master_is_ready_when_every_member_has_reported() {
     let master = start_master(config).await;
     let awaited = json!({"ready": false, "awaited": ["one"]});
     assert_eq!(pages(&master).await, (503, awaited, 200, json!(false)), "it lives, and is not ready");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn master_that_cannot_save_is_not_ready_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let state_dir = folder.path().join("state");
+    let config = MasterConfig {
+        http: Some("127.0.0.1:0".parse().unwrap()),
+        state_dir: Some(state_dir.clone()),
+        ..MasterConfig::default()
+    };
+    let master = start_master(config).await;
+    let http = master.http_address().unwrap().clone();
+    assert_eq!(get(&http, "/ready").await.0, 200);
+    std::fs::remove_dir_all(&state_dir).unwrap();
+    // A policy is answered when it is saved.
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    let setting = tokio::spawn(async move {
+        let change = PolicyChange { quota: Some(1 << 20), ..PolicyChange::default() };
+        client.master.call(&ClientToMaster::SetPolicy(change), patient()).await
+    });
+    let deadline = patient();
+    let not_ready = loop {
+        let (status, text) = get(&http, "/ready").await;
+        if status != 200 {
+            break (status, text);
+        }
+        assert!(Instant::now() < deadline, "it never says that it cannot save");
+    };
+    assert_eq!(not_ready.0, 503);
+    assert!(not_ready.1.contains("the state folder, which cannot be written"), "{}", not_ready.1);
+    assert_eq!(get(&http, "/health").await.0, 200, "it lives");
+    std::fs::create_dir(&state_dir).unwrap();
+    assert_eq!(setting.await.unwrap().unwrap(), Reply::Done);
+    assert_eq!(get(&http, "/ready").await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
