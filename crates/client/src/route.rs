@@ -139,8 +139,8 @@ impl OpenRoute {
     }
 
     /// Reads from cached locations of objects that were `named` in that epoch; `epoch` is the master's. In
-    /// mapped memory this checks after the copy that the bytes count; through a socket the node does, after it
-    /// has sent them.
+    /// mapped memory this checks after the copy that the bytes count; through a socket the node does, after
+    /// it has sent them.
     pub(crate) async fn read_cached(
         &self,
         ops: &[ReadOp<'_>],
@@ -182,8 +182,8 @@ impl OpenRoute {
         }
     }
 
-    /// Whether bytes count that were copied before from these uses, of objects that were `named` in that epoch.
-    /// A delete is answered after the node has withdrawn the stamp.
+    /// Whether bytes count that were copied before from these uses, of objects that were `named` in that
+    /// epoch. A delete is answered after the node has withdrawn the stamp.
     pub(crate) fn are_valid(
         &self,
         uses: impl Iterator<Item = (u32, u64)>,

@@ -4,9 +4,9 @@
 //! namespace, as loopback does, and are free when their socket is closed, so a name never leads to another
 //! server than the port would; but anybody may take one.
 //!
-//! **Invariant:** a local socket is an optimization only. A listener goes on without one if the name is taken.
-//! A client uses it only if the system says that its owner is the client's own user; in every other case it
-//! connects through TCP.
+//! **Invariant:** a local socket is an optimization only. A listener goes on without one if the name is
+//! taken. A client uses it only if the system says that its owner is the client's own user; in every other
+//! case it connects through TCP.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,8 +1,8 @@
 //! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one task
 //! receives from.
 //!
-//! Sending is not async. The sender writes the frame at once if no other frame is queued; what the socket does
-//! not accept is queued, and a task that lives only as long as the queue writes it.
+//! Sending is not async. The sender writes the frame at once if no other frame is queued; what the socket
+//! does not accept is queued, and a task that lives only as long as the queue writes it.
 //!
 //! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
 //! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer. **Invariant:** the
@@ -42,7 +42,8 @@ const HELLO_READ_BYTES: usize = 1 << 10;
 const IDLE_BYTES_MAX: usize = 1 << 20;
 /// How many frames one system call writes.
 const VECTOR_MAX: usize = 64;
-/// While more requests of a peer have been read, so many bytes of replies may be gathered before they are sent.
+/// While more requests of a peer have been read, so many bytes of replies may be gathered before they are
+/// sent.
 const GATHER_BYTES_MAX: usize = 64 << 10;
 
 /// Sends messages to one peer. Clones send to the same one.
@@ -285,8 +286,8 @@ impl Outbox {
 impl Inbox {
     /// The next message, or `None` when the connection has ended. Dropping the future loses no message.
     ///
-    /// Requests that do not decode are refused here. Replies that do not decode become refusals, so that their
-    /// callers learn why.
+    /// Requests that do not decode are refused here. Replies that do not decode become refusals, so that
+    /// their callers learn why.
     pub async fn next(&mut self) -> Option<Incoming> {
         match self.receive().await {
             Ok(message) => Some(message),
@@ -320,8 +321,8 @@ impl Inbox {
         }
     }
 
-    /// Ends the connection, and returns every message that the peer had sent before, also if the peer is gone.
-    /// What it sends from now on fails on its side.
+    /// Ends the connection, and returns every message that the peer had sent before, also if the peer is
+    /// gone. What it sends from now on fails on its side.
     pub fn drain(&mut self) -> Vec<Incoming> {
         self.shared.close();
         let mut messages = Vec::new();

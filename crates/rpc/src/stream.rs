@@ -31,9 +31,9 @@ const LITTLE_BYTES: usize = 4 << 10;
 
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
-/// The socket is a blocking one and is not registered with the runtime; callers that must not wait pass a flag
-/// with each system call. So a thread can wait in the kernel for its reply (`read_until`), and nobody else is
-/// woken for the bytes that it reads.
+/// The socket is a blocking one and is not registered with the runtime; callers that must not wait pass a
+/// flag with each system call. So a thread can wait in the kernel for its reply (`read_until`), and nobody
+/// else is woken for the bytes that it reads.
 #[derive(Debug)]
 pub struct Stream {
     socket: Arc<OwnedFd>,

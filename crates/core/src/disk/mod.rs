@@ -270,8 +270,8 @@ impl Disk {
     }
 
     /// How many bytes a copy has, if it can be read. A reader who has asked nobody where it lies says in
-    /// which life of the master it knew that (`cached_epoch`). To be asked before the bytes are read and again
-    /// after that: they count only if the answer is the same.
+    /// which life of the master it knew that (`cached_epoch`). To be asked before the bytes are read and
+    /// again after that: they count only if the answer is the same.
     #[must_use]
     pub fn readable(&self, stamp: Stamp, cached_epoch: Option<u64>) -> Option<u64> {
         let vouches = cached_epoch.is_none_or(|epoch| self.is_member() && epoch == self.epoch);

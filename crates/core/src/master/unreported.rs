@@ -4,9 +4,9 @@
 //! absent. A request that depends on such a key is parked. It is resumed when every member has reported or
 //! was declared lost, and it is refused by name when its time is up.
 //!
-//! A member that has been away for too long is not waited for any more. Only a put that has a copy there still
-//! waits: an earlier epoch may have named that copy, and no clock tells. It goes on when the member has reported
-//! or is lost.
+//! A member that has been away for too long is not waited for any more. Only a put that has a copy there
+//! still waits: an earlier epoch may have named that copy, and no clock tells. It goes on when the member has
+//! reported or is lost.
 //!
 //! A key is decided before that only if its object was put in this epoch: its generation is greater than any
 //! that an earlier epoch made. A copy from an earlier epoch decides nothing, because the absent member may

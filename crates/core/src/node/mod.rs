@@ -369,9 +369,9 @@ impl Node {
     }
 
     /// After the bytes are sent: whether the object was there all the time, so that they count. A reader who
-    /// has asked nobody where it lies says in which life of the master it knew that (`cached_epoch`), and then
-    /// they count only if the node is a member in that life: else it may not have heard of a delete. There
-    /// may be effects.
+    /// has asked nobody where it lies says in which life of the master it knew that (`cached_epoch`), and
+    /// then they count only if the node is a member in that life: else it may not have heard of a delete.
+    /// There may be effects.
     pub fn end_send(&mut self, hold: Hold, cached_epoch: Option<u64>) -> bool {
         let freed = self.slots.freed();
         let valid = self.vouches(hold, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);

@@ -5,8 +5,8 @@
 //! node is a member of its cluster, because a node that is not a member may not have received every retire.
 //!
 //! Gets that do not ask hide from the master what is used. So every use is noted here, once however often it
-//! happens, until it is reported ([`LocationCache::report`]). The same holds for probes that take a lease; the
-//! master must not count these as reads, so they are noted separately.
+//! happens, until it is reported ([`LocationCache::report`]). The same holds for probes that take a lease;
+//! the master must not count these as reads, so they are noted separately.
 //!
 //! **Invariant:** the cache has at most as many objects as its capacity. Those that were not used since the
 //! clock hand last passed them are evicted first.
@@ -125,8 +125,8 @@ pub fn is_valid_cached(seen: Seen, named: u64, epoch: u64) -> bool {
 }
 
 impl LocationCache {
-    /// An empty cache for at most `capacity` objects. The seed need not be secret: keys come from the client's
-    /// own process.
+    /// An empty cache for at most `capacity` objects. The seed need not be secret: keys come from the
+    /// client's own process.
     #[must_use]
     pub fn new(capacity: usize, hash_seed: u64, sabotage: Sabotage) -> Self {
         Self {
@@ -148,8 +148,8 @@ impl LocationCache {
     /// under that generation. Of the other copies only the master can tell: another epoch may have given them
     /// an older generation, and this epoch learns of that only when their nodes join.
     ///
-    /// A put may be answered long after the master has told of something newer. That stays while it is cached;
-    /// once it is evicted, its key is not known, so nothing older is cached any more.
+    /// A put may be answered long after the master has told of something newer. That stays while it is
+    /// cached; once it is evicted, its key is not known, so nothing older is cached any more.
     pub fn learn_put(&mut self, key: &Key, generation: Generation, len: u64, copies: &[Location]) {
         if generation < self.evicted {
             return;
@@ -190,8 +190,8 @@ impl LocationCache {
         self.places.insert(hash(self.hash_seed, key.as_bytes()), at as u32);
     }
 
-    /// The request of a get: with the cached locations that may be read without asking the master, the nearest
-    /// last. That counts as a use.
+    /// The request of a get: with the cached locations that may be read without asking the master, the
+    /// nearest last. That counts as a use.
     pub fn recall(
         &mut self,
         key: &Key,
@@ -235,8 +235,8 @@ impl LocationCache {
         }
     }
 
-    /// The next report of uses for the master, of at most `most` keys; `None` if there are fewer than `enough`
-    /// uses.
+    /// The next report of uses for the master, of at most `most` keys; `None` if there are fewer than
+    /// `enough` uses.
     pub fn report(&mut self, enough: usize, most: usize) -> Option<ClientToMaster> {
         if self.unreported() < enough.max(1) {
             return None;
@@ -257,8 +257,8 @@ impl LocationCache {
         self.used.len().max(self.probed.len()).max(usize::from(!self.reads.is_empty()))
     }
 
-    /// The locations of an object whose existence is probed. `touch` counts as a use, which takes a `lease` if
-    /// that is set; a `lease` alone counts as a probe; neither counts as nothing.
+    /// The locations of an object whose existence is probed. `touch` counts as a use, which takes a `lease`
+    /// if that is set; a `lease` alone counts as a probe; neither counts as nothing.
     pub fn probe(&mut self, key: &(impl AsRef<[u8]> + ?Sized), touch: bool, lease: bool) -> Option<&Found> {
         self.lease |= touch && lease;
         match (touch, lease) {

@@ -449,10 +449,10 @@ fn node_info() -> impl Strategy<Value = NodeInfo> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    let role = select(&[Role::Client, Role::Node][..]);
-    let numbers = (small(), small(), number(), option::of(segment()));
+    let role = select(&[Role::Client, Role::Node, Role::Ledger, Role::Lane][..]);
+    let numbers = (small(), small(), number(), option::of(segment()), small());
     (numbers, role, text(), text(), text(), text()).prop_map(
-        |((major, minor, client, home), role, token, namespace, label, host)| Hello {
+        |((major, minor, client, home, lane), role, token, namespace, label, host)| Hello {
             major,
             minor,
             token,
@@ -462,6 +462,7 @@ fn hello() -> impl Strategy<Value = Hello> {
             label,
             home,
             host,
+            lane,
         },
     )
 }

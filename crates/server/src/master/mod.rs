@@ -12,6 +12,7 @@
 mod notices;
 mod pages;
 mod state;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,14 +33,13 @@ use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tiffin_transport::peer::process_of;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::{LeaseMode, MasterConfig};
-use crate::events::{self, Events};
-use crate::listen::{self, Door, Host};
+use crate::events::Events;
+use crate::listen::{Door, Host};
 use crate::metrics::{self, Counters};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::faults::{Point, strike};
@@ -50,14 +50,8 @@ use crate::{StartError, host, http};
 const BEATS_PER_SILENCE: u32 = 4;
 /// The rarest heartbeat.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
-/// Between two pieces of work the lock is free for at least this long, so that others get in.
-const WORK_REST: Duration = Duration::from_millis(1);
-/// How long the state folder is left alone after it could not be written.
-const SAVE_PAUSE: Duration = Duration::from_secs(1);
 /// The first counter of a generation is smaller than this, so that 40 bits last for a great many.
 const FIRST_COUNTER_MAX: u64 = 1 << 39;
-/// The timer rests at least this long between two looks, whatever the core says.
-const TIMER_REST: Duration = Duration::from_millis(1);
 
 /// A running master. It ends when this is dropped.
 #[derive(Debug)]
@@ -177,7 +171,8 @@ impl MasterServer {
         let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared), &config.token)));
         let metadata = metadata.map(|it| (it, http::metadata::router(&config.token)));
         let events_address = publisher.as_ref().map(|it| it.1.clone());
-        let tasks = spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
+        let tasks =
+            tasks::spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
         shared.load_quotas().await?;
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -691,140 +686,5 @@ impl State {
             }
         }
         None
-    }
-}
-
-/// Starts everything that a master does. When a part of it fails, all of it ends.
-fn spawn(
-    shared: &Arc<Shared>,
-    listeners: Vec<Listener>,
-    publisher: Option<TcpListener>,
-    pages: impl IntoIterator<Item = (http::Pages, axum::Router)>,
-) -> JoinSet<()> {
-    let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
-    let watch = &shared.supervisor;
-    for listener in listeners {
-        let serving = listen::serve(listener, Arc::clone(shared));
-        handles.push(tasks.spawn(watch.watch("the listener", serving)));
-    }
-    handles.push(tasks.spawn(watch.watch("the timer", run_timer(Arc::clone(shared)))));
-    handles.push(tasks.spawn(watch.watch("the background work", run_work(Arc::clone(shared)))));
-    handles.push(tasks.spawn(watch.watch("the writer of the state folder", run_saves(Arc::clone(shared)))));
-    handles.push(tasks.spawn(watch.watch("the change of epoch", run_restarts(Arc::clone(shared)))));
-    if let (Some(listener), Some(events)) = (publisher, &shared.events) {
-        let publishing = events::publish(Arc::clone(events), listener);
-        handles.push(tasks.spawn(watch.watch("the publisher of events", publishing)));
-    }
-    for (pages, router) in pages {
-        handles.push(tasks.spawn(watch.watch("the pages", pages.serve(router, Arc::clone(watch)))));
-    }
-    let closed = Arc::clone(shared);
-    tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || closed.close_all()));
-    tasks
-}
-
-/// Writes what must survive a restart into the state folder, the newest version only, and tells the core.
-async fn run_saves(shared: Arc<Shared>) {
-    let Some(folder) = shared.folder.clone() else { return };
-    loop {
-        shared.unsaved.notified().await;
-        let Some((version, saved)) = shared.lock().take_unsaved() else { continue };
-        let epoch = saved.epoch;
-        // What came too late is not in the file, and nobody is told that it is: the core is being replaced.
-        if save(&folder, saved).await {
-            shared.handle_in(epoch, Event::Persisted(version));
-        }
-    }
-}
-
-/// Writes a version, again and again until it is there. `false` if it never will be: a later epoch has been
-/// saved, or the master is about to end.
-async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
-    let saved = Arc::new(*saved);
-    loop {
-        let (folder, copy) = (Arc::clone(folder), Arc::clone(&saved));
-        match tokio::task::spawn_blocking(move || folder.write(&copy)).await {
-            Ok(Ok(written)) => return written,
-            Ok(Err(error)) => {
-                let hint = "free space on its disk, or make it writable; nodes and policies wait for that";
-                tracing::error!(%error, hint, "the state folder cannot be written; trying again");
-            }
-            Err(_) => return false,
-        }
-        tokio::time::sleep(SAVE_PAUSE).await;
-    }
-}
-
-/// Replaces the core when a member has served a later epoch: with a greater epoch, saved before it is used,
-/// and with what is known of members and policies. Everybody connects again, as after a restart of the
-/// process.
-async fn run_restarts(shared: Arc<Shared>) {
-    loop {
-        shared.restart.notified().await;
-        let (floor, mut saved) = {
-            let state = shared.lock();
-            let Some(floor) = state.restart else { continue };
-            (floor, state.core.saved())
-        };
-        saved.epoch = state::next_epoch(floor.max(saved.epoch));
-        if let Some(folder) = &shared.folder
-            && !save(folder, Box::new(saved.clone())).await
-        {
-            return;
-        }
-        shared.replace_core(saved);
-    }
-}
-
-/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is
-/// another.
-async fn run_work(shared: Arc<Shared>) {
-    loop {
-        shared.work.notified().await;
-        let mut answers = Vec::new();
-        {
-            let mut state = shared.lock();
-            let now = shared.now();
-            state.core.work(now);
-            shared.drain(&mut state, now, None, &mut answers);
-        }
-        for (outbox, id, reply) in answers {
-            outbox.reply(id, &reply);
-        }
-        tokio::time::sleep(WORK_REST).await;
-    }
-}
-
-/// Wakes the core when it wants to be woken.
-async fn run_timer(shared: Arc<Shared>) {
-    loop {
-        strike(Point::Timer);
-        let wake = {
-            let mut answers = Vec::new();
-            let mut state = shared.lock();
-            let now = shared.now();
-            state.core.handle_timeout(now);
-            // Nothing is earlier than now, so that draining does not wake this very task.
-            state.armed = Some(Tick(0));
-            shared.drain(&mut state, now, None, &mut answers);
-            state.armed = state.core.poll_timeout();
-            let wake = state.armed;
-            drop(state);
-            for (outbox, id, reply) in answers {
-                outbox.reply(id, &reply);
-            }
-            wake
-        };
-        let rested = tokio::time::sleep(TIMER_REST);
-        match wake.and_then(|at| shared.started.checked_add(Duration::from_millis(at.0))) {
-            Some(at) => {
-                tokio::select! {
-                    () = tokio::time::sleep_until(at) => {}
-                    () = shared.earlier.notified() => {}
-                }
-            }
-            None => shared.earlier.notified().await,
-        }
-        rested.await;
     }
 }

@@ -176,8 +176,8 @@ mod tests {
         assert!(!state.write(&saved(6)).unwrap(), "it comes too late, and must not count as saved");
         assert!(state.write(&saved(7)).unwrap(), "the same epoch may save again");
         let state = Arc::new(state);
-        assert!(!crate::master::save(&state, Box::new(saved(6))).await);
-        assert!(crate::master::save(&state, Box::new(saved(7))).await);
+        assert!(!crate::master::tasks::save(&state, Box::new(saved(6))).await);
+        assert!(crate::master::tasks::save(&state, Box::new(saved(7))).await);
         drop(state);
         let (_state, second) = StateFolder::open(&inner).await.unwrap();
         assert_eq!(second, saved(7));

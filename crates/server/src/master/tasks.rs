@@ -1,0 +1,157 @@
+//! The tasks of a master: listeners, the timer, long work in pieces, the state folder, the change of epoch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_core::Tick;
+use tiffin_core::master::{Event, Saved};
+use tiffin_rpc::Listener;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use super::Shared;
+use super::state::{self, StateFolder};
+use crate::supervise::faults::{Point, strike};
+use crate::{events, http, listen};
+
+/// Between two pieces of work the lock is free for at least this long, so that others get in.
+const WORK_REST: Duration = Duration::from_millis(1);
+/// How long the state folder is left alone after it could not be written.
+const SAVE_PAUSE: Duration = Duration::from_secs(1);
+/// The timer rests at least this long between two looks, whatever the core says.
+const TIMER_REST: Duration = Duration::from_millis(1);
+
+/// Starts everything that a master does. When a part of it fails, all of it ends.
+pub(super) fn spawn(
+    shared: &Arc<Shared>,
+    listeners: Vec<Listener>,
+    publisher: Option<TcpListener>,
+    pages: impl IntoIterator<Item = (http::Pages, axum::Router)>,
+) -> JoinSet<()> {
+    let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
+    let watch = &shared.supervisor;
+    for listener in listeners {
+        let serving = listen::serve(listener, Arc::clone(shared));
+        handles.push(tasks.spawn(watch.watch("the listener", serving)));
+    }
+    handles.push(tasks.spawn(watch.watch("the timer", run_timer(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the background work", run_work(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the writer of the state folder", run_saves(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the change of epoch", run_restarts(Arc::clone(shared)))));
+    if let (Some(listener), Some(events)) = (publisher, &shared.events) {
+        let publishing = events::publish(Arc::clone(events), listener);
+        handles.push(tasks.spawn(watch.watch("the publisher of events", publishing)));
+    }
+    for (pages, router) in pages {
+        handles.push(tasks.spawn(watch.watch("the pages", pages.serve(router, Arc::clone(watch)))));
+    }
+    let closed = Arc::clone(shared);
+    tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || closed.close_all()));
+    tasks
+}
+
+/// Writes what must survive a restart into the state folder, the newest version only, and tells the core.
+async fn run_saves(shared: Arc<Shared>) {
+    let Some(folder) = shared.folder.clone() else { return };
+    loop {
+        shared.unsaved.notified().await;
+        let Some((version, saved)) = shared.lock().take_unsaved() else { continue };
+        let epoch = saved.epoch;
+        // What came too late is not in the file, and nobody is told that it is: the core is being replaced.
+        if save(&folder, saved).await {
+            shared.handle_in(epoch, Event::Persisted(version));
+        }
+    }
+}
+
+/// Writes a version, again and again until it is there. `false` if it never will be: a later epoch has been
+/// saved, or the master is about to end.
+pub(super) async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
+    let saved = Arc::new(*saved);
+    loop {
+        let (folder, copy) = (Arc::clone(folder), Arc::clone(&saved));
+        match tokio::task::spawn_blocking(move || folder.write(&copy)).await {
+            Ok(Ok(written)) => return written,
+            Ok(Err(error)) => {
+                let hint = "free space on its disk, or make it writable; nodes and policies wait for that";
+                tracing::error!(%error, hint, "the state folder cannot be written; trying again");
+            }
+            Err(_) => return false,
+        }
+        tokio::time::sleep(SAVE_PAUSE).await;
+    }
+}
+
+/// Replaces the core when a member has served a later epoch: with a greater epoch, saved before it is used,
+/// and with what is known of members and policies. Everybody connects again, as after a restart of the
+/// process.
+async fn run_restarts(shared: Arc<Shared>) {
+    loop {
+        shared.restart.notified().await;
+        let (floor, mut saved) = {
+            let state = shared.lock();
+            let Some(floor) = state.restart else { continue };
+            (floor, state.core.saved())
+        };
+        saved.epoch = state::next_epoch(floor.max(saved.epoch));
+        if let Some(folder) = &shared.folder
+            && !save(folder, Box::new(saved.clone())).await
+        {
+            return;
+        }
+        shared.replace_core(saved);
+    }
+}
+
+/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is
+/// another.
+async fn run_work(shared: Arc<Shared>) {
+    loop {
+        shared.work.notified().await;
+        let mut answers = Vec::new();
+        {
+            let mut state = shared.lock();
+            let now = shared.now();
+            state.core.work(now);
+            shared.drain(&mut state, now, None, &mut answers);
+        }
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+        tokio::time::sleep(WORK_REST).await;
+    }
+}
+
+/// Wakes the core when it wants to be woken.
+async fn run_timer(shared: Arc<Shared>) {
+    loop {
+        strike(Point::Timer);
+        let wake = {
+            let mut answers = Vec::new();
+            let mut state = shared.lock();
+            let now = shared.now();
+            state.core.handle_timeout(now);
+            // Nothing is earlier than now, so that draining does not wake this very task.
+            state.armed = Some(Tick(0));
+            shared.drain(&mut state, now, None, &mut answers);
+            state.armed = state.core.poll_timeout();
+            let wake = state.armed;
+            drop(state);
+            for (outbox, id, reply) in answers {
+                outbox.reply(id, &reply);
+            }
+            wake
+        };
+        let rested = tokio::time::sleep(TIMER_REST);
+        match wake.and_then(|at| shared.started.checked_add(Duration::from_millis(at.0))) {
+            Some(at) => {
+                tokio::select! {
+                    () = tokio::time::sleep_until(at) => {}
+                    () = shared.earlier.notified() => {}
+                }
+            }
+            None => shared.earlier.notified().await,
+        }
+        rested.await;
+    }
+}
