@@ -68,9 +68,14 @@ def test_bad_addresses_are_refused(store):
 
 def test_a_store_has_at_most_so_many_sessions(store):
     store.run(f"keys = [f'k{{i}}' for i in range({SESSIONS_MAX} + 1)]")
-    assert store.eval("set(store.batch_put_session_start(keys[:-1], [1] * len(keys[:-1])))") == {0}
+    # In portions, because a call has a deadline.
+    store.run("portions = [keys[at : at + 4096] for at in range(0, len(keys) - 1, 4096)]")
+    for portion in range(SESSIONS_MAX // 4096):
+        store.run(f"portion = portions[{portion}]")
+        assert store.eval("set(store.batch_put_session_start(portion, [1] * len(portion)))") == {0}
     assert store.eval("store.batch_put_session_start(keys[-1:], [1])") == [-200]
-    assert store.eval("set(store.batch_put_session_end(keys[:-1]))") == {0}
+    for portion in range(SESSIONS_MAX // 4096):
+        assert store.eval(f"set(store.batch_put_session_end(portions[{portion}]))") == {0}
     assert store.eval("store.batch_put_session_start(keys[-1:], [1])") == [0]
     assert store.eval("store.batch_put_session_end(keys[-1:])") == [0]
     assert store.eval("set(store.batch_get_session_start(keys[:-1]))") == {0}
@@ -188,6 +193,19 @@ def in_child():
         b"bytes",
         b"child",
     )
+
+
+def test_an_unknown_end_is_not_called_missing(start_ours):
+    """Without a master it is unknown whether the object will be stored."""
+    worker = start_ours({"MC_RPC_TIMEOUT_MS": "2000"})
+    worker.run("master = Master(); connect(master.address); memory = Memory(64, b'bytes')")
+    worker.run("store.batch_put_session_start(['k'], [5])")
+    worker.run("store.batch_put_from_multi_buffer_ranges(['k'], [[memory.address]], [[5]], [[0]])")
+    worker.run("master.kill()")
+    assert worker.eval("store.batch_put_session_end(['k'])[0] in (-900, -901)")
+    worker.run("master.start()")
+    assert worker.eval("until(lambda: store.put('k', b'other') == 0)")
+    assert worker.eval("store.get('k') in (b'bytes', b'other')")
 
 
 def test_memory_must_be_registered_where_that_is_required(start_ours):

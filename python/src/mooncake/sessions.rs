@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use tiffin_client::probe::Access;
 use tiffin_client::{
-    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, Room, SourceBuf,
-    TargetBuf,
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions, Room,
+    SourceBuf, TargetBuf,
 };
 
 use super::arguments::{Items, KeyArg, Number};
@@ -550,12 +550,13 @@ pub(super) fn put_session_end(
             }
             codes.push(done.map_or_else(|error| codes::of(&error), |()| codes::OK));
         }
-        let mut stored = client.commit_reserved(&filled, deadline).await.into_iter();
+        let stored = client.commit_reserved(&filled, deadline).await;
+        let mut stored = stored.into_iter().zip(filled);
         for code in codes.iter_mut().filter(|code| commits && **code == codes::OK) {
             *code = match stored.next() {
-                Some(Ok(_)) => codes::OK,
-                Some(Err(Error::Unreachable { .. })) | None => codes::OBJECT_NOT_FOUND,
-                Some(Err(error)) => codes::of(&error),
+                Some((Ok(_), _)) => codes::OK,
+                Some((Err(error), reserved)) => explain(client, &error, reserved.key(), deadline).await,
+                None => codes::RPC_FAIL,
             };
         }
         Ok(codes)
@@ -566,6 +567,19 @@ pub(super) fn put_session_end(
     };
     let code = |place: Option<usize>| place.and_then(|at| ended.get(at).copied());
     Ok(places.into_iter().map(|place| code(place).unwrap_or(codes::INVALID_PARAMS)).collect())
+}
+
+/// The code for a commit that failed. If its node cannot be reached and the master does not know the object,
+/// the object is lost with its node. If the master cannot be reached, the object may be stored later.
+async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) -> i64 {
+    if !matches!(error, Error::Unreachable { .. }) {
+        return codes::of(error);
+    }
+    let found = client.resolve(std::slice::from_ref(key), ResolveOptions::default(), deadline).await;
+    match found.first() {
+        Some(Ok(None)) => codes::OBJECT_NOT_FOUND,
+        _ => codes::of(error),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
