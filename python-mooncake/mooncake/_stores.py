@@ -1,6 +1,28 @@
-"""What the classes beside the store need of it."""
+"""What the classes and services beside the store need of it."""
 
+import threading
+import time
 from typing import Any
+
+from mooncake._codes import INVALID
+
+_RETRY_SECONDS = 1.0
+
+
+def set_up(store: Any, settings: Any, seconds: float, stopped: threading.Event) -> bool:
+    """Set a store up, trying again until the time is over, because its master may start later.
+
+    `False` if it was stopped, if the time is over, or if the settings are invalid: waiting does not mend that.
+    """
+    deadline = time.monotonic() + seconds
+    while not stopped.is_set():
+        code = store.setup(settings)
+        if code == 0:
+            return True
+        if code == INVALID or time.monotonic() + _RETRY_SECONDS > deadline:
+            return False
+        stopped.wait(_RETRY_SECONDS)
+    return False
 
 
 def find(store: Any, user: str) -> Any:

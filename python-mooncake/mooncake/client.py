@@ -8,13 +8,12 @@ import json
 import logging
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiffin._native import mooncake as _native
 
-from mooncake import _http
+from mooncake import _http, _stores
 from mooncake.store import MooncakeDistributedStore
 
 DEFAULTS = {
@@ -32,7 +31,6 @@ DEFAULTS = {
 }
 
 _MASTER_SECONDS_MAX = 90.0
-_RETRY_SECONDS = 1.0
 _GREETING = "mooncake_client 1"
 
 _log = logging.getLogger(__name__)
@@ -59,16 +57,11 @@ class NodeDaemon:
 
     def start(self, stopped: threading.Event) -> bool:
         """Join the cluster, waiting for its master, and serve. `False` if it did not come to that."""
-        deadline = time.monotonic() + _MASTER_SECONDS_MAX
-        while not stopped.is_set():
-            if self.store.setup(self._settings()) == 0:
-                for server in self._servers:
-                    server.start()
-                return True
-            if time.monotonic() + _RETRY_SECONDS > deadline:
-                return False
-            stopped.wait(_RETRY_SECONDS)
-        return False
+        if not _stores.set_up(self.store, self._settings(), _MASTER_SECONDS_MAX, stopped):
+            return False
+        for server in self._servers:
+            server.start()
+        return True
 
     def close(self) -> None:
         """Leave the cluster: the objects of the segment are gone."""

@@ -8,18 +8,16 @@ import json
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mooncake import _http
+from mooncake import _http, _stores
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
 BODY_BYTES_MAX = 100 << 20
 GRACE_SECONDS_MAX = 3600
 
-_RETRY_SECONDS = 1.0
 _SHM_FOLDER = "/dev/shm"
 _BAD_GRACE = (
     f"Invalid grace_period_seconds, must be a non-negative integer no greater than {GRACE_SECONDS_MAX}"
@@ -243,15 +241,11 @@ class MooncakeStoreService:
     def start(self, max_wait_seconds: float, stopped: threading.Event) -> bool:
         """Set the store up, trying again until the time is over, and serve. `False` if it was stopped."""
         self._server = _http.Server(*self._address, StoreApi(self.store).answer, BODY_BYTES_MAX)
-        deadline = time.monotonic() + max_wait_seconds
-        while not stopped.is_set():
-            code = self.store.setup(self.config.to_setup())
-            if code == 0:
-                self._server.start()
-                return True
-            if time.monotonic() + _RETRY_SECONDS > deadline:
-                raise RuntimeError("Failed to start store service")
-            stopped.wait(_RETRY_SECONDS)
+        if _stores.set_up(self.store, self.config.to_setup(), max_wait_seconds, stopped):
+            self._server.start()
+            return True
+        if not stopped.is_set():
+            raise RuntimeError("Failed to start store service")
         return False
 
     def close(self) -> None:

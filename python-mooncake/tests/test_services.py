@@ -188,6 +188,14 @@ def metadata():
     server.close()
 
 
+def test_a_setup_without_its_metadata_server_has_a_hint(worker):
+    worker.run("master = Master()")
+    url = worker.eval("f'http://127.0.0.1:{free_port()}/metadata'")
+    assert worker.eval(f"connect(master.address, metadata={url!r})") == -1
+    assert "cannot use the metadata server" in worker.tail()
+    assert "hint: start `mooncake_http_metadata_server`, or name `P2PHANDSHAKE`" in worker.tail()
+
+
 def test_metadata_is_kept_as_the_original_keeps_it(metadata):
     for method, path, body, expected in [
         ("GET", "/metadata?key=a", None, (404, b"metadata not found")),

@@ -195,6 +195,19 @@ def in_child():
     )
 
 
+def test_an_unknown_end_is_not_called_missing(start_ours):
+    """Without a master it is unknown whether the object will be stored."""
+    worker = start_ours({"MC_RPC_TIMEOUT_MS": "2000"})
+    worker.run("master = Master(); connect(master.address); memory = Memory(64, b'bytes')")
+    worker.run("store.batch_put_session_start(['k'], [5])")
+    worker.run("store.batch_put_from_multi_buffer_ranges(['k'], [[memory.address]], [[5]], [[0]])")
+    worker.run("master.kill()")
+    assert worker.eval("store.batch_put_session_end(['k'])[0] in (-900, -901)")
+    worker.run("master.start()")
+    assert worker.eval("until(lambda: store.put('k', b'other') == 0)")
+    assert worker.eval("store.get('k') in (b'bytes', b'other')")
+
+
 def test_memory_must_be_registered_where_that_is_required(start_ours):
     worker = start_ours({"TIFFIN_REQUIRE_REGISTERED": "1"})
     worker.run("master = Master(); connect(master.address); memory = Memory(4096, b'x'); p = memory.address")

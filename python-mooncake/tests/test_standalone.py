@@ -57,6 +57,22 @@ def start_daemon():
             daemon.end(signal.SIGKILL)
 
 
+def test_an_invalid_setting_ends_the_daemon_at_once(worker):
+    """It does not wait for a master, which would not help."""
+    worker.run("master = Master()")
+    address = worker.eval("master.address")
+    program = os.path.join(os.path.dirname(sys.executable), "mooncake_client")
+    flags = [
+        "--host=127.0.0.1",
+        "--port=0",
+        f"--master_server_address={address}",
+        "--global_segment_size=lots",
+    ]
+    done = subprocess.run([program, *flags], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 1
+    assert done.stderr.count("invalid size `lots`") == 1, done.stderr
+
+
 DUMMY = """
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 store = MooncakeDistributedStore()

@@ -373,7 +373,8 @@ async fn check_metadata(server: &str) -> Result<(), Failure> {
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it does not answer".to_owned(),
     };
-    let what = format!("cannot use the metadata server at {address}: {why}");
+    let hint = "start `mooncake_http_metadata_server`, or name `P2PHANDSHAKE`, which needs no server";
+    let what = format!("cannot use the metadata server at {address}: {why}\n\nhint: {hint}");
     Err(Failure::new(codes::INTERNAL_ERROR, what))
 }
 

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use tiffin_client::probe::Access;
 use tiffin_client::{
-    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, Room, SourceBuf,
-    TargetBuf,
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions, Room,
+    SourceBuf, TargetBuf,
 };
 
 use super::arguments::{Items, KeyArg, Number};
@@ -566,12 +566,16 @@ async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) 
     let ready = sessions.iter().zip(&filled).filter(|(_, filled)| filled.is_ok());
     let ready: Vec<_> = ready.map(|(session, _)| &session.reserved).collect();
     let mut stored = client.commit_reserved(&ready, deadline).await.into_iter();
-    let code = |filled: Result<(), Error>| match filled.map(|()| stored.next()) {
-        Ok(Some(Ok(_))) => codes::OK,
-        Ok(Some(Err(Error::Unreachable { .. })) | None) => codes::OBJECT_NOT_FOUND,
-        Ok(Some(Err(error))) | Err(error) => codes::of(&error),
-    };
-    filled.into_iter().map(code).collect()
+    let mut codes = Vec::with_capacity(sessions.len());
+    for (session, filled) in sessions.iter().zip(filled) {
+        codes.push(match filled.map(|()| stored.next()) {
+            Ok(Some(Ok(_))) => codes::OK,
+            Ok(Some(Err(error))) => explain(client, &error, session.reserved.key(), deadline).await,
+            Ok(None) => codes::RPC_FAIL,
+            Err(error) => codes::of(&error),
+        });
+    }
+    codes
 }
 
 /// Gives space back. Returns a code for each.
@@ -582,6 +586,19 @@ async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
         codes.push(released.map_or_else(|error| codes::of(&error), |()| codes::OK));
     }
     codes
+}
+
+/// The code for a commit that failed. If its node cannot be reached and the master does not know the object,
+/// the object is lost with its node. If the master cannot be reached, the object may be stored later.
+async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) -> i64 {
+    if !matches!(error, Error::Unreachable { .. }) {
+        return codes::of(error);
+    }
+    let found = client.resolve(std::slice::from_ref(key), ResolveOptions::default(), deadline).await;
+    match found.first() {
+        Some(Ok(None)) => codes::OBJECT_NOT_FOUND,
+        _ => codes::of(error),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
