@@ -109,16 +109,17 @@ impl Here {
         taken
     }
 
-    /// Adds a session. A refused one, because another thread was faster, gives its space back.
-    fn add_writing(&self, session: Writing) -> i64 {
+    /// Opens a session. Another thread may have opened one, or the last one, while space was reserved.
+    fn add_writing(&self, reserved: Reserved) -> i64 {
         let mut writing = lock(&self.writing);
-        if writing.contains_key(session.reserved.key()) {
+        if writing.contains_key(reserved.key()) {
             return codes::INVALID_PARAMS;
         }
         if writing.len() >= SESSIONS_MAX {
             return codes::NO_AVAILABLE_HANDLE;
         }
-        writing.insert(session.reserved.key().clone(), Arc::new(session));
+        let key = reserved.key().clone();
+        writing.insert(key, Arc::new(Writing { reserved, written: Mutex::default() }));
         self.writing_count.store(writing.len(), Ordering::Relaxed);
         codes::OK
     }
@@ -160,17 +161,26 @@ impl Writing {
         }
         gaps
     }
+}
 
-    async fn fill_gaps(&self, client: &Client, deadline: Deadline) -> Result<(), Error> {
-        let gaps = self.gaps();
-        let zeros = vec![0_u8; gaps.iter().map(|(_, len)| *len as usize).max().unwrap_or(0)];
-        let piece = |(offset, len): (u64, u64)| {
+/// Writes zeros where the sessions have written nothing. Returns for each whether that succeeded.
+async fn fill_gaps(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<Result<(), Error>> {
+    let zeros = vec![0_u8; ZEROS_MAX as usize];
+    let (mut pieces, mut places) = (Vec::new(), Vec::new());
+    for (place, session) in sessions.iter().enumerate() {
+        for (offset, len) in session.gaps() {
             let zeros = zeros.get(..len as usize).unwrap_or_default();
-            (&self.reserved, Piece { offset, sources: vec![SourceBuf::from(zeros)] })
-        };
-        let pieces: Vec<_> = gaps.into_iter().map(piece).collect();
-        client.write_reserved(&pieces, deadline).await.into_iter().collect()
+            pieces.push((&session.reserved, Piece { offset, sources: vec![SourceBuf::from(zeros)] }));
+            places.push(place);
+        }
     }
+    let mut filled = vec![Ok(()); sessions.len()];
+    for (place, written) in places.into_iter().zip(client.write_reserved(&pieces, deadline).await) {
+        if let (Some(filled), Err(error)) = (filled.get_mut(place), written) {
+            *filled = Err(error);
+        }
+    }
+    filled
 }
 
 /// One range of a key: an address, a length, and the offset in the object.
@@ -433,7 +443,7 @@ pub(super) fn put_session_start(
         }
     };
     let mut start = || match reserved.next() {
-        Some(Ok(reserved)) => here.add_writing(Writing { reserved, written: Mutex::default() }),
+        Some(Ok(reserved)) => here.add_writing(reserved),
         Some(Err(Error::Exists { .. })) => codes::OBJECT_ALREADY_EXISTS,
         Some(Err(error)) => codes::of(&error),
         None => codes::RPC_FAIL,
@@ -537,29 +547,10 @@ pub(super) fn put_session_end(
     let places: Vec<_> = keys.0.iter().map(&mut place).collect();
     let deadline = Deadline::after(open.call_time);
     let end = async |client: &Client| {
-        let mut codes = Vec::with_capacity(sessions.len());
-        let mut filled = Vec::new();
-        for session in &sessions {
-            let done = match commits {
-                true => session.fill_gaps(client, deadline).await,
-                false => session.reserved.release(deadline).await,
-            };
-            match done {
-                Ok(()) if commits => filled.push(&session.reserved),
-                _ => {}
-            }
-            codes.push(done.map_or_else(|error| codes::of(&error), |()| codes::OK));
-        }
-        let stored = client.commit_reserved(&filled, deadline).await;
-        let mut stored = stored.into_iter().zip(filled);
-        for code in codes.iter_mut().filter(|code| commits && **code == codes::OK) {
-            *code = match stored.next() {
-                Some((Ok(_), _)) => codes::OK,
-                Some((Err(error), reserved)) => explain(client, &error, reserved.key(), deadline).await,
-                None => codes::RPC_FAIL,
-            };
-        }
-        Ok(codes)
+        Ok(match commits {
+            true => commit(client, &sessions, deadline).await,
+            false => release(&sessions, deadline).await,
+        })
     };
     let ended = match open.handle.call(py, deadline, end)? {
         Ok(codes) => codes,
@@ -567,6 +558,24 @@ pub(super) fn put_session_end(
     };
     let code = |place: Option<usize>| place.and_then(|at| ended.get(at).copied());
     Ok(places.into_iter().map(|place| code(place).unwrap_or(codes::INVALID_PARAMS)).collect())
+}
+
+/// Makes objects of what was written. Returns a code for each.
+async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
+    let filled = fill_gaps(client, sessions, deadline).await;
+    let ready = sessions.iter().zip(&filled).filter(|(_, filled)| filled.is_ok());
+    let ready: Vec<_> = ready.map(|(session, _)| &session.reserved).collect();
+    let mut stored = client.commit_reserved(&ready, deadline).await.into_iter();
+    let mut codes = Vec::with_capacity(sessions.len());
+    for (session, filled) in sessions.iter().zip(filled) {
+        codes.push(match filled.map(|()| stored.next()) {
+            Ok(Some(Ok(_))) => codes::OK,
+            Ok(Some(Err(error))) => explain(client, &error, session.reserved.key(), deadline).await,
+            Ok(None) => codes::RPC_FAIL,
+            Err(error) => codes::of(&error),
+        });
+    }
+    codes
 }
 
 /// The code for a commit that failed. If its node cannot be reached and the master does not know the object,
@@ -580,6 +589,16 @@ async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) 
         Some(Ok(None)) => codes::OBJECT_NOT_FOUND,
         _ => codes::of(error),
     }
+}
+
+/// Gives space back. Returns a code for each.
+async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
+    let mut codes = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let released = session.reserved.release(deadline).await;
+        codes.push(released.map_or_else(|error| codes::of(&error), |()| codes::OK));
+    }
+    codes
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
