@@ -5,6 +5,7 @@ bundle that can be found is whole. A write that fails removes what it has writte
 """
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from mooncake._codes import NOT_FOUND
 
 CHUNK_BYTES = 67108864
 MEMBERS_MAX = 1 << 16
+
+_log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -76,7 +79,7 @@ class Bundles:
             self.write(pieces, config)
             self.write({key: as_bytes("manifest", _compact(manifest))}, config)
         except BaseException:
-            self.remove_keys([*pieces, key])
+            self._undo([*pieces, key])
             raise
         return RemoteBundleRef(key, manifest)
 
@@ -162,6 +165,13 @@ class Bundles:
         ]
         if failed:
             raise RuntimeError(f"remove failed for {failed[0][0]}: {failed[0][1]}")
+
+    def _undo(self, keys: Sequence[str]) -> None:
+        """Remove what a failed write has left. Its own failure must not hide that of the write."""
+        try:
+            self.remove_keys(keys)
+        except Exception as error:
+            _log.warning("parts of a bundle that was not written may remain: %s", error)
 
     def _remove_one(self, key: str) -> Any:
         try:

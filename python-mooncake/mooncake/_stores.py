@@ -12,7 +12,7 @@ _RETRY_SECONDS = 1.0
 def set_up(store: Any, settings: Any, seconds: float, stopped: threading.Event) -> bool:
     """Set a store up, trying again until the time is over, because its master may start later.
 
-    `False` if it was stopped, if the time is over, or if the settings are invalid: waiting does not mend that.
+    `False` if it was stopped, if the time is over, or if the settings are invalid, which no wait mends.
     """
     deadline = time.monotonic() + seconds
     while not stopped.is_set():

@@ -2,4 +2,4 @@
 
 from mooncake._absent import refuse
 
-raise refuse("mooncake.allocator", "it allocates memory for transports that the store does not have here")
+raise refuse("mooncake.allocator")

@@ -2,4 +2,4 @@
 
 from mooncake._absent import refuse
 
-raise refuse("mooncake.ep", "it exchanges tokens between experts")
+raise refuse("mooncake.ep")

@@ -2,4 +2,4 @@
 
 from mooncake._absent import refuse
 
-raise refuse("mooncake.mooncake_ep_buffer", "it exchanges tokens between experts")
+raise refuse("mooncake.mooncake_ep_buffer")

@@ -2,4 +2,4 @@
 
 from mooncake._absent import refuse
 
-raise refuse("mooncake.pg", "it is a process group for collective operations")
+raise refuse("mooncake.pg")

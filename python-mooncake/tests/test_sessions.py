@@ -195,6 +195,37 @@ def in_child():
     )
 
 
+def test_memory_must_be_registered_where_that_is_required(start_ours):
+    worker = start_ours({"TIFFIN_REQUIRE_REGISTERED": "1"})
+    worker.run("master = Master(); connect(master.address); memory = Memory(4096, b'x'); p = memory.address")
+    assert worker.eval("store.upsert_from('k', p, 10), store.batch_upsert_from(['k'], [p], [10])") == (
+        -800,
+        [-800],
+    )
+    assert worker.eval("store.register_buffer(p, 4096), store.upsert_from('k', p, 10)") == (0, 0)
+
+
+def test_one_of_two_waiting_threads_gets_the_session(start_ours):
+    """The other one is refused: its space is free again, and the session of the first is left alone."""
+    worker = start_ours({"TIFFIN_PUT_WAIT": "60s"})
+    worker.run("master = Master(); connect(master.address); own = store.get_hostname(); answers = []")
+    assert worker.eval("store.batch_put_session_start(['full'], [60 * MIB])") == [0]
+    worker.run("""
+def start():
+    answers.extend(store.batch_put_session_start(['k'], [20 * MIB]))
+
+threads = [threading.Thread(target=start) for _ in range(2)]
+[it.start() for it in threads]
+""")
+    worker.run("waiting = lambda: 'tiffin_operations_waiting 2' in fetch(master.metrics, '/metrics')[1]")
+    assert worker.eval("until(waiting)")
+    assert worker.eval("store.batch_put_session_revoke(['full'])") == [0]
+    worker.run("[it.join() for it in threads]")
+    assert worker.eval("sorted(answers)") == [-600, 0]
+    assert worker.eval("until(lambda: master.used(own) < 40 * MIB)")
+    assert worker.eval("store.batch_put_session_end(['k']), store.get_size('k')") == ([0], 20 << 20)
+
+
 def test_an_unknown_end_is_not_called_missing(start_ours):
     """Without a master it is unknown whether the object will be stored."""
     worker = start_ours({"MC_RPC_TIMEOUT_MS": "2000"})
@@ -206,13 +237,3 @@ def test_an_unknown_end_is_not_called_missing(start_ours):
     worker.run("master.start()")
     assert worker.eval("until(lambda: store.put('k', b'other') == 0)")
     assert worker.eval("store.get('k') in (b'bytes', b'other')")
-
-
-def test_memory_must_be_registered_where_that_is_required(start_ours):
-    worker = start_ours({"TIFFIN_REQUIRE_REGISTERED": "1"})
-    worker.run("master = Master(); connect(master.address); memory = Memory(4096, b'x'); p = memory.address")
-    assert worker.eval("store.upsert_from('k', p, 10), store.batch_upsert_from(['k'], [p], [10])") == (
-        -800,
-        [-800],
-    )
-    assert worker.eval("store.register_buffer(p, 4096), store.upsert_from('k', p, 10)") == (0, 0)

@@ -10,6 +10,7 @@ import types
 import numpy as np
 import pytest
 from mooncake import structured_object_store as module
+from mooncake.store import MooncakeDistributedStore
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
     FieldSchema,
@@ -113,6 +114,13 @@ def test_a_failed_write_leaves_nothing(store):
         with pytest.raises(RuntimeError, match=r"put failed for .*: -200"):
             transfer.put_bundle(b"meta", {"a": b"0123456789"})
         assert store.objects == {}
+
+
+def test_a_failed_removal_does_not_hide_the_failed_write(caplog):
+    transfer = MooncakeBundleTransfer(MooncakeDistributedStore())
+    with pytest.raises(RuntimeError, match="put failed for"):
+        transfer.put_bundle(b"meta", {"a": b"0123456789"})
+    assert "may remain: remove failed for" in caplog.text
 
 
 @pytest.mark.parametrize(

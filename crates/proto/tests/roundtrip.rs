@@ -124,7 +124,7 @@ fn what_is_missing_and_has_no_default_is_named() {
     check(2, false, b"\x0a\x02\x0a\x00", "ReserveItem.key", Fault::Key(KeyError::Empty));
     check(5, false, b"", "Pattern", Fault::Missing);
     check(260, true, b"\x0a\x00", "ReserveOutcome", Fault::Missing);
-    check(1, false, b"\x28\x03", "Hello.role", Fault::Choice(3));
+    check(1, false, b"\x28\x7f", "Hello.role", Fault::Choice(127));
     check(1, false, b"\x1a\x01\xff", "Hello.token", Fault::Text);
     check(1, false, b"\x1a\x05ab", "Hello.token", Fault::Truncated);
     check(1, false, b"\x08\xff\xff\xff\xff\x10", "Hello.major", Fault::Range);

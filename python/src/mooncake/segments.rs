@@ -47,11 +47,7 @@ pub(super) struct Segments {
 }
 
 #[derive(Default)]
-struct Mounted {
-    segments: Mutex<BTreeMap<Id, Segment>>,
-    /// Held while a segment is mounted, so that two threads together keep the limit.
-    mounting: tokio::sync::Mutex<()>,
-}
+struct Mounted(Mutex<BTreeMap<Id, Segment>>);
 
 enum Segment {
     /// It takes objects.
@@ -72,7 +68,7 @@ pub(super) enum Unmounted {
 
 impl Mounted {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Id, Segment>> {
-        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes a segment that takes objects. One in its grace period stays.
@@ -105,9 +101,9 @@ impl Segments {
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
         let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is not possible"))?;
         let mounted = Arc::clone(self.mounted());
-        let _turn = mounted.mounting.lock().await;
+        let too_many = || format!("{SEGMENTS_MAX} segments are mounted already");
         if mounted.lock().len() >= SEGMENTS_MAX {
-            return Err(format!("{SEGMENTS_MAX} segments are mounted already"));
+            return Err(too_many());
         }
         let config = NodeConfig {
             memory,
@@ -120,8 +116,23 @@ impl Segments {
         joined.map_err(|error| error.to_string())?;
         let drawn = host::draw().map_err(|error| format!("no random number: {error}"))?;
         let id = (node.segment().0, drawn);
-        mounted.lock().insert(id, Segment::Serving(node));
-        Ok((id, memory))
+        let refused = {
+            let mut segments = mounted.lock();
+            // Other threads may have mounted segments meanwhile.
+            if segments.len() < SEGMENTS_MAX {
+                segments.insert(id, Segment::Serving(node));
+                None
+            } else {
+                Some(node)
+            }
+        };
+        match refused {
+            None => Ok((id, memory)),
+            Some(node) => {
+                node.leave(Deadline::after(LEAVE_TIME).instant()).await;
+                Err(too_many())
+            }
+        }
     }
 
     /// Unmounts a segment: at once, or when the grace period has ended.
