@@ -578,6 +578,16 @@ async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) 
     codes
 }
 
+/// Gives space back. Returns a code for each.
+async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
+    let mut codes = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let released = session.reserved.release(deadline).await;
+        codes.push(released.map_or_else(|error| codes::of(&error), |()| codes::OK));
+    }
+    codes
+}
+
 /// The code for a commit that failed. If its node cannot be reached and the master does not know the object,
 /// the object is lost with its node. If the master cannot be reached, the object may be stored later.
 async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) -> i64 {
@@ -589,16 +599,6 @@ async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) 
         Some(Ok(None)) => codes::OBJECT_NOT_FOUND,
         _ => codes::of(error),
     }
-}
-
-/// Gives space back. Returns a code for each.
-async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
-    let mut codes = Vec::with_capacity(sessions.len());
-    for session in sessions {
-        let released = session.reserved.release(deadline).await;
-        codes.push(released.map_or_else(|error| codes::of(&error), |()| codes::OK));
-    }
-    codes
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,8 +1,8 @@
 //! Events for routers: which objects are stored and removed, published through ZeroMQ as Mooncake would.
 //!
 //! Events are lossy. A full queue drops its oldest event, and a gap in the sequence numbers tells subscribers
-//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, an event has a key of at most
-//! [`EVENT_KEY_BYTES_MAX`], and there are at most [`SUBSCRIBERS_MAX`] subscribers.
+//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, no event has a key of more
+//! than [`EVENT_KEY_BYTES_MAX`], and there are at most [`SUBSCRIBERS_MAX`] subscribers.
 
 #![expect(clippy::big_endian_bytes, reason = "ZMTP and MessagePack are big-endian")]
 
