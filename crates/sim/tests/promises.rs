@@ -10,6 +10,12 @@ const PART_SEEDS: u64 = 2000;
 const EVENTS_MIN: u64 = 2000;
 /// Maximum number of worlds until a mutant must be noticed.
 const SABOTAGE_SEEDS_MAX: u64 = 6000;
+/// Mutants that few worlds notice, and the seed of one that does.
+const RARE: &[(Sabotage, u64)] = &[
+    (Sabotage::DecideUnreported, 19_608),
+    (Sabotage::EnrollTheLost, 22_835),
+    (Sabotage::CountUnsaved, 21_681),
+];
 /// Number of tests for the mutants.
 const SABOTAGE_PARTS: usize = 4;
 
@@ -47,7 +53,8 @@ parts! {
 
 fn notice_mutants(part: usize) {
     let rules = Sabotage::ALL.iter().skip(part).step_by(SABOTAGE_PARTS);
-    let caught = rules.map(|&sabotage| catch(sabotage, 0, SABOTAGE_SEEDS_MAX));
+    let first = |sabotage| RARE.iter().find(|it| it.0 == sabotage).map_or(0, |it| it.1);
+    let caught = rules.map(|&sabotage| catch(sabotage, first(sabotage), SABOTAGE_SEEDS_MAX));
     let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
     assert_eq!(missed, [], "not noticed in {SABOTAGE_SEEDS_MAX} seeds");
 }
