@@ -18,7 +18,7 @@ use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
 
 /// How long the daemon may take to answer.
-const ANSWER_TIME: Duration = Duration::from_secs(4);
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// The longest answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 10;
 /// The first line of its answer.

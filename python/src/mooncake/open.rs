@@ -31,7 +31,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long the master may take to accept the registration of a node.
 const JOIN_TIME: Duration = Duration::from_secs(20);
 /// How long the metadata server may take.
-const METADATA_TIME: Duration = Duration::from_secs(5);
+const METADATA_TIME: Duration = Duration::from_secs(20);
 /// How long the previous user of a disk may take to release it.
 const DISK_TIME: Duration = Duration::from_secs(2);
 /// The pause between two tries.
