@@ -10,8 +10,8 @@ use std::cell::Cell;
 pub enum Blocking {
     /// The runtime wakes the call.
     Never,
-    /// This thread may block, but has other work first. It polls the call again when that is done, so nobody
-    /// need wake it.
+    /// This thread may block, but has other work first: it runs several calls at once. It polls the call
+    /// again when that is done, so nobody need wake it.
     Soon,
     /// This thread may block now.
     Now,

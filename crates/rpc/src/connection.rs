@@ -76,7 +76,8 @@ impl Connection {
         Ok((Self { shared: Arc::new(shared) }, dialed.welcome))
     }
 
-    /// Sends a request, and waits for the reply until the deadline. A refusal is an error.
+    /// Sends a request, and waits for the reply until the deadline. A refusal is an error. When it is first
+    /// polled, [`blocking`] decides whether it uses a lane.
     pub fn call<'a>(
         &'a self,
         request: impl Into<RequestRef<'a>>,
@@ -108,8 +109,7 @@ impl Connection {
         self.call_inner(told, request.into(), deadline, Some(Box::new(late)))
     }
 
-    /// Sends something whose reply matters to nobody. Calls that begin later may overtake it, unless they are
-    /// made by a task.
+    /// Sends something whose reply matters to nobody. A later call on a lane may overtake it.
     pub fn tell<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         self.shared.outbox.request(self.shared.next_id(), request)
     }

@@ -5,7 +5,8 @@
 //! call goes over the shared connection, and one more lane is opened for later calls. A peer may refuse
 //! lanes.
 //!
-//! **Invariant:** a lane ends together with its connection: if one of them breaks, all are closed.
+//! **Invariant:** a lane ends together with its connection: if one of them breaks, all are closed. That an
+//! idle lane is broken is noticed by its next call.
 //!
 //! **Invariant:** no reply that matters is still to come on an idle lane. A call that is given up leaves its
 //! lane to a task, which waits for the reply and then gives the lane back.
@@ -31,8 +32,8 @@ use crate::{Address, Blocking, Inbox, Outbox, Reach, SendError, blocking, dial};
 pub const LANES_MAX: u32 = 16;
 /// How long opening a lane may take.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a thread blocks for a reply. Most come sooner; for the others it waits as a task does, so that it
-/// can be interrupted.
+/// How long a thread blocks for a reply. Most come sooner; for the others it waits as a task does, so that
+/// it can be cancelled.
 const BLOCK_TIME_MAX: Duration = Duration::from_millis(4);
 
 /// The lanes of one connection.
@@ -53,8 +54,8 @@ struct State {
     /// All of them, idle or not.
     open: Vec<Outbox>,
     is_opening: bool,
-    /// The peer accepts no more.
-    is_refused: bool,
+    /// Opening one failed: no more are opened.
+    has_failed: bool,
 }
 
 /// A connection for one call at a time.
@@ -107,7 +108,7 @@ impl Lanes {
         let mut state = self.lock();
         let lane = state.idle.pop();
         let number = state.open.len() as u32 + 1;
-        let may_open = !state.is_refused && !state.is_opening && number <= LANES_MAX;
+        let may_open = !state.has_failed && !state.is_opening && number <= LANES_MAX;
         if lane.is_none() && may_open && !self.shared.is_closed() {
             state.is_opening = true;
             self.runtime.spawn(Arc::clone(self).open(number));
@@ -129,8 +130,8 @@ impl Lanes {
                 state.idle.push(Lane { number, counter: 0, outbox, inbox, spin: Spin::default() });
             }
             Err(error) => {
-                tracing::debug!(address = %self.address, %error, "threads share one connection");
-                state.is_refused = true;
+                tracing::debug!(address = %self.address, %error, "no lane could be opened");
+                state.has_failed = true;
             }
         }
     }

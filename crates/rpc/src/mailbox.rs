@@ -1,14 +1,14 @@
-//! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one task
-//! receives from.
+//! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one
+//! task or thread receives from.
 //!
 //! Sending is not async. The sender writes the frame at once if no other frame is queued; what the socket
 //! does not accept is queued, and a task that lives only as long as the queue writes it.
 //!
 //! **Invariant:** frames are never mixed: bytes enter the socket under the queue's lock, in the order of the
 //! queue. **Invariant:** at most [`OUTBOX_BYTES_MAX`] bytes and one frame wait for a peer. **Invariant:** the
-//! side that connected always reads; the side that accepted stops reading while much waits to be sent. So a
-//! peer that sends requests faster than it reads replies is slowed down and not disconnected, and the two
-//! never wait for each other.
+//! side that connected reads while a reply is to come; the side that accepted stops reading while much waits
+//! to be sent. So a peer that sends requests faster than it reads replies is slowed down and not
+//! disconnected, and the two never wait for each other.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

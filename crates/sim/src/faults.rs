@@ -205,8 +205,8 @@ impl World {
                 self.clock.ahead -= self.rng.delay(50, 500) as i64;
             }
             Fault::ClockStop => {
-                let is_current = self.master_now().0;
-                self.clock.stopped_at = Some(is_current);
+                let now = self.master_now().0;
+                self.clock.stopped_at = Some(now);
                 self.coverage.hit(Point::FaultClockStop);
                 let until = self.now + self.rng.delay(100, 500);
                 self.at(until, Event::ClockResumes);

@@ -91,8 +91,8 @@ pub(crate) fn is_current(words: &impl Words, at: u64, stamp: u64) -> bool {
 }
 
 /// A writer calls this between [`read_checked`] and its first byte. The writer did not retire the previous
-/// use of these bytes itself: without this fence a reader could see a byte of the new use and is_current the
-/// old stamp, on processors where stores do not become visible everywhere at the same time.
+/// use of these bytes itself: without this fence a reader could see a byte of the new use and still the old
+/// stamp, on processors where stores do not become visible everywhere at the same time.
 pub(crate) fn before_bytes(words: &impl Words) {
     if !is_broken(Rule::FenceBeforeBytes) {
         words.fence(Ordering::Release);
@@ -235,9 +235,8 @@ mod tests {
         let reader = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || {
-                let is_current_or_reserved =
-                    is_member(&*words) && read_checked(&*words, 0, OLD, || ()).is_some();
-                assert!(!is_current_or_reserved, "a use with a pending retire was read");
+                let is_read = is_member(&*words) && read_checked(&*words, 0, OLD, || ()).is_some();
+                assert!(!is_read, "a use with a pending retire was read");
             }
         });
         steps.into_iter().for_each(|step| step(&words));
@@ -262,10 +261,7 @@ mod tests {
             let words = Arc::clone(&words);
             move || {
                 let deleted = words.load(BYTE);
-                assert!(
-                    !is_member(&*words) || deleted == OLD,
-                    "a node that has left was is_current a member"
-                );
+                assert!(!is_member(&*words) || deleted == OLD, "a node that has left was still a member");
             }
         });
         set_member(&*words, false);

@@ -1,21 +1,20 @@
-//! Naming objects at the word of who wrote them, while their nodes hear of it behind its back.
+//! Publishing: the writer of an object asks the master directly, and its node learns of it later.
 //!
-//! A put needs one round trip then: its writer asks the master, which names the object, tells its node and
-//! answers. Two things make that as good as asking through the node:
+//! Then a put needs one round trip: the master names the object, sends `Settle` to its node, and answers. Two
+//! rules make that as good as a commit at the node:
 //!
-//! - The answer waits until the node is sure to hear of it, whatever becomes of the master: until the
-//!   word is with the node's end of a connection that is [near](super::Event::Near), or the node has
-//!   confirmed it. A node hears all that is there before it takes a link for broken.
-//! - A node gives the room of a reservation back only after the master has answered that it is to end, so
-//!   that the word of a publication arrives first, and none comes later: what has ended cannot be
-//!   published.
+//! - The answer waits until the node will certainly receive the message, even if the master ends now: until
+//!   it is in the socket of a node on this host ([near](super::Event::Near)), or the node has confirmed it. A
+//!   node reads all that is in the socket before it takes the link as broken.
+//! - A node frees the memory of a reservation only after the master has agreed that it ends. So the message
+//!   of a publication arrives before that, and none comes later.
 //!
 //! What cannot be done like that is left to the home node, see
 //! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
-//! Nobody waits until a node has looked at what is near it, so it may take its time; meanwhile it vouches for
-//! nothing of it. So it is asked to look when somebody finds one of its objects, who may come for that again;
-//! and when there is much, because what is near it has no room for everything.
+//! Nobody waits until a node has read its ledger. Until then the slot says *reserved*, and the node does not
+//! confirm reads from cached locations. So it is asked to read the ledger when a client looks up one of these
+//! objects, because that client may read it again; and when much was sent, because the socket is bounded.
 
 use std::collections::BTreeMap;
 

@@ -45,7 +45,7 @@ pub enum SlotState {
     Ending,
     /// It is written, and the master is asked.
     Prepared,
-    /// It can be read.
+    /// It can be read. Published objects can be read before, while they are reserved.
     Committed,
 }
 

@@ -566,7 +566,7 @@ impl Shared {
         }
     }
 
-    /// See [`run_restarts`].
+    /// See [`tasks`]: a member has served a later epoch.
     fn replace_core(&self, saved: Saved) {
         let conns = {
             let mut state = self.lock();

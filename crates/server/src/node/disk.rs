@@ -430,8 +430,9 @@ impl DiskMember {
         });
     }
 
-    /// Disconnects the disk from the master, because its log has failed. Clients with a cached location can
-    /// still read its copies. They are available again when the node is restarted.
+    /// Disconnects the disk from the master, because its log has failed. Only clients that
+    /// the master has just told of a copy can still read it. All copies are available again when the node is
+    /// restarted.
     fn fail(&self, error: &dyn std::error::Error) {
         if self.has_failed.swap(true, Ordering::AcqRel) {
             return;

@@ -612,7 +612,7 @@ async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeI
         sockets.requests = Some(listener);
         sockets.bytes = Some(bytes);
     } else if !config.ssd.is_empty() {
-        // What lies on a disk is read through a socket, also by who maps the memory.
+        // Objects on a disk are requested through a socket, also by clients that map the memory.
         let (bytes, data) = bind_data(&loopback()).await?;
         info.data = data.to_string();
         sockets.bytes = Some(bytes);

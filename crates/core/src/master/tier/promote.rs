@@ -1,10 +1,10 @@
 //! Promotion: objects are read from a disk back into memory, because a client will read them soon (a prefetch
 //! or a probe), or because they were read repeatedly.
 //!
-//! A promotion has four steps, each a message: space in the memory beside the disk, the bytes into it, the
-//! slot that describes them, and then the catalog. The throttle counts it from the first step to its end, and
-//! every path has an end: no memory, a disk that cannot read, an object that was removed, a member that is
-//! gone, a deadline.
+//! A promotion has three messages: `Allocate` for space in the memory beside the disk, `Promote` for the
+//! bytes, `Settle` for the slot. The copy enters the catalog as pending after the first, and can be read
+//! after the third. The throttle counts it from the first step to its end, and every path has an end: no
+//! memory, a disk that cannot read, an object that was removed, a member that is gone, a deadline.
 //!
 //! A promotion that finds no memory waits for some: see [`waiting`](super::waiting).
 //!
