@@ -77,7 +77,7 @@ impl Connection {
     }
 
     /// Sends a request, and waits for the reply until the deadline. A refusal is an error. When it is first
-    /// polled, [`blocking`] decides whether it uses a lane.
+    /// polled, [`blocking()`] decides whether it uses a lane.
     pub fn call<'a>(
         &'a self,
         request: impl Into<RequestRef<'a>>,

@@ -1,10 +1,10 @@
 //! Fail-stop: a server one of whose parts has panicked ends, instead of living on without that part.
 //!
-//! A panic is a broken invariant. A server that is a process of its own ends at once ([`end_on_panic`]). A
-//! server inside another program must not end that program: its [`Supervisor`] records the failure, and the
+//! A panic is a broken invariant. A server that is a process of its own ends at once (`end_on_panic`). A
+//! server inside another program must not end that program: its `Supervisor` records the failure, and the
 //! server closes its connections, so that callers get errors and never wait for a part that is gone.
 //!
-//! **Invariant:** a panic under a [`CoreLock`], or in a future that [`Supervisor::watch`] runs, is a failure
+//! **Invariant:** a panic under a `CoreLock`, or in a future that `Supervisor::watch` runs, is a failure
 //! of the server, in whichever thread it happens.
 
 use std::any::Any;
