@@ -88,7 +88,7 @@ pub(crate) fn is_there(inner: &Inner, keys: &Keys, options: ResolveOptions) -> V
     there
 }
 
-/// Reports uses to the master: now if there are many, else in a moment. Nobody waits for that.
+/// Reports uses to the master: now if there are many, else in a moment. The caller does not wait.
 pub(crate) fn report_soon(inner: &Inner) {
     inner.report(USED_MAX);
     if is_reporter_due(inner) {

@@ -447,7 +447,7 @@ impl Inner {
         std::iter::from_fn(|| self.locations.lock().report(1, REPORTED_MAX)).collect()
     }
 
-    /// Sends a report of uses, if there are enough. Nobody waits for the reply.
+    /// Sends a report of uses, if there are enough. The reply is ignored.
     pub(crate) fn report(&self, enough: usize) -> bool {
         let Some(master) = self.current_master() else { return false };
         let Some(report) = self.locations.lock().report(enough, REPORTED_MAX) else { return false };
@@ -457,7 +457,7 @@ impl Inner {
         true
     }
 
-    /// Reports all uses of cached locations. Nobody waits for the replies.
+    /// Reports all uses of cached locations. The replies are ignored.
     pub(crate) fn report_uses(&self) {
         while self.report(1) {}
     }

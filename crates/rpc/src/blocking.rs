@@ -11,7 +11,7 @@ pub enum Blocking {
     /// The runtime wakes the call.
     Never,
     /// This thread may block, but has other work first: it runs several calls at once. It polls the call
-    /// again when that is done, so nobody need wake it.
+    /// again when that is done, so it needs no wake-up.
     Soon,
     /// This thread may block now.
     Now,

@@ -63,7 +63,7 @@ impl Calls {
     }
 }
 
-/// Whoever connected is asked nothing.
+/// Refuses a request of the peer: the side that connected serves none.
 pub(crate) fn refuse(outbox: &Outbox, id: RequestId) {
     let message = "this side answers no requests".to_owned();
     outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::NotForYou, message }));

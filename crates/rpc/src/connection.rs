@@ -42,7 +42,7 @@ struct Call<'a> {
     shared: &'a Shared,
     reply: oneshot::Receiver<Reply>,
     late: Option<Late>,
-    /// The peer may delay the reply for long, and is told when nobody waits any more.
+    /// The peer may delay the reply for long, and is told when the caller gives up.
     is_cancellable: bool,
 }
 
@@ -254,7 +254,7 @@ impl Shared {
         Some(Call { id, shared: self, reply, late, is_cancellable })
     }
 
-    /// Tells the peer that nobody waits for a reply any more.
+    /// Tells the peer that the caller has given up.
     fn cancel(&self, request: RequestId) {
         // If it cannot be sent, the connection has ended, and with it the request.
         let _unsent = self.outbox.request(self.next_id(), &ClientToMaster::Cancel(request));

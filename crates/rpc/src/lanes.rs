@@ -76,7 +76,7 @@ pub(crate) struct LaneCall {
     /// The request, as soon as it is accepted by the outbox.
     sent: Option<Ticket>,
     late: Option<Late>,
-    /// The peer may delay the reply for long, and is told when nobody waits any more.
+    /// The peer may delay the reply for long, and is told when the caller gives up.
     is_cancellable: bool,
 }
 
@@ -205,7 +205,7 @@ impl Lane {
     }
 }
 
-/// Ends with the next poll, for which nobody need wake this.
+/// Ends with the next poll, which needs no wake-up.
 async fn next_poll() {
     let mut is_polled = false;
     poll_fn(|_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending }).await;

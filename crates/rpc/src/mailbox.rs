@@ -56,7 +56,7 @@ pub struct Outbox {
 #[derive(Debug)]
 pub struct Inbox {
     shared: Arc<Shared>,
-    /// Made when somebody waits for something to read.
+    /// Made when a task first waits for bytes.
     readable: Option<Arc<Readable>>,
     /// Bytes that were read; the first `taken` are decoded.
     buffer: Vec<u8>,

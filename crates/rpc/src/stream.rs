@@ -212,8 +212,8 @@ impl Stream {
         }
     }
 
-    /// Reads without sleeping, for a moment. Between two attempts other threads may run: whoever is to reply
-    /// may need this very processor.
+    /// Reads without sleeping, for a moment. Between two attempts other threads may run: the thread that
+    /// replies may need this very processor.
     fn poll_briefly(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         let from = Instant::now();
         loop {

@@ -16,7 +16,7 @@ const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct ReplyPath {
     first: Outbox,
-    /// Who a client is; empty for members, which have no lanes.
+    /// The client; zero for members, which have no lanes.
     client: ClientId,
     namespace: String,
     lanes: BTreeMap<u32, Outbox>,
@@ -43,7 +43,7 @@ impl ReplyPath {
         self.client != ClientId(0) && (self.client, &self.namespace) == (lane.client, &lane.namespace)
     }
 
-    /// Adds a lane. It is removed when it ends.
+    /// Adds a lane. One that has ended is replaced by the next of its number.
     fn add_lane(&mut self, number: u32, outbox: Outbox) -> Result<(), Refusal> {
         let refuse = |reason, message: String| Err(Refusal { reason, message });
         match self.lanes.get(&number) {
@@ -71,7 +71,7 @@ impl ReplyPath {
     }
 }
 
-/// Adds a lane to its client, which must be one of those. Returns the client's first connection.
+/// Adds a lane to the client that it belongs to. Returns the client's first connection.
 pub(crate) fn add_lane<'a>(
     clients: impl DoubleEndedIterator<Item = (ConnId, &'a mut ReplyPath)>,
     greeting: &Greeting,
@@ -107,7 +107,7 @@ pub(crate) async fn serve_lane(
                 let message = format!("request {} is not one of lane {lane}", id.0);
                 outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }));
             }
-            // Nobody asks clients anything.
+            // A server sends its clients no requests.
             Incoming::Reply(..) => {}
         }
     }

@@ -269,13 +269,13 @@ impl Disk {
         stored.map(|it| it.record.clone()).collect()
     }
 
-    /// How many bytes a copy has, if it can be read. A reader who has asked nobody where it lies says in
-    /// which life of the master it knew that (`cached_epoch`). To be asked before the bytes are read and
-    /// again after that: they count only if the answer is the same.
+    /// The length of a copy, if it can be read. `cached_epoch` is the epoch of a reader with a cached
+    /// location. The shell calls this before and after it reads the bytes: they count only if both results
+    /// are equal.
     #[must_use]
     pub fn readable(&self, stamp: Stamp, cached_epoch: Option<u64>) -> Option<u64> {
-        let vouches = cached_epoch.is_none_or(|epoch| self.is_member() && epoch == self.epoch);
-        let copy = self.copies.get(&stamp).filter(|it| it.state == State::Stored && vouches)?;
+        let is_valid = cached_epoch.is_none_or(|epoch| self.is_member() && epoch == self.epoch);
+        let copy = self.copies.get(&stamp).filter(|it| it.state == State::Stored && is_valid)?;
         Some(copy.record.len)
     }
 

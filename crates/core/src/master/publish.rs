@@ -12,9 +12,10 @@
 //! What cannot be done like that is left to the home node, see
 //! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
-//! Nobody waits until a node has read its ledger. Until then the slot says *reserved*, and the node does not
-//! confirm reads from cached locations. So it is asked to read the ledger when a client looks up one of these
-//! objects, because that client may read it again; and when much was sent, because the socket is bounded.
+//! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*, and the
+//! node does not confirm reads from cached locations. So it is asked to read the ledger when a client looks
+//! up one of these objects, because that client may read it again; and when much was sent, because the socket
+//! is bounded.
 
 use std::collections::BTreeMap;
 

@@ -360,7 +360,7 @@ impl Node {
         len: u64,
         cached_epoch: Option<u64>,
     ) -> Option<Vec<Extent>> {
-        if !self.vouches(hold, cached_epoch) {
+        if !self.is_valid_for(hold, cached_epoch) {
             return None;
         }
         let extents = self.slots.cut(hold, offset, len)?;
@@ -368,13 +368,13 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are sent: whether the object was there all the time, so that they count. A reader who
-    /// has asked nobody where it lies says in which life of the master it knew that (`cached_epoch`), and
-    /// then they count only if the node is a member in that life: else it may not have heard of a delete.
-    /// There may be effects.
+    /// After the bytes are sent: whether they count, because the object was there all the time. For a reader
+    /// with a cached location (`cached_epoch`) the node must also be a member in that epoch: otherwise it may
+    /// have missed a retire. There may be effects.
     pub fn end_send(&mut self, hold: Hold, cached_epoch: Option<u64>) -> bool {
         let freed = self.slots.freed();
-        let valid = self.vouches(hold, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
+        let valid =
+            self.is_valid_for(hold, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
         self.slots.end_hold(hold);
         self.tell_of_room(freed, false);
         valid
@@ -403,7 +403,7 @@ impl Node {
 
     /// Whether this use of a slot stands; and, for a reader who has not asked, whether it is what the master
     /// would name.
-    fn vouches(&self, hold: Hold, cached_epoch: Option<u64>) -> bool {
+    fn is_valid_for(&self, hold: Hold, cached_epoch: Option<u64>) -> bool {
         let Some(state) = self.slots.state(hold) else { return false };
         let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
         let is_named = |epoch| is_member && epoch == self.link.epoch() && state == SlotState::Committed;

@@ -27,7 +27,7 @@ pub const BATCH_EVENTS_MAX: usize = 64;
 /// The longest key that has events, in bytes. Those of longer keys count as dropped.
 pub const EVENT_KEY_BYTES_MAX: usize = 4 << 10;
 /// The most messages that wait for a slow subscriber.
-const MESSAGES_MAX: usize = 1 << 10;
+const MESSAGES_MAX: usize = 1 << 8;
 /// How long to rest when no connection can be accepted, which means that descriptors have run out.
 const ACCEPT_REST: std::time::Duration = std::time::Duration::from_millis(50);
 

@@ -3,10 +3,13 @@
 //! A page opens a connection that has no socket, asks once, and closes it. So removals and limits have one
 //! path through the core, whoever asks for them.
 
+use std::time::Duration;
+
 use tiffin_core::master::QuotaStat;
 use tiffin_core::message::{ClientToMaster, Hello, PolicyChange, Reason, Refusal, Reply, Request};
 use tiffin_core::{ClientId, ConnId, RequestId};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::{Event, Shared};
 use crate::events::Counts;
@@ -17,6 +20,8 @@ use crate::tenants::{self, Quotas, TenantFileError};
 const REQUEST: RequestId = RequestId(1);
 /// See [`REQUEST`].
 const GOODBYE: RequestId = RequestId(2);
+/// How long one quota may take when the master starts: it is synced in the state folder.
+const SET_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A connection without a socket, closed when this is dropped: a page whose reader went away is dropped too.
 struct PageConn<'a> {
@@ -66,8 +71,13 @@ impl Shared {
         let changes = changes.into_iter().chain(wanted.into_iter().map(|(name, bytes)| (name, Some(bytes))));
         for (name, quota) in changes {
             let change = ClientToMaster::SetPolicy(PolicyChange::NONE.quota(quota));
-            if self.ask(&name, change).await != Reply::Done {
-                let what = format!("the quota of `{name}` cannot be set: there are too many tenants");
+            let reply = timeout(SET_TIME_MAX, self.ask(&name, change)).await;
+            if reply != Ok(Reply::Done) {
+                let why = match reply {
+                    Err(_) => "the state folder cannot be written",
+                    Ok(_) => "there are too many tenants",
+                };
+                let what = format!("the quota of `{name}` cannot be set: {why}");
                 return Err(TenantFileError { path: path.to_owned(), what });
             }
         }
@@ -78,11 +88,12 @@ impl Shared {
     pub(crate) async fn save_quotas(&self) -> Result<(), TenantFileError> {
         let file = self.tenant_file.lock().await;
         let Some(path) = file.clone() else { return Ok(()) };
+        let shown = path.clone();
         let set = self.quotas().into_iter().filter_map(|it| Some((it.namespace, it.requested?)));
         let quotas: Quotas = set.collect();
         // The lock is held meanwhile, so that an older version does not replace a newer one.
         let written = tokio::task::spawn_blocking(move || tenants::write(&path, &quotas)).await;
-        written.unwrap_or(Ok(()))
+        written.unwrap_or_else(|error| Err(TenantFileError { path: shown, what: error.to_string() }))
     }
 
     /// Asks the core as a client of that namespace would. The caller bounds the time.

@@ -6,6 +6,7 @@
 mod cluster;
 mod events;
 mod hostile;
+mod lanes;
 mod pages;
 mod starts;
 mod support;
