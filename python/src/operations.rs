@@ -8,8 +8,8 @@ use std::ops::Range;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
-    Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Effect, Error, Fetched, GetInto, GetOptions,
-    Info, ListItem, Part, Patience, Pattern, Put, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
+    ListItem, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
 use tiffin_core::REPLICAS_MAX;
 
@@ -121,8 +121,10 @@ impl Operation for PutAll {
         });
         errors::warn_unconfirmed(py, kept_on)?;
         let results = self.keys.list.iter().zip(outcome).map(|(key, stored)| match stored {
-            Ok(Stored { effect: Effect::Kept, .. }) if self.refuses_existing => Err(errors::exists(py, key)),
-            Ok(stored) => (stored.effect != Effect::Kept).into_py_any(py),
+            Ok(Stored { effect: PutEffect::Kept, .. }) if self.refuses_existing => {
+                Err(errors::exists(py, key))
+            }
+            Ok(stored) => (stored.effect != PutEffect::Kept).into_py_any(py),
             Err(error) => Err(errors::raise(py, &error)),
         });
         Keys::gather(py, self.keys.is_one, results.collect())

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use tiffin_client::{Client, Deadline, Effect, Error, Patience, PutOptions, Reserved, Room, Stored};
+use tiffin_client::{
+    Client, Deadline, Error, Patience, PutEffect, PutOptions, Reserved, SpaceRequest, Stored,
+};
 use tiffin_core::units::Count;
 
 use crate::handle::Operation;
@@ -17,7 +19,7 @@ use crate::{errors, lifetimes};
 
 /// Reserves space.
 pub(crate) struct ReserveAll {
-    rooms: Vec<Room>,
+    spaces: Vec<SpaceRequest>,
     is_one: bool,
     patience: Patience,
     refuses_existing: bool,
@@ -34,12 +36,12 @@ impl ReserveAll {
         caller: Caller,
     ) -> PyResult<Self> {
         let is_one = pairs.keys.is_one;
-        let rooms = pairs.keys.list.into_iter().zip(&pairs.others).map(|(key, nbytes)| {
+        let spaces = pairs.keys.list.into_iter().zip(&pairs.others).map(|(key, nbytes)| {
             let len = lifetimes::size(Some(nbytes))?.unwrap_or_default();
-            Ok(Room { key, len, options: options.clone() })
+            Ok(SpaceRequest { key, len, options: options.clone() })
         });
-        let rooms = rooms.collect::<PyResult<_>>()?;
-        Ok(Self { rooms, is_one, patience, refuses_existing, caller })
+        let spaces = spaces.collect::<PyResult<_>>()?;
+        Ok(Self { spaces, is_one, patience, refuses_existing, caller })
     }
 }
 
@@ -51,7 +53,7 @@ impl Operation for ReserveAll {
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Reserved>, Error> {
-        Ok(client.reserve(&self.rooms, self.patience, deadline).await)
+        Ok(client.reserve(&self.spaces, self.patience, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Reserved>) -> PyResult<Py<PyAny>> {
@@ -183,8 +185,8 @@ impl Operation for PutReserved {
         drop(self.value);
         errors::warn_unconfirmed(py, [(self.reserved.key(), stored.unconfirmed.as_slice())].into_iter())?;
         match stored.effect {
-            Effect::Kept if self.refuses_existing => Err(errors::exists(py, self.reserved.key())),
-            effect => (effect != Effect::Kept).into_py_any(py),
+            PutEffect::Kept if self.refuses_existing => Err(errors::exists(py, self.reserved.key())),
+            effect => (effect != PutEffect::Kept).into_py_any(py),
         }
     }
 }

@@ -178,13 +178,14 @@ fn stat(py: Python<'_>, stat: &StreamStat) -> PyResult<Py<PyAny>> {
         class.call1((&it.group, it.ready, it.out, it.delivered, it.acked, it.consumers, it.window))
     });
     let groups = PyTuple::new(py, groups.collect::<PyResult<Vec<_>>>()?)?;
-    let marks = (stat.limits.refs_high, stat.limits.refs_low, stat.limits.bytes_high, stat.limits.bytes_low);
+    let attributes =
+        (stat.limits.refs_high, stat.limits.refs_low, stat.limits.bytes_high, stat.limits.bytes_low);
     let failure = stat.end.as_ref().and_then(|it| it.failure.clone());
     let made = types::class(py, &CLASS, "Stream")?.call1((
         stat.refs,
         stat.bytes,
         stat.granted,
-        marks,
+        attributes,
         stat.is_shut,
         stat.end.is_some(),
         failure,

@@ -451,7 +451,7 @@ def test_a_store_that_comes_back_with_its_disk_is_hit_again(tmp_path):
             (first,) = finish(start(address))
             with tiffin.connect(address, timeout=30) as store:
                 pages = len(store.list("kv1/"))
-                helpers.eventually(lambda: store.stats().tier.shelved_objects == pages)
+                helpers.eventually(lambda: store.stats().tier.disk_objects == pages)
             os.kill(process, signal.SIGKILL)
         with helpers.up(*disk, **state) as (address, _):
             with tiffin.connect(address, timeout=30) as store:

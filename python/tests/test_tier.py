@@ -72,7 +72,7 @@ def test_objects_beyond_memory_are_read_from_the_disk(store):
     stats = store.stats()
     assert stats.usage.capacity == MEMORY < stats.disk_usage.capacity
     assert stats.tier.demoted_bytes >= len(KEYS) * MIB - MEMORY
-    assert stats.tier.gets_from_disk > 0 and stats.tier.evicted_unshelved == 0
+    assert stats.tier.gets_from_disk > 0 and stats.tier.evicted_undemoted == 0
     assert [node.is_disk for node in stats.nodes].count(True) == 1
 
 
@@ -81,7 +81,7 @@ def test_reopened_store_has_the_objects_of_its_disk(disk):
         store.set_policy(demotion="write-through")
         assert store.policy().demotion == "write-through"
         fill(store)
-        helpers.eventually(lambda: store.stats().tier.shelved_objects == len(KEYS))
+        helpers.eventually(lambda: store.stats().tier.disk_objects == len(KEYS))
         assert store.delete(["k3", "k4"]) == [True, True]
         store.put("k5", b"newer", wait=True)
         helpers.eventually(lambda: store.stats().tier.demoted_objects > len(KEYS))

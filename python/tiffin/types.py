@@ -173,7 +173,7 @@ class Tier(NamedTuple):
     """Demotions, promotions and prefetches of the whole cluster, since the master started."""
 
     #: How many copies are on disks now.
-    shelved_objects: int = 0
+    disk_objects: int = 0
     #: How many objects were written to disks, and their bytes; and how many could not be.
     demoted_objects: int = 0
     demoted_bytes: int = 0
@@ -181,7 +181,7 @@ class Tier(NamedTuple):
     #: How many a disk refused because they are too large for it; `why` of such an object says so.
     demotions_refused: int = 0
     #: How many were evicted before they were on a disk, because the disk could not keep up.
-    evicted_unshelved: int = 0
+    evicted_undemoted: int = 0
     #: How many objects were promoted to memory, and their bytes.
     promoted_objects: int = 0
     promoted_bytes: int = 0

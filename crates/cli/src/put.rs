@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde_json::Value;
-use tiffin_client::{Effect, Patience, Put as Item, Stored};
+use tiffin_client::{Patience, Put as Item, PutEffect, Stored};
 use tiffin_core::Key;
 use tiffin_core::message::{OnExists, PutOptions};
 use tiffin_server::config::ClientArgs;
@@ -89,7 +89,7 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
         Some(stored) => stored.map_err(|error| store.explain(&error))?,
         None => return Err(Failure::new("internal", "the put has no outcome")),
     };
-    if stored.effect == Effect::Kept && put.on_exists == IfExists::Error {
+    if stored.effect == PutEffect::Kept && put.on_exists == IfExists::Error {
         let message = format!("`{}` exists, as generation {}", show::key(key.as_bytes()), stored.generation);
         return Err(Failure::new("exists", message).hint("use `--on-exists replace` to replace it"));
     }
@@ -107,9 +107,9 @@ async fn largest_node(store: &StoreClient) -> Result<u64, Failure> {
 
 fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Console) -> Result<(), Failure> {
     let effect = match stored.effect {
-        Effect::Created => "created",
-        Effect::Replaced => "replaced",
-        Effect::Kept => "kept",
+        PutEffect::Created => "created",
+        PutEffect::Replaced => "replaced",
+        PutEffect::Kept => "kept",
     };
     if console.json {
         let mut object = show::keyed(key.as_bytes());
@@ -122,10 +122,10 @@ fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Con
     }
     let (key, size, generation) = (show::key(key.as_bytes()), show::size(bytes), stored.generation);
     match stored.effect {
-        Effect::Kept => console.text(format!("kept `{key}` as it was, generation {generation}"))?,
+        PutEffect::Kept => console.text(format!("kept `{key}` as it was, generation {generation}"))?,
         _ => console.text(format!("{effect} `{key}`: {size}, generation {generation}"))?,
     }
-    if stored.effect != Effect::Kept && stored.copies < wanted {
+    if stored.effect != PutEffect::Kept && stored.copies < wanted {
         console
             .note(format!("note: {} of {wanted} copies were made: no other node has space", stored.copies));
     }

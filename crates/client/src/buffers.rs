@@ -20,9 +20,10 @@ pub(crate) async fn get_owned(
     options: GetOptions,
     deadline: Deadline,
 ) -> Vec<Result<Object, Error>> {
-    let room = Room { items: keys.iter().map(|_| Mutex::default()).collect(), ranges };
-    let outcomes = get::drive(inner, keys, &&room, options, deadline).await;
-    let blocks = room.items.into_iter().map(|item| item.into_inner().unwrap_or_else(PoisonError::into_inner));
+    let blocks = Blocks { items: keys.iter().map(|_| Mutex::default()).collect(), ranges };
+    let outcomes = get::drive(inner, keys, &&blocks, options, deadline).await;
+    let blocks =
+        blocks.items.into_iter().map(|item| item.into_inner().unwrap_or_else(PoisonError::into_inner));
     let objects = outcomes.into_iter().zip(blocks).map(|(outcome, mut blocks)| {
         let fetched = outcome?;
         let mut bytes = blocks.pop().unwrap_or_default();
@@ -38,12 +39,12 @@ pub(crate) async fn get_owned(
 
 /// Memory for objects whose size is not known before they are found. Blocks are only ever added while it is
 /// borrowed, so a range in one stays valid.
-struct Room {
+struct Blocks {
     items: Vec<Mutex<Vec<Vec<u8>>>>,
     ranges: Vec<Option<Range<u64>>>,
 }
 
-impl<'a> Landing<'a> for &'a Room {
+impl<'a> Landing<'a> for &'a Blocks {
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
         let len = usize::try_from(len).ok()?;
         let mut blocks = self.items.get(item)?.lock().unwrap_or_else(PoisonError::into_inner);

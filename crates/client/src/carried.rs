@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use tiffin_core::message::{ClientToNode, Reply, Store};
 use tiffin_core::session::{Need, Put as Session, WriteResult};
-use tiffin_core::{Hold, SegmentId};
+use tiffin_core::{SegmentId, SlotRef};
 use tiffin_transport::copy::copy_out;
 
 use crate::inner::Inner;
@@ -29,7 +29,7 @@ pub(crate) enum Unanswered {
 
 /// The objects of a batch whose bytes go inside the commit. Two nodes may have the same slot and stamp.
 #[derive(Default)]
-pub(crate) struct Carried(BTreeMap<(SegmentId, Hold), usize>);
+pub(crate) struct Carried(BTreeMap<(SegmentId, SlotRef), usize>);
 
 impl Carried {
     /// The next thing to do. Once nothing but writes is left, those whose bytes can go inside a commit are
@@ -48,14 +48,14 @@ impl Carried {
             |segment: &SegmentId, writes: &mut Vec<_>| may_be_carried(inner, puts, session, *segment, writes);
         let carried: Vec<_> = writes.extract_if(.., may).flat_map(|(_, writes)| writes).collect();
         for (id, item, reservation) in carried {
-            self.0.insert((reservation.location.segment, reservation.location.hold()), item);
+            self.0.insert((reservation.location.segment, reservation.location.slot_ref()), item);
             session.written(id, WriteResult::Written);
         }
         session.poll()
     }
 
     /// The objects that were to be stored there.
-    pub(crate) fn items(&self, places: &[(SegmentId, Hold)]) -> impl Iterator<Item = usize> {
+    pub(crate) fn items(&self, places: &[(SegmentId, SlotRef)]) -> impl Iterator<Item = usize> {
         places.iter().filter_map(|it| self.0.get(it).copied())
     }
 
@@ -68,8 +68,8 @@ impl Carried {
         request: &ClientToNode,
     ) -> Option<Vec<Vec<u8>>> {
         let ClientToNode::Commit(commit) = request else { return None };
-        let bytes_of = |hold| Some(gathered(puts.get(*self.0.get(&(segment, hold))?)?));
-        let bytes: Vec<_> = commit.items.iter().map(|it| bytes_of(it.hold).unwrap_or_default()).collect();
+        let bytes_of = |slot_ref| Some(gathered(puts.get(*self.0.get(&(segment, slot_ref))?)?));
+        let bytes: Vec<_> = commit.items.iter().map(|it| bytes_of(it.slot_ref).unwrap_or_default()).collect();
         bytes.iter().any(|it| !it.is_empty()).then_some(bytes)
     }
 }
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn carried_bytes_go_with_every_repetition_of_a_commit() {
         let key = Key::new(b"k").unwrap();
-        let hold = |slot| Hold { slot: SlotId(slot), stamp: Stamp(1) };
+        let slot_ref = |slot| SlotRef { slot: SlotId(slot), stamp: Stamp(1) };
         let item = |slot, len| {
             let (key, options) = (key.clone(), PutOptions::default());
-            CommitItem { hold: hold(slot), key, len, options, others: Vec::new() }
+            CommitItem { slot_ref: slot_ref(slot), key, len, options, others: Vec::new() }
         };
         let puts = [
             Put::new(key.clone(), b"large"),
@@ -144,7 +144,8 @@ mod tests {
             Put::new(key.clone(), b""),
         ];
         let (here, there) = (SegmentId(1), SegmentId(2));
-        let carried = Carried([((here, hold(1)), 1), ((here, hold(2)), 2), ((there, hold(0)), 1)].into());
+        let carried =
+            Carried([((here, slot_ref(1)), 1), ((here, slot_ref(2)), 2), ((there, slot_ref(0)), 1)].into());
         let along = |segment, request: &ClientToNode| carried.bytes(&puts, segment, request);
         let about = |items| ClientToNode::Commit(Commit { items, wait_ms: 0 });
         let request = about(vec![item(0, 5), item(2, 0), item(1, 5)]);
@@ -154,6 +155,6 @@ mod tests {
         let other = Some(vec![b"small".to_vec(), vec![], vec![]]);
         assert_eq!(along(there, &request), other, "another node has the same slots");
         assert_eq!(along(here, &about(vec![item(0, 5), item(2, 0)])), None);
-        assert_eq!(along(here, &ClientToNode::Abort(vec![hold(1)])), None);
+        assert_eq!(along(here, &ClientToNode::Abort(vec![slot_ref(1)])), None);
     }
 }

@@ -483,11 +483,11 @@ impl Drop for Busy<'_> {
 
 /// Every reservation of an answer.
 pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> + '_ {
-    let rooms = reserved.items.iter().filter_map(|it| match it {
-        ReserveOutcome::Room(reservations) => Some(reservations),
+    let spaces = reserved.items.iter().filter_map(|it| match it {
+        ReserveOutcome::Space(reservations) => Some(reservations),
         _ => None,
     });
-    rooms.flatten().map(|it| it.location)
+    spaces.flatten().map(|it| it.location)
 }
 
 /// Every lease of an answer.

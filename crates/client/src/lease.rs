@@ -34,7 +34,7 @@ const HEAD_BYTES: u64 = 4096;
 /// itself began a new life: then the sample may be given up as one that nobody leases. What is read is right
 /// all the same.
 pub struct Lease {
-    grip: Grip,
+    guard: LeaseGuard,
     key: Key,
     generation: Generation,
     replicas: Vec<Location>,
@@ -89,7 +89,7 @@ impl Lease {
     /// Whether it was released.
     #[must_use]
     pub fn is_released(&self) -> bool {
-        self.grip.is_released.load(Ordering::SeqCst)
+        self.guard.is_released.load(Ordering::SeqCst)
     }
 
     /// Reads tensors into the caller's memory: all of them, or an error. After an error the memory's content
@@ -99,8 +99,8 @@ impl Lease {
         tensors: Vec<(String, Vec<TargetBuf<'_>>)>,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let _busy = self.grip.inner.enter(deadline)?;
-        let results = read(&self.grip.inner, &[LeaseRead { lease: self, tensors }], deadline).await;
+        let _busy = self.guard.inner.enter(deadline)?;
+        let results = read(&self.guard.inner, &[LeaseRead { lease: self, tensors }], deadline).await;
         results.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
     }
 
@@ -118,14 +118,14 @@ impl Lease {
     /// here; else copies these tensors. What was borrowed stays as it is for as long as its view lives,
     /// whatever becomes of the lease and of the sample.
     pub async fn view(&self, names: &[&str], deadline: Deadline) -> Result<Vec<View>, Error> {
-        let _busy = self.grip.inner.enter(deadline)?;
+        let _busy = self.guard.inner.enter(deadline)?;
         self.check_held()?;
         let mut parts = Vec::with_capacity(names.len());
         for name in names {
             let Tensor { offset, bytes, .. } = *self.tensor(name)?;
             parts.push(Part { key: self.key.clone(), range: Some(offset..offset.saturating_add(bytes)) });
         }
-        let views = view::view(&self.grip.inner, &parts, deadline).await;
+        let views = view::view(&self.guard.inner, &parts, deadline).await;
         views.into_iter().map(|view| self.check_generation(view)).collect()
     }
 
@@ -178,7 +178,7 @@ impl fmt::Debug for Lease {
 }
 
 /// The lease itself, ended when dropped.
-struct Grip {
+struct LeaseGuard {
     inner: Arc<Inner>,
     /// The life of the master that gave it.
     epoch: u64,
@@ -186,7 +186,7 @@ struct Grip {
     is_released: AtomicBool,
 }
 
-impl Drop for Grip {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.is_released.load(Ordering::SeqCst) {
             self.inner.leases.remove(self.epoch, self.number);
@@ -197,7 +197,7 @@ impl Drop for Grip {
 
 /// A lease whose manifest is not read yet.
 struct Granted {
-    grip: Grip,
+    guard: LeaseGuard,
     at: At,
 }
 
@@ -295,8 +295,8 @@ fn grant(
     match outcome {
         LeaseOutcome::Leased(granted) => {
             let (inner, number) = (Arc::clone(inner), granted.lease);
-            let grip = Grip { inner, epoch, number, is_released: AtomicBool::new(false) };
-            Ok(Granted { grip, at: At { key, found: granted.found } })
+            let guard = LeaseGuard { inner, epoch, number, is_released: AtomicBool::new(false) };
+            Ok(Granted { guard, at: At { key, found: granted.found } })
         }
         LeaseOutcome::Absent => Err(Error::NotFound { key }),
         LeaseOutcome::Superseded(generation) => Err(Error::Superseded { key, generation }),
@@ -317,9 +317,9 @@ async fn with_manifests(
     let places = granted.iter().map(|it| it.as_ref().map(|it| it.at.clone()).map_err(Error::clone)).collect();
     let manifests = read_all_manifests(inner, places, deadline).await;
     let leases = granted.into_iter().zip(manifests).map(|(granted, manifest)| {
-        let Granted { grip, at: At { key, found } } = granted?;
+        let Granted { guard, at: At { key, found } } = granted?;
         let (manifest, _) = manifest?;
-        Ok(Lease { grip, key, generation: found.generation, replicas: found.replicas, manifest })
+        Ok(Lease { guard, key, generation: found.generation, replicas: found.replicas, manifest })
     });
     leases.collect()
 }
@@ -389,9 +389,9 @@ pub(crate) async fn read(
 }
 
 pub(crate) async fn release(inner: &Inner, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
-    let mut by_epoch = std::collections::BTreeMap::<u64, Vec<&Grip>>::new();
+    let mut by_epoch = std::collections::BTreeMap::<u64, Vec<&LeaseGuard>>::new();
     for lease in leases.iter().filter(|it| !it.is_released()) {
-        by_epoch.entry(lease.grip.epoch).or_default().push(&lease.grip);
+        by_epoch.entry(lease.guard.epoch).or_default().push(&lease.guard);
     }
     for (epoch, grips) in by_epoch {
         let numbers = grips.iter().map(|it| it.number).collect();

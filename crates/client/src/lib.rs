@@ -130,10 +130,10 @@ pub use manifest::{
 };
 pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
 pub use pieces::Piece;
-pub use reserved::{Reserved, Room};
+pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
-pub use tiffin_core::marks::Consumption;
+pub use tiffin_core::attributes::Consumption;
 pub use tiffin_core::message::{
     Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Forgotten, Found, Gone, GroupStat, Held, Here,
     Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
@@ -145,7 +145,7 @@ pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
 pub use types::{
-    Effect, Fetched, GetInto, Info, Object, Part, Presences, Put, Replica, Route, Stored, Watermark, Way,
+    Fetched, GetInto, Info, Object, Part, Presences, Put, PutEffect, Replica, Route, Stored, Watermark, Way,
 };
 pub use view::View;
 
@@ -208,13 +208,13 @@ impl Client {
     /// exists, and is not to be replaced, fails with [`Error::Exists`] at once.
     pub async fn reserve(
         &self,
-        rooms: &[Room],
+        spaces: &[SpaceRequest],
         patience: Patience,
         deadline: Deadline,
     ) -> Vec<Result<Reserved, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => reserved::reserve(&self.inner, rooms, patience, deadline).await,
-            Err(error) => batch::all(rooms.len(), &error),
+            Ok(_busy) => reserved::reserve(&self.inner, spaces, patience, deadline).await,
+            Err(error) => batch::all(spaces.len(), &error),
         }
     }
 

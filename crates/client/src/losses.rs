@@ -82,9 +82,9 @@ impl Losses {
     fn count(&mut self, record: Record) {
         self.objects += 1;
         self.bytes = self.bytes.saturating_add(record.len);
-        self.pinned += u64::from(!record.marks.pins.is_empty());
-        self.unconsumed += u64::from(record.marks.sample.is_some());
-        if record.marks.protect() && self.names.len() < NAMES_MAX {
+        self.pinned += u64::from(!record.attributes.pins.is_empty());
+        self.unconsumed += u64::from(record.attributes.sample.is_some());
+        if record.attributes.protect() && self.names.len() < NAMES_MAX {
             self.names.push((record.namespace, record.key));
         }
     }
@@ -147,28 +147,39 @@ impl fmt::Display for Losses {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::marks::{Marks, SampleMarks};
+    use tiffin_core::attributes::{Attributes, SampleAttributes};
 
     use super::*;
 
-    fn record(namespace: &str, key: &str, marks: Marks) -> Record {
+    fn record(namespace: &str, key: &str, attributes: Attributes) -> Record {
         let (namespace, key) = (namespace.to_owned(), Key::new(key.as_bytes()).unwrap());
-        Record { hold: Default::default(), namespace, key, generation: Generation::default(), len: 7, marks }
+        Record {
+            slot_ref: Default::default(),
+            namespace,
+            key,
+            generation: Generation::default(),
+            len: 7,
+            attributes,
+        }
     }
 
     #[test]
     fn what_somebody_wanted_to_keep_is_named() {
         let mut losses = Losses::default();
         assert!(losses.is_empty());
-        losses.count(record("default", "plain", Marks::default()));
+        losses.count(record("default", "plain", Attributes::default()));
         assert_eq!(losses.to_string(), "1 object (7 B) has its only copy here");
-        losses.count(record("default", "a", Marks { pins: vec!["run".to_owned()], sample: None }));
-        losses.count(record("b", "b", Marks { pins: vec![], sample: Some(SampleMarks::default()) }));
+        losses.count(record("default", "a", Attributes { pins: vec!["run".to_owned()], sample: None }));
+        losses.count(record(
+            "b",
+            "b",
+            Attributes { pins: vec![], sample: Some(SampleAttributes::default()) },
+        ));
         let named = ", among them 1 pinned and 1 unconsumed: `a`, `b` of namespace `b`";
         assert_eq!(losses.to_string(), format!("3 objects (21 B) have their only copy here{named}"));
         for number in 0..NAMES_MAX {
             let key = number.to_string();
-            losses.count(record("default", &key, Marks { pins: vec![String::new()], sample: None }));
+            losses.count(record("default", &key, Attributes { pins: vec![String::new()], sample: None }));
         }
         assert_eq!(losses.names.len(), NAMES_MAX);
         assert!(losses.to_string().ends_with(", …"));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tiffin_core::message::{ClientToNode, NodeInfo, Reserved};
 use tiffin_core::session::Views;
-use tiffin_core::{Hold, SegmentId};
+use tiffin_core::{SegmentId, SlotRef};
 use tiffin_rpc::{CallError, Connection};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -29,7 +29,7 @@ const LIST_TIME_MAX: Duration = Duration::from_secs(2);
 struct Node {
     info: NodeInfo,
     /// The master tells it what is published there, as the master said last.
-    is_near: bool,
+    is_on_same_host: bool,
     link: Arc<Link<OpenRoute>>,
 }
 
@@ -128,7 +128,7 @@ impl Nodes {
                 Some(node) => node.info = info.clone(),
                 None => {
                     let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
-                    nodes.insert(info.segment, Node { info: info.clone(), is_near: false, link });
+                    nodes.insert(info.segment, Node { info: info.clone(), is_on_same_host: false, link });
                 }
             }
         }
@@ -140,15 +140,15 @@ impl Nodes {
         let mut nodes = self.lock();
         for info in &reserved.nodes {
             if let Some(node) = nodes.get_mut(&info.segment) {
-                node.is_near = reserved.near.contains(&info.segment);
+                node.is_on_same_host = reserved.same_host.contains(&info.segment);
             }
         }
     }
 
     /// The nodes on which an object can be published at the master.
-    pub(crate) fn near(&self) -> BTreeSet<SegmentId> {
+    pub(crate) fn same_host(&self) -> BTreeSet<SegmentId> {
         let nodes = self.lock();
-        nodes.iter().filter(|(_, node)| node.is_near).map(|(segment, _)| *segment).collect()
+        nodes.iter().filter(|(_, node)| node.is_on_same_host).map(|(segment, _)| *segment).collect()
     }
 
     /// Counts bytes that were sent to a node inside a request.
@@ -216,7 +216,7 @@ impl Nodes {
     }
 
     /// The ends of views to send on a connection to a node.
-    pub(crate) fn take_view_ends(&self, segment: SegmentId, route: &OpenRoute) -> Vec<Hold> {
+    pub(crate) fn take_view_ends(&self, segment: SegmentId, route: &OpenRoute) -> Vec<SlotRef> {
         let connection = route.views_connection.load(Ordering::Acquire);
         lock(&self.views).get_mut(&segment).map_or_else(Vec::new, |views| views.take_ends(connection))
     }

@@ -19,7 +19,7 @@ use tokio::time::timeout_at;
 use crate::inner::{Inner, call_failure};
 use crate::put::{self, Done, Failures};
 use crate::reservations::Held;
-use crate::reserved::{Reserved, Room};
+use crate::reserved::{Reserved, SpaceRequest};
 use crate::running::Running;
 use crate::{Deadline, Error, Put, Stored, batch, names};
 
@@ -121,13 +121,13 @@ async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) ->
     let mut written = BTreeSet::new();
     for reserved in items {
         let gate = timeout_at(deadline.instant(), reserved.gate.write()).await;
-        let grip = match gate {
+        let reserved_space = match gate {
             Ok(_alone) => reserved.take_written(inner),
             Err(_) => Err(Error::timeout("waiting to commit")),
         };
-        match grip {
-            Ok((Room { key, len, options }, grip)) => {
-                let ready = grip.hand_over(&held);
+        match reserved_space {
+            Ok((SpaceRequest { key, len, options }, reserved_space)) => {
+                let ready = reserved_space.hand_over(&held);
                 written.extend(ready.iter().map(|it| it.location));
                 let options = put::plain(options);
                 requests.push(PutRequest { key: key.clone(), len: *len, options: options.clone(), ready });
@@ -152,7 +152,7 @@ async fn run(
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     let mut session =
-        Session::new(requests).publishing(inner.nodes.near()).confirming(names::wait_ms(deadline));
+        Session::new(requests).publishing(inner.nodes.same_host()).confirming(names::wait_ms(deadline));
     let (mut failures, mut running) = (Failures::new(), Running::new());
     let mut is_late = deadline.has_passed();
     while !is_late {

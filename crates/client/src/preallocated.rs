@@ -75,7 +75,7 @@ async fn reserve(inner: &Inner, order: OfferOrder) -> Vec<Reservation> {
         return Vec::new();
     };
     let offers = reserved.items.into_iter().filter_map(|it| match it {
-        ReserveOutcome::Room(offers) => Some(offers),
+        ReserveOutcome::Space(offers) => Some(offers),
         _ => None,
     });
     let offers: Vec<_> = offers.flatten().collect();

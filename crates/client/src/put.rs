@@ -8,7 +8,7 @@ use tiffin_core::message::{
 use tiffin_core::session::{
     CallFailure, Need, NeedId, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
 };
-use tiffin_core::{Hold, Location, Reservation, SegmentId};
+use tiffin_core::{Location, Reservation, SegmentId, SlotRef};
 use tiffin_transport::{TransferError, WriteOp};
 use tokio::time::timeout_at;
 
@@ -16,9 +16,9 @@ use crate::carried::{self, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
 use crate::names;
 use crate::reservations::Held;
-use crate::reserved::Grip;
+use crate::reserved::ReservedSpace;
 use crate::running::Running;
-use crate::{Deadline, Effect, Error, Patience, Put, Stored, batch, preallocated};
+use crate::{Deadline, Error, Patience, Put, PutEffect, Stored, batch, preallocated};
 
 /// As long as it takes to copy so much, a call to the master takes too.
 const LONG_COPY: u64 = 256 << 10;
@@ -29,7 +29,7 @@ const STEP_BYTES_MIN: u64 = 512 << 10;
 pub(crate) enum Done {
     Called(NeedId, Result<Reply, Error>),
     /// A commit with bytes inside was not sent. These are the slots that it would have named.
-    Unwritten(NeedId, Vec<(SegmentId, Hold)>, String),
+    Unwritten(NeedId, Vec<(SegmentId, SlotRef)>, String),
     /// The first of what goes to one node, and what is left.
     Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
 }
@@ -77,7 +77,7 @@ pub(crate) async fn put(
 pub(crate) async fn put_ready(
     inner: &Inner,
     puts: &[Put<'_>],
-    ready: Vec<Grip>,
+    ready: Vec<ReservedSpace>,
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
@@ -93,15 +93,15 @@ pub(crate) async fn put_ready(
 async fn drive(
     inner: &Inner,
     puts: &[Put<'_>],
-    ready: &mut (dyn Iterator<Item = Grip> + Send),
+    ready: &mut (dyn Iterator<Item = ReservedSpace> + Send),
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     // Dropped last: what is left is given back when no copy of ours can be under way any more.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
-    let requests = puts.iter().map(|put| request(put, room_for(inner, held, put, ready.next()))).collect();
-    let session = Session::new(requests).publishing(inner.nodes.near());
+    let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
+    let session = Session::new(requests).publishing(inner.nodes.same_host());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let stock_up = |_: &StocksUp| preallocated::restock(inner, puts);
     let mut failures = Failures::new();
@@ -211,12 +211,17 @@ fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
 }
 
 /// Memory that a put need not ask for: what was reserved for it, or what is preallocated.
-fn room_for(inner: &Inner, held: &Held<'_>, put: &Put<'_>, ready: Option<Grip>) -> Vec<Reservation> {
+fn space_for(
+    inner: &Inner,
+    held: &Held<'_>,
+    put: &Put<'_>,
+    ready: Option<ReservedSpace>,
+) -> Vec<Reservation> {
     match ready {
-        Some(grip) => grip.hand_over(held),
+        Some(reserved_space) => reserved_space.hand_over(held),
         None => {
-            let room = inner.offers.take(put);
-            room.inspect(|it| held.take(it.location)).into_iter().collect()
+            let space = inner.offers.take(put);
+            space.inspect(|it| held.take(it.location)).into_iter().collect()
         }
     }
 }
@@ -266,7 +271,7 @@ pub(crate) async fn ask_node(
         Err(Unanswered::Failed(error)) => Done::Called(id, Err(error)),
         Err(Unanswered::Unwritten(why)) => {
             let items = if let ClientToNode::Commit(it) = request { it.items } else { Vec::new() };
-            Done::Unwritten(id, items.iter().map(|it| (segment, it.hold)).collect(), why)
+            Done::Unwritten(id, items.iter().map(|it| (segment, it.slot_ref)).collect(), why)
         }
     }
 }
@@ -274,15 +279,15 @@ pub(crate) async fn ask_node(
 /// Removes from `held` what a node has committed or taken back.
 fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientToNode, reply: &Reply) {
     match request {
-        ClientToNode::Abort(holds) if *reply == Reply::Done => {
-            for hold in holds {
-                held.settle(Location { segment, slot: hold.slot, stamp: hold.stamp });
+        ClientToNode::Abort(slot_refs) if *reply == Reply::Done => {
+            for slot_ref in slot_refs {
+                held.settle(Location { segment, slot: slot_ref.slot, stamp: slot_ref.stamp });
             }
         }
         ClientToNode::Commit(commit) => {
             let Reply::Committed(outcomes) = reply else { return };
             for (item, outcome) in commit.items.iter().zip(outcomes) {
-                held.settle(Location { segment, slot: item.hold.slot, stamp: item.hold.stamp });
+                held.settle(Location { segment, slot: item.slot_ref.slot, stamp: item.slot_ref.stamp });
                 // The other copies of a stale one are given back by the session.
                 match outcome {
                     CommitOutcome::Stale => preallocated::give_back(inner, segment),
@@ -304,7 +309,7 @@ fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Opti
     let settled =
         publish.items.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome.as_ref()?)));
     for (PublishItem { home, item }, outcome) in settled {
-        held.settle(Location { segment: *home, slot: item.hold.slot, stamp: item.hold.stamp });
+        held.settle(Location { segment: *home, slot: item.slot_ref.slot, stamp: item.slot_ref.stamp });
         if *outcome == CommitOutcome::Stale {
             preallocated::give_back(inner, *home);
         }
@@ -377,11 +382,11 @@ pub(crate) fn answer(
     match outcome {
         PutOutcome::Stored { generation, replicas, replaced, unconfirmed } => {
             let copies = replicas.len() as u32;
-            let effect = if replaced { Effect::Replaced } else { Effect::Created };
+            let effect = if replaced { PutEffect::Replaced } else { PutEffect::Created };
             Ok(Stored { generation, copies, effect, unconfirmed })
         }
         PutOutcome::Exists(generation) => {
-            Ok(Stored { generation, copies: 0, effect: Effect::Kept, unconfirmed: Vec::new() })
+            Ok(Stored { generation, copies: 0, effect: PutEffect::Kept, unconfirmed: Vec::new() })
         }
         PutOutcome::Full(full) => Err(Error::full(put.key.clone(), put.len().unwrap_or(u64::MAX), full)),
         PutOutcome::NoNode => Err(Error::NoNode { key: put.key.clone() }),
@@ -416,11 +421,11 @@ mod tests {
         let bytes = vec![0; len];
         let key = |at: usize| Key::new(format!("k{at}").as_bytes()).unwrap();
         let puts: Vec<_> = (0..count).map(|at| Put::new(key(at), &bytes)).collect();
-        let room = |at: usize| {
+        let space = |at: usize| {
             let location = Location { segment: SegmentId(1), slot: SlotId(at as u32), stamp: Stamp(1) };
             (NeedId(at as u64), at, Reservation { location, extents: Vec::new() })
         };
-        let mut left: Vec<_> = (0..count).map(room).collect();
+        let mut left: Vec<_> = (0..count).map(space).collect();
         let mut steps = Vec::new();
         while !left.is_empty() {
             let mut now = left;

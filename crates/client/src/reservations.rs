@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::{Hold, Location, SegmentId};
+use tiffin_core::{Location, SegmentId, SlotRef};
 use tokio::sync::{RwLock, mpsc};
 
 use crate::chores::Chore;
@@ -25,7 +25,7 @@ use crate::chores::Chore;
 /// Everything that is reserved for this client, as far as it knows.
 #[derive(Default)]
 pub(crate) struct Reservations {
-    known: Mutex<BTreeMap<SegmentId, BTreeSet<Hold>>>,
+    known: Mutex<BTreeMap<SegmentId, BTreeSet<SlotRef>>>,
     /// Nodes that must hear what is known before anything else is reserved.
     owed: Mutex<BTreeSet<SegmentId>>,
     /// Held for reading from before a `Reserve` is sent until its answer is in [`Self::known`], for writing
@@ -36,21 +36,21 @@ pub(crate) struct Reservations {
 
 impl Reservations {
     pub(crate) fn add(&self, location: Location) {
-        lock(&self.known).entry(location.segment).or_default().insert(location.hold());
+        lock(&self.known).entry(location.segment).or_default().insert(location.slot_ref());
     }
 
     pub(crate) fn remove(&self, location: Location) {
         let mut known = lock(&self.known);
-        if let Some(holds) = known.get_mut(&location.segment) {
-            holds.remove(&location.hold());
-            if holds.is_empty() {
+        if let Some(slot_refs) = known.get_mut(&location.segment) {
+            slot_refs.remove(&location.slot_ref());
+            if slot_refs.is_empty() {
                 known.remove(&location.segment);
             }
         }
     }
 
     /// What is reserved on one node.
-    pub(crate) fn on(&self, segment: SegmentId) -> Vec<Hold> {
+    pub(crate) fn on(&self, segment: SegmentId) -> Vec<SlotRef> {
         lock(&self.known).get(&segment).into_iter().flatten().copied().collect()
     }
 

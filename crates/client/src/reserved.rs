@@ -1,6 +1,7 @@
 //! Room that is reserved before there are bytes to put into it.
 //!
-//! **Invariant:** what a [`Grip`] holds is known to [`Reservations`](crate::reservations::Reservations), so
+//! **Invariant:** what a [`ReservedSpace`] holds is known to
+//! [`Reservations`](crate::reservations::Reservations), so
 //! that a node which asks what is still needed does not take it away. A grip ends in one of two ways: it is
 //! handed over to a put, or dropped, and then its room is given back.
 
@@ -23,7 +24,7 @@ use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
 
 /// Room to be reserved for one object.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct SpaceRequest {
     /// The object's name. Reserving does not claim it: of two who have room for one name, both may put.
     pub key: Key,
     /// The object's bytes, exactly.
@@ -32,7 +33,7 @@ pub struct Room {
     pub options: PutOptions,
 }
 
-impl Room {
+impl SpaceRequest {
     /// Room for one copy, which takes the place of an older object of that name if there is one.
     #[must_use]
     pub fn new(key: Key, len: u64) -> Self {
@@ -50,10 +51,10 @@ impl Room {
 /// away with the room, the put reserves anew, with the patience that was asked for at first.
 pub struct Reserved {
     inner: Arc<Inner>,
-    room: Room,
+    space: SpaceRequest,
     patience: Patience,
     /// `None` after it was used or released.
-    grip: Mutex<Option<Grip>>,
+    reserved_space: Mutex<Option<ReservedSpace>>,
     /// Held for reading while a piece is written, and for writing before the grip is taken.
     pub(crate) gate: RwLock<()>,
 }
@@ -62,20 +63,20 @@ impl Reserved {
     /// The object's name.
     #[must_use]
     pub fn key(&self) -> &Key {
-        &self.room.key
+        &self.space.key
     }
 
     /// How many bytes are to be put.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "room for no bytes is no special case")]
     pub fn len(&self) -> u64 {
-        self.room.len
+        self.space.len
     }
 
     /// Whether it was neither used nor released yet.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.grip().is_some()
+        self.reserved_space().is_some()
     }
 
     /// Stores the object: exactly as many bytes as there is room for. When it has succeeded, everybody can
@@ -95,16 +96,16 @@ impl Reserved {
         let _busy = self.inner.enter(deadline)?;
         let alone = timeout_at(deadline.instant(), self.gate.write()).await;
         let _alone = alone.map_err(|_| Error::timeout("waiting to release"))?;
-        let grip = self.grip().take();
-        match grip {
-            Some(grip) => grip.give_back(deadline).await,
+        let reserved_space = self.reserved_space().take();
+        match reserved_space {
+            Some(reserved_space) => reserved_space.give_back(deadline).await,
             None => Ok(()),
         }
     }
 
     /// Takes the room for these bytes, if they are as many.
-    fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<Grip, Error> {
-        let Room { key, len, .. } = &self.room;
+    fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<ReservedSpace, Error> {
+        let SpaceRequest { key, len, .. } = &self.space;
         self.check_client(inner)?;
         if put.len() != Some(*len) {
             let given = put.len().map_or_else(|| "more than all".to_owned(), |len| len.to_string());
@@ -112,66 +113,69 @@ impl Reserved {
                 format!("`{key}` has space for exactly {}, and {given} were given", Count(*len, "byte"));
             return Err(Error::invalid(what));
         }
-        self.grip().take().ok_or_else(|| self.used())
+        self.reserved_space().take().ok_or_else(|| self.used())
     }
 
     /// Takes the room with the pieces that were written into it. The caller holds the gate.
-    pub(crate) fn take_written(&self, inner: &Inner) -> Result<(&Room, Grip), Error> {
+    pub(crate) fn take_written(&self, inner: &Inner) -> Result<(&SpaceRequest, ReservedSpace), Error> {
         self.check_client(inner)?;
-        let grip = self.grip().take();
-        Ok((&self.room, grip.ok_or_else(|| self.used())?))
+        let reserved_space = self.reserved_space().take();
+        Ok((&self.space, reserved_space.ok_or_else(|| self.used())?))
     }
 
     /// Where the copies are, to write a piece that ends at that offset. The caller holds the gate.
     pub(crate) fn locations_for(&self, inner: &Inner, end: Option<u64>) -> Result<Vec<Location>, Error> {
-        let Room { key, len, .. } = &self.room;
+        let SpaceRequest { key, len, .. } = &self.space;
         self.check_client(inner)?;
         if end.is_none_or(|end| end > *len) {
             let what = format!("the piece ends behind the {} reserved for `{key}`", Count(*len, "byte"));
             return Err(Error::invalid(what));
         }
-        self.grip().as_ref().map(|grip| grip.locations().collect()).ok_or_else(|| self.used())
+        self.reserved_space()
+            .as_ref()
+            .map(|reserved_space| reserved_space.locations().collect())
+            .ok_or_else(|| self.used())
     }
 
     fn check_client(&self, inner: &Inner) -> Result<(), Error> {
         if std::ptr::eq(inner, &raw const *self.inner) {
             return Ok(());
         }
-        Err(Error::invalid(format!("the space for `{}` was reserved by another client", self.room.key)))
+        Err(Error::invalid(format!("the space for `{}` was reserved by another client", self.space.key)))
     }
 
     fn used(&self) -> Error {
-        Error::invalid(format!("the space for `{}` was used or released already", self.room.key))
+        Error::invalid(format!("the space for `{}` was used or released already", self.space.key))
     }
 
-    fn grip(&self) -> MutexGuard<'_, Option<Grip>> {
+    fn reserved_space(&self) -> MutexGuard<'_, Option<ReservedSpace>> {
         // Each use takes it or looks at it, so nothing can be half done.
-        self.grip.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reserved_space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Reserved {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Reserved")
-            .field("key", &self.room.key)
-            .field("len", &self.room.len)
+            .field("key", &self.space.key)
+            .field("len", &self.space.len)
             .field("is_held", &self.is_held())
             .finish_non_exhaustive()
     }
 }
 
 /// Reservations that are given back when they are dropped.
-pub(crate) struct Grip {
+pub(crate) struct ReservedSpace {
     inner: Arc<Inner>,
     ready: Vec<Reservation>,
 }
 
-impl Grip {
+impl ReservedSpace {
     /// Takes over what an answer has brought.
     fn new(inner: &Arc<Inner>, held: &Held<'_>, ready: Vec<Reservation>) -> Self {
-        let grip = Self { inner: Arc::clone(inner), ready };
-        grip.locations().for_each(|location| held.let_go(location));
-        grip
+        let reserved_space = Self { inner: Arc::clone(inner), ready };
+        reserved_space.locations().for_each(|location| held.let_go(location));
+        reserved_space
     }
 
     /// From now on it is the business of a put.
@@ -197,7 +201,7 @@ impl Grip {
     }
 }
 
-impl Drop for Grip {
+impl Drop for ReservedSpace {
     fn drop(&mut self) {
         let left: Vec<_> = self.locations().collect();
         if !left.is_empty() {
@@ -207,7 +211,7 @@ impl Drop for Grip {
 }
 
 async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Deadline) -> Result<(), Error> {
-    let request = ClientToNode::Abort(vec![location.hold()]);
+    let request = ClientToNode::Abort(vec![location.slot_ref()]);
     inner.ask_node(location.segment, &request, deadline).await?;
     held.settle(location);
     Ok(())
@@ -215,14 +219,14 @@ async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Dea
 
 pub(crate) async fn reserve(
     inner: &Arc<Inner>,
-    rooms: &[Room],
+    spaces: &[SpaceRequest],
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Reserved, Error>> {
-    let mut results = Vec::with_capacity(rooms.len());
-    for piece in batch::pieces(rooms.iter().map(|it| &it.key)) {
-        let rooms = rooms.get(piece).unwrap_or_default();
-        results.extend(reserve_piece(inner, rooms, patience, deadline).await);
+    let mut results = Vec::with_capacity(spaces.len());
+    for piece in batch::pieces(spaces.iter().map(|it| &it.key)) {
+        let spaces = spaces.get(piece).unwrap_or_default();
+        results.extend(reserve_piece(inner, spaces, patience, deadline).await);
     }
     // A node that knows its client does not mistake a broken connection to the master for its end. Who
     // cannot be reached now may be when there is something to write.
@@ -236,7 +240,7 @@ pub(crate) async fn reserve(
 }
 
 fn segments(reserved: &Reserved) -> Vec<SegmentId> {
-    reserved.grip().iter().flat_map(Grip::locations).map(|it| it.segment).collect()
+    reserved.reserved_space().iter().flat_map(ReservedSpace::locations).map(|it| it.segment).collect()
 }
 
 impl Reserved {
@@ -249,14 +253,14 @@ impl Reserved {
 
 async fn reserve_piece(
     inner: &Arc<Inner>,
-    rooms: &[Room],
+    spaces: &[SpaceRequest],
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Reserved, Error>> {
-    let items = rooms.iter().map(|room| ReserveItem {
-        key: room.key.clone(),
-        len: room.len,
-        options: put::plain(&room.options),
+    let items = spaces.iter().map(|space| ReserveItem {
+        key: space.key.clone(),
+        len: space.len,
+        options: put::plain(&space.options),
     });
     let wait_ms = patience.wait_ms(deadline);
     let report_wait_ms = crate::names::wait_ms(deadline);
@@ -264,29 +268,29 @@ async fn reserve_piece(
     let reserve = Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() };
     let held = Held::new(&inner.reservations, &inner.chores);
     match inner.reserve(reserve, &held, deadline).await {
-        Ok(Reply::Reserved(reserved)) if reserved.items.len() == rooms.len() => {
-            let answers = rooms.iter().zip(reserved.items);
-            answers.map(|(room, outcome)| answer(inner, &held, room, patience, outcome)).collect()
+        Ok(Reply::Reserved(reserved)) if reserved.items.len() == spaces.len() => {
+            let answers = spaces.iter().zip(reserved.items);
+            answers.map(|(space, outcome)| answer(inner, &held, space, patience, outcome)).collect()
         }
-        Ok(Reply::Refused(refusal)) => batch::all(rooms.len(), &refusal.into()),
-        Ok(_) => batch::all(rooms.len(), &Error::misfit()),
-        Err(error) => batch::all(rooms.len(), &error),
+        Ok(Reply::Refused(refusal)) => batch::all(spaces.len(), &refusal.into()),
+        Ok(_) => batch::all(spaces.len(), &Error::misfit()),
+        Err(error) => batch::all(spaces.len(), &error),
     }
 }
 
 fn answer(
     inner: &Arc<Inner>,
     held: &Held<'_>,
-    room: &Room,
+    space: &SpaceRequest,
     patience: Patience,
     outcome: ReserveOutcome,
 ) -> Result<Reserved, Error> {
-    let (key, len) = (room.key.clone(), room.len);
+    let (key, len) = (space.key.clone(), space.len);
     match outcome {
-        ReserveOutcome::Room(ready) => {
-            let grip = Mutex::new(Some(Grip::new(inner, held, ready)));
+        ReserveOutcome::Space(ready) => {
+            let reserved_space = Mutex::new(Some(ReservedSpace::new(inner, held, ready)));
             let gate = RwLock::new(());
-            Ok(Reserved { inner: Arc::clone(inner), room: room.clone(), patience, grip, gate })
+            Ok(Reserved { inner: Arc::clone(inner), space: space.clone(), patience, reserved_space, gate })
         }
         ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
         ReserveOutcome::Full(full) => Err(Error::full(key, len, full)),
@@ -302,17 +306,18 @@ pub(crate) async fn put_reserved(
     items: &[(&Reserved, Vec<SourceBuf<'_>>)],
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
-    let (mut puts, mut grips, mut refused) = (Vec::new(), Vec::new(), Vec::with_capacity(items.len()));
+    let (mut puts, mut reserved_spaces, mut refused) =
+        (Vec::new(), Vec::new(), Vec::with_capacity(items.len()));
     for (reserved, parts) in items {
-        let Room { key, options, .. } = &reserved.room;
+        let SpaceRequest { key, options, .. } = &reserved.space;
         let put = Put { key: key.clone(), parts: parts.clone(), options: options.clone() };
         let taken = match timeout_at(deadline.instant(), reserved.gate.write()).await {
             Ok(_alone) => reserved.take(inner, &put),
             Err(_) => Err(Error::timeout("waiting to put")),
         };
         match taken {
-            Ok(grip) => {
-                grips.push(grip);
+            Ok(reserved_space) => {
+                reserved_spaces.push(reserved_space);
                 puts.push(put);
                 refused.push(None);
             }
@@ -320,7 +325,7 @@ pub(crate) async fn put_reserved(
         }
     }
     let patience = items.iter().map(|(it, _)| it.patience).max_by_key(|it| it.wait_ms(deadline));
-    let stored = put::put_ready(inner, &puts, grips, patience.unwrap_or_default(), deadline).await;
+    let stored = put::put_ready(inner, &puts, reserved_spaces, patience.unwrap_or_default(), deadline).await;
     let mut stored = stored.into_iter();
     let mut next = || stored.next().unwrap_or_else(|| Err(Error::misfit()));
     refused.into_iter().map(|it| it.map_or_else(&mut next, Err)).collect()

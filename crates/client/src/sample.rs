@@ -5,15 +5,15 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::marks::Consumption;
+use tiffin_core::attributes::Consumption;
 use tiffin_core::message::PutOptions;
-use tiffin_core::{Generation, Key, MARKS_MAX, OWNER_BYTES_MAX};
+use tiffin_core::{ATTRIBUTES_MAX, Generation, Key, OWNER_BYTES_MAX};
 use tiffin_transport::SourceBuf;
 
 use crate::inner::Inner;
 use crate::manifest::{Dtype, Manifest, TENSOR_ALIGN, Tensor};
 use crate::put;
-use crate::{Deadline, Effect, Error, Patience, Put};
+use crate::{Deadline, Error, Patience, Put, PutEffect};
 
 /// What is between the end of one part and the beginning of the next.
 const PADDING: [u8; TENSOR_ALIGN as usize] = [0; TENSOR_ALIGN as usize];
@@ -103,12 +103,12 @@ pub(crate) async fn put_samples(
         let manifest = manifest.as_ref().map_err(Error::clone)?;
         let stored = stored.next().unwrap_or_else(|| Err(Error::misfit()))?;
         match stored.effect {
-            Effect::Kept => Err(Error::Exists { key: sample.id.clone(), generation: stored.generation }),
+            PutEffect::Kept => Err(Error::Exists { key: sample.id.clone(), generation: stored.generation }),
             effect => Ok(SampleRef {
                 id: sample.id.clone(),
                 generation: stored.generation,
                 len: manifest.len,
-                replaced: effect == Effect::Replaced,
+                replaced: effect == PutEffect::Replaced,
                 unconfirmed: stored.unconfirmed,
             }),
         }
@@ -131,8 +131,8 @@ fn manifest(sample: &SamplePut<'_>) -> Result<Manifest, Error> {
 
 fn check_groups(consumption: &Consumption) -> Result<(), String> {
     let Consumption::Groups(groups) = consumption else { return Ok(()) };
-    if groups.is_empty() || groups.len() > MARKS_MAX {
-        return Err(format!("it is for {} consumer groups: it must be 1 to {MARKS_MAX}", groups.len()));
+    if groups.is_empty() || groups.len() > ATTRIBUTES_MAX {
+        return Err(format!("it is for {} consumer groups: it must be 1 to {ATTRIBUTES_MAX}", groups.len()));
     }
     let mut names = BTreeSet::new();
     for group in groups {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{ClientToMaster, ClientToNode, Reply};
-use tiffin_core::{Hold, Location, SegmentId};
+use tiffin_core::{Location, SegmentId, SlotRef};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
@@ -31,7 +31,7 @@ const CHORES_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 struct PerNode {
-    aborts: Vec<Hold>,
+    aborts: Vec<SlotRef>,
 }
 
 /// Tends to a client until it is gone.
@@ -110,12 +110,13 @@ fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentI
     for chore in chores {
         match chore {
             Chore::Abort(all) => {
-                all.into_iter().for_each(|it| sorted.entry(it.segment).or_default().aborts.push(it.hold()));
+                all.into_iter()
+                    .for_each(|it| sorted.entry(it.segment).or_default().aborts.push(it.slot_ref()));
             }
             Chore::Late(Reply::Reserved(reserved)) => {
                 inner.nodes.learn(&reserved.nodes);
                 for location in locations(&reserved) {
-                    sorted.entry(location.segment).or_default().aborts.push(location.hold());
+                    sorted.entry(location.segment).or_default().aborts.push(location.slot_ref());
                 }
             }
             Chore::Late(_) | Chore::Release { .. } => {}
@@ -201,8 +202,8 @@ async fn try_once(inner: &Inner, segment: SegmentId, work: &mut PerNode) -> Resu
     Ok(())
 }
 
-fn forget(inner: &Inner, segment: SegmentId, holds: &[Hold]) {
-    for hold in holds {
-        inner.reservations.remove(Location { segment, slot: hold.slot, stamp: hold.stamp });
+fn forget(inner: &Inner, segment: SegmentId, slot_refs: &[SlotRef]) {
+    for slot_ref in slot_refs {
+        inner.reservations.remove(Location { segment, slot: slot_ref.slot, stamp: slot_ref.stamp });
     }
 }

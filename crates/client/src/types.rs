@@ -88,7 +88,7 @@ pub struct Stored {
     /// fewer nodes with room.
     pub copies: u32,
     /// What became of the name.
-    pub effect: Effect,
+    pub effect: PutEffect,
     /// Nodes that could not confirm in time that the older object of that name is gone, be it replaced by
     /// this put or deleted shortly before: until they do, who knows where it lies there may still read it.
     /// Lookups find the new one.
@@ -97,7 +97,7 @@ pub struct Stored {
 
 /// What a put did to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum PutEffect {
     /// It was free.
     Created,
     /// An older object of that name is gone.

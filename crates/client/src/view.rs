@@ -32,7 +32,7 @@ pub struct View {
 }
 
 enum Bytes {
-    Borrowed { range: MappedRange, part: Range<usize>, _hold: Hold },
+    Borrowed { range: MappedRange, part: Range<usize>, _count: ViewCount },
     Copied(Vec<u8>),
 }
 
@@ -85,24 +85,24 @@ impl fmt::Debug for View {
 }
 
 /// One count of a view at a node, ended when dropped.
-struct Hold {
+struct ViewCount {
     inner: Arc<Inner>,
     location: Location,
 }
 
-impl Hold {
+impl ViewCount {
     /// A view that the node has begun, as it answered on this connection; `None` if the connection was
     /// replaced since, because the node has ended the view then.
     fn new(inner: &Arc<Inner>, location: Location, connection: u64) -> Option<Self> {
-        let begun = |views: &mut Views| views.begun(connection, location.hold());
+        let begun = |views: &mut Views| views.begun(connection, location.slot_ref());
         inner.nodes.with_views(location.segment, begun).then(|| Self { inner: Arc::clone(inner), location })
     }
 }
 
-impl Drop for Hold {
+impl Drop for ViewCount {
     fn drop(&mut self) {
         let Location { segment, .. } = self.location;
-        self.inner.nodes.with_views(segment, |views| views.end(self.location.hold()));
+        self.inner.nodes.with_views(segment, |views| views.end(self.location.slot_ref()));
         let _gone = self.inner.chores.send(Chore::EndViews(segment));
     }
 }
@@ -243,7 +243,7 @@ async fn begin(
     if route.attachment().is_none() {
         return everything(|| Step::Copy);
     }
-    let holds: Vec<_> = wanted.iter().map(|(_, location, ..)| location.hold()).collect();
+    let slot_refs: Vec<_> = wanted.iter().map(|(_, location, ..)| location.slot_ref()).collect();
     let locations: Vec<_> = wanted.iter().map(|(_, location, ..)| *location).collect();
     // From here on a new connection lists the views, so that the node ends those whose answer was lost.
     inner.nodes.with_views(segment, |_| ());
@@ -252,10 +252,10 @@ async fn begin(
     let late = move |reply| {
         let (Reply::ViewsBegun(begun), Some(inner)) = (reply, client.upgrade()) else { return };
         for (location, _) in locations.into_iter().zip(begun).filter(|(_, begun)| *begun) {
-            drop(Hold::new(&inner, location, connection));
+            drop(ViewCount::new(&inner, location, connection));
         }
     };
-    let request = ClientToNode::BeginViews(holds);
+    let request = ClientToNode::BeginViews(slot_refs);
     let begun = match route.connection.call_or(&request, deadline.instant(), late).await {
         Ok(Reply::ViewsBegun(begun)) => begun,
         Ok(_) => return everything(|| Step::Copy),
@@ -265,14 +265,14 @@ async fn begin(
         }
     };
     let steps = wanted.into_iter().zip(begun).map(|((index, location, found, part), begun)| {
-        let Some(hold) = begun.then(|| Hold::new(inner, location, connection)).flatten() else {
+        let Some(count) = begun.then(|| ViewCount::new(inner, location, connection)).flatten() else {
             return (index, Ok(Step::Again));
         };
         let range = route.view(location.slot.0, location.stamp.0);
         let step = match range.filter(|range| range.len() as u64 == found.len) {
             Some(range) => Step::Viewed(View {
                 generation: found.generation,
-                bytes: Bytes::Borrowed { range, part: part.start as usize..part.end as usize, _hold: hold },
+                bytes: Bytes::Borrowed { range, part: part.start as usize..part.end as usize, _count: count },
             }),
             // It lies in several pieces.
             None => Step::Copy,

@@ -66,7 +66,7 @@ impl FreeSpace {
         if len == 0 {
             return Some(Vec::new());
         }
-        let need = room_for(len)?;
+        let need = space_for(len)?;
         if need > self.free {
             return None;
         }
@@ -78,7 +78,7 @@ impl FreeSpace {
         let mut taken = Vec::with_capacity(pieces.len());
         for run in pieces {
             let piece = run.len.min(left);
-            self.carve(run, room_for(piece)?);
+            self.carve(run, space_for(piece)?);
             taken.push(Extent { offset: run.offset, len: piece });
             left -= piece;
         }
@@ -87,7 +87,7 @@ impl FreeSpace {
 
     /// Takes `len` bytes in one piece.
     pub fn take_contiguous(&mut self, len: u64) -> Option<Extent> {
-        let need = room_for(len)?;
+        let need = space_for(len)?;
         if need == 0 {
             return Some(Extent::default());
         }
@@ -99,7 +99,7 @@ impl FreeSpace {
     /// Takes `len` bytes from the end of the longest run, so that what is taken one after the other lies
     /// side by side, out of the way of the rest.
     pub fn take_from_end(&mut self, len: u64) -> Option<Extent> {
-        let need = room_for(len).filter(|&need| need > 0)?;
+        let need = space_for(len).filter(|&need| need > 0)?;
         let &(run_len, start) = self.by_len.last().filter(|(run_len, _)| *run_len >= need)?;
         let extent = Extent { offset: start + run_len - need, len: need };
         self.take_at(extent).then_some(extent)
@@ -107,7 +107,7 @@ impl FreeSpace {
 
     /// Takes these very bytes; `false` if they are not all free.
     pub fn take_at(&mut self, extent: Extent) -> bool {
-        let Some(need) = room_for(extent.len).filter(|&need| need > 0) else { return false };
+        let Some(need) = space_for(extent.len).filter(|&need| need > 0) else { return false };
         let end = extent.offset.saturating_add(need);
         let run = self.by_offset.range(..=extent.offset).next_back().map(|(&start, &len)| (start, len));
         let Some((start, len)) = run.filter(|(start, len)| start + len >= end) else { return false };
@@ -125,7 +125,7 @@ impl FreeSpace {
     /// How many bytes more `pieces_max` free runs would have to hold together for `len` bytes to fit.
     #[must_use]
     pub fn short_by(&self, len: u64, pieces_max: usize) -> u64 {
-        let need = room_for(len).unwrap_or(u64::MAX);
+        let need = space_for(len).unwrap_or(u64::MAX);
         self.longest_runs(need, pieces_max).map_or_else(|found| need - found, |_| 0)
     }
 
@@ -134,7 +134,7 @@ impl FreeSpace {
     /// # Panics
     /// If the run was not taken: room given back twice would be handed to two writers.
     pub fn give_back(&mut self, extent: Extent) {
-        let Some(len) = room_for(extent.len).filter(|&len| len > 0) else { return };
+        let Some(len) = space_for(extent.len).filter(|&len| len > 0) else { return };
         let (mut start, mut end) = (extent.offset, extent.offset + len);
         assert!(end <= self.capacity, "{extent:?} lies outside of the segment");
         if let Some((&before, &before_len)) = self.by_offset.range(..=start).next_back() {
@@ -191,7 +191,7 @@ impl FreeSpace {
 
 /// What `len` bytes cost, with the rounding. `None` if that overflows.
 #[must_use]
-pub fn room_for(len: u64) -> Option<u64> {
+pub fn space_for(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(EXTENT_ALIGN)
 }
 
@@ -315,7 +315,7 @@ mod tests {
                 if take || live.is_empty() {
                     let free = used.iter().filter(|it| !**it).count() as u64 * EXTENT_ALIGN;
                     let taken = space.take(len, EXTENTS_MAX);
-                    prop_assert_eq!(taken.is_some(), room_for(len).unwrap() <= free);
+                    prop_assert_eq!(taken.is_some(), space_for(len).unwrap() <= free);
                     let Some(extents) = taken else { continue };
                     prop_assert_eq!(extents.iter().map(|it| it.len).sum::<u64>(), len);
                     for unit in extents.iter().flat_map(units) {

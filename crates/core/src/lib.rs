@@ -17,10 +17,10 @@
 //!
 //! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
+pub mod attributes;
 pub mod disk;
 pub mod extent;
 mod keys;
-pub mod marks;
 pub mod master;
 pub mod message;
 mod names;
@@ -51,7 +51,7 @@ pub const EXTENT_ALIGN: u64 = 64;
 /// The longest name of a pin's owner or of a consumer group, in bytes.
 pub const OWNER_BYTES_MAX: usize = 256;
 /// The most consumer groups of a sample, and the most pins of an object.
-pub const MARKS_MAX: usize = 64;
+pub const ATTRIBUTES_MAX: usize = 64;
 /// The most clients that an answer names of those who look at something.
 pub const VIEWERS_MAX: usize = 16;
 /// The namespace of a client that names none.
@@ -165,21 +165,21 @@ pub struct Location {
 impl Location {
     /// The location without the segment, as the node itself knows it.
     #[must_use]
-    pub fn hold(self) -> Hold {
-        Hold { slot: self.slot, stamp: self.stamp }
+    pub fn slot_ref(self) -> SlotRef {
+        SlotRef { slot: self.slot, stamp: self.stamp }
     }
 }
 
 /// One use of one slot, inside one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hold {
+pub struct SlotRef {
     /// The record in the control segment.
     pub slot: SlotId,
     /// The use of that record.
     pub stamp: Stamp,
 }
 
-impl Hold {
+impl SlotRef {
     /// That copy on a disk.
     #[must_use]
     pub fn on_disk(stamp: Stamp) -> Self {

@@ -46,7 +46,7 @@ tiffin_sabotage::variants! {
         /// The master answers a delete before the nodes have confirmed it.
         DeleteWithoutConfirmation: "delete waits for the nodes";
         /// The master answers a delete of what is gone although its copies may still be read.
-        ForgetGhosts: "a repeated delete waits too";
+        ForgetPendingRetires: "a repeated delete waits too";
         /// The master takes objects away that were put after a drop began.
         DropNewer: "a drop spares what was put since";
         /// The master answers a replacement before the nodes have confirmed that the old object is gone.
@@ -86,7 +86,7 @@ tiffin_sabotage::variants! {
         /// A member discards what it holds for another master of the same epoch.
         DiscardForOthers: "R15: nothing is discarded for an equal epoch";
         /// The master names a written object again whose copies it has had taken away.
-        NameGhosts: "what was taken away gets no name again";
+        NameRetired: "what was taken away gets no name again";
         /// The master prefers what a joining node tells of, however old it is.
         PreferOlder: "generation check, joining";
         /// The master takes an acknowledgement of one generation for one of another.
@@ -142,19 +142,19 @@ tiffin_sabotage::variants! {
         /// The master answers a put while what had that name before can still be read.
         ForgetWhatLeaves: "a put waits for what it follows";
         /// The master does not know of a copy on a disk before it is written.
-        ShelveUnseen: "a delete meets demotions under way";
+        DemoteUnseen: "a delete meets demotions under way";
         /// A disk confirms that a copy is gone before that is so for good.
         ForgetLater: "deletes on disks are for good";
         /// A disk says that an object is written before it is so for good.
-        ShelveTooSoon: "T17: memory leaves after the disk has it";
+        FreeBeforeDemoted: "T17: memory leaves after the disk has it";
         /// A disk says that marks are written before it is so for good.
-        MarkTooSoon: "marks on disks are for good";
+        ConfirmAttributesEarly: "marks on disks are for good";
         /// The master writes objects to disks that are never to go there.
-        ShelveForbidden: "a namespace may keep off disks";
+        DemoteForbidden: "a namespace may keep off disks";
         /// The master offers an object to a disk again that has just refused it because of its size.
         OfferRefused: "a refused object is not offered again at once";
         /// The master evicts what no disk has although the put could wait for the disk.
-        EvictUnshelved: "a put that may wait evicts nothing undemoted";
+        EvictUndemoted: "a put that may wait evicts nothing undemoted";
         /// The master counts on the memory of objects that a disk is still reading.
         EvictDemoting: "memory that a disk reads is not counted on";
         /// The master lets disks read as much memory at a time as they like.

@@ -142,7 +142,7 @@ fn node_side() {
     };
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));
     node.handle(node::Event::Opened { conn, client, namespace: "default".into() });
-    let item = AllocateItem { len: 4096, name_len: 71, marks_len: 0 };
+    let item = AllocateItem { len: 4096, name_len: 71, attributes_len: 0 };
     let allocate = || MasterToMember::Allocate(Allocate { client, items: vec![item; 128], offered: false });
     let mut reserved = Vec::new();
     measured("a node allocates 128 objects", || {
@@ -166,7 +166,7 @@ fn node_side() {
 
 fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> ClientToNode {
     let items = (at * 128..).zip(rooms.into_iter().flatten()).map(|(number, room)| CommitItem {
-        hold: room.location.hold(),
+        slot_ref: room.location.slot_ref(),
         key: key(number),
         len: 4096,
         options: plain(),

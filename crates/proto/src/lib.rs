@@ -216,7 +216,7 @@ requests! {
         40 => Dropped;
     }
     MasterToMember, "master → member" {
-        12 => Allocate, 13 => Settle, 14 => Retire, 15 => ClientGone, 22 => Mark, 23 => Inspect,
+        12 => Allocate, 13 => Settle, 14 => Retire, 15 => ClientGone, 22 => SetAttributes, 23 => Inspect,
         38 => Demote, 39 => Promote;
     }
     ClientToNode, "client → node" {

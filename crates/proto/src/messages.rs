@@ -3,29 +3,29 @@
 //! **Invariant:** a released number keeps its meaning for ever. A field that is no longer used is removed and
 //! its number is noted in a comment. A new field gets the next number, and its default must mean "as before".
 
-use tiffin_core::marks::{Consumption, Marks, SampleMarks};
+use tiffin_core::attributes::{Attributes, Consumption, SampleAttributes};
 use tiffin_core::master::{Saved, SavedMember, SavedPolicy};
 use tiffin_core::message::{
-    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach, Await,
-    Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
-    DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins, Dropped, EndStream,
-    Exists, Explain, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
-    Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, MarkItem, Moved,
-    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy,
-    PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled,
-    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
+    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach,
+    AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide,
+    DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins,
+    Dropped, EndStream, Exists, Explain, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
+    Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed,
+    Moved, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome,
+    Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
+    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
     Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
     Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
     Viewer, Views, Welcome, Why,
 };
 use tiffin_core::{
-    ClientId, EXTENTS_MAX, Extent, Generation, Hold, Location, REPLICAS_MAX, RequestId, Reservation,
+    ClientId, EXTENTS_MAX, Extent, Generation, Location, REPLICAS_MAX, RequestId, Reservation, SlotRef,
 };
 
 use crate::codec::{Arm, Fault, Field, Malformed, Message, Reader, Value, Wire, Writer, only_field};
 
 /// The greatest number of holds in a list. They are small, and a node may have many pending retires.
-const HOLDS_MAX: usize = 1 << 20;
+const SLOT_REFS_MAX: usize = 1 << 20;
 
 choices! {
     Role { Client = 0, Node = 1, Ledger = 2, Lane = 3 }
@@ -50,7 +50,7 @@ choices! {
 message! {
     Generation { 1 => epoch, 2 => counter }
     Location(REPLICAS_MAX as usize) { 1 => segment, 2 => slot, 3 => stamp }
-    Hold(HOLDS_MAX) { 1 => slot, 2 => stamp }
+    SlotRef(SLOT_REFS_MAX) { 1 => slot, 2 => stamp }
     Extent(EXTENTS_MAX) { 1 => offset, 2 => len }
     Reservation { 1 => location, 2 => extents }
 
@@ -70,7 +70,7 @@ message! {
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare, 5 => report_wait_ms }
     Quota { 1 => used, 2 => limit, 3 => need }
     ReserveItem { 1 => key, 2 => len, 3 => options }
-    Reserved { 1 => items, 2 => nodes, 3 => near }
+    Reserved { 1 => items, 2 => nodes, 3 => same_host }
     Usage {
         1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects, 7 => offered,
         8 => metadata, 9 => name_max,
@@ -97,15 +97,15 @@ message! {
         7 => soft_pinned, 8 => tier, 9 => unreported,
     }
     TierStat {
-        1 => shelved, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed, 5 => evicted_unshelved,
-        6 => promoted_objects, 7 => promoted_bytes, 8 => promoted_used, 9 => promoted_unused,
-        10 => prefetch_redundant, 11 => prefetch_joined, 12 => prefetch_failed, 13 => prefetch_skipped,
-        14 => gets_from_memory, 15 => gets_from_disk, 16 => gets_waited, 17 => gets_late, 18 => waited_ms,
-        19 => disk_evicted, 20 => disk_corrupt, 21 => prefetch_cancelled, 22 => gets_from_far_disk,
-        23 => demotions_refused,
+        1 => disk_objects, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed,
+        5 => evicted_undemoted, 6 => promoted_objects, 7 => promoted_bytes, 8 => promoted_used,
+        9 => promoted_unused, 10 => prefetch_redundant, 11 => prefetch_joined, 12 => prefetch_failed,
+        13 => prefetch_skipped, 14 => gets_from_memory, 15 => gets_from_disk, 16 => gets_waited,
+        17 => gets_late, 18 => waited_ms, 19 => disk_evicted, 20 => disk_corrupt,
+        21 => prefetch_cancelled, 22 => gets_from_far_disk, 23 => demotions_refused,
     }
     DemoteItem { 1 => source, 2 => record }
-    PromoteItem { 1 => hold, 2 => into }
+    PromoteItem { 1 => slot_ref, 2 => into }
     Moved { 1 => items, 2 => usage, 3 => bytes_max }
     Dropped { 1 => items, 2 => corrupt, 3 => usage }
     Prefetch { 1 => keys, 2 => ahead, 3 => wait_ms }
@@ -124,29 +124,29 @@ message! {
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
-    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => life }
-    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => life }
+    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => instance }
+    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => instance }
     Announce { 1 => items, 2 => last }
     Announced { 1 => retire, 2 => more }
-    Record { 1 => hold, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => marks }
-    Marks { 1 => pins, 2 => sample }
-    SampleMarks { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
-    MarkItem { 1 => hold, 2 => marks }
-    Released { 1 => holds, 2 => usage }
+    Record { 1 => slot_ref, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => attributes }
+    Attributes { 1 => pins, 2 => sample }
+    SampleAttributes { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
+    AttributesItem { 1 => slot_ref, 2 => attributes }
+    Released { 1 => slot_refs, 2 => usage }
 
     Commit { 1 => items, 2 => wait_ms }
     Store { 1 => commit, 2 => bytes }
-    CommitItem { 1 => hold, 2 => key, 3 => len, 4 => options, 5 => others }
+    CommitItem { 1 => slot_ref, 2 => key, 3 => len, 4 => options, 5 => others }
     Publish { 1 => items, 2 => wait_ms }
     PublishItem { 1 => home, 2 => item }
     Decide { 1 => items, 2 => wait_ms }
     Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
     Allocate { 1 => client, 2 => items, 3 => offered }
-    AllocateItem { 1 => len, 2 => name_len, 3 => marks_len }
+    AllocateItem { 1 => len, 2 => name_len, 3 => attributes_len }
     Allocated { 1 => items, 2 => usage, 3 => short }
     Settle { 1 => commit, 2 => abort }
-    Retire { 1 => holds }
+    Retire { 1 => slot_refs }
     Settled { 1 => lost, 2 => usage, 3 => also }
 
     Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }
@@ -197,7 +197,7 @@ message! {
 
 oneof! {
     ReserveOutcome {
-        1 => Room, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota, 6 => Behind; 7 => NoNode
+        1 => Space, 2 => Exists, 3 => Full, 4 => Invalid, 5 => OverQuota, 6 => Behind; 7 => NoNode
     }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }

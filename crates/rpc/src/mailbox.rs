@@ -175,7 +175,11 @@ impl Outbox {
     /// Sends a request at once. Returns whether the peer will certainly receive it, even if this process ends
     /// now: the peer is on this host, and the whole frame is in its socket. A frame that is queued, or has to
     /// cross a network, is not certain.
-    pub fn entrust<'a>(&self, id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<bool, SendError> {
+    pub fn send_if_buffered<'a>(
+        &self,
+        id: RequestId,
+        request: impl Into<RequestRef<'a>>,
+    ) -> Result<bool, SendError> {
         let frame = tiffin_proto::encode_request(id, request)?;
         let is_near = matches!(self.shared.peer, Peer::Unix { .. });
         match self.shared.offer_at_once(frame) {

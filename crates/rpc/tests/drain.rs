@@ -44,7 +44,7 @@ fn heard(messages: Vec<Incoming>) -> Vec<u64> {
 async fn what_is_certain_to_arrive_arrives_though_its_sender_is_gone() {
     let ((outbox, inbox), mut dialed) = pair(Reach::Near).await;
     for number in 1..=3 {
-        assert_eq!(outbox.entrust(RequestId(number), &word(number)), Ok(true));
+        assert_eq!(outbox.send_if_buffered(RequestId(number), &word(number)), Ok(true));
     }
     drop((outbox, inbox));
     // This notices that there is nobody any more, before anything was heard.
@@ -57,18 +57,18 @@ async fn what_is_certain_to_arrive_arrives_though_its_sender_is_gone() {
 #[tokio::test]
 async fn nothing_is_certain_after_the_inbox_was_drained() {
     let ((outbox, _inbox), mut dialed) = pair(Reach::Near).await;
-    assert_eq!(outbox.entrust(RequestId(1), &word(1)), Ok(true));
+    assert_eq!(outbox.send_if_buffered(RequestId(1), &word(1)), Ok(true));
     assert_eq!(heard(dialed.inbox.drain()), [1]);
-    assert_eq!(outbox.entrust(RequestId(2), &word(2)), Err(SendError::Closed));
+    assert_eq!(outbox.send_if_buffered(RequestId(2), &word(2)), Err(SendError::Closed));
 }
 
 #[tokio::test]
 async fn what_must_cross_a_network_or_waits_for_a_slow_peer_is_not_there_yet() {
     let ((outbox, _inbox), _dialed) = pair(Reach::Far).await;
-    assert_eq!(outbox.entrust(RequestId(1), &word(1)), Ok(false));
+    assert_eq!(outbox.send_if_buffered(RequestId(1), &word(1)), Ok(false));
     let ((outbox, _inbox), mut dialed) = pair(Reach::Near).await;
     let mut sent = 0;
-    while outbox.entrust(RequestId(sent), &word(sent)).unwrap() {
+    while outbox.send_if_buffered(RequestId(sent), &word(sent)).unwrap() {
         sent += 1;
     }
     let heard = heard(dialed.inbox.drain());

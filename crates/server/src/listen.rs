@@ -253,9 +253,9 @@ mod tests {
         }
     }
 
-    struct Room(Door, Arc<Supervisor>);
+    struct Server(Door, Arc<Supervisor>);
 
-    impl Host for Room {
+    impl Host for Server {
         fn door(&self) -> &Door {
             &self.0
         }
@@ -274,15 +274,15 @@ mod tests {
     async fn one_too_many_is_told_so_and_finds_room_when_another_leaves() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new(String::new(), false), Supervisor::new()));
-        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 1, 8));
+        let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 1, 8));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
         let open = || Connection::open(&address, hello.clone(), deadline);
         let (first, _) = open().await.unwrap();
         let refused = open().await.map(|_| ());
         assert!(matches!(refused, Err(CallError::Refused(refusal)) if refusal.reason == Reason::Busy));
-        assert_eq!((room.0.inside(), room.0.refused()), (1, 1));
+        assert_eq!((server.0.inside(), server.0.refused()), (1, 1));
         drop(first);
         // The server may take a moment to see it go.
         while open().await.is_err() {
@@ -295,8 +295,8 @@ mod tests {
     async fn silent_connections_end_oldest_first_and_keep_nobody_out() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new("secret".into(), false), Supervisor::new()));
-        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&room), 64, 4));
+        let server = Arc::new(Server(Door::new("secret".into(), false), Supervisor::new()));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 64, 4));
         let mut silent = Vec::new();
         for _ in 0..5 {
             silent.push(tokio::net::TcpStream::connect(address.to_string()).await.unwrap());
@@ -313,7 +313,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let (connection, _) = Connection::open(&address, hello, deadline).await.unwrap();
         assert!(!connection.is_closed());
-        assert_eq!(room.0.inside(), 1);
+        assert_eq!(server.0.inside(), 1);
         serving.abort();
     }
 
@@ -322,8 +322,8 @@ mod tests {
     async fn without_a_token_both_ways_of_a_loopback_port_lead_in() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let room = Arc::new(Room(Door::new(String::new(), false), Supervisor::new()));
-        let serving = tokio::spawn(serve(listener, Arc::clone(&room)));
+        let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
+        let serving = tokio::spawn(serve(listener, Arc::clone(&server)));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut open = Vec::new();
@@ -333,7 +333,7 @@ mod tests {
             assert_eq!(connection.address(), &address, "people are told the port, whichever way it was");
             open.push(connection);
         }
-        assert_eq!((room.0.inside(), room.0.refused()), (2, 0));
+        assert_eq!((server.0.inside(), server.0.refused()), (2, 0));
         serving.abort();
     }
 

@@ -193,7 +193,7 @@ impl Counters {
         let op = asked.map(|it| it.op);
         match reply {
             Reply::Reserved(reserved) => {
-                let failed = |it: &&ReserveOutcome| !matches!(it, ReserveOutcome::Room(_));
+                let failed = |it: &&ReserveOutcome| !matches!(it, ReserveOutcome::Space(_));
                 let is_full =
                     |it: &ReserveOutcome| matches!(it, ReserveOutcome::Full(_) | ReserveOutcome::NoNode);
                 add(&self.allocation_failures, reserved.items.iter().filter(|it| is_full(it)).count() as u64);

@@ -102,9 +102,9 @@ points! {
     /// A device's answer is lost.
     DiskLostCompletion,
     /// Attributes are written to a disk.
-    DiskMarked,
+    DiskAttributesSet,
     /// Attributes could not be written to a disk.
-    DiskMarkFailed,
+    DiskAttributesFailed,
     /// Copies are removed from a disk.
     DiskForgot,
     /// A disk evicts copies.
@@ -186,7 +186,7 @@ points! {
     /// A commit with bytes could not be sent.
     CarriedNowhere,
     /// A node applies several ledger entries at once.
-    ManyEntrusted,
+    ManyLedgerEntries,
     /// A frame arrives on a connection that was replaced by a newer one.
     FrameFenced,
     /// The kernel proves a death before the sockets close.

@@ -1,8 +1,8 @@
 //! Decisions as the oracle sees them: which object gets its name, and what it replaces.
 
 use tiffin_core::{
-    ConnId, Generation, Hold, RequestId, SegmentId,
-    marks::Marks,
+    ConnId, Generation, RequestId, SegmentId, SlotRef,
+    attributes::Attributes,
     message::{CommitOutcome, DecideItem, OnExists, Record, Replacement},
 };
 
@@ -36,8 +36,8 @@ impl Oracle {
         // A home node asks again because neither it nor its writer has received an answer. This epoch may
         // refuse an object that an earlier epoch had named, in favour of one that was restored meanwhile.
         let keeping = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Keep);
-        let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.hold)));
-        let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.hold())));
+        let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.slot_ref)));
+        let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.slot_ref())));
         self.cause.nameless = others.collect();
         let replaced = items.iter().map(|it| name_of(&it.1).and_then(|name| self.standing(name)));
         let replaced = replaced.collect();
@@ -45,9 +45,9 @@ impl Oracle {
     }
 
     /// Locations of the objects that are being decided.
-    pub(crate) fn places(&self, to: (ConnId, RequestId)) -> Vec<(SegmentId, Hold)> {
+    pub(crate) fn places(&self, to: (ConnId, RequestId)) -> Vec<(SegmentId, SlotRef)> {
         let deciding = self.deciding.get(&to);
-        deciding.into_iter().flat_map(|it| &it.items).map(|(home, it)| (*home, it.item.hold)).collect()
+        deciding.into_iter().flat_map(|it| &it.items).map(|(home, it)| (*home, it.item.slot_ref)).collect()
     }
 
     pub(crate) fn all_decided<'a>(
@@ -62,7 +62,8 @@ impl Oracle {
         for ((segment, item), outcome) in deciding.items.iter().zip(outcomes.clone()) {
             let Some(outcome) = outcome else { continue };
             // A repeated question may be old, too.
-            let same = |it: &(SegmentId, DecideItem)| it.0 == *segment && it.1.item.hold == item.item.hold;
+            let same =
+                |it: &(SegmentId, DecideItem)| it.0 == *segment && it.1.item.slot_ref == item.item.slot_ref;
             let is_late = deciding.late || self.deciding.values().any(|it| it.items.iter().any(same));
             self.decided(*segment, item, outcome, is_late);
             self.supersedes(item, outcome, memories, coverage);
@@ -85,18 +86,18 @@ impl Oracle {
             return;
         };
         let record = Record {
-            hold: item.item.hold,
+            slot_ref: item.item.slot_ref,
             namespace: item.namespace.clone(),
             key: item.item.key.clone(),
             generation: *generation,
             len: item.item.len,
-            marks: Marks::of(&item.item.options),
+            attributes: Attributes::of(&item.item.options),
         };
-        let others = item.item.others.iter().map(|it| (it.segment, it.hold()));
+        let others = item.item.others.iter().map(|it| (it.segment, it.slot_ref()));
         self.decided_too.extend(others.clone().map(|it| (it, *generation)));
         // A node that was lost meanwhile asks again about objects that were stored and removed before.
         if !late {
-            others.chain([(segment, item.item.hold)]).for_each(|it| _ = self.retired.remove(&it));
+            others.chain([(segment, item.item.slot_ref)]).for_each(|it| _ = self.retired.remove(&it));
         }
         self.record(segment, &record, late);
     }
@@ -105,11 +106,11 @@ impl Oracle {
     /// the home's copy is known.
     pub(crate) fn on_settle(&mut self, segment: SegmentId, record: &Record) {
         let is_other = |it: &DecideItem| {
-            it.item.others.iter().any(|it| it.segment == segment && it.hold() == record.hold)
+            it.item.others.iter().any(|it| it.segment == segment && it.slot_ref() == record.slot_ref)
         };
         for deciding in self.deciding.values() {
             for (home, item) in deciding.items.iter().filter(|it| is_other(&it.1)) {
-                self.generation_of.insert((*home, item.item.hold), record.generation);
+                self.generation_of.insert((*home, item.item.slot_ref), record.generation);
             }
         }
         self.record(segment, record, false);
@@ -117,8 +118,8 @@ impl Oracle {
 
     /// A lookup shows the generation of a copy that its node asks about again, before that is answered: a
     /// node that was lost may ask about an object that was stored and deleted before.
-    pub(crate) fn learn_generation(&mut self, place: (SegmentId, Hold), generation: Generation) {
-        let asked = |it: &Deciding| it.items.iter().any(|it| (it.0, it.1.item.hold) == place);
+    pub(crate) fn learn_generation(&mut self, place: (SegmentId, SlotRef), generation: Generation) {
+        let asked = |it: &Deciding| it.items.iter().any(|it| (it.0, it.1.item.slot_ref) == place);
         if let Some(known) = self.generation_of.get_mut(&place)
             && *known < generation
             && self.deciding.values().any(asked)

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
-    extent::room_for,
+    extent::space_for,
     master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
     message::{
         ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
@@ -74,7 +74,7 @@ impl World {
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         let config = MasterConfig {
             epoch: self.epoch,
-            life: self.master_incarnation,
+            instance: self.master_incarnation,
             // Generations of two starts differ even if their epochs do not.
             first_counter: self.master_incarnation << 32,
             durable: true,
@@ -173,8 +173,8 @@ impl World {
                 };
                 let is_client = hello.role == Role::Client;
                 self.master_handles(MasterEvent::Opened(conn, hello));
-                if self.conns.get(&conn).is_some_and(|it| it.near) {
-                    self.master_handles(MasterEvent::Near(conn));
+                if self.conns.get(&conn).is_some_and(|it| it.same_host) {
+                    self.master_handles(MasterEvent::SameHost(conn));
                 }
                 if is_client {
                     self.check_leases_kept();
@@ -296,7 +296,7 @@ impl World {
         let mut resumed = false;
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
-                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::Entrust(conn, ..) => {
+                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::SendLedger(conn, ..) => {
                     self.segment_of(*conn)
                 }
                 Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(_) | Effect::Restart(_) => None,
@@ -317,7 +317,7 @@ impl World {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
                 Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
-                Effect::Entrust(conn, id, request) => {
+                Effect::SendLedger(conn, id, request) => {
                     let taken = self.accepts_now(conn);
                     self.append_to_ledger(conn, id, &request);
                     if let Some(master) = self.master.as_mut().filter(|_| taken) {
@@ -439,7 +439,7 @@ impl World {
         let is_plain = reserve.spare == 0 && reserve.avoid.is_empty() && item.options.stream.is_empty();
         // A waiting put is answered at its deadline, from the state at that time.
         let is_plain = is_plain && reserve.wait_ms == 0;
-        let need = room_for(item.len).filter(|need| *need > 0 && is_plain && !is_limited);
+        let need = space_for(item.len).filter(|need| *need > 0 && is_plain && !is_limited);
         if let Some(need) = need {
             self.oracle.needs.insert((conn, id), need);
             self.oracle.newest_put = Some((conn, id));
@@ -457,13 +457,13 @@ impl World {
         }
         let Some(master) = &self.master else { return };
         let others = master.available().into_iter().find(|it| it.0 == segment).map_or(0, |it| it.2);
-        for hold in &retire.holds {
-            if let Some(generation) = self.oracle.generation_of.get(&(segment, *hold)).copied() {
+        for slot_ref in &retire.slot_refs {
+            if let Some(generation) = self.oracle.generation_of.get(&(segment, *slot_ref)).copied() {
                 self.oracle.evicted_protected(now, generation, others);
                 // An object in several memories may have been evicted for another node.
                 let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
                 let in_memory = places.filter(|((it, _), _)| !self.oracle.tier.is_disk(*it)).count();
-                let is_read = in_memory == 1 && self.is_read_by_a_disk(segment, *hold);
+                let is_read = in_memory == 1 && self.is_read_by_a_disk(segment, *slot_ref);
                 self.oracle.evicted_demoting(generation, is_read, others, &mut self.coverage);
             }
         }
@@ -477,14 +477,16 @@ impl World {
             return;
         }
         let disks = self.ready_disks();
-        for hold in &retire.holds {
-            let Some(generation) = self.oracle.generation_of.get(&(memory, *hold)).copied() else { continue };
+        for slot_ref in &retire.slot_refs {
+            let Some(generation) = self.oracle.generation_of.get(&(memory, *slot_ref)).copied() else {
+                continue;
+            };
             // An object in several memories may have been evicted for another node, also one that does not
             // know yet what it holds or must remove.
             let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
             let memories = places.map(|((it, _), _)| *it).filter(|it| !self.oracle.tier.is_disk(*it));
             let joined: Vec<_> = memories.filter(|it| self.oracle.joined.contains(it)).collect();
-            let is_one = joined == [memory] && !self.oracle.is_being_decided(memory, *hold);
+            let is_one = joined == [memory] && !self.oracle.is_being_decided(memory, *slot_ref);
             if is_one && !self.oracle.tier.has_disk_copy(generation) {
                 self.oracle.evicted_for_waiting_put(now, generation, &disks, memory);
             }

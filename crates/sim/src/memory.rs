@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::{
-    EXTENT_ALIGN, Extent, Hold, SlotId, Stamp,
-    extent::room_for,
+    EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
+    extent::space_for,
     node::{SlotRecord, SlotState},
     session::{Seen, SeenState},
 };
@@ -39,7 +39,7 @@ enum Claim {
 pub(crate) struct Memory {
     units: Vec<Tag>,
     /// At most one use per slot; a disk has one slot for all.
-    slots: BTreeMap<Hold, SlotRecord>,
+    slots: BTreeMap<SlotRef, SlotRecord>,
     /// For a disk: the names of its copies.
     names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
@@ -76,12 +76,12 @@ impl Memory {
     pub(crate) fn keep(&mut self, record: SlotRecord, name: Option<Name>) {
         let stamp = record.stamp;
         self.names.extend(name.map(|name| (stamp, name)));
-        self.slots.insert(Hold::on_disk(stamp), record);
+        self.slots.insert(SlotRef::on_disk(stamp), record);
     }
 
     /// Removes a durable copy.
     pub(crate) fn forget(&mut self, stamp: Stamp) {
-        self.slots.remove(&Hold::on_disk(stamp));
+        self.slots.remove(&SlotRef::on_disk(stamp));
     }
 
     pub(crate) fn forget_all(&mut self) {
@@ -94,18 +94,18 @@ impl Memory {
     }
 
     /// The record of a slot, if it has that stamp.
-    pub(crate) fn load(&self, hold: Hold) -> Option<&SlotRecord> {
-        self.slots.get(&hold)
+    pub(crate) fn load(&self, slot_ref: SlotRef) -> Option<&SlotRecord> {
+        self.slots.get(&slot_ref)
     }
 
     /// Whether the slot has that stamp.
-    pub(crate) fn is_current(&self, hold: Hold) -> bool {
-        self.load(hold).is_some()
+    pub(crate) fn is_current(&self, slot_ref: SlotRef) -> bool {
+        self.load(slot_ref).is_some()
     }
 
     /// What a reader sees of a use.
-    pub(crate) fn seen(&self, hold: Hold) -> Seen {
-        let state = self.load(hold).and_then(|it| match it.state {
+    pub(crate) fn seen(&self, slot_ref: SlotRef) -> Seen {
+        let state = self.load(slot_ref).and_then(|it| match it.state {
             SlotState::Committed => Some(SeenState::Committed),
             SlotState::Reserved(_) | SlotState::Offered(_) => Some(SeenState::Reserved),
             SlotState::Ending | SlotState::Prepared => None,
@@ -114,20 +114,20 @@ impl Memory {
     }
 
     /// The current use of a slot.
-    pub(crate) fn current(&self, slot: SlotId) -> Option<Hold> {
-        let all = Hold { slot, stamp: Stamp(0) }..=Hold { slot, stamp: Stamp(u64::MAX) };
-        self.slots.range(all).next().map(|(hold, _)| *hold)
+    pub(crate) fn current(&self, slot: SlotId) -> Option<SlotRef> {
+        let all = SlotRef { slot, stamp: Stamp(0) }..=SlotRef { slot, stamp: Stamp(u64::MAX) };
+        self.slots.range(all).next().map(|(slot_ref, _)| *slot_ref)
     }
 
     /// Every slot with a stamp.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (Hold, &SlotRecord)> {
-        self.slots.iter().map(|(&hold, it)| (hold, it))
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (SlotRef, &SlotRecord)> {
+        self.slots.iter().map(|(&slot_ref, it)| (slot_ref, it))
     }
 
     /// Claims an offer before it is written. True on success.
-    pub(crate) fn claim(&mut self, hold: Hold) -> bool {
-        match self.claims.get_mut(&hold.slot) {
-            Some((stamp, claim)) if *stamp == hold.stamp && *claim != Claim::Recalled => {
+    pub(crate) fn claim(&mut self, slot_ref: SlotRef) -> bool {
+        match self.claims.get_mut(&slot_ref.slot) {
+            Some((stamp, claim)) if *stamp == slot_ref.stamp && *claim != Claim::Recalled => {
                 *claim = Claim::Claimed;
                 true
             }
@@ -136,23 +136,23 @@ impl Memory {
     }
 
     /// Recalls an offer. True on success.
-    pub(crate) fn recall(&mut self, hold: Hold) -> bool {
-        let is_offered = self.is_unclaimed(hold);
+    pub(crate) fn recall(&mut self, slot_ref: SlotRef) -> bool {
+        let is_offered = self.is_unclaimed(slot_ref);
         if is_offered {
-            self.claims.insert(hold.slot, (hold.stamp, Claim::Recalled));
+            self.claims.insert(slot_ref.slot, (slot_ref.stamp, Claim::Recalled));
         }
         is_offered
     }
 
-    fn is_unclaimed(&self, hold: Hold) -> bool {
-        self.claims.get(&hold.slot) == Some(&(hold.stamp, Claim::Offered))
+    fn is_unclaimed(&self, slot_ref: SlotRef) -> bool {
+        self.claims.get(&slot_ref.slot) == Some(&(slot_ref.stamp, Claim::Offered))
     }
 
     /// Number of unclaimed bytes in offers.
     pub(crate) fn unclaimed(&self) -> u64 {
         let is_offer = |it: &SlotRecord| matches!(it.state, SlotState::Offered(_));
-        let offers = self.slots().filter(|(hold, it)| is_offer(it) && self.is_unclaimed(*hold));
-        offers.flat_map(|(_, it)| &it.extents).filter_map(|it| room_for(it.len)).sum()
+        let offers = self.slots().filter(|(slot_ref, it)| is_offer(it) && self.is_unclaimed(*slot_ref));
+        offers.flat_map(|(_, it)| &it.extents).filter_map(|it| space_for(it.len)).sum()
     }
 
     pub(crate) fn write_slot(&mut self, slot: SlotId, record: SlotRecord) {
@@ -161,11 +161,11 @@ impl Memory {
             self.claims.insert(slot, (record.stamp, Claim::Offered));
         }
         self.withdraw(slot);
-        self.slots.insert(Hold { slot, stamp: record.stamp }, record);
+        self.slots.insert(SlotRef { slot, stamp: record.stamp }, record);
     }
 
     pub(crate) fn withdraw(&mut self, slot: SlotId) {
-        self.slots.retain(|hold, _| hold.slot != slot);
+        self.slots.retain(|slot_ref, _| slot_ref.slot != slot);
     }
 
     /// Writes into the heap; `false` if the bytes are outside.
@@ -199,9 +199,9 @@ impl Memory {
     }
 
     /// Another use that covers a unit.
-    pub(crate) fn covered_by(&self, unit: usize, except: Stamp) -> Option<Hold> {
+    pub(crate) fn covered_by(&self, unit: usize, except: Stamp) -> Option<SlotRef> {
         let covers = |it: &SlotRecord| it.extents.iter().any(|extent| units(*extent).contains(&unit));
-        self.slots().find(|(_, it)| it.stamp != except && covers(it)).map(|(hold, _)| hold)
+        self.slots().find(|(_, it)| it.stamp != except && covers(it)).map(|(slot_ref, _)| slot_ref)
     }
 }
 

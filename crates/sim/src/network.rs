@@ -54,7 +54,7 @@ pub(crate) struct Conn {
     /// The calling node's segment.
     pub(crate) segment: Option<SegmentId>,
     /// The caller is a node near the master.
-    pub(crate) near: bool,
+    pub(crate) same_host: bool,
     pub(crate) caller_open: bool,
     pub(crate) server_open: bool,
     /// The server has accepted it.
@@ -82,7 +82,7 @@ impl Conn {
 
     /// Whether the socket of a near node contains unread messages.
     pub(crate) fn has_unread(&self) -> bool {
-        self.near && self.caller_open && !(self.down.frames.is_empty() && self.ledger.is_empty())
+        self.same_host && self.caller_open && !(self.down.frames.is_empty() && self.ledger.is_empty())
     }
 
     fn pipe(&mut self, way: Way) -> &mut Pipe {
@@ -111,7 +111,7 @@ impl World {
                 Party::Disk(node) => self.disk(node).map(|it| it.segment),
                 Party::Client(_) | Party::Master => None,
             },
-            near: matches!(caller, Party::Node(node) if node < self.plan.near_nodes),
+            same_host: matches!(caller, Party::Node(node) if node < self.plan.same_host_nodes),
             caller_open: true,
             server_open: listens,
             greeted: false,
@@ -147,12 +147,12 @@ impl World {
     pub(crate) fn accepts_now(&mut self, id: ConnId) -> bool {
         let is_slow = self.rng.once_in(8);
         let conn = self.conns.get(&id);
-        conn.is_some_and(|it| it.near && it.server_open && it.down.left.is_none() && !is_slow)
+        conn.is_some_and(|it| it.same_host && it.server_open && it.down.left.is_none() && !is_slow)
     }
 
     /// Appends an entry to the ledger of a near node.
     pub(crate) fn append_to_ledger(&mut self, conn: ConnId, id: RequestId, request: &MasterToMember) {
-        if !self.conns.get(&conn).is_some_and(|it| it.near && it.server_open && it.down.left.is_none()) {
+        if !self.conns.get(&conn).is_some_and(|it| it.same_host && it.server_open && it.down.left.is_none()) {
             return self.send_request(conn, Way::Down, id, request);
         }
         self.log.note(|| format!("{conn:?} entrusted {id:?} {request:?}"));
@@ -216,13 +216,15 @@ impl World {
         let (up_left, down_left) = (self.rng.any() as usize, self.rng.any() as usize);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        let near = conn.near;
-        for (pipe, left, near) in [(&mut conn.up, up_left, false), (&mut conn.down, down_left, near)] {
+        let same_host = conn.same_host;
+        for (pipe, left, same_host) in
+            [(&mut conn.up, up_left, false), (&mut conn.down, down_left, same_host)]
+        {
             if pipe.left.is_none() {
-                pipe.left = Some(if near { pipe.frames.len() } else { left % (pipe.frames.len() + 1) });
+                pipe.left = Some(if same_host { pipe.frames.len() } else { left % (pipe.frames.len() + 1) });
             }
         }
-        let heard = if near { conn.down.last_at } else { 0 };
+        let heard = if same_host { conn.down.last_at } else { 0 };
         conn.up.not_before = conn.up.not_before.max(now + late);
         let server_at = now + late + half_open;
         self.at(heard.max(now) + noticed, Event::CallerCloses(id));

@@ -2,7 +2,7 @@
 //! bytes.
 
 use tiffin_core::{
-    ClientId, ConnId, Hold, SegmentId,
+    ClientId, ConnId, SegmentId, SlotRef,
     message::{
         ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
         Welcome,
@@ -118,7 +118,7 @@ impl World {
         }
         self.transfers_lose_node(segment);
         self.crash_disk(node);
-        if let Some(link) = link.filter(|_| node < self.plan.near_nodes) {
+        if let Some(link) = link.filter(|_| node < self.plan.same_host_nodes) {
             // The kernel of the master's host tells it.
             let delay = self.rng.delay(1, 30);
             self.at(self.now + delay, Event::NodeEnded(self.master_incarnation, link));
@@ -197,10 +197,10 @@ impl World {
         };
         let words: Vec<_> = words.into_iter().filter_map(settle).collect();
         if words.len() > 1 {
-            self.coverage.hit(Point::ManyEntrusted);
+            self.coverage.hit(Point::ManyLedgerEntries);
         }
         if !words.is_empty() {
-            self.node_handles(node, CoreEvent::Entrusted(words));
+            self.node_handles(node, CoreEvent::LedgerRead(words));
         }
     }
 
@@ -298,8 +298,8 @@ impl World {
                 Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } | Effect::Withhold(_) => {
                     self.store(segment, effect)
                 }
-                Effect::Recall(holds) => self.recall(node, &holds),
-                Effect::StampMark(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
+                Effect::Recall(slot_refs) => self.recall(node, &slot_refs),
+                Effect::StampHighWater(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
                 Effect::Membership(member) => {
                     if let Some(memory) = self.memories.get_mut(&segment) {
                         memory.member = member;
@@ -321,12 +321,13 @@ impl World {
     }
 
     /// Recalls offers, unless their clients have claimed them.
-    fn recall(&mut self, node: usize, holds: &[Hold]) {
+    fn recall(&mut self, node: usize, slot_refs: &[SlotRef]) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let Some(memory) = self.memories.get_mut(&shell.segment) else { return };
-        let outcomes: Vec<_> = holds.iter().map(|&hold| (hold, memory.recall(hold))).collect();
-        for (hold, is_recalled) in &outcomes {
-            let numbers = [shell.segment.0, hold.stamp.0, u64::from(*is_recalled)];
+        let outcomes: Vec<_> =
+            slot_refs.iter().map(|&slot_ref| (slot_ref, memory.recall(slot_ref))).collect();
+        for (slot_ref, is_recalled) in &outcomes {
+            let numbers = [shell.segment.0, slot_ref.stamp.0, u64::from(*is_recalled)];
             self.log.line(self.now, "recall", &numbers, &[]);
             self.coverage.hit(if *is_recalled { Point::OfferRecalled } else { Point::RecallFoundClaim });
         }
@@ -358,8 +359,8 @@ impl World {
             }
             Effect::Withdraw { slot } => {
                 self.log.line(self.now, "withdraw", &[segment.0, u64::from(slot.0)], &[]);
-                let hold = memory.current(slot);
-                hold.into_iter().for_each(|it| self.oracle.withdrawn(segment, it, &mut self.coverage));
+                let slot_ref = memory.current(slot);
+                slot_ref.into_iter().for_each(|it| self.oracle.withdrawn(segment, it, &mut self.coverage));
                 memory.withdraw(slot);
             }
             Effect::Heap { offset, bytes } => {

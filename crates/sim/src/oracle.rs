@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    marks::Consumption,
+    ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
+    attributes::Consumption,
     master::{Effect, Notice, Saved, SavedMember},
     message::{
         Announced, DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence,
@@ -155,7 +155,7 @@ pub(crate) struct Cause {
     /// These objects may be removed.
     pub(crate) generations: BTreeSet<Generation>,
     /// Copies that may get no name.
-    pub(crate) nameless: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) nameless: BTreeSet<(SegmentId, SlotRef)>,
     /// A removal that a lease refuses.
     pub(crate) is_refusable: bool,
     /// Names of a lookup, whether with a lease, and the group.
@@ -176,9 +176,9 @@ pub(crate) struct Oracle {
     pub(crate) violation: Option<Violation>,
     pub(crate) values: Vec<Value>,
     /// The value written into each use of a slot.
-    pub(crate) written: BTreeMap<(SegmentId, Hold), ValueId>,
+    pub(crate) written: BTreeMap<(SegmentId, SlotRef), ValueId>,
     pub(crate) objects: BTreeMap<Generation, ObjectHistory>,
-    pub(crate) generation_of: BTreeMap<(SegmentId, Hold), Generation>,
+    pub(crate) generation_of: BTreeMap<(SegmentId, SlotRef), Generation>,
     pub(crate) of_name: BTreeMap<Name, BTreeSet<Generation>>,
     /// The newest generation of each name seen in this epoch.
     pub(crate) newest: BTreeMap<Name, Generation>,
@@ -188,11 +188,11 @@ pub(crate) struct Oracle {
     pub(crate) acknowledged: BTreeMap<Name, Generation>,
     pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
     /// Other copies of decided objects, which their nodes may not know of.
-    pub(crate) decided_too: BTreeMap<(SegmentId, Hold), Generation>,
+    pub(crate) decided_too: BTreeMap<(SegmentId, SlotRef), Generation>,
     /// Copies that this epoch has removed.
-    pub(crate) retired: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) retired: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies of undecided objects whose name was deleted: their generation was not known yet.
-    pub(crate) undecided: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) undecided: BTreeSet<(SegmentId, SlotRef)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     pub(crate) cause: Cause,
     node_names: BTreeMap<String, SegmentId>,
@@ -211,11 +211,11 @@ pub(crate) struct Oracle {
     /// Unanswered acknowledgements.
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
-    pub(crate) published: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
     /// Objects that this epoch named through the ledger.
-    pub(crate) ledger_commits: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
-    pub(crate) retires_sent: BTreeSet<(SegmentId, Hold)>,
+    pub(crate) retires_sent: BTreeSet<(SegmentId, SlotRef)>,
     /// Leases of samples: client and sample.
     pub(crate) leases: BTreeMap<u64, (ClientId, Generation)>,
     /// Samples that were consumed while others had them leased.
@@ -284,8 +284,8 @@ impl Oracle {
         self.values.get((id.0 as usize).checked_sub(1)?)
     }
 
-    pub(crate) fn will_write(&mut self, segment: SegmentId, hold: Hold, value: ValueId) {
-        self.written.insert((segment, hold), value);
+    pub(crate) fn will_write(&mut self, segment: SegmentId, slot_ref: SlotRef, value: ValueId) {
+        self.written.insert((segment, slot_ref), value);
     }
 
     pub(crate) fn node_starts(&mut self, segment: SegmentId, name: &str) {
@@ -333,24 +333,28 @@ impl Oracle {
         self.has_unknown_evictions = false;
         self.samples_expire = state.policies.iter().any(|it| it.policy.max_hold_ms.is_some());
         self.lost.extend(state.forgotten.iter().map(|it| (*it, true)));
-        let owed = |it: &SavedMember| it.owed_holds().into_iter().map(|hold| (it.segment, hold)).collect();
+        let owed = |it: &SavedMember| {
+            it.owed_slot_refs().into_iter().map(|slot_ref| (it.segment, slot_ref)).collect()
+        };
         self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
             // Copies with a pending retire are gone, whether anybody was told or not.
-            for (_, record) in memory.slots().filter(|(hold, _)| !self.retired.contains(&(*segment, *hold))) {
+            for (_, record) in
+                memory.slots().filter(|(slot_ref, _)| !self.retired.contains(&(*segment, *slot_ref)))
+            {
                 surviving.entry(record.generation).or_default().push(*segment);
             }
         }
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
-        for (generation, life) in &mut self.objects {
-            life.lease_until = Tick(0);
-            life.pins.clear();
+        for (generation, history) in &mut self.objects {
+            history.lease_until = Tick(0);
+            history.pins.clear();
             let Some(on) = surviving.get(generation) else { continue };
             // An answered delete stays, if the members with a copy were known then and still are.
             let stays = |dead: &Dead| on.iter().all(|it| roster.contains(it) && !dead.exempt.contains(it));
-            if !life.dead.as_ref().is_some_and(stays) {
-                (life.gone, life.deletes, life.dead) = (false, 0, None);
+            if !history.dead.as_ref().is_some_and(stays) {
+                (history.gone, history.deletes, history.dead) = (false, 0, None);
             }
         }
     }
@@ -363,10 +367,10 @@ impl Oracle {
     /// The object that has a name, as far as the oracle can tell.
     pub(crate) fn standing(&self, name: Name) -> Option<Generation> {
         let newest = self.newest.get(&name).copied()?;
-        let life = self.objects.get(&newest)?;
+        let history = self.objects.get(&newest)?;
         let vanishes =
-            self.has_unknown_evictions && !life.is_protected() || self.samples_expire && life.sample;
-        (!life.is_gone() && life.returns == 0 && !vanishes).then_some(newest)
+            self.has_unknown_evictions && !history.is_protected() || self.samples_expire && history.sample;
+        (!history.is_gone() && history.returns == 0 && !vanishes).then_some(newest)
     }
 
     /// Whether the master has just announced an eviction.
@@ -398,9 +402,9 @@ impl Oracle {
         for name in names {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
-                let Some(life) = self.objects.get_mut(&generation) else { continue };
-                let (returns, gone) = (life.returns, life.is_gone());
-                life.deletes += 1;
+                let Some(history) = self.objects.get_mut(&generation) else { continue };
+                let (returns, gone) = (history.returns, history.is_gone());
+                history.deletes += 1;
                 of_name.push(Victim { generation, returns, gone });
             }
             self.cause.names.insert(name);
@@ -410,17 +414,18 @@ impl Oracle {
         let items = decided.flat_map(|it| &it.items);
         let meant = |item: &DecideItem| name_of(item).is_some_and(|it| victims.iter().any(|of| of.0 == it));
         let copies = items.filter(|(_, item)| meant(item)).flat_map(|(home, DecideItem { item, .. })| {
-            let others = item.others.iter().map(|it| (it.segment, it.hold()));
-            others.chain(std::iter::once((*home, item.hold)))
+            let others = item.others.iter().map(|it| (it.segment, it.slot_ref()));
+            others.chain(std::iter::once((*home, item.slot_ref)))
         });
         self.undecided.extend(copies);
         self.deleting.insert((conn, id), Deleting { victims, complete, force });
     }
 
     /// Whether a copy belongs to an undecided object.
-    pub(crate) fn is_being_decided(&self, segment: SegmentId, hold: Hold) -> bool {
+    pub(crate) fn is_being_decided(&self, segment: SegmentId, slot_ref: SlotRef) -> bool {
         let mut items = self.deciding.values().flat_map(|it| &it.items);
-        items.any(|(_, it)| it.item.others.iter().any(|it| (it.segment, it.hold()) == (segment, hold)))
+        items
+            .any(|(_, it)| it.item.others.iter().any(|it| (it.segment, it.slot_ref()) == (segment, slot_ref)))
     }
 
     /// The master has handled the request. Unanswered decisions have replaced their predecessors.
@@ -429,14 +434,14 @@ impl Oracle {
         let mut replaced = Vec::new();
         for Deciding { items, late, .. } in self.deciding.values_mut() {
             *late = true;
-            let new = items.iter().filter(|it| !self.generation_of.contains_key(&(it.0, it.1.item.hold)));
+            let new = items.iter().filter(|it| !self.generation_of.contains_key(&(it.0, it.1.item.slot_ref)));
             let new = new.filter(|it| it.1.item.options.on_exists == OnExists::Replace);
             replaced.extend(new.filter_map(|it| name_of(&it.1)));
         }
         for name in replaced {
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                if let Some(life) = self.objects.get_mut(generation) {
-                    life.gone = true;
+                if let Some(history) = self.objects.get_mut(generation) {
+                    history.gone = true;
                 }
             }
         }
@@ -487,11 +492,11 @@ impl Oracle {
             Effect::Ask(conn, id, request) => {
                 self.on_member_effect((*conn, *id, now), request, segment, evicting, coverage);
             }
-            Effect::Entrust(_, _, MasterToMember::Settle(settle)) => {
+            Effect::SendLedger(_, _, MasterToMember::Settle(settle)) => {
                 let segment = segment.unwrap_or_default();
                 self.on_retires(Some(segment), &settle.abort);
                 for record in &settle.commit {
-                    self.ledger_commits.insert((segment, record.hold));
+                    self.ledger_commits.insert((segment, record.slot_ref));
                     self.record(segment, record, false);
                 }
             }
@@ -515,9 +520,9 @@ impl Oracle {
                 ResolveOutcome::Found(found) => {
                     self.found(name, found, coverage);
                     let until = now.after(self.lease_ms);
-                    let life = self.objects.get_mut(&found.generation).filter(|_| self.cause.lease);
-                    if let Some(life) = life {
-                        life.lease_until = life.lease_until.max(until);
+                    let history = self.objects.get_mut(&found.generation).filter(|_| self.cause.lease);
+                    if let Some(history) = history {
+                        history.lease_until = history.lease_until.max(until);
                     }
                 }
                 ResolveOutcome::Absent => self.absent(name, memories, coverage),
@@ -596,10 +601,11 @@ impl Oracle {
                 self.on_retires(segment, refused);
                 let segment = segment.unwrap_or_default();
                 let announced = std::mem::take(&mut self.cause.announced);
-                let unannounced = refused.iter().filter(|hold| !announced.iter().any(|it| it.hold == **hold));
-                unannounced.for_each(|hold| self.unannounced(segment, *hold, memories));
+                let unannounced =
+                    refused.iter().filter(|slot_ref| !announced.iter().any(|it| it.slot_ref == **slot_ref));
+                unannounced.for_each(|slot_ref| self.unannounced(segment, *slot_ref, memories));
                 for record in &announced {
-                    match refused.contains(&record.hold) {
+                    match refused.contains(&record.slot_ref) {
                         true => self.announcement_refused(segment, record, coverage),
                         false => self.adopted(segment, record, memories),
                     }
@@ -607,7 +613,7 @@ impl Oracle {
             }
             Reply::Registered(registered) => {
                 let at = segment.unwrap_or_default();
-                registered.retire.iter().for_each(|hold| _ = self.tier.leaves((at, *hold)));
+                registered.retire.iter().for_each(|slot_ref| _ = self.tier.leaves((at, *slot_ref)));
                 self.on_registered(to.0, registered, segment);
             }
             _ => (),
@@ -634,11 +640,11 @@ impl Oracle {
 
     fn adopted(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
         // The same copy may have been decided again, and its node did not know yet.
-        let anew = self.generation_of.get(&(segment, record.hold)).copied();
+        let anew = self.generation_of.get(&(segment, record.slot_ref)).copied();
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
             return;
         }
-        self.tier.arrives((segment, record.hold), record.generation);
+        self.tier.arrives((segment, record.slot_ref), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.from_new_node) {
             self.check_not_older(segment, name, record, memories);
             self.removed_is_not_restored(segment, name, record.generation);
@@ -651,23 +657,23 @@ impl Oracle {
             let meant = |it: &Victim| it.generation == record.generation;
             let deletes = self.deleting.values().flat_map(|it| &it.victims);
             let under_way = deletes.filter(|(_, of)| of.iter().any(meant)).count() as u32;
-            let life = self.seen(name, record.generation);
+            let history = self.seen(name, record.generation);
             if was_gone {
                 // Its pins were removed with it; the returning node knows only its own.
-                life.returns += 1;
-                life.pins.clear();
-                life.written_pins.clear();
+                history.returns += 1;
+                history.pins.clear();
+                history.written_pins.clear();
             }
-            (life.gone, life.deletes) = (false, under_way);
+            (history.gone, history.deletes) = (false, under_way);
             // The object comes from messages of a dead process, or from an earlier epoch: it was not known
             // when it was deleted.
-            let unheard = life.dead.as_ref().is_some_and(|it| it.exempt.contains(&segment));
+            let unheard = history.dead.as_ref().is_some_and(|it| it.exempt.contains(&segment));
             if unheard || memories.get(&segment).is_some_and(|it| !it.alive) {
-                life.dead = None;
+                history.dead = None;
             }
             // A restarted master learns pins from the nodes.
-            life.pins.extend(record.marks.pins.iter().cloned());
-            life.lease_until = Tick(0);
+            history.pins.extend(record.attributes.pins.iter().cloned());
+            history.lease_until = Tick(0);
         }
         self.record(segment, record, false);
     }
@@ -675,26 +681,26 @@ impl Oracle {
     /// A copy of an object is known.
     pub(crate) fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
-        let value = self.written.get(&(segment, record.hold)).copied();
-        self.generation_of.insert((segment, record.hold), record.generation);
+        let value = self.written.get(&(segment, record.slot_ref)).copied();
+        self.generation_of.insert((segment, record.slot_ref), record.generation);
         // All older objects of the name are replaced.
         for older in self.of_name.get(&name).into_iter().flatten().filter(|it| **it < record.generation) {
-            if let Some(life) = self.objects.get_mut(older) {
-                life.gone = true;
+            if let Some(history) = self.objects.get_mut(older) {
+                history.gone = true;
             }
         }
-        let life = self.seen(name, record.generation);
-        life.sample |= record.marks.sample.is_some();
-        let consumption = record.marks.sample.as_ref().map(|it| &it.consumption);
-        life.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
-        life.once |= matches!(consumption, Some(Consumption::Once));
-        life.in_stream |= record.marks.sample.as_ref().is_some_and(|it| !it.stream.is_empty());
+        let history = self.seen(name, record.generation);
+        history.sample |= record.attributes.sample.is_some();
+        let consumption = record.attributes.sample.as_ref().map(|it| &it.consumption);
+        history.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
+        history.once |= matches!(consumption, Some(Consumption::Once));
+        history.in_stream |= record.attributes.sample.as_ref().is_some_and(|it| !it.stream.is_empty());
         // Pins that are reported late may have ended since.
-        if !std::mem::replace(&mut life.marked, true) && !late {
-            life.pins = record.marks.pins.iter().cloned().collect();
+        if !std::mem::replace(&mut history.marked, true) && !late {
+            history.pins = record.attributes.pins.iter().cloned().collect();
         }
-        if let (None, Some(value)) = (life.value, value) {
-            life.value = Some(value);
+        if let (None, Some(value)) = (history.value, value) {
+            history.value = Some(value);
         }
     }
 
@@ -727,10 +733,10 @@ impl Oracle {
 }
 
 /// Readable copies of one generation.
-pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<Item = Hold> {
+pub(crate) fn copies(memory: &Memory, generation: Generation) -> impl Iterator<Item = SlotRef> {
     let readable =
         memory.slots().filter(move |(_, it)| it.state == SlotState::Committed && it.generation == generation);
-    readable.map(|(hold, _)| hold)
+    readable.map(|(slot_ref, _)| slot_ref)
 }
 
 pub(crate) fn record_name(record: &Record) -> Option<Name> {

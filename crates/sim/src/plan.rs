@@ -12,7 +12,7 @@ use crate::faults::Fault;
 pub(crate) struct Plan {
     pub(crate) nodes: usize,
     /// How many of them are near the master: no message of the master to them is lost.
-    pub(crate) near_nodes: usize,
+    pub(crate) same_host_nodes: usize,
     pub(crate) clients: usize,
     /// Bytes of each node's memory.
     pub(crate) capacity: u64,
@@ -231,7 +231,7 @@ impl Plan {
         let slot_count = rng.between(10, 40);
         Self {
             nodes: rng.between(2, 3) as usize,
-            near_nodes: rng.below(4) as usize,
+            same_host_nodes: rng.below(4) as usize,
             clients: rng.between(3, 5) as usize,
             capacity: rng.between(20, 72) * EXTENT_ALIGN,
             slot_count: slot_count as u32,

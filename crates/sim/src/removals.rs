@@ -1,6 +1,6 @@
 //! Removals as the oracle sees them: each must have a reason.
 
-use tiffin_core::{Hold, SegmentId, Tick};
+use tiffin_core::{SegmentId, SlotRef, Tick};
 
 use crate::{
     coverage::{Coverage, Point},
@@ -9,11 +9,17 @@ use crate::{
 
 impl Oracle {
     /// The master retires a copy: there must be a reason.
-    pub(crate) fn retires(&mut self, now: Tick, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
+    pub(crate) fn retires(
+        &mut self,
+        now: Tick,
+        segment: SegmentId,
+        slot_ref: SlotRef,
+        coverage: &mut Coverage,
+    ) {
         // A retire may be repeated.
-        let again = !self.retired.insert((segment, hold));
-        let was_pending = self.tier.leaves((segment, hold));
-        let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
+        let again = !self.retired.insert((segment, slot_ref));
+        let was_pending = self.tier.leaves((segment, slot_ref));
+        let Some(generation) = self.generation_of.get(&(segment, slot_ref)).copied() else { return };
         if again || self.objects.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
@@ -36,9 +42,9 @@ impl Oracle {
             |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
         let asked = self.cause.names.contains(&life.name)
             || self.cause.generations.contains(&generation)
-            || self.cause.nameless.contains(&(segment, hold))
+            || self.cause.nameless.contains(&(segment, slot_ref))
             || life.deletes > 0
-            || self.undecided.contains(&(segment, hold))
+            || self.undecided.contains(&(segment, slot_ref))
             || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
             || self.deleting.values().any(dropped);
         // An unseen eviction is applied when the node returns.

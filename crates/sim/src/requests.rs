@@ -1,7 +1,7 @@
 //! What the oracle learns from requests: of clients and members to the master, and of the master to members.
 
 use tiffin_core::{
-    ConnId, Hold, RequestId, SegmentId, Tick,
+    ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{
         ClientToMaster, DecideItem, MasterToMember, MemberToMaster, PolicyChange, Publish, PublishItem,
         Request,
@@ -162,9 +162,9 @@ impl Oracle {
         match request {
             MasterToMember::Allocate(_) => self.allocations += 1,
             MasterToMember::Retire(retire) => {
-                self.on_retires(segment, &retire.holds);
+                self.on_retires(segment, &retire.slot_refs);
                 (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
-                retire.holds.iter().for_each(|hold| self.retires(now, to, *hold, coverage));
+                retire.slot_refs.iter().for_each(|slot_ref| self.retires(now, to, *slot_ref, coverage));
             }
             MasterToMember::Settle(settle) => {
                 self.on_retires(segment, &settle.abort);
@@ -172,11 +172,12 @@ impl Oracle {
                     self.settles_promotion((conn, id), to, record);
                     self.on_settle(to, record);
                 }
-                settle.abort.iter().for_each(|hold: &Hold| self.gives_back(to, *hold));
+                settle.abort.iter().for_each(|slot_ref: &SlotRef| self.gives_back(to, *slot_ref));
             }
             MasterToMember::Demote(items) => self.demotes((conn, id), now, to, items),
             MasterToMember::Promote(items) => items.iter().for_each(|it| self.promotes(to, it.into)),
-            MasterToMember::ClientGone(_) | MasterToMember::Mark(_) | MasterToMember::Inspect(_) => (),
+            MasterToMember::ClientGone(_) | MasterToMember::SetAttributes(_) | MasterToMember::Inspect(_) => {
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //! checks its slot after mapping, a reader loads the record, copies, and checks the stamp again.
 
 use tiffin_core::{
-    ClientId, EXTENT_ALIGN, Hold, SegmentId,
+    ClientId, EXTENT_ALIGN, SegmentId, SlotRef,
     message::{ClientToNode, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
@@ -40,7 +40,7 @@ pub(crate) struct Transfer {
     pub(crate) session: SessionId,
     pub(crate) need: NeedId,
     pub(crate) segment: SegmentId,
-    pub(crate) hold: Hold,
+    pub(crate) slot_ref: SlotRef,
     pub(crate) len: u64,
     /// The value to write; none for a read.
     pub(crate) write: Option<ValueId>,
@@ -87,7 +87,7 @@ pub(crate) struct Order {
     pub(crate) session: SessionId,
     pub(crate) need: NeedId,
     pub(crate) segment: SegmentId,
-    pub(crate) hold: Hold,
+    pub(crate) slot_ref: SlotRef,
     pub(crate) len: u64,
     pub(crate) write: Option<ValueId>,
     /// For a read from a cached location: the epoch in which the object was named.
@@ -107,7 +107,7 @@ impl World {
             session: order.session,
             need: order.need,
             segment: order.segment,
-            hold: order.hold,
+            slot_ref: order.slot_ref,
             len: order.len,
             write: order.write,
             socket,
@@ -124,8 +124,11 @@ impl World {
         };
         self.transfers.insert(id, transfer);
         let delay = self.rng.delay(4, 60);
-        let node =
-            if order.hold.is_on_disk() { self.disk_of(order.segment) } else { self.node_of(order.segment) };
+        let node = if order.slot_ref.is_on_disk() {
+            self.disk_of(order.segment)
+        } else {
+            self.node_of(order.segment)
+        };
         match (socket, node) {
             (false, _) => self.client_at(delay, order.client, ClientEvent::Step(id)),
             (true, Some(node)) => self.node_at(delay, node, NodeEvent::Chunk(id)),
@@ -175,7 +178,7 @@ impl World {
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
         let client = transfer.client;
         let Some(units) = &transfer.units else {
-            let record = memory.load(transfer.hold);
+            let record = memory.load(transfer.slot_ref);
             let record = record.filter(|it| it.len == transfer.len);
             let record = record.filter(|it| transfer.write.is_none() || it.state.writer().is_some());
             let is_offered = record.as_ref().is_some_and(|it| matches!(it.state, SlotState::Offered(_)));
@@ -188,7 +191,7 @@ impl World {
             };
         };
         if std::mem::take(&mut transfer.must_claim) {
-            let is_claimed = memory.claim(transfer.hold);
+            let is_claimed = memory.claim(transfer.slot_ref);
             self.coverage.hit(if is_claimed { Point::OfferClaimed } else { Point::ClaimFailed });
             if !is_claimed {
                 return self.transferred(id, Ended::Stale);
@@ -199,7 +202,7 @@ impl World {
             match transfer.write {
                 Some(value) => {
                     let tag = Tag { value, unit: place as u32 };
-                    self.oracle.writes(memory, unit, transfer.hold, &mut self.coverage);
+                    self.oracle.writes(memory, unit, transfer.slot_ref, &mut self.coverage);
                     memory.write_unit(unit, tag);
                 }
                 None => transfer.tags.extend(memory.read_unit(unit)),
@@ -210,10 +213,10 @@ impl World {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
-        let (segment, hold, reader_epoch) = (transfer.segment, transfer.hold, transfer.reader_epoch);
+        let (segment, slot_ref, reader_epoch) = (transfer.segment, transfer.slot_ref, transfer.reader_epoch);
         let is_current = match transfer.cached_epoch {
-            None => memory.is_current(hold),
-            Some(named) => self.is_valid_cached(reader_epoch, segment, hold, named),
+            None => memory.is_current(slot_ref),
+            Some(named) => self.is_valid_cached(reader_epoch, segment, slot_ref, named),
         };
         let whole = unchecked || is_current;
         if whole {
@@ -224,9 +227,15 @@ impl World {
 
     /// Whether bytes count that were read from a cached location of an object that was `named` in that epoch,
     /// by a client of a master of that `epoch`.
-    pub(crate) fn is_valid_cached(&mut self, epoch: u64, segment: SegmentId, hold: Hold, named: u64) -> bool {
+    pub(crate) fn is_valid_cached(
+        &mut self,
+        epoch: u64,
+        segment: SegmentId,
+        slot_ref: SlotRef,
+        named: u64,
+    ) -> bool {
         let Some(memory) = self.memories.get(&segment) else { return false };
-        let seen = memory.seen(hold);
+        let seen = memory.seen(slot_ref);
         let is_valid = is_valid_cached(seen, named, epoch);
         if is_valid && seen.state == Some(SeenState::Reserved) {
             self.coverage.hit(Point::KnownReadEarly);
@@ -239,7 +248,7 @@ impl World {
         let pace = self.rng.between(1, 4) as u32;
         let (copying, late) = (self.rng.delay(4, 60), self.rng.percent(50));
         let Some(transfer) = self.transfers.get_mut(&id).filter(|it| !it.node_done) else { return };
-        if transfer.hold.is_on_disk() {
+        if transfer.slot_ref.is_on_disk() {
             return self.disk_chunk(node, id);
         }
         if !std::mem::replace(&mut transfer.data_open, true) {
@@ -254,9 +263,9 @@ impl World {
         let offset = u64::from(transfer.done) * EXTENT_ALIGN;
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
-            Some(_) => core.begin_store(transfer.client_id, transfer.hold, offset, len),
+            Some(_) => core.begin_store(transfer.client_id, transfer.slot_ref, offset, len),
             None => core.begin_send(
-                transfer.hold,
+                transfer.slot_ref,
                 offset,
                 len,
                 transfer.cached_epoch.map(|_| transfer.reader_epoch),
@@ -276,7 +285,7 @@ impl World {
     pub(crate) fn chunk_done(&mut self, node: usize, id: TransferId) {
         let travel = self.rng.delay(4, 40);
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
-        if transfer.hold.is_on_disk() {
+        if transfer.slot_ref.is_on_disk() {
             return self.disk_chunk_done(node, id);
         }
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
@@ -284,7 +293,7 @@ impl World {
         for (place, unit) in (transfer.done..).zip(transfer.units.take().unwrap_or_default()) {
             match transfer.write {
                 Some(value) => {
-                    self.oracle.writes(memory, unit, transfer.hold, &mut self.coverage);
+                    self.oracle.writes(memory, unit, transfer.slot_ref, &mut self.coverage);
                     memory.write_unit(unit, Tag { value, unit: place });
                 }
                 None => transfer.tags.extend(memory.read_unit(unit)),
@@ -293,10 +302,10 @@ impl World {
         }
         let is_current = match transfer.write {
             Some(_) => {
-                core.end_store(transfer.hold);
+                core.end_store(transfer.slot_ref);
                 true
             }
-            None => core.end_send(transfer.hold, transfer.cached_epoch.map(|_| transfer.reader_epoch)),
+            None => core.end_send(transfer.slot_ref, transfer.cached_epoch.map(|_| transfer.reader_epoch)),
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.violation);
         self.drain_node(node);
@@ -323,15 +332,15 @@ impl World {
             else {
                 continue;
             };
-            let Some(extents) = core.begin_store(client, item.hold, 0, item.len) else {
+            let Some(extents) = core.begin_store(client, item.slot_ref, 0, item.len) else {
                 self.coverage.hit(Point::CarriedInVain);
                 continue;
             };
             for (place, unit) in (0..).zip(all_units(&extents)) {
-                self.oracle.writes(memory, unit, item.hold, &mut self.coverage);
+                self.oracle.writes(memory, unit, item.slot_ref, &mut self.coverage);
                 memory.write_unit(unit, Tag { value, unit: place });
             }
-            core.end_store(item.hold);
+            core.end_store(item.slot_ref);
             self.coverage.hit(Point::CarriedWritten);
             self.drain_node(node);
         }
@@ -393,7 +402,13 @@ impl World {
     /// A read is valid from here on.
     fn validated(&mut self, id: TransferId) {
         let Some(transfer) = self.transfers.get(&id).filter(|it| it.write.is_none()) else { return };
-        self.oracle.read(transfer.segment, transfer.hold, transfer.len, &transfer.tags, &mut self.coverage);
+        self.oracle.read(
+            transfer.segment,
+            transfer.slot_ref,
+            transfer.len,
+            &transfer.tags,
+            &mut self.coverage,
+        );
     }
 
     pub(crate) fn end_socket(&mut self, node: usize, id: TransferId, ended: Ended) {

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     EXTENT_ALIGN, Generation,
-    marks::Consumption,
+    attributes::Consumption,
     message::{
         Ack, AckItem, Ahead, Attach, Await, ClientToMaster, Delete, DeleteMatching, Demotion, DropPins,
         EndStream, Exists, Explain, ForgetNode, Lease, LeaseItem, LeaseOutcome, Leased, List, OnExists,
@@ -131,8 +131,8 @@ impl World {
         let waits = self.rng.percent(30) && !streams;
         let wait_ms = if waits { self.rng.between(1, 200) } else { 0 };
         let confirm_ms = self.rng.between(0, 300);
-        let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
-        let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(near);
+        let same_host = self.clients.get(client).map(|it| it.same_host.clone()).unwrap_or_default();
+        let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(same_host);
         self.begin_session(client, Kind::Put { put, values });
         self.order_usual_offers(client);
     }
@@ -174,8 +174,8 @@ impl World {
         let values = vec![self.oracle.new_value(name, len)];
         let requests = vec![PutRequest { key: name.key(), len, options, ready: Vec::new() }];
         let confirm_ms = self.rng.between(0, 300);
-        let near = self.clients.get(client).map(|it| it.near.clone()).unwrap_or_default();
-        let put = Put::new(requests).confirming(confirm_ms).publishing(near);
+        let same_host = self.clients.get(client).map(|it| it.same_host.clone()).unwrap_or_default();
+        let put = Put::new(requests).confirming(confirm_ms).publishing(same_host);
         self.begin_session(client, Kind::Put { put, values });
     }
 
@@ -192,9 +192,9 @@ impl World {
     fn change_lifetimes(&mut self, client: usize, namespace: u8) {
         if self.plan.forget_percent > 0 && self.rng.percent(self.plan.forget_percent) {
             let node = self.rng.below(self.nodes.len() as u64) as usize;
-            let life = self.nodes.get(node).map_or(0, |it| it.incarnation);
+            let instance = self.nodes.get(node).map_or(0, |it| it.incarnation);
             // This one, or the one before.
-            let name = node_name(node, life.saturating_sub(self.rng.below(2) as u32));
+            let name = node_name(node, instance.saturating_sub(self.rng.below(2) as u32));
             return self.call_once(client, Kind::Question, ClientToMaster::ForgetNode(ForgetNode { name }));
         }
         let key = self.name(namespace).key();
@@ -361,10 +361,10 @@ impl World {
         let before = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).zip(newest);
         let before = before.collect();
         let buffers = names.iter().map(|_| if self.rng.once_in(30) { 50 } else { u64::MAX }).collect();
-        let near = format!("host{client}");
+        let same_host = format!("host{client}");
         let slow = self.slow_for(client);
         let avoided = self.clients.get(client).map(|it| it.pace.avoided(self.now_us())).unwrap_or_default();
-        let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != near)));
+        let get = Get::new(requests, lease, Box::new(move |it| u8::from(it.host != same_host)));
         let mut get = get.avoiding(avoided).wait_for_reports(self.rng.between(0, 300));
         if self.plan.has_disks() {
             get = get.wait_for_promotion(self.rng.between(0, 60));

@@ -29,7 +29,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/ssd/src/memory.rs",
     "crates/ssd/tests/disk_log.rs",
     // Gives the memory of slots to a disk of the node.
-    "crates/server/src/node/lent.rs",
+    "crates/server/src/node/slot_memory.rs",
     // Maps memory and allocates it in blocks.
     "crates/transport/src/arena.rs",
     "crates/transport/src/buffer.rs",

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use tiffin_client::probe::Access;
 use tiffin_client::{
-    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions, Room,
-    SourceBuf, TargetBuf,
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions,
+    SourceBuf, SpaceRequest, TargetBuf,
 };
 
 use super::arguments::{Items, KeyArg, Number};
@@ -411,7 +411,7 @@ pub(super) fn put_session_start(
         Err(code) => return Ok(vec![code; count]),
     };
     let here = open.sessions.here();
-    let (mut rooms, mut known, mut names) = (Vec::new(), Vec::with_capacity(count), BTreeSet::new());
+    let (mut spaces, mut known, mut names) = (Vec::new(), Vec::with_capacity(count), BTreeSet::new());
     let mut space = SESSIONS_MAX.saturating_sub(lock(&here.writing).len());
     for (key, size) in keys.0.iter().zip(&sizes.0) {
         let code = match key.key() {
@@ -423,7 +423,7 @@ pub(super) fn put_session_start(
                 } else {
                     space -= 1;
                     let options = options.clone();
-                    rooms.push(Room { key, len: size.0, options });
+                    spaces.push(SpaceRequest { key, len: size.0, options });
                     None
                 }
             }
@@ -433,7 +433,7 @@ pub(super) fn put_session_start(
     }
     let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
-    let ask = async |client: &Client| Ok(client.reserve(&rooms, patience, deadline).await);
+    let ask = async |client: &Client| Ok(client.reserve(&spaces, patience, deadline).await);
     let reserved = open.handle.call(py, deadline, ask)?;
     let mut reserved = match reserved {
         Ok(reserved) => reserved.into_iter(),

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tiffin_client::{
-    Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutOptions, ResolveOptions, Room,
-    SOFT_PIN_DEFAULT, SourceBuf, Why,
+    Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutOptions, ResolveOptions,
+    SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, Why,
 };
 use tiffin_core::REPLICAS_MAX;
 use tiffin_server::host;
@@ -238,8 +238,8 @@ pub(super) async fn relocate(
     if view.generation() != info.generation {
         return Ok(None);
     }
-    let room = Room { key: key.clone(), len: info.len, options };
-    let reserved = client.reserve(&[room], Patience::For(SPACE_WAIT), deadline).await.pop();
+    let space = SpaceRequest { key: key.clone(), len: info.len, options };
+    let reserved = client.reserve(&[space], Patience::For(SPACE_WAIT), deadline).await.pop();
     let reserved = match reserved {
         Some(Ok(reserved)) => reserved,
         Some(Err(Error::Exists { generation, .. })) if generation == Generation::default() => {
@@ -256,7 +256,7 @@ pub(super) async fn relocate(
         return Err(Error::NoNode { key: key.clone() });
     }
     let stored = reserved.put(vec![SourceBuf::from(view.bytes()?)], deadline).await?;
-    Ok((stored.effect != tiffin_client::Effect::Kept).then_some(()))
+    Ok((stored.effect != tiffin_client::PutEffect::Kept).then_some(()))
 }
 
 /// How the new copies are stored: as the old ones.

@@ -12,7 +12,7 @@ use tiffin_client::{
     Acked, Client, Deadline, Dtype, Error, Generation, Patience, ResolveOptions, SamplePut, TensorRef,
 };
 use tiffin_core::Key;
-use tiffin_core::extent::room_for;
+use tiffin_core::extent::space_for;
 use tiffin_report::curve as plot;
 
 use crate::Context;
@@ -198,7 +198,7 @@ impl Pipeline<'_> {
         let put = SamplePut::new(key.clone(), tensors);
         let stored = self.producer.put_samples(&[put], Patience::UntilDeadline, soon()).await;
         let stored = one(stored)?;
-        let bytes = room_for(stored.len).unwrap_or(u64::MAX);
+        let bytes = space_for(stored.len).unwrap_or(u64::MAX);
         Ok(InFlight { key, generation: stored.generation, bytes })
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tiffin_client::{Client, Deadline, DeleteOptions, Error, Pattern, Stat};
-use tiffin_core::extent::room_for;
+use tiffin_core::extent::space_for;
 use tokio::time::{Instant, interval};
 
 use super::tally::MemoryCheck;
@@ -64,7 +64,8 @@ async fn once(client: &Client, scope: Scope<'_>) -> Result<Option<MemoryCheck>, 
     let deadline = || Deadline::after(CALL_TIME);
     let items = client.list(Pattern::All, deadline()).await?;
     let stat = client.stat(deadline()).await?;
-    let live = items.iter().map(|it| room_for(it.len).unwrap_or(u64::MAX).saturating_mul(it.replicas.into()));
+    let live =
+        items.iter().map(|it| space_for(it.len).unwrap_or(u64::MAX).saturating_mul(it.replicas.into()));
     let rest = MemoryCheck { objects: items.len() as u64, live: live.sum(), ..MemoryCheck::default() };
     Ok(match scope {
         Scope::Nodes(count) => nodes(&stat, count, rest),

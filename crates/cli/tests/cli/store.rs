@@ -165,7 +165,7 @@ fn json_output_of_every_command() {
             "demotions_refused": 0,
             "disk_corrupt": 0,
             "disk_evicted": 0,
-            "evicted_unshelved": 0,
+            "evicted_undemoted": 0,
             "gets_from_disk": 0,
             "gets_from_far_disk": 0,
             "gets_from_memory": 1,
@@ -180,7 +180,7 @@ fn json_output_of_every_command() {
             "promoted_objects": 0,
             "promoted_unused": 0,
             "promoted_used": 0,
-            "shelved_objects": 0,
+            "disk_objects": 0,
             "waited_ms": 0
           },
           "unreported": []

@@ -101,7 +101,7 @@ async fn what_does_not_fit_is_on_disk_and_can_be_read(engine: Engine) {
     fill(&client).await;
     check_all(&client).await;
     let stat = client.stat(soon()).await.unwrap();
-    assert_eq!(stat.tier.evicted_unshelved, 0, "{stat:?}");
+    assert_eq!(stat.tier.evicted_undemoted, 0, "{stat:?}");
     assert!(stat.tier.gets_from_disk > 0, "{stat:?}");
     assert!(store.on_disk() >= (OBJECTS - 32) as u64);
 }
@@ -191,7 +191,7 @@ async fn objects_of_most_of_a_disk_are_all_kept() {
         assert!(object.unwrap().bytes == pattern(at, len), "m{at}");
     }
     let stat = client.stat(soon()).await.unwrap();
-    assert_eq!((stat.tier.disk_evicted, stat.tier.evicted_unshelved), (0, 0), "{stat:?}");
+    assert_eq!((stat.tier.disk_evicted, stat.tier.evicted_undemoted), (0, 0), "{stat:?}");
 }
 
 /// A client in the process of the node reads its disk without a socket: whole objects and parts of them, of
@@ -379,7 +379,7 @@ async fn objects_larger_than_a_log_segment_reach_the_disk() {
     }
     let tier = client.stat(soon()).await.unwrap().tier;
     assert_eq!(
-        (tier.evicted_unshelved, tier.demotions_refused, tier.demotions_failed),
+        (tier.evicted_undemoted, tier.demotions_refused, tier.demotions_failed),
         (0, 0, 0),
         "{tier:?}"
     );

@@ -9,8 +9,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, ConnectOptions, Consumption, DeleteOptions, Dtype, Effect, Error, GetOptions, Key, OnExists,
-    Patience, Pattern, Put, PutOptions, ResolveOptions, Room, SamplePut, SourceBuf, TensorRef,
+    Client, ConnectOptions, Consumption, DeleteOptions, Dtype, Error, GetOptions, Key, OnExists, Patience,
+    Pattern, Put, PutEffect, PutOptions, ResolveOptions, SamplePut, SourceBuf, SpaceRequest, TensorRef,
 };
 use tiffin_core::ClientId;
 use tiffin_core::message::{ClientToMaster, Hello, Lease, LeaseItem, Reply};
@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_millis(200);
 struct Proxy {
     address: String,
     /// Whether answers are held back.
-    holds: watch::Sender<bool>,
+    slot_refs: watch::Sender<bool>,
     /// Counts up to end all connections.
     cut: watch::Sender<u64>,
     /// How many connections there were.
@@ -42,8 +42,8 @@ impl Proxy {
     async fn start(master: &Address) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (holds, cut) = (watch::Sender::new(false), watch::Sender::new(0));
-        let (held, ended, master) = (holds.subscribe(), cut.subscribe(), master.to_string());
+        let (slot_refs, cut) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (held, ended, master) = (slot_refs.subscribe(), cut.subscribe(), master.to_string());
         let accepted = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&accepted);
         tokio::spawn(async move {
@@ -64,7 +64,7 @@ impl Proxy {
                 });
             }
         });
-        Self { address, holds, cut, accepted }
+        Self { address, slot_refs, cut, accepted }
     }
 }
 
@@ -97,7 +97,7 @@ async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<
 /// A put whose reservation is granted, and which is then dropped because no answer comes.
 async fn reserve_and_give_up(client: &Client, cluster: &Cluster, proxy: &Proxy) {
     let puts = [Put::new(key("lost"), &[7; 1000])];
-    proxy.holds.send_replace(true);
+    proxy.slot_refs.send_replace(true);
     tokio::select! {
         stored = client.put(&puts, soon()) => panic!("{stored:?}"),
         () = eventually("room is granted", || cluster.nodes[0].usage().granted > 0) => {}
@@ -110,7 +110,7 @@ async fn the_answer_to_a_reservation_that_nobody_waits_for_is_given_back() {
     let proxy = Proxy::start(cluster.master.address()).await;
     let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
     reserve_and_give_up(&client, &cluster, &proxy).await;
-    proxy.holds.send_replace(false);
+    proxy.slot_refs.send_replace(false);
     eventually("the room comes back", || cluster.nodes[0].usage().granted == 0).await;
 }
 
@@ -125,7 +125,7 @@ async fn a_reservation_whose_answer_was_lost_is_given_back_before_the_next_one()
     reserve_and_give_up(&client, &cluster, &proxy).await;
     proxy.cut.send_modify(|count| *count += 1);
     eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
-    proxy.holds.send_replace(false);
+    proxy.slot_refs.send_replace(false);
     assert!(cluster.nodes[0].usage().granted > 0);
 
     only(client.put(&[Put::new(key("second"), b"second")], soon()).await).unwrap();
@@ -175,7 +175,7 @@ async fn a_lease_survives_a_broken_connection_though_nobody_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_whose_answer_was_lost_ends_before_the_next_one() {
     let (cluster, proxy, client) = samples_behind_a_proxy().await;
-    proxy.holds.send_replace(true);
+    proxy.slot_refs.send_replace(true);
     let wanted = [(key("s"), None)];
     tokio::select! {
         _ = client.lease(&wanted, "g", soon()) => panic!("the answer is held back"),
@@ -184,7 +184,7 @@ async fn a_lease_whose_answer_was_lost_ends_before_the_next_one() {
     proxy.cut.send_modify(|count| *count += 1);
     eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
     assert_eq!(leased(&cluster), 1);
-    proxy.holds.send_replace(false);
+    proxy.slot_refs.send_replace(false);
     let other = only(client.lease(&[(key("t"), None)], "g", soon()).await).unwrap();
     assert_eq!(leased(&cluster), 1, "only what the client knows of");
     drop(other);
@@ -228,8 +228,8 @@ async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
     for shared_memory in [true, false] {
         let options = ConnectOptions { shared_memory, ..ConnectOptions::new(&proxy.address) };
         let client = Client::connect(options).await.unwrap();
-        let rooms = [Room::new(key("ahead"), 1000)];
-        let reserved = only(client.reserve(&rooms, Patience::Never, soon()).await).unwrap();
+        let spaces = [SpaceRequest::new(key("ahead"), 1000)];
+        let reserved = only(client.reserve(&spaces, Patience::Never, soon()).await).unwrap();
         let granted = cluster.nodes[0].usage().granted;
         proxy.cut.send_modify(|count| *count += 1);
         eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
@@ -261,8 +261,9 @@ async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
                 finished += 1;
             }
             let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
-            let rooms = [Room::new(key(format!("c/{polls}")), 3)];
-            if let Some(reserved) = drop_after(polls, client.reserve(&rooms, Patience::Never, soon())).await {
+            let spaces = [SpaceRequest::new(key(format!("c/{polls}")), 3)];
+            if let Some(reserved) = drop_after(polls, client.reserve(&spaces, Patience::Never, soon())).await
+            {
                 let reserved = only(reserved).unwrap();
                 drop(drop_after(polls, reserved.put(vec![SourceBuf::from(&b"abc"[..])], soon())).await);
             }
@@ -321,7 +322,7 @@ async fn a_master_that_stops_answering_ends_every_call_at_its_deadline() {
     let cluster = Cluster::one(4 << 20).await;
     let proxy = Proxy::start(cluster.master.address()).await;
     let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
-    proxy.holds.send_replace(true);
+    proxy.slot_refs.send_replace(true);
     let short = || tiffin_client::Deadline::after(SHORT);
     let keys = [key("k")];
     let errors = [
@@ -364,7 +365,7 @@ async fn namespaces_do_not_see_each_other() {
     only(here.put(&[Put::new(key("k"), b"here")], soon()).await).unwrap();
     assert_eq!(only(there.resolve(&[key("k")], ResolveOptions::default(), soon()).await), Ok(None));
     let stored = only(there.put(&[Put::new(key("k"), b"there")], soon()).await).unwrap();
-    assert_eq!(stored.effect, Effect::Created);
+    assert_eq!(stored.effect, PutEffect::Created);
     let got = only(here.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
     assert_eq!(got.bytes, b"here");
 }

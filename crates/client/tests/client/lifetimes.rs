@@ -272,11 +272,11 @@ async fn view_whose_end_was_lost_ends_with_the_next_connection() {
     let kept = only(reader.view(&[key("kept")], soon()).await).unwrap();
     let twice = only(reader.view(&[key("kept")], soon()).await).unwrap();
     let node = &cluster.nodes[0];
-    let hold = |name: &str| {
+    let slot_ref = |name: &str| {
         let is_it = |it: &&Record| it.key == key(name);
-        node.inventory().iter().find(is_it).unwrap().hold
+        node.inventory().iter().find(is_it).unwrap().slot_ref
     };
-    let lost = vec![hold("lost"), hold("kept")];
+    let lost = vec![slot_ref("lost"), slot_ref("kept")];
     // The node takes this for a newer connection of the reader, and closes the one that the reader has.
     let address = Address::Unix { name: node.info().unix.clone() };
     let hello = Hello { client: reader.id(), namespace: "default".to_owned(), ..Hello::default() };

@@ -2,8 +2,8 @@
 
 use tiffin_client::{
     Acked, Client, ConnectOptions, Consumption, Deadline, DeleteOptions, DeletedMatching, Dtype, Error,
-    Generation, NamespaceStat, Patience, Pattern, PolicyChange, Put, Quota, Room, SamplePut, TensorRef,
-    Usage,
+    Generation, NamespaceStat, Patience, Pattern, PolicyChange, Put, Quota, SamplePut, SpaceRequest,
+    TensorRef, Usage,
 };
 use tokio::time::Instant;
 
@@ -178,8 +178,9 @@ async fn mistakes_with_room_and_time() {
     mistake!(cluster, before, "a put where nothing may be", put, Err(it) if full(it));
     let put = put_sample(&poor, vec![tensor("x", &[1], &[0; 4])]).await;
     mistake!(cluster, before, "a sample where nothing may be", put, Err(it) if full(it));
-    let room = only(poor.reserve(&[Room::new(key("k"), 8)], Patience::Never, soon()).await).map(drop);
-    mistake!(cluster, before, "room where nothing may be", room, Err(it) if full(it));
+    let space =
+        only(poor.reserve(&[SpaceRequest::new(key("k"), 8)], Patience::Never, soon()).await).map(drop);
+    mistake!(cluster, before, "room where nothing may be", space, Err(it) if full(it));
 
     let client = cluster.client().await;
     only(client.put(&[pinned("k", b"v")], soon()).await).unwrap();
@@ -189,8 +190,9 @@ async fn mistakes_with_room_and_time() {
     mistake!(cluster, before, "a put that is too late", put, Err(Error::Timeout { .. }));
     let put = put_sample_by(&client, "n", vec![tensor("x", &[1], &[0; 4])], past).await;
     mistake!(cluster, before, "a sample that is too late", put, Err(Error::Timeout { .. }));
-    let room = only(client.reserve(&[Room::new(key("n"), 8)], Patience::UntilDeadline, past).await).map(drop);
-    mistake!(cluster, before, "room that is asked for too late", room, Err(Error::Timeout { .. }));
+    let space = only(client.reserve(&[SpaceRequest::new(key("n"), 8)], Patience::UntilDeadline, past).await)
+        .map(drop);
+    mistake!(cluster, before, "room that is asked for too late", space, Err(Error::Timeout { .. }));
     let lease = only(client.lease(&[(key("k"), None)], "g", past).await).map(drop);
     mistake!(cluster, before, "a lease that is too late", lease, Err(Error::Timeout { .. }));
     let deleted = only(client.delete(&[key("k")], DeleteOptions::default(), past).await);

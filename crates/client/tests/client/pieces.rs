@@ -1,8 +1,8 @@
 //! Objects that are written piece by piece into reserved space.
 
 use tiffin_client::{
-    Client, Deadline, Effect, Error, GetOptions, OnExists, Patience, Piece, Put, PutOptions, Reserved, Room,
-    SourceBuf,
+    Client, Deadline, Error, GetOptions, OnExists, Patience, Piece, Put, PutEffect, PutOptions, Reserved,
+    SourceBuf, SpaceRequest,
 };
 
 use crate::support::{Cluster, eventually, key, only, pattern, soon};
@@ -11,8 +11,8 @@ const MIB: u64 = 1 << 20;
 
 async fn reserve(client: &Client, name: &str, len: u64, replicas: u32) -> Reserved {
     let options = PutOptions { replicas, on_exists: OnExists::Keep, ..PutOptions::default() };
-    let rooms = [Room { options, ..Room::new(key(name), len) }];
-    only(client.reserve(&rooms, Patience::Never, soon()).await).unwrap()
+    let spaces = [SpaceRequest { options, ..SpaceRequest::new(key(name), len) }];
+    only(client.reserve(&spaces, Patience::Never, soon()).await).unwrap()
 }
 
 fn piece(offset: u64, bytes: &[u8]) -> Piece<'_> {
@@ -41,7 +41,7 @@ async fn pieces_in_any_order_make_an_object() {
             let stored = only(client.commit_reserved(&[&reserved], soon()).await).unwrap();
             assert_eq!(
                 (stored.effect, stored.copies, reserved.is_held()),
-                (Effect::Created, replicas, false)
+                (PutEffect::Created, replicas, false)
             );
             assert!(bytes_of(&client, &name).await.unwrap() == bytes);
         }
@@ -78,7 +78,7 @@ async fn the_first_commit_of_a_name_wins() {
     assert_eq!(client.write_reserved(&[(&reserved, piece(0, b"new"))], soon()).await, [Ok(())]);
     only(client.put(&[Put::new(key("k"), b"first")], soon()).await).unwrap();
     let stored = only(client.commit_reserved(&[&reserved], soon()).await).unwrap();
-    assert_eq!(stored.effect, Effect::Kept);
+    assert_eq!(stored.effect, PutEffect::Kept);
     assert_eq!(bytes_of(&client, "k").await.unwrap(), b"first");
     eventually("nothing is left", || cluster.nodes[0].usage().granted == 0).await;
 }

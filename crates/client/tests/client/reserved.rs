@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, Deadline, Effect, Error, GetOptions, OnExists, Patience, PolicyChange, Put, PutOptions, Reserved,
-    Room, SourceBuf,
+    Client, Deadline, Error, GetOptions, OnExists, Patience, PolicyChange, Put, PutEffect, PutOptions,
+    Reserved, SourceBuf, SpaceRequest,
 };
 use tiffin_embedded::Embedded;
 
@@ -13,7 +13,7 @@ use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
 const MIB: u64 = 1 << 20;
 
 async fn reserve(client: &Client, name: &str, len: u64) -> Result<Reserved, Error> {
-    only(client.reserve(&[Room::new(key(name), len)], Patience::Never, soon()).await)
+    only(client.reserve(&[SpaceRequest::new(key(name), len)], Patience::Never, soon()).await)
 }
 
 fn parts(bytes: &[u8]) -> Vec<SourceBuf<'_>> {
@@ -66,8 +66,8 @@ async fn room_that_is_dropped_or_released_wakes_whoever_waits_for_it() {
             let bytes = pattern(2, 2 << 20);
             only(waiter.put_with(&[pinned("n", &bytes)], Patience::UntilDeadline, soon()).await).unwrap();
             // First come, first served: who reserves stands in the same line.
-            let rooms = [Room::new(key("m"), 2 * MIB)];
-            only(waiter.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap()
+            let spaces = [SpaceRequest::new(key("m"), 2 * MIB)];
+            only(waiter.reserve(&spaces, Patience::UntilDeadline, soon()).await).unwrap()
         });
         eventually("it stands in line", || waiting(&cluster) == 1).await;
         if is_dropped {
@@ -113,14 +113,14 @@ async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
     let twice = PutOptions { replicas: 2, ..PutOptions::default() };
     let keep = PutOptions { on_exists: OnExists::Keep, ..PutOptions::default() };
     only(client.put(&[Put::new(key("old"), b"old")], soon()).await).unwrap();
-    let rooms = [
-        Room { options: twice, ..Room::new(key("a"), 1) },
-        Room::new(key("huge"), 64 * MIB),
-        Room { options: keep.clone(), ..Room::new(key("old"), 1) },
-        Room { options: keep, ..Room::new(key("b"), 1) },
-        Room::new(key("empty"), 0),
+    let spaces = [
+        SpaceRequest { options: twice, ..SpaceRequest::new(key("a"), 1) },
+        SpaceRequest::new(key("huge"), 64 * MIB),
+        SpaceRequest { options: keep.clone(), ..SpaceRequest::new(key("old"), 1) },
+        SpaceRequest { options: keep, ..SpaceRequest::new(key("b"), 1) },
+        SpaceRequest::new(key("empty"), 0),
     ];
-    let mut reserved = client.reserve(&rooms, Patience::Never, soon()).await.into_iter();
+    let mut reserved = client.reserve(&spaces, Patience::Never, soon()).await.into_iter();
     let (a, huge, old) =
         (reserved.next().unwrap().unwrap(), reserved.next().unwrap(), reserved.next().unwrap());
     let (b, empty) = (reserved.next().unwrap().unwrap(), reserved.next().unwrap().unwrap());
@@ -130,9 +130,9 @@ async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
     only(client.put(&[Put::new(key("b"), b"first")], soon()).await).unwrap();
     let puts = [(&a, parts(b"1")), (&a, parts(b"2")), (&b, parts(b"3")), (&empty, parts(b""))];
     let stored = client.put_reserved(&puts, soon()).await;
-    assert!(matches!(&stored[0], Ok(it) if it.effect == Effect::Created), "{stored:?}");
+    assert!(matches!(&stored[0], Ok(it) if it.effect == PutEffect::Created), "{stored:?}");
     assert!(matches!(&stored[1], Err(Error::Invalid { .. })), "{stored:?}");
-    assert!(matches!(&stored[2], Ok(it) if it.effect == Effect::Kept), "{stored:?}");
+    assert!(matches!(&stored[2], Ok(it) if it.effect == PutEffect::Kept), "{stored:?}");
     assert!(stored[3].is_ok(), "{stored:?}");
     for (name, bytes) in [("a", &b"1"[..]), ("b", b"first"), ("empty", b"")] {
         assert_eq!(bytes_of(&client, name).await, bytes);
@@ -149,8 +149,8 @@ async fn reserved_room_counts_against_the_quota() {
     let over = reserve(&client, "n", 1).await.unwrap_err();
     assert!(matches!(&over, Error::OverQuota { quota, .. } if quota.used == MIB), "{over:?}");
     drop(reserved);
-    let rooms = [Room::new(key("n"), MIB)];
-    only(client.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap();
+    let spaces = [SpaceRequest::new(key("n"), MIB)];
+    only(client.reserve(&spaces, Patience::UntilDeadline, soon()).await).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,8 +169,8 @@ async fn room_ends_with_its_client_also_where_a_view_is_left() {
         let none = reserve(&client, "k", 1).await;
         assert!(matches!(none, Err(Error::Closed)), "{none:?}");
         // All of the room can be had again, but for what is looked at.
-        let rooms = [Room::new(key("n"), 3 * MIB)];
-        let all = only(store.client.reserve(&rooms, Patience::UntilDeadline, soon()).await).unwrap();
+        let spaces = [SpaceRequest::new(key("n"), 3 * MIB)];
+        let all = only(store.client.reserve(&spaces, Patience::UntilDeadline, soon()).await).unwrap();
         drop((reserved, view, all));
         store.stop(soon()).await.unwrap();
     }

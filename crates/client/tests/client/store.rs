@@ -1,7 +1,7 @@
 //! What a store does for one who puts and gets, over every way that bytes can go.
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Effect, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put,
+    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put, PutEffect,
     PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
 };
 use tiffin_embedded::Embedded;
@@ -24,7 +24,7 @@ async fn round_trips(client: &Client, expected: Way) {
     });
     let stored = client.put(&puts.collect::<Vec<_>>(), soon()).await;
     let stored: Vec<_> = stored.into_iter().map(Result::unwrap).collect();
-    assert!(stored.iter().all(|it| it.copies == 1 && it.effect == Effect::Created), "{stored:?}");
+    assert!(stored.iter().all(|it| it.copies == 1 && it.effect == PutEffect::Created), "{stored:?}");
 
     for (got, (stored, (key, bytes))) in
         client.get(&keys, GetOptions::default(), soon()).await.into_iter().zip(stored.iter().zip(&objects))
@@ -274,12 +274,12 @@ async fn a_name_that_exists_is_replaced_or_kept_as_asked() {
     let client = cluster.client().await;
     let first = only(client.put(&[Put::new(key("k"), b"first")], soon()).await).unwrap();
     let second = only(client.put(&[Put::new(key("k"), b"second")], soon()).await).unwrap();
-    assert_eq!((first.effect, second.effect), (Effect::Created, Effect::Replaced));
+    assert_eq!((first.effect, second.effect), (PutEffect::Created, PutEffect::Replaced));
     assert!(second.generation > first.generation);
 
     let options = PutOptions { on_exists: OnExists::Keep, ..PutOptions::default() };
     let third = only(client.put(&[Put { options, ..Put::new(key("k"), b"third") }], soon()).await).unwrap();
-    assert_eq!((third.effect, third.copies, third.generation), (Effect::Kept, 0, second.generation));
+    assert_eq!((third.effect, third.copies, third.generation), (PutEffect::Kept, 0, second.generation));
     let got = only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
     assert_eq!(got.bytes, b"second");
 }

@@ -26,10 +26,10 @@ pub(crate) fn only<T>(mut results: Vec<T>) -> T {
 }
 
 /// Polls until a state holds that no event announces.
-pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut slot_refs: impl FnMut() -> bool) {
     let waiting = async {
         let mut look = tokio::time::interval(LOOK);
-        while !holds() {
+        while !slot_refs() {
             look.tick().await;
         }
     };

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Patience, Put, PutOptions, Room};
+use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Patience, Put, PutOptions, SpaceRequest};
 use tiffin_core::message::{ClientToMaster, Hello, Reply, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -71,15 +71,15 @@ pub(crate) async fn be_reserver(master: &str) {
     let request = ClientToMaster::Reserve(Reserve { items, ..Reserve::default() });
     let reply = connection.call(&request, Instant::now() + LONG).await.unwrap();
     let Reply::Reserved(reserved) = reply else { panic!("{reply:?}") };
-    assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "{reserved:?}");
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Space(_)]), "{reserved:?}");
     ready_until_parent_ends();
 }
 
 /// A client that has all room reserved, and never has anything to put into it.
 pub(crate) async fn be_hoarder(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
-    let rooms = [Room::new(key("never"), MEMORY)];
-    let _reserved = only(client.reserve(&rooms, Patience::Never, soon()).await).unwrap();
+    let spaces = [SpaceRequest::new(key("never"), MEMORY)];
+    let _reserved = only(client.reserve(&spaces, Patience::Never, soon()).await).unwrap();
     ready_until_parent_ends();
 }
 

@@ -9,7 +9,7 @@ use tiffin_core::message::{
 };
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{
-    ClientId, ConnId, Extent, Hold, Key, Location, RequestId, Reservation, SegmentId, SlotId, Stamp, Tick,
+    ClientId, ConnId, Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, SlotRef, Stamp, Tick,
 };
 
 const CLIENT: ConnId = ConnId(1);
@@ -36,7 +36,7 @@ impl Stage {
     pub(crate) fn new(objects_max: u64) -> Self {
         let config = MasterConfig {
             epoch: 1,
-            life: 1,
+            instance: 1,
             first_counter: 0,
             durable: false,
             silence_ms_max: u64::MAX,
@@ -71,7 +71,7 @@ impl Stage {
             host: "here".into(),
             beside: None,
         };
-        let register = Register { info, usage, epoch: 0, life: 0, stamps: 0 };
+        let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0 };
         stage.ask(NODE, MemberToMaster::Register(Box::new(register)));
         stage.ask(NODE, MemberToMaster::Announce(Announce { items: Vec::new(), last: true }));
         stage
@@ -91,8 +91,9 @@ impl Stage {
 
     /// The item with which the node asks for the name of an object.
     pub(crate) fn decide_item(&mut self, key: Key, options: &PutOptions) -> DecideItem {
-        let hold = self.hold();
-        let item = CommitItem { hold, key, len: OBJECT_BYTES, options: options.clone(), others: Vec::new() };
+        let slot_ref = self.slot_ref();
+        let item =
+            CommitItem { slot_ref, key, len: OBJECT_BYTES, options: options.clone(), others: Vec::new() };
         DecideItem { namespace: "default".into(), item, client: ClientId(9) }
     }
 
@@ -109,10 +110,10 @@ impl Stage {
         };
         let mut items = Vec::with_capacity(keys.len());
         for (key, outcome) in keys.iter().zip(reserved.items) {
-            let ReserveOutcome::Room(room) = outcome else { continue };
-            let hold = room.first().expect("a copy").location.hold();
+            let ReserveOutcome::Space(room) = outcome else { continue };
+            let slot_ref = room.first().expect("a copy").location.slot_ref();
             let item = CommitItem {
-                hold,
+                slot_ref,
                 key: key.clone(),
                 len: OBJECT_BYTES,
                 options: options.clone(),
@@ -125,9 +126,9 @@ impl Stage {
         count
     }
 
-    fn hold(&mut self) -> Hold {
+    fn slot_ref(&mut self) -> SlotRef {
         self.next_stamp += 1;
-        Hold { slot: SlotId(self.next_stamp as u32), stamp: Stamp(self.next_stamp) }
+        SlotRef { slot: SlotId(self.next_stamp as u32), stamp: Stamp(self.next_stamp) }
     }
 
     fn ask(&mut self, conn: ConnId, request: impl Into<Request>) -> Option<Reply> {
@@ -138,7 +139,7 @@ impl Stage {
         while let Some(effect) = self.master.poll_effect() {
             match effect {
                 Effect::Reply(to, of, reply) if (to, of) == (conn, id) => answer = Some(reply),
-                Effect::Ask(to, of, request) | Effect::Entrust(to, of, request) => {
+                Effect::Ask(to, of, request) | Effect::SendLedger(to, of, request) => {
                     let reply = self.node(request);
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }
@@ -154,20 +155,20 @@ impl Stage {
         match request {
             MasterToMember::Allocate(allocate) => {
                 let items = allocate.items.iter().map(|item| {
-                    let hold = self.hold();
+                    let slot_ref = self.slot_ref();
                     self.usage.free = self.usage.free.checked_sub(OBJECT_BYTES)?;
-                    let location = Location { segment: SEGMENT, slot: hold.slot, stamp: hold.stamp };
-                    let offset = u64::from(hold.slot.0) * OBJECT_BYTES;
+                    let location = Location { segment: SEGMENT, slot: slot_ref.slot, stamp: slot_ref.stamp };
+                    let offset = u64::from(slot_ref.slot.0) * OBJECT_BYTES;
                     Some(Reservation { location, extents: vec![Extent { offset, len: item.len }] })
                 });
                 let items = items.collect();
                 Reply::Allocated(Allocated { items, usage: self.usage, short: Vec::new() })
             }
             MasterToMember::Retire(retire) => {
-                self.usage.free += retire.holds.len() as u64 * OBJECT_BYTES;
+                self.usage.free += retire.slot_refs.len() as u64 * OBJECT_BYTES;
                 Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
-            MasterToMember::Settle(_) | MasterToMember::Mark(_) => {
+            MasterToMember::Settle(_) | MasterToMember::SetAttributes(_) => {
                 Reply::Settled(Settled { usage: self.usage, ..Settled::default() })
             }
             MasterToMember::ClientGone(_)

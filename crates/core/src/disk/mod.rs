@@ -15,8 +15,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
-    Hold, RequestId, SegmentId, Stamp,
-    marks::Marks,
+    RequestId, SegmentId, SlotRef, Stamp,
+    attributes::Attributes,
     message::{
         Announce, Dropped, Heartbeat, MasterToMember, MemberToMaster, Moved, NodeInfo, Reason, Record,
         Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
@@ -37,8 +37,8 @@ pub struct DiskConfig {
     pub segment: SegmentId,
     /// The life of the master that it last belonged to; zero if none.
     pub epoch: u64,
-    /// The number of that master, see [`Registered::life`].
-    pub life: u64,
+    /// The number of that master, see [`Registered::instance`].
+    pub instance: u64,
     /// No stamp from here on was used.
     pub stamps: u64,
     /// For the simulation only.
@@ -65,9 +65,9 @@ pub enum Event {
     /// Copies are gone for good.
     Forgotten(Vec<Stamp>),
     /// Other marks are written beside a copy, or could not be.
-    Marked(Stamp, bool),
+    AttributesSet(Stamp, bool),
     /// A copy was read into memory, or could not be. The reservation that it was read into.
-    Loaded(Hold, bool),
+    Loaded(SlotRef, bool),
     /// The log let go of copies to make room: they are gone for good. Never of what is pinned, as its marks
     /// say or those that are being written.
     Evicted(Vec<Stamp>),
@@ -83,7 +83,7 @@ pub enum Effect {
     /// [`end_demotion`](crate::node::Node::end_demotion).
     Store {
         /// Where it lies in memory.
-        source: Hold,
+        source: SlotRef,
         /// What it is; the stamp of its hold is the name of the copy.
         record: Record,
     },
@@ -96,12 +96,12 @@ pub enum Effect {
         /// Its bytes.
         len: u64,
         /// Where to.
-        into: Hold,
+        into: SlotRef,
     },
     /// Let go of copies, and say [`Event::Forgotten`].
     Forget(Vec<Stamp>),
-    /// Write other marks beside a copy, and say [`Event::Marked`].
-    Mark(Stamp, Marks),
+    /// Write other marks beside a copy, and say [`Event::AttributesSet`].
+    SetAttributes(Stamp, Attributes),
     /// Remember for good which master it serves, by epoch and number, before anything that follows.
     Epoch(u64, u64),
     /// Close the link: the master's epoch is not greater than the one that was served.
@@ -132,14 +132,14 @@ struct Copy {
     /// What the log has for good, its marks included.
     record: Record,
     /// Marks that are being written. One after the other, so that it is known which of them are there.
-    marking: Option<Marks>,
+    marking: Option<Attributes>,
     /// Marks to be written next.
-    next_marks: Option<Marks>,
+    next_attributes: Option<Attributes>,
 }
 
 impl Copy {
     fn new(state: State, record: Record) -> Self {
-        Self { state, record, marking: None, next_marks: None }
+        Self { state, record, marking: None, next_attributes: None }
     }
 }
 
@@ -160,18 +160,18 @@ enum Stage {
 #[derive(Debug)]
 struct Waiting {
     /// What it waits for; see [`Answer`] for what that is.
-    left: BTreeSet<Hold>,
+    left: BTreeSet<SlotRef>,
     answer: Answer,
 }
 
 #[derive(Debug)]
 enum Answer {
     /// Which of these are done.
-    Moved(Vec<Hold>, BTreeSet<Hold>),
+    Moved(Vec<SlotRef>, BTreeSet<SlotRef>),
     /// Copies that it has not.
-    Settled(Vec<Hold>),
+    Settled(Vec<SlotRef>),
     /// The same, unless a mark could not be written.
-    Marked(Vec<Hold>, bool),
+    AttributesSet(Vec<SlotRef>, bool),
 }
 
 /// The state of one disk.
@@ -183,7 +183,7 @@ pub struct Disk {
     stored: u64,
     stage: Stage,
     epoch: u64,
-    life: u64,
+    instance: u64,
     next_id: u64,
     stamps: u64,
     /// As the shell last said.
@@ -191,7 +191,7 @@ pub struct Disk {
     used: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     /// Copies that the log refused, until the master is told: the most that it takes.
-    refused: BTreeMap<Hold, u64>,
+    refused: BTreeMap<SlotRef, u64>,
     effects: VecDeque<Effect>,
 }
 
@@ -199,8 +199,8 @@ impl Disk {
     /// A disk with what its log was found to hold.
     #[must_use]
     pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
-        let stamps = recovered.iter().map(|it| it.hold.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
-        let copy = |record: Record| (record.hold.stamp, Copy::new(State::Stored, record));
+        let stamps = recovered.iter().map(|it| it.slot_ref.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
+        let copy = |record: Record| (record.slot_ref.stamp, Copy::new(State::Stored, record));
         let copies: BTreeMap<_, _> = recovered.into_iter().map(copy).collect();
         Self {
             config,
@@ -208,7 +208,7 @@ impl Disk {
             copies,
             stage: Stage::Broken,
             epoch: config.epoch,
-            life: config.life,
+            instance: config.instance,
             next_id: 0,
             stamps,
             capacity: 0,
@@ -235,7 +235,7 @@ impl Disk {
             Event::Stored(stamp, done) => self.stored(stamp, done),
             Event::Refused(stamp, bytes_max) => self.refused(stamp, bytes_max),
             Event::Forgotten(stamps) => self.forgotten(&stamps),
-            Event::Marked(stamp, done) => self.marked(stamp, done),
+            Event::AttributesSet(stamp, done) => self.attributes_set(stamp, done),
             Event::Loaded(into, done) => self.end_moves(into, done),
             Event::Evicted(stamps) => self.dropped(&stamps, false),
             Event::Corrupt(stamp) => self.dropped(&[stamp], true),
@@ -284,21 +284,21 @@ impl Disk {
         self.waiting.clear();
         let id = self.next_id();
         self.stage = Stage::Registering(id);
-        let (epoch, life, stamps) = (self.epoch, self.life, self.stamps);
-        let register = Register { info, usage: self.usage(), epoch, life, stamps };
+        let (epoch, instance, stamps) = (self.epoch, self.instance, self.stamps);
+        let register = Register { info, usage: self.usage(), epoch, instance, stamps };
         self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
     fn asked(&mut self, id: RequestId, request: MasterToMember) {
         let reply = match request {
             MasterToMember::Demote(items) => {
-                let order: Vec<_> = items.iter().map(|it| it.record.hold).collect();
+                let order: Vec<_> = items.iter().map(|it| it.record.slot_ref).collect();
                 let mut left = BTreeSet::new();
                 for item in items {
                     left.extend(self.store(item.source, item.record));
                 }
                 let mut done = BTreeSet::new();
-                if sabotaged!(self.config.sabotage, ShelveTooSoon) {
+                if sabotaged!(self.config.sabotage, FreeBeforeDemoted) {
                     std::mem::swap(&mut left, &mut done);
                 }
                 return self.wait(id, left, Answer::Moved(order, done));
@@ -307,34 +307,34 @@ impl Disk {
                 let order: Vec<_> = items.iter().map(|it| it.into).collect();
                 let mut left = BTreeSet::new();
                 for item in items {
-                    let Some(len) = self.readable(item.hold.stamp, None) else { continue };
+                    let Some(len) = self.readable(item.slot_ref.stamp, None) else { continue };
                     left.insert(item.into);
-                    self.effects.push_back(Effect::Load { stamp: item.hold.stamp, len, into: item.into });
+                    self.effects.push_back(Effect::Load { stamp: item.slot_ref.stamp, len, into: item.into });
                 }
                 return self.wait(id, left, Answer::Moved(order, BTreeSet::new()));
             }
             MasterToMember::Retire(retire) => {
-                let left = self.retire(&retire.holds);
+                let left = self.retire(&retire.slot_refs);
                 return self.wait(id, left, Answer::Settled(Vec::new()));
             }
-            MasterToMember::Mark(items) => {
+            MasterToMember::SetAttributes(items) => {
                 let (mut left, mut lost) = (BTreeSet::new(), Vec::new());
                 for item in items {
-                    match self.copies.get_mut(&item.hold.stamp).filter(|it| it.state != State::Leaving) {
-                        None => lost.push(item.hold),
+                    match self.copies.get_mut(&item.slot_ref.stamp).filter(|it| it.state != State::Leaving) {
+                        None => lost.push(item.slot_ref),
                         Some(copy) => {
-                            copy.next_marks = Some(item.marks);
-                            left.insert(item.hold);
-                            self.write_marks(item.hold.stamp);
+                            copy.next_attributes = Some(item.attributes);
+                            left.insert(item.slot_ref);
+                            self.write_attributes(item.slot_ref.stamp);
                         }
                     }
                 }
-                if sabotaged!(self.config.sabotage, MarkTooSoon) {
+                if sabotaged!(self.config.sabotage, ConfirmAttributesEarly) {
                     left.clear();
                 }
-                return self.wait(id, left, Answer::Marked(lost, true));
+                return self.wait(id, left, Answer::AttributesSet(lost, true));
             }
-            MasterToMember::Inspect(holds) => Reply::Inspected(vec![Views::default(); holds.len()]),
+            MasterToMember::Inspect(slot_refs) => Reply::Inspected(vec![Views::default(); slot_refs.len()]),
             MasterToMember::ClientGone(_) => Reply::Done,
             MasterToMember::Allocate(_) | MasterToMember::Settle(_) => wrong_direction("a disk"),
         };
@@ -342,30 +342,30 @@ impl Disk {
     }
 
     /// Begins to write a copy; its hold, unless there is one already.
-    fn store(&mut self, source: Hold, record: Record) -> Option<Hold> {
-        let hold = record.hold;
-        self.stamps = self.stamps.max(hold.stamp.0.saturating_add(1));
-        if !hold.is_on_disk() || self.copies.contains_key(&hold.stamp) {
+    fn store(&mut self, source: SlotRef, record: Record) -> Option<SlotRef> {
+        let slot_ref = record.slot_ref;
+        self.stamps = self.stamps.max(slot_ref.stamp.0.saturating_add(1));
+        if !slot_ref.is_on_disk() || self.copies.contains_key(&slot_ref.stamp) {
             return None;
         }
-        self.copies.insert(hold.stamp, Copy::new(State::Writing, record.clone()));
+        self.copies.insert(slot_ref.stamp, Copy::new(State::Writing, record.clone()));
         self.effects.push_back(Effect::Store { source, record });
-        Some(hold)
+        Some(slot_ref)
     }
 
     /// Begins to let go of copies, and tells which of them are not gone yet.
-    fn retire(&mut self, holds: &[Hold]) -> BTreeSet<Hold> {
+    fn retire(&mut self, slot_refs: &[SlotRef]) -> BTreeSet<SlotRef> {
         let (mut left, mut now) = (BTreeSet::new(), Vec::new());
-        for &hold in holds {
-            let Some(copy) = self.copies.get_mut(&hold.stamp) else { continue };
-            left.insert(hold);
+        for &slot_ref in slot_refs {
+            let Some(copy) = self.copies.get_mut(&slot_ref.stamp) else { continue };
+            left.insert(slot_ref);
             match copy.state {
                 State::Leaving => continue,
                 // It is forgotten once it is there.
                 State::Writing => (),
                 State::Stored => {
                     self.stored -= 1;
-                    now.push(hold.stamp);
+                    now.push(slot_ref.stamp);
                 }
             }
             copy.state = State::Leaving;
@@ -379,7 +379,7 @@ impl Disk {
         left
     }
 
-    fn wait(&mut self, id: RequestId, left: BTreeSet<Hold>, answer: Answer) {
+    fn wait(&mut self, id: RequestId, left: BTreeSet<SlotRef>, answer: Answer) {
         self.waiting.insert(id, Waiting { left, answer });
         self.maybe_answer(id);
     }
@@ -400,10 +400,10 @@ impl Disk {
                 let items = order.iter().map(|it| done.contains(it)).collect();
                 Reply::Moved(Moved { items, usage, bytes_max })
             }
-            Answer::Settled(lost) | Answer::Marked(lost, true) => {
+            Answer::Settled(lost) | Answer::AttributesSet(lost, true) => {
                 Reply::Settled(Settled { lost, usage, also: Vec::new() })
             }
-            Answer::Marked(_, false) => {
+            Answer::AttributesSet(_, false) => {
                 let message = "the disk could not write marks".to_owned();
                 Reply::Refused(Refusal { reason: Reason::Busy, message })
             }
@@ -412,32 +412,32 @@ impl Disk {
     }
 
     /// Has the marks written that are to be, if the copy is there and nothing else is being written.
-    fn write_marks(&mut self, stamp: Stamp) {
+    fn write_attributes(&mut self, stamp: Stamp) {
         let copy = self.copies.get_mut(&stamp).filter(|it| it.state == State::Stored && it.marking.is_none());
         let Some(copy) = copy else { return };
-        if let Some(marks) = copy.next_marks.take() {
-            copy.marking = Some(marks.clone());
-            self.effects.push_back(Effect::Mark(stamp, marks));
+        if let Some(attributes) = copy.next_attributes.take() {
+            copy.marking = Some(attributes.clone());
+            self.effects.push_back(Effect::SetAttributes(stamp, attributes));
         }
     }
 
     /// A copy is there or in memory, or will not be: who waits for something else of it waits on.
-    fn end_moves(&mut self, hold: Hold, done: bool) {
-        self.end_some(hold, |answer| match answer {
+    fn end_moves(&mut self, slot_ref: SlotRef, done: bool) {
+        self.end_some(slot_ref, |answer| match answer {
             Answer::Moved(_, all) => {
                 if done {
-                    all.insert(hold);
+                    all.insert(slot_ref);
                 }
                 true
             }
-            Answer::Settled(_) | Answer::Marked(..) => false,
+            Answer::Settled(_) | Answer::AttributesSet(..) => false,
         });
     }
 
     /// A copy's marks are there, or could not be written.
-    fn end_marks(&mut self, hold: Hold, done: bool) {
-        self.end_some(hold, |answer| match answer {
-            Answer::Marked(_, all) => {
+    fn end_attributes(&mut self, slot_ref: SlotRef, done: bool) {
+        self.end_some(slot_ref, |answer| match answer {
+            Answer::AttributesSet(_, all) => {
                 *all &= done;
                 true
             }
@@ -446,27 +446,27 @@ impl Disk {
     }
 
     /// A copy is gone for good: nobody waits for anything of it any more.
-    fn end_all(&mut self, hold: Hold) {
+    fn end_all(&mut self, slot_ref: SlotRef) {
         // Whoever still waits for others is not told that it is there.
         for it in self.waiting.values_mut() {
             if let Answer::Moved(_, done) = &mut it.answer {
-                done.remove(&hold);
+                done.remove(&slot_ref);
             }
         }
-        self.end_some(hold, |answer| {
-            if let Answer::Marked(lost, _) = answer {
-                lost.push(hold);
+        self.end_some(slot_ref, |answer| {
+            if let Answer::AttributesSet(lost, _) = answer {
+                lost.push(slot_ref);
             }
             true
         });
     }
 
     /// Answers those for whom something was the last that they waited for.
-    fn end_some(&mut self, hold: Hold, mut ends: impl FnMut(&mut Answer) -> bool) {
+    fn end_some(&mut self, slot_ref: SlotRef, mut ends: impl FnMut(&mut Answer) -> bool) {
         let mut ended = Vec::new();
         for (id, it) in &mut self.waiting {
-            if it.left.contains(&hold) && ends(&mut it.answer) {
-                it.left.remove(&hold);
+            if it.left.contains(&slot_ref) && ends(&mut it.answer) {
+                it.left.remove(&slot_ref);
                 ended.push(*id);
             }
         }
@@ -474,12 +474,12 @@ impl Disk {
     }
 
     fn stored(&mut self, stamp: Stamp, done: bool) {
-        let hold = Hold::on_disk(stamp);
+        let slot_ref = SlotRef::on_disk(stamp);
         let Some(copy) = self.copies.get_mut(&stamp) else { return };
         match (copy.state, done) {
             // It was taken away while it was written.
             (State::Leaving, true) => {
-                self.end_moves(hold, false);
+                self.end_moves(slot_ref, false);
                 self.effects.push_back(Effect::Forget(vec![stamp]));
             }
             (State::Writing, true) => {
@@ -487,25 +487,27 @@ impl Disk {
                 self.stored += 1;
                 self.cleared(stamp);
                 // Others may have come meanwhile; whoever waits for those waits on.
-                self.write_marks(stamp);
-                self.end_moves(hold, true);
+                self.write_attributes(stamp);
+                self.end_moves(slot_ref, true);
                 self.go_on();
             }
             (State::Stored, _) => (),
             (_, false) => {
                 self.remove(stamp);
-                self.end_all(hold);
+                self.end_all(slot_ref);
                 self.go_on();
             }
         }
     }
 
     fn refused(&mut self, stamp: Stamp, bytes_max: u64) {
-        let hold = Hold::on_disk(stamp);
-        let asked =
-            self.waiting.values().any(|it| matches!(it.answer, Answer::Moved(..)) && it.left.contains(&hold));
+        let slot_ref = SlotRef::on_disk(stamp);
+        let asked = self
+            .waiting
+            .values()
+            .any(|it| matches!(it.answer, Answer::Moved(..)) && it.left.contains(&slot_ref));
         if asked {
-            self.refused.insert(hold, bytes_max.max(1));
+            self.refused.insert(slot_ref, bytes_max.max(1));
         }
         self.stored(stamp, false);
     }
@@ -513,7 +515,7 @@ impl Disk {
     fn forgotten(&mut self, stamps: &[Stamp]) {
         for stamp in stamps {
             self.remove(*stamp);
-            self.end_all(Hold::on_disk(*stamp));
+            self.end_all(SlotRef::on_disk(*stamp));
         }
         self.go_on();
     }
@@ -532,16 +534,16 @@ impl Disk {
         }
     }
 
-    fn marked(&mut self, stamp: Stamp, done: bool) {
+    fn attributes_set(&mut self, stamp: Stamp, done: bool) {
         let Some(copy) = self.copies.get_mut(&stamp) else { return };
         let written = copy.marking.take();
-        if let Some(marks) = written.filter(|_| done) {
-            copy.record.marks = marks;
+        if let Some(attributes) = written.filter(|_| done) {
+            copy.record.attributes = attributes;
         }
-        match (copy.state, copy.next_marks.is_some()) {
+        match (copy.state, copy.next_attributes.is_some()) {
             // Who asked for the first of several waits for the last.
-            (State::Stored, true) => self.write_marks(stamp),
-            (State::Stored, false) => self.end_marks(Hold::on_disk(stamp), done),
+            (State::Stored, true) => self.write_attributes(stamp),
+            (State::Stored, false) => self.end_attributes(SlotRef::on_disk(stamp), done),
             // It is on its way out, and then everybody is told.
             (State::Writing | State::Leaving, _) => (),
         }
@@ -552,7 +554,7 @@ impl Disk {
         let mut items = Vec::new();
         for stamp in stamps {
             let Some(copy) = self.remove(*stamp) else { continue };
-            self.end_all(Hold::on_disk(*stamp));
+            self.end_all(SlotRef::on_disk(*stamp));
             if copy.state == State::Stored {
                 items.push(copy.record);
             }
@@ -583,16 +585,16 @@ impl Disk {
     }
 
     fn registered(&mut self, registered: &Registered) {
-        if !serves(self.config.sabotage, (self.epoch, self.life), registered) {
+        if !serves(self.config.sabotage, (self.epoch, self.instance), registered) {
             self.stage = Stage::Broken;
             let (served, offered) = (self.epoch, registered.epoch);
             return self.effects.push_back(Effect::RejectMaster { served, offered });
         }
-        (self.epoch, self.life) = (registered.epoch, registered.life);
-        self.effects.push_back(Effect::Epoch(registered.epoch, registered.life));
+        (self.epoch, self.instance) = (registered.epoch, registered.instance);
+        self.effects.push_back(Effect::Epoch(registered.epoch, registered.instance));
         self.retire(&registered.retire);
         if registered.discard {
-            let all: Vec<_> = self.copies.keys().map(|stamp| Hold::on_disk(*stamp)).collect();
+            let all: Vec<_> = self.copies.keys().map(|stamp| SlotRef::on_disk(*stamp)).collect();
             self.retire(&all);
         }
         let under_way = self.copies.iter().filter(|(_, it)| it.state != State::Stored);
@@ -620,7 +622,7 @@ impl Disk {
                 next = Some(*stamp);
                 break;
             }
-            bytes += copy.record.key.as_bytes().len() + copy.record.marks.to_bytes().len();
+            bytes += copy.record.key.as_bytes().len() + copy.record.attributes.to_bytes().len();
             items.push(copy.record.clone());
         }
         let id = self.next_id();

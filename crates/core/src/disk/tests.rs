@@ -3,24 +3,24 @@
 use super::*;
 use crate::{
     Generation, Key, SlotId,
-    message::{Announced, DemoteItem, MarkItem, PromoteItem, Retire},
+    message::{Announced, AttributesItem, DemoteItem, PromoteItem, Retire},
 };
 
-const SOURCE: Hold = Hold { slot: SlotId(1), stamp: Stamp(5) };
+const SOURCE: SlotRef = SlotRef { slot: SlotId(1), stamp: Stamp(5) };
 
 fn record(stamp: u64) -> Record {
     Record {
-        hold: Hold::on_disk(Stamp(stamp)),
+        slot_ref: SlotRef::on_disk(Stamp(stamp)),
         namespace: "default".into(),
         key: Key::new(format!("k{stamp}").as_bytes()).unwrap(),
         generation: Generation { epoch: 1, counter: stamp },
         len: 10,
-        marks: Marks::default(),
+        attributes: Attributes::default(),
     }
 }
 
-fn pinned(by: &str) -> Marks {
-    Marks { pins: vec![by.to_owned()], sample: None }
+fn pinned(by: &str) -> Attributes {
+    Attributes { pins: vec![by.to_owned()], sample: None }
 }
 
 /// A disk with these copies, which has just been asked to register.
@@ -29,7 +29,7 @@ fn linked(recovered: &[u64]) -> Disk {
 }
 
 fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
-    let config = DiskConfig { segment: SegmentId(7), epoch: 1, life: 0, stamps: 0, sabotage };
+    let config = DiskConfig { segment: SegmentId(7), epoch: 1, instance: 0, stamps: 0, sabotage };
     let mut disk = Disk::new(config, recovered.iter().map(|stamp| record(*stamp)).collect());
     disk.handle(Event::Linked(NodeInfo::default()));
     assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, MemberToMaster::Register(_))]));
@@ -58,7 +58,7 @@ fn ask(disk: &mut Disk, id: u64, request: MasterToMember) -> Vec<Effect> {
 }
 
 fn register(disk: &mut Disk, retire: &[u64], discard: bool) {
-    let retire = retire.iter().map(|it| Hold::on_disk(Stamp(*it))).collect();
+    let retire = retire.iter().map(|it| SlotRef::on_disk(Stamp(*it))).collect();
     let id = RequestId(disk.next_id);
     disk.handle(Event::MasterReply(
         id,
@@ -72,9 +72,9 @@ fn announced(disk: &mut Disk, refused: &[u64]) -> Vec<u64> {
     let Some(Effect::AskMaster(id, MemberToMaster::Announce(announce))) = all.last() else {
         panic!("{all:?}")
     };
-    let refused = refused.iter().map(|it| Hold::on_disk(Stamp(*it))).collect();
+    let refused = refused.iter().map(|it| SlotRef::on_disk(Stamp(*it))).collect();
     disk.handle(Event::MasterReply(*id, Reply::Announced(Announced { retire: refused, more: false })));
-    announce.items.iter().map(|it| it.hold.stamp.0).collect()
+    announce.items.iter().map(|it| it.slot_ref.stamp.0).collect()
 }
 
 fn demote(stamps: &[u64]) -> MasterToMember {
@@ -83,11 +83,14 @@ fn demote(stamps: &[u64]) -> MasterToMember {
 }
 
 fn retire(stamp: u64) -> MasterToMember {
-    MasterToMember::Retire(Retire { holds: vec![Hold::on_disk(Stamp(stamp))] })
+    MasterToMember::Retire(Retire { slot_refs: vec![SlotRef::on_disk(Stamp(stamp))] })
 }
 
-fn mark(stamp: u64, marks: Marks) -> MasterToMember {
-    MasterToMember::Mark(vec![MarkItem { hold: Hold::on_disk(Stamp(stamp)), marks }])
+fn mark(stamp: u64, attributes: Attributes) -> MasterToMember {
+    MasterToMember::SetAttributes(vec![AttributesItem {
+        slot_ref: SlotRef::on_disk(Stamp(stamp)),
+        attributes,
+    }])
 }
 
 fn answers(effects: &[Effect]) -> Vec<(u64, Reply)> {
@@ -168,15 +171,15 @@ fn a_retire_waits_for_a_copy_that_is_being_written() {
 #[test]
 fn marks_are_confirmed_by_their_own_end() {
     let mut disk = member(&[3]);
-    assert_eq!(ask(&mut disk, 1, mark(3, pinned("a"))), [Effect::Mark(Stamp(3), pinned("a"))]);
+    assert_eq!(ask(&mut disk, 1, mark(3, pinned("a"))), [Effect::SetAttributes(Stamp(3), pinned("a"))]);
     assert_eq!(ask(&mut disk, 2, mark(3, pinned("b"))), []);
-    assert_eq!(disk.inventory()[0].marks, Marks::default(), "nothing is there for good yet");
-    disk.handle(Event::Marked(Stamp(3), true));
-    assert_eq!(effects(&mut disk), [Effect::Mark(Stamp(3), pinned("b"))]);
-    assert_eq!(disk.inventory()[0].marks, pinned("a"));
-    disk.handle(Event::Marked(Stamp(3), true));
+    assert_eq!(disk.inventory()[0].attributes, Attributes::default(), "nothing is there for good yet");
+    disk.handle(Event::AttributesSet(Stamp(3), true));
+    assert_eq!(effects(&mut disk), [Effect::SetAttributes(Stamp(3), pinned("b"))]);
+    assert_eq!(disk.inventory()[0].attributes, pinned("a"));
+    disk.handle(Event::AttributesSet(Stamp(3), true));
     assert_eq!(answers(&effects(&mut disk)).len(), 2);
-    assert_eq!(disk.inventory()[0].marks, pinned("b"));
+    assert_eq!(disk.inventory()[0].attributes, pinned("b"));
 }
 
 #[test]
@@ -187,7 +190,7 @@ fn marks_of_what_is_being_written_follow_it_even_if_nobody_waits_any_more() {
     disk.handle(Event::Unlinked);
     disk.handle(Event::Linked(NodeInfo::default()));
     effects(&mut disk);
-    assert_eq!(stored(&mut disk, 3, true), [Effect::Mark(Stamp(3), pinned("a"))]);
+    assert_eq!(stored(&mut disk, 3, true), [Effect::SetAttributes(Stamp(3), pinned("a"))]);
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn the_end_of_marks_does_not_confirm_a_retire() {
     let mut disk = member(&[3]);
     ask(&mut disk, 1, mark(3, pinned("a")));
     ask(&mut disk, 2, retire(3));
-    disk.handle(Event::Marked(Stamp(3), true));
+    disk.handle(Event::AttributesSet(Stamp(3), true));
     assert_eq!(effects(&mut disk), []);
     disk.handle(Event::Forgotten(vec![Stamp(3)]));
     let all = answers(&effects(&mut disk));
@@ -206,7 +209,7 @@ fn the_end_of_marks_does_not_confirm_a_retire() {
 fn marks_that_cannot_be_written_are_refused_and_those_of_what_is_gone_are_lost() {
     let mut disk = member(&[3, 4]);
     ask(&mut disk, 1, mark(3, pinned("a")));
-    disk.handle(Event::Marked(Stamp(3), false));
+    disk.handle(Event::AttributesSet(Stamp(3), false));
     assert!(matches!(answers(&effects(&mut disk))[..], [(1, Reply::Refused(_))]));
     ask(&mut disk, 2, mark(4, pinned("a")));
     disk.handle(Event::Corrupt(Stamp(4)));
@@ -290,7 +293,7 @@ fn what_is_dropped_while_it_joins_is_told() {
 fn what_cannot_be_read_does_not_come_into_memory() {
     let mut disk = member(&[3]);
     let promote = |stamp| {
-        let item = PromoteItem { hold: Hold::on_disk(Stamp(stamp)), into: SOURCE };
+        let item = PromoteItem { slot_ref: SlotRef::on_disk(Stamp(stamp)), into: SOURCE };
         MasterToMember::Promote(vec![item])
     };
     assert_eq!(moved(&ask(&mut disk, 1, promote(4))), [false]);
@@ -309,13 +312,13 @@ fn what_cannot_be_read_does_not_come_into_memory() {
 
 #[test]
 fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
-    for (epoch, life, accepts) in [(0, 1, false), (1, 1, false), (1, 0, true), (2, 1, true)] {
+    for (epoch, instance, accepts) in [(0, 1, false), (1, 1, false), (1, 0, true), (2, 1, true)] {
         let mut disk = linked(&[3]);
-        let registered = Registered { epoch, life, discard: true, ..Registered::default() };
+        let registered = Registered { epoch, instance, discard: true, ..Registered::default() };
         disk.handle(Event::MasterReply(RequestId(disk.next_id), Reply::Registered(registered)));
         let effects = effects(&mut disk);
         let rejected = effects.contains(&Effect::RejectMaster { served: 1, offered: epoch });
-        assert_eq!(rejected, !accepts, "{epoch} {life}: {effects:?}");
+        assert_eq!(rejected, !accepts, "{epoch} {instance}: {effects:?}");
         assert_eq!(effects.contains(&Effect::Forget(vec![Stamp(3)])), accepts);
         assert_eq!(disk.inventory().len(), usize::from(!accepts));
     }

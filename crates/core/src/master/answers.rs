@@ -31,28 +31,30 @@ impl Master {
                 self.reservations.allocated(o, node, op, &items, allocated);
             }
             (Wait::Allocate(op, items), _) => self.reservations.not_allocated(o, node, op, &items),
-            (Wait::Retire(holds, op), Reply::Settled(settled)) => {
+            (Wait::Retire(slot_refs, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
-                self.retires.retired(o, node, id, &holds, op);
+                self.retires.retired(o, node, id, &slot_refs, op);
             }
             (Wait::Settle(objects, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
                 o.settled(node, &objects, &settled.lost);
                 self.retires.confirmed(o, id, op);
             }
-            (Wait::Mark(objects, op), Reply::Settled(settled)) => {
+            (Wait::SetAttributes(objects, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
-                o.marked(node, id, &objects);
+                o.attributes_set(node, id, &objects);
                 o.settled(node, &objects, &settled.lost);
                 self.retires.confirmed(o, id, op);
             }
-            (Wait::Mark(objects, op), _) => self.retires.not_marked(o, node, id, &objects, op),
+            (Wait::SetAttributes(objects, op), _) => {
+                self.retires.attributes_not_set(o, node, id, &objects, op)
+            }
             (Wait::Demote(leaving), Reply::Moved(moved)) => {
                 o.cx.report(node, moved.usage);
                 demoted(o, node, &leaving, &moved);
             }
             (Wait::Demote(leaving), _) => demoted(o, node, &leaving, &Moved::default()),
-            (Wait::PromoteRoom(id, charged), reply) => {
+            (Wait::PromoteSpace(id, charged), reply) => {
                 let reservation = one_allocated(o, node, reply);
                 o.tier.promotion_has_memory(&mut o.cx, node, (id, charged), reservation);
             }
@@ -70,7 +72,7 @@ impl Master {
             }
             (Wait::Inspect(op, items), _) => self.explanations.inspected(o, op, &items, &[]),
             // A node that rejects a retire is not to be trusted with the name.
-            (Wait::Retire(holds, op), _) => self.retires.unconfirmed(o, node, id, &holds, op),
+            (Wait::Retire(slot_refs, op), _) => self.retires.unconfirmed(o, node, id, &slot_refs, op),
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
             (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
@@ -106,7 +108,7 @@ fn demoted(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], moved: &Moved)
         }
     }
     o.tier.wake();
-    o.cx.room.note_change();
+    o.cx.quotas.note_change();
 }
 
 /// A disk has dropped copies that it was not asked to retire.
@@ -115,12 +117,12 @@ pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Re
     o.cx.report(disk, dropped.usage);
     o.tier.count_dropped(dropped);
     for record in &dropped.items {
-        o.cx.ghosts.lay(disk, record.hold);
+        o.cx.pending_retires.lay(disk, record.slot_ref);
         let namespace = o.cx.catalog.intern(&record.namespace);
         let index = o.cx.catalog.find(namespace, &record.key);
         let is_it = |it: &ObjectIndex| {
             let object = o.cx.catalog.get(*it);
-            object.is_some_and(|it| it.replicas().any(|it| it == (disk, record.hold)))
+            object.is_some_and(|it| it.replicas().any(|it| it == (disk, record.slot_ref)))
         };
         if let Some(index) = index.filter(is_it) {
             o.lose_copy(index, disk, Cause::Evicted);
@@ -134,6 +136,6 @@ pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Re
 fn late_reply(o: &mut Objects, node: NodeIndex, reply: Reply) {
     if let Reply::Allocated(allocated) = reply {
         let found = allocated.items.into_iter().flatten();
-        o.cx.abort_all(found.map(|it| (node, it.location.hold())).collect());
+        o.cx.abort_all(found.map(|it| (node, it.location.slot_ref())).collect());
     }
 }

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use super::{
     Objects, Retires, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
-    confirm::{Answer, Awaited},
+    delete::{Answer, Awaited},
     members::{Member, Standing},
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Hold, Key, RequestId, Tick,
-    extent::room_for,
-    marks::Marks,
+    BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Key, RequestId, SlotRef, Tick,
+    attributes::Attributes,
+    extent::space_for,
     message::{
         Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, PutOptions, Reason, Record,
         SOFT_PIN_DEFAULT, Settle,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// What the nodes of a batch are to be told, beside the one that asks.
-pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, Hold)>)>;
+pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>;
 
 /// A written object that is to have a name.
 pub(super) struct Written {
@@ -82,14 +82,14 @@ impl Objects {
     pub(super) fn settled(
         &mut self,
         node: NodeIndex,
-        replicas: &[(ObjectIndex, Generation, Hold)],
-        lost: &[Hold],
+        replicas: &[(ObjectIndex, Generation, SlotRef)],
+        lost: &[SlotRef],
     ) {
-        for (index, generation, hold) in replicas {
+        for (index, generation, slot_ref) in replicas {
             // A disk that could not write a copy may have another by now.
-            let is_it = |it: &Object| it.replicas().any(|it| it == (node, *hold));
+            let is_it = |it: &Object| it.replicas().any(|it| it == (node, *slot_ref));
             let same = self.cx.catalog.get(*index).filter(|it| it.generation() == *generation);
-            if same.is_some_and(is_it) && lost.contains(hold) {
+            if same.is_some_and(is_it) && lost.contains(slot_ref) {
                 self.lose_copy(*index, node, Cause::NodeLost);
             }
         }
@@ -101,18 +101,18 @@ impl Objects {
         home: NodeIndex,
         written: Written,
         others: &mut Others,
-    ) -> (CommitOutcome, Vec<(NodeIndex, Hold)>) {
+    ) -> (CommitOutcome, Vec<(NodeIndex, SlotRef)>) {
         let Written { namespace, client, item, home_asks } = &written;
         let (namespace, client, home_asks) = (*namespace, *client, *home_asks);
         let replicas = self.copies(home, item);
-        self.expect(home, item.hold);
+        self.expect(home, item.slot_ref);
         let offered = self.end_grants(&replicas);
         let before = self.still_leaving(namespace, &item.key);
         let existing = self.cx.catalog.find(namespace, &item.key);
         let existing = existing.and_then(|index| Some((index, self.cx.catalog.get(index)?)));
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
         let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.was_removed(&replicas);
-        if was_taken && !sabotaged!(self.cx.config.sabotage, NameGhosts) {
+        if was_taken && !sabotaged!(self.cx.config.sabotage, NameRetired) {
             // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
@@ -142,9 +142,9 @@ impl Objects {
             // The node asks again because the first answer was lost on the way: perhaps with an earlier life
             // of the master, which the other copies had heard. Or its copy was taken away since, and others
             // were not: it has yet to hear of that.
-            let is_leaving = self.cx.was_removed(&[(home, item.hold)]);
+            let is_leaving = self.cx.was_removed(&[(home, item.slot_ref)]);
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
-                self.cx.catalog.add_replica(index, home, item.hold);
+                self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
             return (CommitOutcome::Stored(generation), before);
         }
@@ -171,16 +171,17 @@ impl Objects {
         let Some(object) = index.and_then(|index| self.cx.catalog.get(index)) else {
             return Some(Generation::default());
         };
-        let is_it = object.generation() == expected && object.marks().is_none_or(|it| it.sample.is_none());
+        let is_it =
+            object.generation() == expected && object.attributes().is_none_or(|it| it.sample.is_none());
         (!is_it).then(|| object.generation())
     }
 
     /// The reservations of a written object end; how much of that was only offered.
-    fn end_grants(&mut self, replicas: &[(NodeIndex, Hold)]) -> u64 {
+    fn end_grants(&mut self, replicas: &[(NodeIndex, SlotRef)]) -> u64 {
         let mut all = 0;
-        for &(node, hold) in replicas {
-            let offered = self.cx.room.offered(node, hold);
-            self.cx.room.end_grant(node, hold);
+        for &(node, slot_ref) in replicas {
+            let offered = self.cx.quotas.offered(node, slot_ref);
+            self.cx.quotas.end_grant(node, slot_ref);
             if let (Some(offered), Some(member)) = (offered, self.cx.members.get_mut(node)) {
                 member.count_claim(offered);
                 all += offered;
@@ -194,11 +195,11 @@ impl Objects {
     /// by nobody who has not asked, and lets go of what it owes before that changes; but that it joins is
     /// sure only once it announces: that it registers may have been said long ago, on a connection that it
     /// gave up.
-    fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
+    fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
         if sabotaged!(self.cx.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();
         }
-        let mut leaving = self.cx.ghosts.of(namespace, key);
+        let mut leaving = self.cx.pending_retires.of(namespace, key);
         let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
         leaving.retain(|(node, _)| self.cx.members.get(*node).is_some_and(|it| !is_joining(it)));
         leaving
@@ -207,14 +208,14 @@ impl Objects {
     /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows, nor
     /// on one that was lost and has yet to discard all. It may hear of this copy before it hears that it must
     /// discard, and would then discard this copy too.
-    fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, Hold)> {
+    fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, SlotRef)> {
         let discards = |node| self.cx.members.get(node).is_some_and(|it| it.discard);
-        let mut replicas = vec![(home, item.hold)];
+        let mut replicas = vec![(home, item.slot_ref)];
         for location in &item.others {
             if let Some(node) = self.cx.members.find(location.segment).filter(|it| !discards(*it))
                 && !replicas.iter().any(|(has, _)| *has == node)
             {
-                replicas.push((node, location.hold()));
+                replicas.push((node, location.slot_ref()));
             }
         }
         replicas
@@ -224,26 +225,27 @@ impl Objects {
     fn name(
         &mut self,
         written: Written,
-        replicas: Vec<(NodeIndex, Hold)>,
+        replicas: Vec<(NodeIndex, SlotRef)>,
         others: &mut Others,
     ) -> Generation {
         let Written { namespace, client, item, home_asks } = written;
         let (writer, _) = self.cx.connections.writer(client);
         let generation = self.mint_generation();
-        let marks = Marks::of(&item.options);
-        let record = |hold| Record {
-            hold,
+        let attributes = Attributes::of(&item.options);
+        let record = |slot_ref| Record {
+            slot_ref,
             namespace: self.cx.catalog.namespace_name(namespace).to_owned(),
             key: item.key.clone(),
             generation,
             len: item.len,
-            marks: marks.clone(),
+            attributes: attributes.clone(),
         };
         let heard = usize::from(home_asks);
-        let records: Vec<_> = replicas.iter().skip(heard).map(|&(node, hold)| (node, record(hold))).collect();
+        let records: Vec<_> =
+            replicas.iter().skip(heard).map(|&(node, slot_ref)| (node, record(slot_ref))).collect();
         for &(node, _) in &replicas {
             if let Some(member) = self.cx.members.get_mut(node) {
-                member.count_commit(room_for(item.len).unwrap_or(0));
+                member.count_commit(space_for(item.len).unwrap_or(0));
             }
         }
         let soft_until = match item.options.soft_pin_ms {
@@ -251,13 +253,13 @@ impl Objects {
             Some(SOFT_PIN_DEFAULT) => self.cx.now.after(self.cx.config.soft_pin_ms),
             Some(ms) => self.cx.now.after(ms),
         };
-        let is_sample = marks.sample.is_some();
+        let is_sample = attributes.sample.is_some();
         let new = NewObject {
             namespace,
             key: item.key,
             generation,
             len: item.len,
-            marks,
+            attributes,
             writer,
             soft_until,
             replicas,
@@ -268,23 +270,23 @@ impl Objects {
             self.leases.arrive(namespace, self.cx.now, index);
             self.streams.enter(&self.cx, index, true);
         }
-        self.cx.room.note_change();
+        self.cx.quotas.note_change();
         self.tier.write_through(&self.cx, index);
         for (node, record) in records {
-            self.expect(node, record.hold);
+            self.expect(node, record.slot_ref);
             let entry = others.entry(node).or_default();
-            entry.1.push((index, generation, record.hold));
+            entry.1.push((index, generation, record.slot_ref));
             entry.0.commit.push(record);
         }
         generation
     }
 
     /// A node that is joining may announce before it hears that it has this.
-    fn expect(&mut self, node: NodeIndex, hold: Hold) {
+    fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(member) = self.cx.members.get_mut(node)
             && member.standing == Standing::Joining
         {
-            member.told.insert(hold);
+            member.told.insert(slot_ref);
         }
     }
 
@@ -293,15 +295,15 @@ impl Objects {
     /// an object does.
     fn give_back(
         &self,
-        replicas: &[(NodeIndex, Hold)],
+        replicas: &[(NodeIndex, SlotRef)],
         home_asks: bool,
         others: &mut Others,
-    ) -> Vec<(NodeIndex, Hold)> {
+    ) -> Vec<(NodeIndex, SlotRef)> {
         let is_joining = |node| self.cx.members.get(node).is_some_and(|it| it.standing == Standing::Joining);
         let (joining, ready): (Vec<_>, Vec<_>) =
             replicas.iter().skip(usize::from(home_asks)).partition(|(node, _)| is_joining(*node));
-        for (node, hold) in ready {
-            others.entry(node).or_default().0.abort.push(hold);
+        for (node, slot_ref) in ready {
+            others.entry(node).or_default().0.abort.push(slot_ref);
         }
         joining
     }

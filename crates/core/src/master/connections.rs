@@ -11,13 +11,13 @@ use crate::{ClientId, ConnId, SegmentId, message::Hello};
 /// The process at the other end of a connection.
 #[derive(Debug)]
 pub(super) enum Party {
-    Client(Arc<Visitor>),
+    Client(Arc<Caller>),
     Node(Option<NodeIndex>),
 }
 
 /// A client, for as long as its connection lasts.
 #[derive(Clone, Debug)]
-pub(super) struct Visitor {
+pub(super) struct Caller {
     pub(super) client: ClientId,
     pub(super) namespace: NamespaceIndex,
     pub(super) home: Option<SegmentId>,
@@ -32,10 +32,10 @@ pub(super) struct Visitor {
 pub(super) struct Connections {
     parties: BTreeMap<ConnId, Party>,
     clients: BTreeMap<ClientId, ConnId>,
-    /// See [`Event::Near`](super::Event::Near).
-    near: BTreeSet<ConnId>,
-    /// See [`Event::Inside`](super::Event::Inside).
-    inside: BTreeSet<ConnId>,
+    /// See [`Event::SameHost`](super::Event::SameHost).
+    same_host: BTreeSet<ConnId>,
+    /// See [`Event::SameProcess`](super::Event::SameProcess).
+    same_process: BTreeSet<ConnId>,
     labels: Labels,
 }
 
@@ -49,8 +49,8 @@ impl Connections {
     pub(super) fn open_client(&mut self, conn: ConnId, hello: Hello, namespace: NamespaceIndex) {
         let index = self.labels.intern(&hello.label);
         let Hello { client, home, host, label, .. } = hello;
-        let visitor = Visitor { client, namespace, home, host, label, index };
-        self.parties.insert(conn, Party::Client(Arc::new(visitor)));
+        let caller = Caller { client, namespace, home, host, label, index };
+        self.parties.insert(conn, Party::Client(Arc::new(caller)));
     }
 
     /// A member connects, or registers, or leaves.
@@ -60,8 +60,8 @@ impl Connections {
 
     /// A connection is closed or replaced: its party, if it was open.
     pub(super) fn close(&mut self, conn: ConnId) -> Option<Party> {
-        self.near.remove(&conn);
-        self.inside.remove(&conn);
+        self.same_host.remove(&conn);
+        self.same_process.remove(&conn);
         self.parties.remove(&conn)
     }
 
@@ -74,20 +74,20 @@ impl Connections {
         was_last
     }
 
-    pub(super) fn set_near(&mut self, conn: ConnId) {
-        self.near.insert(conn);
+    pub(super) fn set_same_host(&mut self, conn: ConnId) {
+        self.same_host.insert(conn);
     }
 
-    pub(super) fn is_near(&self, conn: ConnId) -> bool {
-        self.near.contains(&conn)
+    pub(super) fn is_on_same_host(&self, conn: ConnId) -> bool {
+        self.same_host.contains(&conn)
     }
 
-    pub(super) fn set_inside(&mut self, conn: ConnId) {
-        self.inside.insert(conn);
+    pub(super) fn set_same_process(&mut self, conn: ConnId) {
+        self.same_process.insert(conn);
     }
 
-    pub(super) fn is_inside(&self, conn: ConnId) -> bool {
-        self.inside.contains(&conn)
+    pub(super) fn is_in_same_process(&self, conn: ConnId) -> bool {
+        self.same_process.contains(&conn)
     }
 
     pub(super) fn get(&self, conn: ConnId) -> Option<&Party> {
@@ -109,20 +109,20 @@ impl Connections {
 
     /// A client for people: its name, or its number while it is not connected.
     pub(super) fn client_name(&self, client: ClientId) -> String {
-        match self.visitor(client) {
-            Some(visitor) => visitor.label.clone(),
+        match self.caller(client) {
+            Some(caller) => caller.label.clone(),
             None => format!("client {client}, which is not connected"),
         }
     }
 
     /// The name of a client that wrote an object, and its number.
     pub(super) fn writer(&self, client: ClientId) -> (LabelIndex, String) {
-        self.visitor(client).map(|it| (it.index, it.label.clone())).unwrap_or_default()
+        self.caller(client).map(|it| (it.index, it.label.clone())).unwrap_or_default()
     }
 
-    fn visitor(&self, client: ClientId) -> Option<&Visitor> {
+    fn caller(&self, client: ClientId) -> Option<&Caller> {
         match self.parties.get(self.clients.get(&client)?)? {
-            Party::Client(visitor) => Some(visitor),
+            Party::Client(caller) => Some(caller),
             Party::Node(_) => None,
         }
     }

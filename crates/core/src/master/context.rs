@@ -14,19 +14,19 @@ use super::{
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     connections::Connections,
     deadlines::Deadlines,
-    ghosts::{Ghosts, Name},
     members::{Member, Members, Standing},
-    room::Room,
+    pending_retires::{Name, PendingRetires},
+    quotas::Quotas,
     saved::Saving,
 };
 use crate::{
-    ConnId, Hold, Location, RequestId, Tick,
+    ConnId, Location, RequestId, SlotRef, Tick,
     message::{Demotion, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage},
     sabotage::sabotaged,
 };
 
 /// Copies that one message retires, so that a large one does not keep the others waiting.
-const RETIRE_HOLDS_MAX: usize = 1 << 14;
+const RETIRE_MAX: usize = 1 << 14;
 /// How long a node is not asked to poll again after it was.
 const POLL_PAUSE_MS: u64 = 2;
 
@@ -38,8 +38,8 @@ pub(super) struct Context {
     pub(super) catalog: Catalog,
     pub(super) members: Members,
     pub(super) connections: Connections,
-    pub(super) room: Room,
-    pub(super) ghosts: Ghosts,
+    pub(super) quotas: Quotas,
+    pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
     /// When operations must be answered, but for drops.
     pub(super) deadlines: Deadlines,
@@ -58,8 +58,8 @@ impl Context {
             catalog: Catalog::new(config.hash_seed),
             members: Members::default(),
             connections: Connections::default(),
-            room: Room::default(),
-            ghosts: Ghosts::default(),
+            quotas: Quotas::default(),
+            pending_retires: PendingRetires::default(),
             saving: Saving::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
@@ -91,7 +91,7 @@ impl Context {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
         let effect = match wait {
-            Wait::Publish(..) => Effect::Entrust(conn, id, request),
+            Wait::Publish(..) => Effect::SendLedger(conn, id, request),
             _ => Effect::Ask(conn, id, request),
         };
         self.waits.insert(id, (node, wait));
@@ -102,7 +102,7 @@ impl Context {
     /// Has a node process the publications in its socket, unless it was asked to a moment ago. Any request
     /// does.
     pub(super) fn poll_node(&mut self, node: NodeIndex) {
-        let member = self.members.get(node).filter(|it| it.entrusted > 0 && it.looks_from <= self.now);
+        let member = self.members.get(node).filter(|it| it.ledger_bytes > 0 && it.looks_from <= self.now);
         if member.is_some() {
             self.poll_node_now(node);
         }
@@ -110,7 +110,7 @@ impl Context {
 
     pub(super) fn poll_node_now(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
-        member.entrusted = 0;
+        member.ledger_bytes = 0;
         member.looks_from = self.now.after(POLL_PAUSE_MS);
         self.ask(node, MasterToMember::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }
@@ -119,25 +119,25 @@ impl Context {
     /// already is confirmed like the rest.
     pub(super) fn retire(
         &mut self,
-        replicas: Vec<(NodeIndex, Hold)>,
+        replicas: Vec<(NodeIndex, SlotRef)>,
         op: Option<OpId>,
     ) -> BTreeMap<RequestId, NodeIndex> {
-        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
-        for (node, hold) in replicas {
-            by_node.entry(node).or_default().push(hold);
+        let mut by_node: BTreeMap<NodeIndex, Vec<SlotRef>> = BTreeMap::new();
+        for (node, slot_ref) in replicas {
+            by_node.entry(node).or_default().push(slot_ref);
         }
         let mut asked = BTreeMap::new();
-        for (node, holds) in by_node {
-            for holds in holds.chunks(RETIRE_HOLDS_MAX) {
-                let request = MasterToMember::Retire(Retire { holds: holds.to_vec() });
-                match self.ask(node, request, Wait::Retire(holds.to_vec(), op)) {
+        for (node, slot_refs) in by_node {
+            for slot_refs in slot_refs.chunks(RETIRE_MAX) {
+                let request = MasterToMember::Retire(Retire { slot_refs: slot_refs.to_vec() });
+                match self.ask(node, request, Wait::Retire(slot_refs.to_vec(), op)) {
                     Some(id) => {
                         asked.insert(id, node);
                         if let Some(member) = self.members.get_mut(node) {
-                            member.retiring.extend(holds);
+                            member.retiring.extend(slot_refs);
                         }
                     }
-                    None => self.owe(node, holds),
+                    None => self.owe(node, slot_refs),
                 }
             }
         }
@@ -145,27 +145,29 @@ impl Context {
     }
 
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
-    pub(super) fn was_removed(&self, copies: &[(NodeIndex, Hold)]) -> bool {
-        let is_owed = |(node, hold): &(NodeIndex, Hold)| {
-            self.members.get(*node).is_some_and(|it| it.owes(*hold) || it.told_owed.contains(hold))
+    pub(super) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
+        let is_owed = |(node, slot_ref): &(NodeIndex, SlotRef)| {
+            self.members.get(*node).is_some_and(|it| it.owes(*slot_ref) || it.told_owed.contains(slot_ref))
         };
-        self.ghosts.has_any(copies) || copies.iter().any(is_owed)
+        self.pending_retires.has_any(copies) || copies.iter().any(is_owed)
     }
 
     /// A node must apply these retires before it is used again.
-    pub(super) fn owe(&mut self, node: NodeIndex, holds: &[Hold]) {
+    pub(super) fn owe(&mut self, node: NodeIndex, slot_refs: &[SlotRef]) {
         if let Some(member) = self.members.get_mut(node) {
-            holds.iter().for_each(|hold| _ = member.retiring.remove(hold) || member.given_up.remove(hold));
-            member.owed.extend(holds);
+            slot_refs.iter().for_each(|slot_ref| {
+                _ = member.retiring.remove(slot_ref) || member.given_up.remove(slot_ref)
+            });
+            member.owed.extend(slot_refs);
         }
     }
 
     /// Returns reservations that no client will use.
-    pub(super) fn abort_all(&mut self, holds: Vec<(NodeIndex, Hold)>) {
-        let mut by_node: BTreeMap<NodeIndex, Vec<Hold>> = BTreeMap::new();
-        for (node, hold) in holds {
-            self.room.end_grant(node, hold);
-            by_node.entry(node).or_default().push(hold);
+    pub(super) fn abort_all(&mut self, slot_refs: Vec<(NodeIndex, SlotRef)>) {
+        let mut by_node: BTreeMap<NodeIndex, Vec<SlotRef>> = BTreeMap::new();
+        for (node, slot_ref) in slot_refs {
+            self.quotas.end_grant(node, slot_ref);
+            by_node.entry(node).or_default().push(slot_ref);
         }
         for (node, abort) in by_node {
             let settle = Settle { commit: Vec::new(), abort };
@@ -187,7 +189,7 @@ impl Context {
     pub(super) fn report(&mut self, node: NodeIndex, usage: Usage) {
         if let Some(member) = self.members.get_mut(node) {
             if member.free < usage.free || member.usage.name_max < usage.name_max {
-                self.room.note_change();
+                self.quotas.note_change();
             }
             member.report(self.now, usage);
         }
@@ -203,7 +205,7 @@ impl Context {
     /// What a namespace uses, reservations included.
     pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
-        committed.saturating_add(self.room.granted(namespace))
+        committed.saturating_add(self.quotas.granted(namespace))
     }
 
     /// Announces an object that the catalog has now.
@@ -226,12 +228,12 @@ impl Context {
 
     /// The greatest number of bytes that the namespace may use, if there is a limit.
     pub(super) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
-        let set = self.room.policy(namespace).and_then(|it| it.quota);
+        let set = self.quotas.policy(namespace).and_then(|it| it.quota);
         if !self.config.tenants {
             return set;
         }
         let Some(set) = set else { return Some(0) };
-        let asked: u128 = self.room.policies().filter_map(|(_, it)| it.quota).map(u128::from).sum();
+        let asked: u128 = self.quotas.policies().filter_map(|(_, it)| it.quota).map(u128::from).sum();
         let memory = self.members.iter().filter(|(_, it)| !it.is_disk());
         let capacity: u128 = memory.map(|(_, it)| u128::from(it.usage.capacity)).sum();
         if asked <= capacity {
@@ -250,7 +252,7 @@ impl Context {
 
     /// What becomes of the objects of a namespace when memory is short.
     pub(super) fn demotion(&self, namespace: NamespaceIndex) -> Demotion {
-        let own = self.room.policy(namespace).and_then(|it| it.demotion);
+        let own = self.quotas.policy(namespace).and_then(|it| it.demotion);
         own.unwrap_or(self.config.tier.demotion)
     }
 
@@ -276,8 +278,8 @@ impl Context {
         let mut replicas = Vec::new();
         if locate {
             replicas = Vec::with_capacity(object.replica_count());
-            for (node, hold) in object.copies().filter(|(node, _)| readable(*node)) {
-                replicas.extend(self.location(node, hold));
+            for (node, slot_ref) in object.copies().filter(|(node, _)| readable(*node)) {
+                replicas.extend(self.location(node, slot_ref));
                 nodes.insert(node);
             }
         }
@@ -292,9 +294,9 @@ impl Context {
         }
     }
 
-    fn location(&self, node: NodeIndex, hold: Hold) -> Option<Location> {
+    fn location(&self, node: NodeIndex, slot_ref: SlotRef) -> Option<Location> {
         let segment = self.members.get(node)?.info.segment;
-        Some(Location { segment, slot: hold.slot, stamp: hold.stamp })
+        Some(Location { segment, slot: slot_ref.slot, stamp: slot_ref.stamp })
     }
 
     pub(super) fn infos(&self, nodes: BTreeSet<NodeIndex>) -> Vec<NodeInfo> {
@@ -302,15 +304,15 @@ impl Context {
     }
 
     /// What a node needs to know to hold a copy of an object.
-    pub(super) fn record(&self, index: ObjectIndex, hold: Hold) -> Option<Record> {
+    pub(super) fn record(&self, index: ObjectIndex, slot_ref: SlotRef) -> Option<Record> {
         let object = self.catalog.get(index)?;
         Some(Record {
-            hold,
+            slot_ref,
             namespace: self.catalog.namespace_name(object.namespace()).to_owned(),
             key: object.key().clone(),
             generation: object.generation(),
             len: object.len(),
-            marks: object.marks().cloned().unwrap_or_default(),
+            attributes: object.attributes().cloned().unwrap_or_default(),
         })
     }
 }

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Visitor,
+    Caller,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     context::Context,
     refuse,
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     BATCH_ITEMS_MAX, ClientId, Generation, Tick,
-    marks::{Consumption, SampleMarks},
+    attributes::{Consumption, SampleAttributes},
     message::{
         Ack, AckItem, AckOutcome, Cause, Granted, Lease, LeaseItem, LeaseOutcome, Leased, Reason, Reply,
     },
@@ -95,19 +95,19 @@ impl Leases {
         Self { next, ..Self::default() }
     }
 
-    fn grant(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Option<Pulled>) -> u64 {
+    fn grant(&mut self, object: ObjectIndex, caller: &Caller, pulled: Option<Pulled>) -> u64 {
         self.next += 1;
         let lease = self.next;
-        let held = Held { object, client: visitor.client, label: visitor.label.clone(), pulled };
+        let held = Held { object, client: caller.client, label: caller.label.clone(), pulled };
         self.leases.insert(lease, held);
         self.by_object.insert((object, lease));
-        self.by_client.insert((visitor.client, lease));
+        self.by_client.insert((caller.client, lease));
         lease
     }
 
     /// Leases what was pulled from a stream.
-    pub(super) fn grant_pulled(&mut self, object: ObjectIndex, visitor: &Visitor, pulled: Pulled) -> u64 {
-        self.grant(object, visitor, Some(pulled))
+    pub(super) fn grant_pulled(&mut self, object: ObjectIndex, caller: &Caller, pulled: Pulled) -> u64 {
+        self.grant(object, caller, Some(pulled))
     }
 
     /// What was pulled by leases that have ended since this was asked last.
@@ -197,14 +197,13 @@ impl Leases {
     }
 
     /// Leases samples by name.
-    pub(super) fn lease(&mut self, cx: &mut Context, visitor: &Visitor, lease: &Lease) -> Reply {
-        let many = self.of_client(visitor.client).count() + lease.items.len() > LEASES_PER_CLIENT_MAX;
+    pub(super) fn lease(&mut self, cx: &mut Context, caller: &Caller, lease: &Lease) -> Reply {
+        let many = self.of_client(caller.client).count() + lease.items.len() > LEASES_PER_CLIENT_MAX;
         if lease.items.len() > BATCH_ITEMS_MAX || many {
             return refuse(Reason::Busy, "too many leases at a time");
         }
         let mut nodes = BTreeSet::new();
-        let items =
-            lease.items.iter().map(|item| self.lease_one(cx, visitor, item, &lease.group, &mut nodes));
+        let items = lease.items.iter().map(|item| self.lease_one(cx, caller, item, &lease.group, &mut nodes));
         let items = items.collect();
         Reply::Leased(Leased { items, nodes: cx.infos(nodes) })
     }
@@ -212,19 +211,19 @@ impl Leases {
     fn lease_one(
         &mut self,
         cx: &mut Context,
-        visitor: &Visitor,
+        caller: &Caller,
         item: &LeaseItem,
         group: &str,
         nodes: &mut BTreeSet<NodeIndex>,
     ) -> LeaseOutcome {
-        let index = cx.catalog.find(visitor.namespace, &item.key);
+        let index = cx.catalog.find(caller.namespace, &item.key);
         let Some((index, object)) = index.and_then(|it| Some((it, cx.catalog.get(it)?))) else {
             return LeaseOutcome::Absent;
         };
         if item.generation.is_some_and(|wanted| wanted != object.generation()) {
             return LeaseOutcome::Superseded(object.generation());
         }
-        let Some(sample) = object.marks().and_then(|it| it.sample.as_ref()) else {
+        let Some(sample) = object.attributes().and_then(|it| it.sample.as_ref()) else {
             return LeaseOutcome::NotASample;
         };
         if let Consumption::Groups(groups) = &sample.consumption
@@ -244,7 +243,7 @@ impl Leases {
         }
         let found = cx.found(object, true, nodes);
         cx.catalog.touch(index, cx.now, None);
-        LeaseOutcome::Leased(Granted { lease: self.grant(index, visitor, None), found })
+        LeaseOutcome::Leased(Granted { lease: self.grant(index, caller, None), found })
     }
 
     pub(super) fn release(&mut self, client: ClientId, leases: &[u64]) {
@@ -279,18 +278,18 @@ impl Leases {
         &mut self,
         cx: &mut Context,
         streams: &mut Streams,
-        visitor: &Visitor,
+        caller: &Caller,
         (item, ack): (&AckItem, &Ack),
     ) -> Acked {
         let stale = Acked::Nothing(AckOutcome::Stale);
-        let index = cx.catalog.find(visitor.namespace, &item.key);
+        let index = cx.catalog.find(caller.namespace, &item.key);
         let Some((index, object)) = index.and_then(|it| Some((it, cx.catalog.get(it)?))) else {
             return stale;
         };
-        let mut marks = object.marks().cloned().unwrap_or_default();
+        let mut attributes = object.attributes().cloned().unwrap_or_default();
         let generation: Generation = object.generation();
         let same = generation == item.generation || sabotaged!(cx.config.sabotage, AckAnyGeneration);
-        let Some(sample) = marks.sample.as_mut().filter(|_| same) else {
+        let Some(sample) = attributes.sample.as_mut().filter(|_| same) else {
             return stale;
         };
         let waits = ack.unless_leased && self.is_leased(index);
@@ -314,7 +313,7 @@ impl Leases {
             sample.acked.push(group.to_owned());
         }
         let is_consumed = sample.is_consumed();
-        streams.ack(visitor.namespace, &stream, generation, group);
+        streams.ack(caller.namespace, &stream, generation, group);
         if is_consumed && !waits {
             return Acked::Free(index, Cause::Consumed);
         }
@@ -323,21 +322,21 @@ impl Leases {
             // nodes frees it if the master dies first.
             let deferred = self.deferred.entry(index).or_default();
             deferred.groups.extend(is_new.then(|| group.clone()));
-            (deferred.is_consumed, deferred.label) = (is_consumed, visitor.label.clone());
+            (deferred.is_consumed, deferred.label) = (is_consumed, caller.label.clone());
         } else if let Some(deferred) = self.deferred.get_mut(&index) {
             deferred.groups.retain(|it| it != group);
         }
         if is_consumed || !sabotaged!(cx.config.sabotage, ForgetAcks) {
-            cx.catalog.mark(index, marks);
+            cx.catalog.set_attributes(index, attributes);
         }
-        Acked::Mark(index)
+        Acked::SetAttributes(index)
     }
 
     /// Whether a sample is to be removed because its consumption is complete, by what is written on the
     /// nodes. If it is leased, the end of its last lease frees it.
     pub(super) fn frees_consumed(&mut self, cx: &Context, index: ObjectIndex) -> bool {
-        let sample = cx.catalog.get(index).and_then(|it| it.marks()?.sample.as_ref());
-        if !sample.is_some_and(SampleMarks::is_consumed) {
+        let sample = cx.catalog.get(index).and_then(|it| it.attributes()?.sample.as_ref());
+        if !sample.is_some_and(SampleAttributes::is_consumed) {
             return false;
         }
         let is_leased = self.is_leased(index);
@@ -351,7 +350,7 @@ impl Leases {
     /// counted as expired.
     pub(super) fn take_expired(&mut self, cx: &Context) -> Vec<ObjectIndex> {
         let mut late = Vec::new();
-        for (namespace, policy) in cx.room.policies() {
+        for (namespace, policy) in cx.quotas.policies() {
             let Some(max) = policy.max_hold_ms else { continue };
             let old = self.of_namespace(namespace).take_while(|(put, _)| put.after(max) <= cx.now);
             let even_leased = sabotaged!(cx.config.sabotage, GiveUpLeased);
@@ -367,7 +366,7 @@ impl Leases {
 
     /// When the first disconnected client loses its leases, or the first sample has waited too long.
     pub(super) fn next_timeout(&self, cx: &Context) -> Option<Tick> {
-        let ends = cx.room.policies().filter_map(|(namespace, policy)| {
+        let ends = cx.quotas.policies().filter_map(|(namespace, policy)| {
             let max = policy.max_hold_ms?;
             let mut unleased = self.of_namespace(namespace).filter(|(_, object)| !self.is_leased(*object));
             unleased.next().map(|(put, _)| put.after(max))
@@ -404,7 +403,7 @@ impl Leases {
 pub(super) enum Acked {
     Nothing(AckOutcome),
     /// It must be written on the nodes.
-    Mark(ObjectIndex),
+    SetAttributes(ObjectIndex),
     /// It was the last one: the sample is to be removed.
     Free(ObjectIndex, Cause),
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::{NodeIndex, ObjectIndex};
 use crate::{
-    ConnId, Generation, Hold, SegmentId, Tick,
+    ConnId, Generation, SegmentId, SlotRef, Tick,
     message::{NodeInfo, NodeStat, Usage, Viewer},
 };
 
@@ -41,7 +41,7 @@ pub(super) struct Member {
     /// The connection on which it registered last, open or closed.
     pub(super) registered_on: Option<ConnId>,
     /// What it is told through that arrives, whatever becomes of the master.
-    pub(super) is_near: bool,
+    pub(super) is_on_same_host: bool,
     pub(super) heard: Tick,
     pub(super) usage: Usage,
     /// What is free as far as the master can tell: what the node said last, less what was asked for since.
@@ -50,18 +50,18 @@ pub(super) struct Member {
     /// Who looks at what is gone, as it last said.
     pub(super) viewers: Vec<Viewer>,
     /// Retires that it was asked for and has not confirmed yet.
-    pub(super) retiring: BTreeSet<Hold>,
+    pub(super) retiring: BTreeSet<SlotRef>,
     /// Retires that it must apply before it is used again, and has not been told on this connection.
-    pub(super) owed: BTreeSet<Hold>,
+    pub(super) owed: BTreeSet<SlotRef>,
     /// Copies that were given up because it was absent for long: it retires them too. Nobody removed these
     /// objects, so after a restart of the master they may count again.
-    pub(super) given_up: BTreeSet<Hold>,
+    pub(super) given_up: BTreeSet<SlotRef>,
     /// Retires that it was told when it registered or announced: it has applied them when it says more.
-    pub(super) told_owed: BTreeSet<Hold>,
+    pub(super) told_owed: BTreeSet<SlotRef>,
     /// What was published there, and it has not confirmed: it is told again when it registers.
-    pub(super) unheard: BTreeMap<Hold, (ObjectIndex, Generation)>,
+    pub(super) unheard: BTreeMap<SlotRef, (ObjectIndex, Generation)>,
     /// How much was entrusted to it since it was last asked to look, in bytes.
-    pub(super) entrusted: usize,
+    pub(super) ledger_bytes: usize,
     /// When it may be asked to look again.
     pub(super) looks_from: Tick,
     /// It had been declared lost, so it must retire everything before it is used again.
@@ -69,7 +69,7 @@ pub(super) struct Member {
     /// While it is joining: it has said something since it was told that it is registered.
     pub(super) announces: bool,
     /// While it is joining: the objects it told of.
-    pub(super) told: BTreeSet<Hold>,
+    pub(super) told: BTreeSet<SlotRef>,
     /// While it is joining: it has told of everything.
     pub(super) has_told_all: bool,
     /// It belonged to an earlier life of the master, so what it holds may be news.
@@ -96,7 +96,7 @@ impl Member {
             standing: Standing::Joining,
             conn: None,
             registered_on: None,
-            is_near: false,
+            is_on_same_host: false,
             heard: now,
             free: usage.free,
             usage,
@@ -106,7 +106,7 @@ impl Member {
             given_up: BTreeSet::new(),
             told_owed: BTreeSet::new(),
             unheard: BTreeMap::new(),
-            entrusted: 0,
+            ledger_bytes: 0,
             looks_from: Tick(0),
             discard: false,
             announces: false,
@@ -118,13 +118,13 @@ impl Member {
     }
 
     /// The next retires to tell it, at most `count`.
-    pub(super) fn tell_owed(&mut self, count: usize) -> Vec<Hold> {
+    pub(super) fn tell_owed(&mut self, count: usize) -> Vec<SlotRef> {
         let mut page = Vec::new();
-        for holds in [&mut self.owed, &mut self.given_up] {
+        for slot_refs in [&mut self.owed, &mut self.given_up] {
             while page.len() < count
-                && let Some(hold) = holds.pop_first()
+                && let Some(slot_ref) = slot_refs.pop_first()
             {
-                page.push(hold);
+                page.push(slot_ref);
             }
         }
         self.told_owed.extend(&page);
@@ -132,8 +132,8 @@ impl Member {
     }
 
     /// Whether it must retire a copy, and was not told so on this connection.
-    pub(super) fn owes(&self, hold: Hold) -> bool {
-        self.owed.contains(&hold) || self.given_up.contains(&hold)
+    pub(super) fn owes(&self, slot_ref: SlotRef) -> bool {
+        self.owed.contains(&slot_ref) || self.given_up.contains(&slot_ref)
     }
 
     /// Whether there is more to tell.
@@ -167,18 +167,18 @@ impl Member {
     }
 
     /// A reservation became an object: the node need not say so for the books to be right.
-    pub(super) fn count_commit(&mut self, room: u64) {
-        self.usage.granted = self.usage.granted.saturating_sub(room);
-        self.usage.committed += room;
+    pub(super) fn count_commit(&mut self, space: u64) {
+        self.usage.granted = self.usage.granted.saturating_sub(space);
+        self.usage.committed += space;
         self.usage.objects += 1;
     }
 
     /// An offer was claimed and written. What the node said last may know that already, so `free` stays as
     /// it is: where it is too much, the node refuses and says how much there is.
-    pub(super) fn count_claim(&mut self, room: u64) {
-        self.usage.offered = self.usage.offered.saturating_sub(room);
-        self.usage.free = self.usage.free.saturating_sub(room);
-        self.usage.granted += room;
+    pub(super) fn count_claim(&mut self, space: u64) {
+        self.usage.offered = self.usage.offered.saturating_sub(space);
+        self.usage.free = self.usage.free.saturating_sub(space);
+        self.usage.granted += space;
     }
 
     /// What is free and offered to nobody.

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use super::{
     Context, Effect, Master, Notice, Objects, Wait,
     catalog::{LabelIndex, NewObject, NodeIndex, Object},
-    ghosts::Name,
     members::{Member, Standing},
+    pending_retires::Name,
     refuse,
 };
 use crate::{
     ConnId, RequestId, Tick, VIEWERS_MAX,
-    marks::{Marks, SampleMarks},
+    attributes::{Attributes, SampleAttributes},
     message::{
         Announce, Announced, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered,
         Released, Reply,
@@ -73,7 +73,7 @@ impl Membership {
             None => {
                 let mut member = Member::new(register.info, register.usage, o.cx.now);
                 (member.conn, member.registered_on) = (Some(conn), Some(conn));
-                member.is_near = o.cx.connections.is_near(conn);
+                member.is_on_same_host = o.cx.connections.is_on_same_host(conn);
                 member.discard = was_lost;
                 member.from_earlier_life = !discards || sabotaged!(o.cx.config.sabotage, BelieveTheLost);
                 o.cx.members.insert(member)
@@ -108,7 +108,8 @@ impl Membership {
         let name = member.info.name.clone();
         let (mut removed, mut kept, mut given_up) = (0, 0, Vec::new());
         for index in o.cx.catalog.on_node(node) {
-            let protected = o.cx.catalog.get(index).and_then(Object::marks).is_some_and(Marks::protect);
+            let protected =
+                o.cx.catalog.get(index).and_then(Object::attributes).is_some_and(Attributes::protect);
             if protected && !sabotaged!(o.cx.config.sabotage, GiveUpProtected) {
                 kept += 1;
                 continue;
@@ -120,7 +121,7 @@ impl Membership {
             member.given_up.extend(given_up);
         }
         if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {
-            o.cx.ghosts.forget(node);
+            o.cx.pending_retires.forget(node);
         }
         o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });
         o.reported(node);
@@ -134,8 +135,8 @@ impl Membership {
             o.lose_copy(index, node, Cause::NodeLost);
             lost += u64::from(o.cx.catalog.get(index).is_none());
         }
-        o.cx.room.end_grants_on(node);
-        o.cx.ghosts.forget(node);
+        o.cx.quotas.end_grants_on(node);
+        o.cx.pending_retires.forget(node);
         o.tier.forget_member(node);
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
@@ -159,14 +160,14 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
 }
 
 fn is_of_this_master(o: &Objects, register: &Register) -> bool {
-    (register.epoch, register.life) == (o.cx.config.epoch, o.cx.config.life)
+    (register.epoch, register.instance) == (o.cx.config.epoch, o.cx.config.instance)
 }
 
 /// A member that is known registers again.
 fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -> Option<NodeIndex> {
-    let is_near = o.cx.connections.is_near(conn);
+    let is_on_same_host = o.cx.connections.is_on_same_host(conn);
     let member = o.cx.members.get_mut(node)?;
-    member.is_near = is_near;
+    member.is_on_same_host = is_on_same_host;
     member.info = register.info;
     member.report(o.cx.now, register.usage);
     member.standing = Standing::Joining;
@@ -190,10 +191,10 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     }
     let mut retire = Vec::new();
     for record in announce.items {
-        let hold = record.hold;
+        let slot_ref = record.slot_ref;
         if let Err(name) = take_in(o, node, record) {
-            retire.push(hold);
-            o.cx.ghosts.insert(&Arc::new(name), node, hold);
+            retire.push(slot_ref);
+            o.cx.pending_retires.insert(&Arc::new(name), node, slot_ref);
         }
     }
     if announce.last {
@@ -201,7 +202,9 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     }
     let mut more = false;
     if let Some(member) = o.cx.members.get_mut(node) {
-        retire.iter().for_each(|hold| _ = member.owed.remove(hold) || member.given_up.remove(hold));
+        retire
+            .iter()
+            .for_each(|slot_ref| _ = member.owed.remove(slot_ref) || member.given_up.remove(slot_ref));
         member.told_owed.extend(&retire);
         retire.extend(member.tell_owed(o.cx.config.owed_page_max));
         more = announce.last && member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
@@ -218,18 +221,18 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     let namespace = o.cx.catalog.intern(&record.namespace);
     let refused = |key| Err(Name { namespace, key });
     let Some(member) = o.cx.members.get_mut(node) else { return refused(record.key) };
-    if member.retiring.contains(&record.hold) || member.owes(record.hold) {
+    if member.retiring.contains(&record.slot_ref) || member.owes(record.slot_ref) {
         // It was taken away meanwhile, and the node has not heard of that yet.
         return refused(record.key);
     }
-    member.told.insert(record.hold);
+    member.told.insert(record.slot_ref);
     let news = member.from_earlier_life;
     let existing = o.cx.catalog.find(namespace, &record.key);
     if let Some((index, object)) = existing.and_then(|it| Some((it, o.cx.catalog.get(it)?))) {
-        if object.replicas().any(|replica| replica == (node, record.hold)) {
+        if object.replicas().any(|replica| replica == (node, record.slot_ref)) {
             // It may have been on its way there when the node was last heard of.
-            o.cx.catalog.complete(index, node, record.hold);
-            o.correct_marks(index, node, &record.marks);
+            o.cx.catalog.complete(index, node, record.slot_ref);
+            o.correct_attributes(index, node, &record.attributes);
             return Ok(());
         }
         let older = object.generation() > record.generation;
@@ -240,8 +243,8 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
             return refused(record.key);
         }
         if is_same {
-            o.cx.catalog.add_replica(index, node, record.hold);
-            o.merge_marks(index, &record.marks);
+            o.cx.catalog.add_replica(index, node, record.slot_ref);
+            o.merge_attributes(index, &record.attributes);
             if o.leases.frees_consumed(&o.cx, index) {
                 let gone = o.take_out(index, Cause::Consumed, "");
                 o.cx.retire(gone, None);
@@ -258,7 +261,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         // A newer object of that name was here, and is gone.
         return Err(name);
     }
-    if record.marks.sample.as_ref().is_some_and(SampleMarks::is_consumed) {
+    if record.attributes.sample.as_ref().is_some_and(SampleAttributes::is_consumed) {
         // Only leases kept it, and they have ended with the earlier master. A copy whose node missed the
         // last acknowledgement does not bring it back.
         o.raise_floor_above(&Arc::new(name.clone()), record.generation);
@@ -269,12 +272,12 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         key: name.key,
         generation: record.generation,
         len: record.len,
-        marks: record.marks,
+        attributes: record.attributes,
         writer: LabelIndex::default(),
         soft_until: Tick(0),
-        replicas: vec![(node, record.hold)],
+        replicas: vec![(node, record.slot_ref)],
     };
-    let is_sample = new.marks.sample.is_some();
+    let is_sample = new.attributes.sample.is_some();
     let index = o.cx.catalog.insert(o.cx.now, new);
     index.into_iter().for_each(|index| o.cx.notice_stored(index));
     if let Some(index) = index.filter(|_| is_sample) {
@@ -296,7 +299,7 @@ fn withdraw_untold(o: &mut Objects, node: NodeIndex) {
     let told = std::mem::take(&mut member.told);
     for index in o.cx.catalog.on_node(node) {
         let Some(object) = o.cx.catalog.get(index) else { continue };
-        if !object.replicas().any(|(on, hold)| on == node && told.contains(&hold)) {
+        if !object.replicas().any(|(on, slot_ref)| on == node && told.contains(&slot_ref)) {
             untold.extend(o.withdraw_copy(index, node));
         }
     }
@@ -314,7 +317,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     member.standing = Standing::Ready;
     member.from_earlier_life = false;
     let name = member.info.name.clone();
-    o.cx.room.note_change();
+    o.cx.quotas.note_change();
     o.tier.wake();
     o.cx.notice(Notice::NodeReady(name));
     o.reported(node);
@@ -338,10 +341,10 @@ fn has_discarded(o: &mut Objects, node: NodeIndex) -> Option<ConnId> {
 fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
     let Some(member) = o.cx.members.get_mut(node) else { return };
     member.unheard.clear();
-    for hold in std::mem::take(&mut member.told_owed) {
+    for slot_ref in std::mem::take(&mut member.told_owed) {
         // What it was asked for since is confirmed by its answer.
-        if !member.retiring.contains(&hold) {
-            o.cx.ghosts.lay(node, hold);
+        if !member.retiring.contains(&slot_ref) {
+            o.cx.pending_retires.lay(node, slot_ref);
         }
     }
 }
@@ -362,8 +365,8 @@ pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Re
 pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) -> Reply {
     o.cx.hear(node);
     o.cx.report(node, released.usage);
-    for &hold in &released.holds {
-        o.cx.room.end_grant(node, hold);
+    for &slot_ref in &released.slot_refs {
+        o.cx.quotas.end_grant(node, slot_ref);
     }
     Reply::Done
 }
@@ -423,12 +426,12 @@ impl Master {
                 Some((_, Wait::Allocate(op, items))) => {
                     self.reservations.not_allocated(&mut self.objects, node, op, &items)
                 }
-                Some((_, Wait::Retire(holds, op))) => {
-                    self.retires.unconfirmed(&mut self.objects, node, id, &holds, op)
+                Some((_, Wait::Retire(slot_refs, op))) => {
+                    self.retires.unconfirmed(&mut self.objects, node, id, &slot_refs, op)
                 }
                 // What was to be put in writing is corrected when it comes back.
-                Some((_, Wait::Mark(objects, op))) => {
-                    self.retires.not_marked(&mut self.objects, node, id, &objects, op)
+                Some((_, Wait::SetAttributes(objects, op))) => {
+                    self.retires.attributes_not_set(&mut self.objects, node, id, &objects, op)
                 }
                 Some((_, Wait::Inspect(op, items))) => {
                     self.explanations.inspected(&mut self.objects, op, &items, &[])
@@ -437,7 +440,7 @@ impl Master {
                     self.objects.tier.disk_away(&mut self.objects.cx, node, &leaving)
                 }
                 // The promotion has ended.
-                Some((_, Wait::PromoteRoom(id, charged))) => {
+                Some((_, Wait::PromoteSpace(id, charged))) => {
                     self.objects.tier.promotion_has_memory(&mut self.objects.cx, node, (id, charged), None);
                 }
                 Some((_, Wait::Promote(_) | Wait::PromoteSettle(_))) => (),
@@ -573,7 +576,7 @@ impl Context {
         };
         let reply = Reply::Registered(Registered {
             epoch: self.config.epoch,
-            life: self.config.life,
+            instance: self.config.instance,
             discard,
             retire,
             commit: self.unheard(node),

@@ -13,23 +13,23 @@
 mod answers;
 mod catalog;
 mod commit;
-mod confirm;
 mod connections;
 mod context;
 mod deadlines;
-mod drop;
-mod ghosts;
+mod delete;
+mod delete_matching;
 mod leases;
 mod members;
 mod membership;
 mod notice;
 mod objects;
+mod pending_retires;
 mod pin;
 mod placement;
 mod publish;
+mod quotas;
 mod reserve;
 mod resolve;
-mod room;
 mod saved;
 mod shortage;
 mod stream;
@@ -42,15 +42,15 @@ mod why;
 use std::{collections::BTreeMap, sync::Arc};
 
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
-use confirm::Retires;
-use connections::{Party, Visitor};
+use connections::{Caller, Party};
 use context::Context;
-pub use drop::PIECE_OBJECTS_MAX;
+use delete::Retires;
+pub use delete_matching::PIECE_OBJECTS_MAX;
 use membership::Membership;
 pub use notice::Notice;
 use objects::Objects;
+use quotas::Watches;
 use reserve::Reservations;
-use room::Watches;
 pub use saved::{POLICIES_MAX, Saved, SavedMember, SavedPolicy};
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{PROMOTER, TierConfig};
@@ -58,9 +58,9 @@ use unreported::Parked;
 use why::Explanations;
 
 use crate::{
-    ClientId, ConnId, Generation, Hold, RequestId, SegmentId, Tick,
-    extent::room_for,
-    marks::Marks,
+    ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
+    attributes::Attributes,
+    extent::space_for,
     message::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
         Reply, Request, Resolve, Role, Stat, Viewer, wrong_direction,
@@ -74,7 +74,7 @@ pub struct MasterConfig {
     /// Which life of the master this is; larger than that of every earlier one.
     pub epoch: u64,
     /// Drawn at random for each start, so that members can tell two masters of the same epoch apart.
-    pub life: u64,
+    pub instance: u64,
     /// The counter of the first generation is one more.
     pub first_counter: u64,
     /// There is a state folder: see [`Saved`].
@@ -142,10 +142,10 @@ pub enum Event {
     Closed(ConnId),
     /// What is sent through this connection is with the other side at once, so that it arrives whatever
     /// becomes of the sender: said of a node, before it registers.
-    Near(ConnId),
+    SameHost(ConnId),
     /// A node lives in the master's own process, so its memory ends with the master: said before it
     /// registers.
-    Inside(ConnId),
+    SameProcess(ConnId),
     /// The kernel of the master's host says that the process at the other end of this connection has ended.
     /// The connection may be closed already.
     Ended(ConnId),
@@ -161,7 +161,7 @@ pub enum Effect {
     /// Ask a node.
     Ask(ConnId, RequestId, MasterToMember),
     /// Ask a node that is near, and say so with [`Master::sent`] if the question is with it.
-    Entrust(ConnId, RequestId, MasterToMember),
+    SendLedger(ConnId, RequestId, MasterToMember),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
     /// Tell the operator.
@@ -185,19 +185,19 @@ enum Wait {
     /// Room for these items of a reservation.
     Allocate(OpId, Vec<usize>),
     /// Objects were taken away; perhaps somebody waits for that.
-    Retire(Vec<Hold>, Option<OpId>),
+    Retire(Vec<SlotRef>, Option<OpId>),
     /// Replicas were committed; those that were not must be forgotten.
-    Settle(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
+    Settle(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// The same for objects that were published there.
-    Publish(Vec<(catalog::ObjectIndex, Generation, Hold)>, OpId),
+    Publish(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, OpId),
     /// Marks were put in writing; a node that has no such object is no holder of it.
-    Mark(Vec<(catalog::ObjectIndex, Generation, Hold)>, Option<OpId>),
+    SetAttributes(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// Who looks at these items of an explanation.
     Inspect(OpId, Vec<usize>),
     /// Objects go to a disk.
     Demote(Vec<Leaving>),
     /// Room for an object that comes back from a disk, and what that is charged to.
-    PromoteRoom(PromotionId, (NamespaceIndex, u64)),
+    PromoteSpace(PromotionId, (NamespaceIndex, u64)),
     /// Its bytes.
     Promote(PromotionId),
     /// Its slot.
@@ -254,8 +254,8 @@ impl Master {
             Event::Request(conn, id, request) => self.request(conn, id, request),
             Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
-            Event::Near(conn) => self.objects.cx.connections.set_near(conn),
-            Event::Inside(conn) => self.objects.cx.connections.set_inside(conn),
+            Event::SameHost(conn) => self.objects.cx.connections.set_same_host(conn),
+            Event::SameProcess(conn) => self.objects.cx.connections.set_same_process(conn),
             Event::Ended(conn) => self.process_ended(conn),
             Event::Persisted(version) => self.objects.cx.persisted(version),
         }
@@ -292,7 +292,7 @@ impl Master {
         if self.take_change() || lease_ended {
             self.wake();
         }
-        let waits = self.objects.cx.room.anybody_waits();
+        let waits = self.objects.cx.quotas.anybody_waits();
         self.lease_end = waits.then(|| self.objects.cx.catalog.next_lease_end(self.objects.cx.now)).flatten();
     }
 
@@ -308,12 +308,12 @@ impl Master {
     /// Answers a request that has waited for promotions.
     fn end_fetch(&mut self, op: OpId) {
         let Some(fetching) = self.objects.tier.fetches().end(&mut self.objects.cx, op) else { return };
-        let (conn, id, visitor) = (fetching.conn, fetching.id, Arc::clone(&fetching.visitor));
+        let (conn, id, caller) = (fetching.conn, fetching.id, Arc::clone(&fetching.caller));
         if !self.objects.cx.connections.is_open(conn) {
             return;
         }
         let reply = match self.objects.tier.answer(&self.objects.cx, fetching) {
-            Fetched::Resolve(resolve, waited) => self.objects.resolve(&visitor, &resolve, Some(waited)),
+            Fetched::Resolve(resolve, waited) => self.objects.resolve(&caller, &resolve, Some(waited)),
             Fetched::Reply(reply) => reply,
         };
         self.objects.cx.reply(conn, id, reply);
@@ -384,7 +384,7 @@ impl Master {
         let cx = &self.objects.cx;
         let stat = |index| QuotaStat {
             namespace: cx.catalog.namespace_name(index).to_owned(),
-            requested: cx.room.policy(index).and_then(|it| it.quota),
+            requested: cx.quotas.policy(index).and_then(|it| it.quota),
             effective: cx.quota(index),
             used: cx.used(index),
             objects: cx.catalog.namespace(index).map_or(0, |it| it.objects),
@@ -397,7 +397,7 @@ impl Master {
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
         self.read(now, namespace, |objects, namespace| {
-            let page = Visitor {
+            let page = Caller {
                 client: ClientId::default(),
                 namespace,
                 home: None,
@@ -432,7 +432,7 @@ impl Master {
     /// How many copies were taken away whose nodes have not confirmed that yet.
     #[must_use]
     pub fn unconfirmed_count(&self) -> usize {
-        self.objects.cx.ghosts.len()
+        self.objects.cx.pending_retires.len()
     }
 
     /// What is wrong with the books, if anything is. For tests and simulations.
@@ -485,11 +485,11 @@ impl Master {
         let available = memory.map(|(node, member)| {
             let mut sum = 0;
             self.objects.cx.catalog.page(0, usize::MAX, |_, object| {
-                let protected = object.marks().is_some_and(Marks::protect)
+                let protected = object.attributes().is_some_and(Attributes::protect)
                     || object.leased(self.objects.cx.now)
                     || object.soft_pin() && !self.objects.cx.config.evict_soft_pinned;
                 let is_there = object.in_memory().any(|(on, _)| on == node) && !object.is_demoting(node);
-                sum += if is_there && !protected { room_for(object.len()).unwrap_or(0) } else { 0 };
+                sum += if is_there && !protected { space_for(object.len()).unwrap_or(0) } else { 0 };
                 true
             });
             (member.info.segment, member.free, sum)
@@ -541,15 +541,15 @@ impl Master {
     fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
         let Some(party) = self.objects.cx.connections.get(conn) else { return };
         match (request, party) {
-            (Request::ClientToMaster(request), Party::Client(visitor)) => {
-                let visitor = Arc::clone(visitor);
-                self.client_request(conn, id, &visitor, request);
+            (Request::ClientToMaster(request), Party::Client(caller)) => {
+                let caller = Arc::clone(caller);
+                self.client_request(conn, id, &caller, request);
             }
             (Request::MemberToMaster(request), &Party::Node(node)) => {
                 self.member_request(conn, id, node, request);
             }
-            (Request::Goodbye, Party::Client(visitor)) => {
-                let client = visitor.client;
+            (Request::Goodbye, Party::Client(caller)) => {
+                let client = caller.client;
                 self.objects.cx.reply(conn, id, Reply::Done);
                 self.objects.client_gone(client);
                 self.closed(conn);
@@ -564,60 +564,54 @@ impl Master {
         }
     }
 
-    fn client_request(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        visitor: &Arc<Visitor>,
-        request: ClientToMaster,
-    ) {
-        let namespace = visitor.namespace;
+    fn client_request(&mut self, conn: ConnId, id: RequestId, caller: &Arc<Caller>, request: ClientToMaster) {
+        let namespace = caller.namespace;
         let Some(request) = self.park(conn, id, namespace, request) else { return };
         let o = &mut self.objects;
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
-                return self.reservations.reserve(o, conn, id, visitor, reserve);
+                return self.reservations.reserve(o, conn, id, caller, reserve);
             }
-            ClientToMaster::Publish(publish) => return self.retires.publish(o, conn, id, visitor, publish),
-            ClientToMaster::Delete(delete) => return self.retires.delete(o, conn, id, visitor, delete),
+            ClientToMaster::Publish(publish) => return self.retires.publish(o, conn, id, caller, publish),
+            ClientToMaster::Delete(delete) => return self.retires.delete(o, conn, id, caller, delete),
             ClientToMaster::DeleteMatching(delete) => {
-                return self.retires.delete_matching(o, conn, id, visitor, &delete);
+                return self.retires.delete_matching(o, conn, id, caller, &delete);
             }
             ClientToMaster::Pin(pin) => return self.retires.pin(o, conn, id, namespace, &pin),
             ClientToMaster::DropPins(drop) => return self.retires.drop_pins(o, conn, id, namespace, &drop),
             ClientToMaster::Await(until) => return self.watches.watch(o, conn, id, namespace, until),
             ClientToMaster::Why(it) => return self.explanations.why(o, conn, id, namespace, &it.keys),
-            ClientToMaster::Ack(ack) => return self.retires.ack(o, conn, id, visitor, &ack),
-            ClientToMaster::OpenStream(open) => o.streams.open(&mut o.cx, visitor, open),
-            ClientToMaster::EndStream(end) => return self.retires.end_stream(o, conn, id, visitor, &end),
-            ClientToMaster::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), visitor, pull) {
+            ClientToMaster::Ack(ack) => return self.retires.ack(o, conn, id, caller, &ack),
+            ClientToMaster::OpenStream(open) => o.streams.open(&mut o.cx, caller, open),
+            ClientToMaster::EndStream(end) => return self.retires.end_stream(o, conn, id, caller, &end),
+            ClientToMaster::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), caller, pull) {
                 Ok(()) => return,
                 Err(reply) => *reply,
             },
             ClientToMaster::Cancel(id) => self.cancel(conn, id),
-            ClientToMaster::Lease(lease) => o.leases.lease(&mut o.cx, visitor, &lease),
+            ClientToMaster::Lease(lease) => o.leases.lease(&mut o.cx, caller, &lease),
             ClientToMaster::Release(release) => {
-                o.leases.release(visitor.client, &release.leases);
+                o.leases.release(caller.client, &release.leases);
                 Reply::Done
             }
             ClientToMaster::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
             ClientToMaster::SetPolicy(change) => return self.set_policy(conn, id, namespace, &change),
             ClientToMaster::Prefetch(prefetch) => {
-                let op = o.tier.prefetch(&mut o.cx, (conn, id), visitor, &prefetch);
+                let op = o.tier.prefetch(&mut o.cx, (conn, id), caller, &prefetch);
                 return op.into_iter().for_each(|op| self.end_fetch(op));
             }
             ClientToMaster::Resolve(resolve) => {
-                match o.tier.maybe_wait(&mut o.cx, (conn, id), visitor, resolve) {
-                    Some(resolve) => o.resolve(visitor, &resolve, None),
+                match o.tier.maybe_wait(&mut o.cx, (conn, id), caller, resolve) {
+                    Some(resolve) => o.resolve(caller, &resolve, None),
                     None => return,
                 }
             }
-            ClientToMaster::Exists(exists) => o.exists(visitor, &exists),
+            ClientToMaster::Exists(exists) => o.exists(caller, &exists),
             ClientToMaster::List(list) => o.list(namespace, &list),
             ClientToMaster::Stat => Reply::Stat(self.stat()),
             ClientToMaster::Ping => Reply::Done,
             ClientToMaster::KeepLeases(leases) => {
-                o.leases.end_all_but(visitor.client, &leases);
+                o.leases.end_all_but(caller.client, &leases);
                 Reply::Done
             }
         };
@@ -667,12 +661,12 @@ impl Master {
                 self.forget_answers(conn);
                 self.node_away(node, conn);
             }
-            Some(Party::Client(visitor)) => {
-                if self.objects.cx.connections.end_client(visitor.client, conn) {
-                    self.objects.client_broke(visitor.client, true);
+            Some(Party::Client(caller)) => {
+                if self.objects.cx.connections.end_client(caller.client, conn) {
+                    self.objects.client_broke(caller.client, true);
                 }
                 self.forget_answers(conn);
-                self.lose_sight(visitor.client);
+                self.lose_sight(caller.client);
             }
         }
     }

@@ -9,19 +9,19 @@ use std::sync::Arc;
 use super::{
     catalog::{NodeIndex, ObjectIndex},
     context::Context,
-    ghosts::Name,
     leases::Leases,
+    pending_retires::Name,
     pin::Unwritten,
     stream::Streams,
     tier::Tier,
     unreported::Floors,
     why::History,
 };
-use crate::{ClientId, Generation, Hold, Key, message::Cause, sabotage::sabotaged};
+use crate::{ClientId, Generation, Key, SlotRef, message::Cause, sabotage::sabotaged};
 use std::collections::BTreeSet;
 
 /// The copies of an object.
-type Replicas = Vec<(NodeIndex, Hold)>;
+type Replicas = Vec<(NodeIndex, SlotRef)>;
 
 /// See the module.
 #[derive(Debug)]
@@ -58,11 +58,16 @@ impl Objects {
     }
 
     /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
-    pub(super) fn take_out(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Vec<(NodeIndex, Hold)> {
+    pub(super) fn take_out(
+        &mut self,
+        index: ObjectIndex,
+        cause: Cause,
+        by: &str,
+    ) -> Vec<(NodeIndex, SlotRef)> {
         let Some((name, generation, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
         self.raise_floor_above(&name, generation);
-        for &(node, hold) in &replicas {
-            self.cx.ghosts.insert(&name, node, hold);
+        for &(node, slot_ref) in &replicas {
+            self.cx.pending_retires.insert(&name, node, slot_ref);
         }
         replicas
     }
@@ -85,7 +90,7 @@ impl Objects {
         let generation = object.generation();
         self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
         self.history.had_been_refused(disk_bytes_max);
-        self.cx.room.note_change();
+        self.cx.quotas.note_change();
         if cause != Cause::Replaced {
             self.cx.notice_removed(&name);
         }
@@ -105,19 +110,19 @@ impl Objects {
         self.raise_floor(&object, generation);
         self.history.went_with(name);
         rest.retain(|(on, _)| *on != node);
-        rest.iter().for_each(|(on, hold)| self.cx.ghosts.insert(&object, *on, *hold));
+        rest.iter().for_each(|(on, slot_ref)| self.cx.pending_retires.insert(&object, *on, *slot_ref));
         self.cx.retire(rest, None);
     }
 
     /// Removes the copy on one member from the catalog, and the object with its last copy. The copy, which is
     /// returned, is a pending retire: the member is still to be told.
-    pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<Hold> {
+    pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<SlotRef> {
         let object = self.cx.catalog.get(index)?;
-        let hold = object.replicas().find(|(on, _)| *on == node).map(|(_, hold)| hold)?;
+        let slot_ref = object.replicas().find(|(on, _)| *on == node).map(|(_, slot_ref)| slot_ref)?;
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
         self.lose_copy(index, node, Cause::NodeLost);
-        self.cx.ghosts.insert(&name, node, hold);
-        Some(hold)
+        self.cx.pending_retires.insert(&name, node, slot_ref);
+        Some(slot_ref)
     }
 
     /// Takes one object away to make room for another, on a node or within a quota.

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
-    confirm::Answer,
+    delete::Answer,
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, MARKS_MAX, OWNER_BYTES_MAX, RequestId,
-    marks::Marks,
-    message::{DeletedMatching, DropPins, MarkItem, MasterToMember, Pin, PinOutcome, Reason},
+    ATTRIBUTES_MAX, BATCH_ITEMS_MAX, ConnId, Generation, OWNER_BYTES_MAX, RequestId, SlotRef,
+    attributes::Attributes,
+    message::{AttributesItem, DeletedMatching, DropPins, MasterToMember, Pin, PinOutcome, Reason},
     sabotage::sabotaged,
 };
 
 /// Marks that one message writes.
-const MARK_ITEMS_MAX: usize = 1 << 13;
+const ATTRIBUTES_ITEMS_MAX: usize = 1 << 13;
 
 /// What nodes may have otherwise in writing than the catalog says, with the message that tells them, if one
 /// is under way. A node that was away is told when it is back.
@@ -70,7 +70,7 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(pin.keys.len());
-        let mut marked = Vec::new();
+        let mut attributes_set = Vec::new();
         for (item, key) in pin.keys.iter().enumerate() {
             let index = o.cx.catalog.find(namespace, key);
             let Some(index) = index else {
@@ -80,17 +80,18 @@ impl Retires {
             let outcome = o.pin_one(index, &pin.owner, pin.on);
             // Also what was said before: it may not be in writing everywhere yet.
             if outcome != PinOutcome::TooMany {
-                marked.push((item, index));
+                attributes_set.push((item, index));
             }
             outcomes.push(outcome);
         }
         if sabotaged!(o.cx.config.sabotage, PinWithoutWriting) {
-            marked.clear();
+            attributes_set.clear();
         }
         let generation = |index| o.cx.catalog.get(index).map(Object::generation);
-        let pinned = marked.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?)));
+        let pinned =
+            attributes_set.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?)));
         let answer = Answer::Pin(outcomes, pinned.collect());
-        self.retire_and_mark(o, (conn, id), answer, Vec::new(), &marked, pin.wait_ms);
+        self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, pin.wait_ms);
     }
 
     pub(super) fn drop_pins(
@@ -110,19 +111,19 @@ impl Retires {
         // again waits for what is not, whoever asked for it.
         let is_here = |it: &ObjectIndex| o.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
         let unwritten = o.unwritten.objects().filter(is_here);
-        let marked: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
-        let marked: Vec<_> = marked.into_iter().map(|index| (0, index)).collect();
+        let attributes_set: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
+        let attributes_set: Vec<_> = attributes_set.into_iter().map(|index| (0, index)).collect();
         let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
-        self.retire_and_mark(o, (conn, id), answer, Vec::new(), &marked, drop.wait_ms);
+        self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, drop.wait_ms);
     }
 
     /// A node may or may not have marks in writing.
-    pub(super) fn not_marked(
+    pub(super) fn attributes_not_set(
         &mut self,
         o: &mut Objects,
         node: NodeIndex,
         id: RequestId,
-        objects: &[(ObjectIndex, Generation, Hold)],
+        objects: &[(ObjectIndex, Generation, SlotRef)],
         op: Option<OpId>,
     ) {
         objects.iter().for_each(|(index, ..)| o.unwritten.unconfirmed(*index, node, id));
@@ -134,47 +135,49 @@ impl Objects {
     /// Sets or ends one pin, unless it is so already.
     fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> PinOutcome {
         let Some(object) = self.cx.catalog.get(index) else { return PinOutcome::Absent };
-        let mut marks = object.marks().cloned().unwrap_or_default();
-        match (marks.pins.iter().any(|it| it == owner), on) {
+        let mut attributes = object.attributes().cloned().unwrap_or_default();
+        match (attributes.pins.iter().any(|it| it == owner), on) {
             (true, true) => return PinOutcome::Done,
             (false, false) => return PinOutcome::NotPinned,
             _ => {}
         }
         if on {
-            if marks.pins.len() >= MARKS_MAX {
+            if attributes.pins.len() >= ATTRIBUTES_MAX {
                 return PinOutcome::TooMany;
             }
-            marks.pins.push(owner.to_owned());
+            attributes.pins.push(owner.to_owned());
         } else {
-            marks.pins.retain(|it| it != owner);
+            attributes.pins.retain(|it| it != owner);
             // What nobody pins may be evicted, and somebody may be waiting for that.
-            self.cx.room.note_change();
+            self.cx.quotas.note_change();
         }
-        self.cx.catalog.mark(index, marks);
+        self.cx.catalog.set_attributes(index, attributes);
         PinOutcome::Done
     }
 
     /// Tells the nodes what the catalog says of these objects. A node that is away is told when it is back.
-    pub(super) fn send_marks(
+    pub(super) fn send_attributes(
         &mut self,
         indexes: Vec<ObjectIndex>,
         op: Option<OpId>,
     ) -> BTreeMap<RequestId, NodeIndex> {
-        let mut by_node: BTreeMap<NodeIndex, Vec<(MarkItem, ObjectIndex, Generation)>> = BTreeMap::new();
+        let mut by_node: BTreeMap<NodeIndex, Vec<(AttributesItem, ObjectIndex, Generation)>> =
+            BTreeMap::new();
         for index in indexes {
             let Some(object) = self.cx.catalog.get(index) else { continue };
-            let marks = object.marks().cloned().unwrap_or_default();
-            for (node, hold) in self.written_beside(object) {
-                let item = MarkItem { hold, marks: marks.clone() };
+            let attributes = object.attributes().cloned().unwrap_or_default();
+            for (node, slot_ref) in self.written_beside(object) {
+                let item = AttributesItem { slot_ref, attributes: attributes.clone() };
                 by_node.entry(node).or_default().push((item, index, object.generation()));
             }
         }
         let mut asked = BTreeMap::new();
         for (node, items) in by_node {
-            for chunk in items.chunks(MARK_ITEMS_MAX) {
-                let request = MasterToMember::Mark(chunk.iter().map(|it| it.0.clone()).collect());
-                let objects = chunk.iter().map(|(item, index, generation)| (*index, *generation, item.hold));
-                let told = self.cx.ask(node, request, Wait::Mark(objects.collect(), op));
+            for chunk in items.chunks(ATTRIBUTES_ITEMS_MAX) {
+                let request = MasterToMember::SetAttributes(chunk.iter().map(|it| it.0.clone()).collect());
+                let objects =
+                    chunk.iter().map(|(item, index, generation)| (*index, *generation, item.slot_ref));
+                let told = self.cx.ask(node, request, Wait::SetAttributes(objects.collect(), op));
                 asked.extend(told.map(|id| (id, node)));
                 chunk.iter().for_each(|(_, index, _)| self.unwritten.note(*index, node, told));
             }
@@ -187,47 +190,48 @@ impl Objects {
     pub(super) fn written_beside<'a>(
         &'a self,
         object: &'a Object,
-    ) -> impl Iterator<Item = (NodeIndex, Hold)> + 'a {
+    ) -> impl Iterator<Item = (NodeIndex, SlotRef)> + 'a {
         object.replicas().filter(|(node, _)| !self.tier.is_unsettled(object.generation(), *node))
     }
 
     /// A node has marks in writing.
-    pub(super) fn marked(
+    pub(super) fn attributes_set(
         &mut self,
         node: NodeIndex,
         id: RequestId,
-        objects: &[(ObjectIndex, Generation, Hold)],
+        objects: &[(ObjectIndex, Generation, SlotRef)],
     ) {
         objects.iter().for_each(|(index, ..)| self.unwritten.confirmed(*index, node, Some(id)));
     }
 
     /// One more copy of an object is known, from before this life of the master. Where its marks say more
     /// than those of the others they count: the others may have been away when it was said.
-    pub(super) fn merge_marks(&mut self, index: ObjectIndex, written: &Marks) {
+    pub(super) fn merge_attributes(&mut self, index: ObjectIndex, written: &Attributes) {
         let Some(object) = self.cx.catalog.get(index) else { return };
-        let known = object.marks().cloned().unwrap_or_default();
-        let mut marks = known.clone();
+        let known = object.attributes().cloned().unwrap_or_default();
+        let mut attributes = known.clone();
         let merge = |into: &mut Vec<String>, from: &[String]| {
             let more: Vec<_> = from.iter().filter(|it| !into.contains(it)).cloned().collect();
             into.extend(more);
         };
-        merge(&mut marks.pins, &written.pins);
-        if let (Some(sample), Some(told)) = (&mut marks.sample, &written.sample) {
+        merge(&mut attributes.pins, &written.pins);
+        if let (Some(sample), Some(told)) = (&mut attributes.sample, &written.sample) {
             merge(&mut sample.acked, &told.acked);
         }
-        if marks != known || marks != *written {
-            self.cx.catalog.mark(index, marks);
-            self.send_marks(vec![index], None);
+        if attributes != known || attributes != *written {
+            self.cx.catalog.set_attributes(index, attributes);
+            self.send_attributes(vec![index], None);
         }
     }
 
     /// Whether a node has other marks in writing than the catalog; they are written anew then.
-    pub(super) fn correct_marks(&mut self, index: ObjectIndex, node: NodeIndex, written: &Marks) {
-        let marks = self.cx.catalog.get(index).and_then(|it| it.marks().cloned()).unwrap_or_default();
-        if marks == *written {
+    pub(super) fn correct_attributes(&mut self, index: ObjectIndex, node: NodeIndex, written: &Attributes) {
+        let attributes =
+            self.cx.catalog.get(index).and_then(|it| it.attributes().cloned()).unwrap_or_default();
+        if attributes == *written {
             self.unwritten.confirmed(index, node, None);
         } else {
-            self.send_marks(vec![index], None);
+            self.send_attributes(vec![index], None);
         }
     }
 }

@@ -4,8 +4,8 @@
 //! rules make that as good as a commit at the node:
 //!
 //! - The answer waits until the node will certainly receive the message, even if the master ends now: until
-//!   it is in the socket of a node on this host ([near](super::Event::Near)), or the node has confirmed it. A
-//!   node reads all that is in the socket before it takes the link as broken.
+//!   it is in the socket of a node on this host ([`SameHost`](super::Event::SameHost)), or the node has
+//!   confirmed it. A node reads all that is in the socket before it takes the link as broken.
 //! - A node frees the memory of a reservation only after the master has agreed that it ends. So the message
 //!   of a publication arrives before that, and none comes later.
 //!
@@ -20,23 +20,23 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Context, Master, Objects, OpId, Retires, Visitor, Wait,
+    Caller, Context, Master, Objects, OpId, Retires, Wait,
     catalog::{NodeIndex, ObjectIndex},
     commit::{Others, Written},
-    confirm::{Answer, Awaited},
+    delete::{Answer, Awaited},
     members::Standing,
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId,
-    marks::Marks,
+    BATCH_ITEMS_MAX, ConnId, Generation, RequestId, SlotRef,
+    attributes::Attributes,
     message::{MasterToMember, Publish, PublishItem, Reason, Record, Reply, Settled},
     sabotage::sabotaged,
 };
 
 /// So many bytes are entrusted to a node before it is asked to look: some 200 puts of one object, or 40 of
 /// many. A socket holds half as much again where nobody has set its limits.
-const ENTRUSTED_MAX: usize = 256 << 10;
+const LEDGER_BYTES_MAX: usize = 256 << 10;
 /// What a message takes of a socket, however short it is.
 const MESSAGE_BYTES: usize = 1 << 10;
 /// What the word of an object takes beside its name, or that of room that nothing came of.
@@ -48,7 +48,7 @@ impl Retires {
         o: &mut Objects,
         conn: ConnId,
         id: RequestId,
-        visitor: &Visitor,
+        caller: &Caller,
         publish: Publish,
     ) {
         if publish.items.len() > BATCH_ITEMS_MAX {
@@ -61,11 +61,11 @@ impl Retires {
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in publish.items.into_iter().enumerate() {
-            let Some(home) = o.home_of(visitor, &item) else {
+            let Some(home) = o.home_of(caller, &item) else {
                 outcomes.push(None);
                 continue;
             };
-            let (namespace, client) = (visitor.namespace, visitor.client);
+            let (namespace, client) = (caller.namespace, caller.client);
             let written = Written { namespace, client, item: item.item, home_asks: false };
             let (outcome, old) = o.decide_one(home, written, &mut told);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
@@ -82,8 +82,8 @@ impl Retires {
             let id = o.cx.ask(node, MasterToMember::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             let Some(member) = o.cx.members.get_mut(node) else { continue };
-            member.entrusted += MESSAGE_BYTES + words + names;
-            behind.extend((member.entrusted >= ENTRUSTED_MAX).then_some(node));
+            member.ledger_bytes += MESSAGE_BYTES + words + names;
+            behind.extend((member.ledger_bytes >= LEDGER_BYTES_MAX).then_some(node));
         }
         if sabotaged!(o.cx.config.sabotage, AnswerUnsent) {
             sent.clear();
@@ -101,7 +101,7 @@ impl Retires {
         o: &mut Objects,
         node: NodeIndex,
         id: RequestId,
-        objects: &[(ObjectIndex, Generation, Hold)],
+        objects: &[(ObjectIndex, Generation, SlotRef)],
         op: OpId,
         reply: Reply,
     ) {
@@ -130,15 +130,15 @@ impl Retires {
 impl Objects {
     /// The node that has what a client would publish, if it is near and this is all there is to it: one copy
     /// without marks, in room that is the client's as far as anybody knows.
-    fn home_of(&self, visitor: &Visitor, publish: &PublishItem) -> Option<NodeIndex> {
+    fn home_of(&self, caller: &Caller, publish: &PublishItem) -> Option<NodeIndex> {
         let PublishItem { home, item } = publish;
         let node = self.cx.members.find(*home)?;
         let member = self.cx.members.get(node)?;
-        let is_there = member.is_near && member.standing == Standing::Ready;
-        let is_plain = item.others.is_empty() && Marks::of(&item.options) == Marks::default();
-        let name_len = self.cx.catalog.namespace_name(visitor.namespace).len() + item.key.as_bytes().len();
-        let fits = self.cx.room.is_granted(node, item.hold, visitor.namespace, |it| {
-            it.client == visitor.client && it.len == item.len && name_len as u64 <= it.name_len
+        let is_there = member.is_on_same_host && member.standing == Standing::Ready;
+        let is_plain = item.others.is_empty() && Attributes::of(&item.options) == Attributes::default();
+        let name_len = self.cx.catalog.namespace_name(caller.namespace).len() + item.key.as_bytes().len();
+        let fits = self.cx.quotas.is_granted(node, item.slot_ref, caller.namespace, |it| {
+            it.client == caller.client && it.len == item.len && name_len as u64 <= it.name_len
         });
         let fits = fits || sabotaged!(self.cx.config.sabotage, PublishEnded);
         (is_there && is_plain && fits).then_some(node)
@@ -146,7 +146,7 @@ impl Objects {
 }
 
 impl Master {
-    /// What was [entrusted](super::Effect::Entrust) to a node is with it.
+    /// What was [entrusted](super::Effect::SendLedger) to a node is with it.
     pub fn sent(&mut self, id: RequestId) {
         if let Some((_, Wait::Publish(_, op))) = self.objects.cx.waits.get(&id) {
             let op = *op;
@@ -162,16 +162,16 @@ impl Context {
             return Vec::new();
         }
         let unheard = self.members.get(node).into_iter().flat_map(|it| &it.unheard);
-        let records = unheard.filter_map(|(hold, (index, generation))| {
+        let records = unheard.filter_map(|(slot_ref, (index, generation))| {
             let object = self.catalog.get(*index).filter(|it| it.generation() == *generation)?;
-            object.replicas().any(|it| it == (node, *hold)).then(|| Record {
-                hold: *hold,
+            object.replicas().any(|it| it == (node, *slot_ref)).then(|| Record {
+                slot_ref: *slot_ref,
                 namespace: self.catalog.namespace_name(object.namespace()).to_owned(),
                 key: object.key().clone(),
                 generation: *generation,
                 len: object.len(),
                 // What was pinned since is put in writing when the node tells of the object.
-                marks: Marks::default(),
+                attributes: Attributes::default(),
             })
         });
         records.collect()

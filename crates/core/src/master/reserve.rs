@@ -12,19 +12,19 @@ use std::{
 };
 
 use super::{
-    Context, Objects, OpId, Visitor, Wait,
+    Caller, Context, Objects, OpId, Wait,
     catalog::{Eviction, NodeIndex, ObjectIndex, Scope},
     members::{Member, Standing},
     placement::{Wish, rank},
+    quotas::{QueueKey, Terms},
     refuse,
-    room::{Line, Terms},
-    shortage::{Lack, Need, Refused},
+    shortage::{Demand, Lack, Refused},
     stream::StreamIndex,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
-    extent::room_for,
-    marks::Marks,
+    attributes::Attributes,
+    extent::space_for,
     message::{
         Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
         ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
@@ -46,7 +46,7 @@ pub(super) struct Reservations {
 struct Reserving {
     conn: ConnId,
     id: RequestId,
-    visitor: Arc<Visitor>,
+    caller: Arc<Caller>,
     avoid: Vec<SegmentId>,
     /// How many items stand for one that was asked for, for objects that may come; see [`Reserve::spare`].
     spare: usize,
@@ -57,7 +57,7 @@ struct Reserving {
     deadline: Tick,
     /// It stands in its line.
     queued: bool,
-    line: Line,
+    queue_key: QueueKey,
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Reservations {
         o: &mut Objects,
         conn: ConnId,
         id: RequestId,
-        visitor: &Arc<Visitor>,
+        caller: &Arc<Caller>,
         reserve: Reserve,
     ) {
         let spare = reserve.spare as usize;
@@ -98,28 +98,28 @@ impl Reservations {
             let reply = refuse(Reason::Invalid, "the batch is for more than one stream");
             return o.cx.reply(conn, id, reply);
         }
-        let look = |request| self.first_look(o, visitor, request, spare > 0);
+        let look = |request| self.first_look(o, caller, request, spare > 0);
         let items = reserve.items.into_iter().flat_map(|it| std::iter::repeat_n(it, spare.max(1)));
         let items = items.map(look).collect();
         let mut reserving = Reserving {
             conn,
             id,
-            visitor: Arc::clone(visitor),
+            caller: Arc::clone(caller),
             avoid: reserve.avoid,
             spare,
             items,
             outstanding: 0,
             deadline: o.cx.now.after(if spare > 0 { 0 } else { reserve.wait_ms }),
             queued: false,
-            line: (visitor.namespace, stream),
+            queue_key: (caller.namespace, stream),
         };
         let op = o.cx.next_op();
         let overtakes = sabotaged!(o.cx.config.sabotage, OvertakeTheWaiting);
-        if o.cx.room.has_line(&reserving.line) && !overtakes {
+        if o.cx.quotas.has_queue(&reserving.queue_key) && !overtakes {
             // Who came first is served first: room that is found now belongs to those who wait.
             for index in 0..reserving.items.len() {
                 if let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) {
-                    let exceeded = o.quota_exceeded_alone(visitor.namespace, charge(&item.request));
+                    let exceeded = o.quota_exceeded_alone(caller.namespace, charge(&item.request));
                     let full = || self.full(o, item, self.need(o, &reserving, item));
                     let outcome = exceeded.map_or_else(full, ReserveOutcome::OverQuota);
                     self.finish(o, &mut reserving, index, outcome);
@@ -150,7 +150,7 @@ impl Reservations {
         }
         // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is
         // not the first in its line has no claim on that.
-        if o.cx.members.disks().next().is_some() && o.cx.room.is_first(op) {
+        if o.cx.members.disks().next().is_some() && o.cx.quotas.is_first(op) {
             self.try_again(o, op);
         }
         if let Some(reserving) = self.take_parked(op) {
@@ -219,26 +219,26 @@ impl Reservations {
     ) {
         let Some(mut reserving) = self.all.remove(&op) else { return };
         reserving.outstanding -= 1;
-        let namespace_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
+        let namespace_len = o.cx.catalog.namespace_name(reserving.caller.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
             let stream = item.counted.take().map(|it| (it, in_stream(&item.request)));
-            let room = charge(&item.request);
-            let whose = (reserving.visitor.namespace, reserving.visitor.index);
+            let space = charge(&item.request);
+            let whose = (reserving.caller.namespace, reserving.caller.index);
             match next() {
                 Ok(reservation) => {
                     let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
-                    let terms = Terms { client: reserving.visitor.client, len: item.request.len, name_len };
-                    let hold = reservation.location.hold();
+                    let terms = Terms { client: reserving.caller.client, len: item.request.len, name_len };
+                    let slot_ref = reservation.location.slot_ref();
                     match reserving.spare > 0 {
-                        true => o.cx.room.offer(node, hold, whose, room, terms),
-                        false => o.cx.room.grant(node, hold, whose, room, Some(terms), stream),
+                        true => o.cx.quotas.offer(node, slot_ref, whose, space, terms),
+                        false => o.cx.quotas.grant(node, slot_ref, whose, space, Some(terms), stream),
                     }
                     item.got.push((node, reservation));
                 }
                 Err(shortage) => {
                     if reserving.spare == 0 {
-                        o.cx.room.unplan(whose.0, room);
+                        o.cx.quotas.unplan(whose.0, space);
                     }
                     item.counted = stream.map(|it| it.0);
                     // Offers were claimed that the master took for free. What the node has said now is true.
@@ -257,24 +257,24 @@ impl Reservations {
     }
 
     /// What can be said of an item without asking any node.
-    fn first_look(&self, o: &Objects, visitor: &Visitor, request: ReserveItem, spare: bool) -> Item {
+    fn first_look(&self, o: &Objects, caller: &Caller, request: ReserveItem, spare: bool) -> Item {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
             Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
-        } else if let Some(problem) = Marks::problem(&request.options) {
+        } else if let Some(problem) = Attributes::problem(&request.options) {
             Some(ReserveOutcome::Invalid(problem))
         } else if spare && request.options.elsewhere > 0 {
             Some(ReserveOutcome::Invalid("nothing of what may come lies elsewhere".to_owned()))
-        } else if let Some(why) = o.streams.is_over(visitor.namespace, &request.options) {
+        } else if let Some(why) = o.streams.is_over(caller.namespace, &request.options) {
             Some(ReserveOutcome::Invalid(why))
-        } else if let Some(it) = o.streams.used_up(&o.cx, visitor.namespace, &request.options, &request.key) {
+        } else if let Some(it) = o.streams.used_up(&o.cx, caller.namespace, &request.options, &request.key) {
             Some(ReserveOutcome::Exists(it))
         } else if request.options.on_exists == OnExists::Keep && !spare {
-            let existing = o.cx.catalog.find(visitor.namespace, &request.key);
+            let existing = o.cx.catalog.find(caller.namespace, &request.key);
             let existing = existing.and_then(|index| o.cx.catalog.get(index));
             existing.map(|it| ReserveOutcome::Exists(it.generation()))
         } else {
-            let other = o.not_replaceable(visitor.namespace, &request.key, &request.options);
+            let other = o.not_replaceable(caller.namespace, &request.key, &request.options);
             other.map(ReserveOutcome::Exists)
         };
         let (got, refusals) = (Vec::new(), BTreeMap::new());
@@ -296,15 +296,15 @@ impl Reservations {
         if plan.is_empty() {
             return self.end_reserve(o, op, reserving);
         }
-        let name_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
+        let name_len = o.cx.catalog.namespace_name(reserving.caller.namespace).len();
         for (node, indexes) in plan {
             let items = indexes.iter().filter_map(|&index| {
                 let request = &reserving.items.get(index)?.request;
                 let name_len = (name_len + request.key.as_bytes().len()) as u64;
-                let marks_len = Marks::of(&request.options).to_bytes().len() as u64;
-                Some(AllocateItem { len: request.len, name_len, marks_len })
+                let attributes_len = Attributes::of(&request.options).to_bytes().len() as u64;
+                Some(AllocateItem { len: request.len, name_len, attributes_len })
             });
-            let (client, offered) = (reserving.visitor.client, reserving.spare > 0);
+            let (client, offered) = (reserving.caller.client, reserving.spare > 0);
             let allocate = Allocate { client, items: items.collect(), offered };
             // A candidate is connected, so this cannot fail.
             let asked = o.cx.ask(node, MasterToMember::Allocate(allocate), Wait::Allocate(op, indexes));
@@ -322,7 +322,7 @@ impl Reservations {
         }
         let need = self.need(o, reserving, item);
         let candidates = self.candidates(o, reserving, item, need.bytes);
-        let namespace = reserving.visitor.namespace;
+        let namespace = reserving.caller.namespace;
         let first = item.got.is_empty();
         if first && item.counted.is_none() && !item.request.options.stream.is_empty() {
             let weight = in_stream(&item.request);
@@ -335,7 +335,7 @@ impl Reservations {
             }
         }
         let Some(item) = reserving.items.get(index) else { return Vec::new() };
-        let whose = (reserving.visitor.label.as_str(), &item.request.key);
+        let whose = (reserving.caller.label.as_str(), &item.request.key);
         let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
         if first && let Err(quota) = o.within_quota(namespace, charge, whose, may_wait) {
@@ -354,7 +354,7 @@ impl Reservations {
         // Fewer copies than wanted are better than evicting for more, and no copy is no object.
         if chosen.is_empty() && first {
             let candidates: Vec<_> = candidates.into_iter().map(|node| (node, lack(node))).collect();
-            let made = o.make_room_somewhere(&candidates, need.bytes, whose, may_wait);
+            let made = o.make_space_somewhere(&candidates, need.bytes, whose, may_wait);
             if let (Some(node), Some(item)) = (made, reserving.items.get_mut(index)) {
                 item.refusals.entry(node).and_modify(Refused::freed);
                 chosen.push(node);
@@ -366,7 +366,7 @@ impl Reservations {
                 needs_recall |= need.bytes > member.unoffered();
                 member.free = member.free.saturating_sub(need.bytes);
             }
-            o.cx.room.plan(namespace, charge);
+            o.cx.quotas.plan(namespace, charge);
         }
         if let Some(item) = reserving.items.get_mut(index) {
             item.needs_recall = needs_recall;
@@ -388,11 +388,11 @@ impl Reservations {
         let mut candidates = None;
         for index in 0..reserving.items.len() {
             let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { continue };
-            let need = room_for(item.request.len).unwrap_or(u64::MAX);
+            let need = space_for(item.request.len).unwrap_or(u64::MAX);
             let is_first_round = item.got.is_empty() && item.refusals.is_empty();
             let candidates = candidates.get_or_insert_with(|| self.candidates(o, reserving, item, 0));
             let node =
-                is_first_round.then(|| self.plan_spare(o, &reserving.visitor, candidates, need)).flatten();
+                is_first_round.then(|| self.plan_spare(o, &reserving.caller, candidates, need)).flatten();
             match node {
                 Some(node) => plan.entry(node).or_default().push(index),
                 None => _ = self.finish(o, reserving, index, ReserveOutcome::Full(Full::default())),
@@ -405,12 +405,12 @@ impl Reservations {
     fn plan_spare(
         &mut self,
         o: &mut Objects,
-        visitor: &Visitor,
+        caller: &Caller,
         candidates: &[NodeIndex],
         need: u64,
     ) -> Option<NodeIndex> {
-        let is_rationed = o.cx.quota(visitor.namespace).is_some();
-        if is_rationed || o.cx.room.anybody_waits() {
+        let is_rationed = o.cx.quota(caller.namespace).is_some();
+        if is_rationed || o.cx.quotas.anybody_waits() {
             return None;
         }
         let has_plenty = |node: &&NodeIndex| {
@@ -429,8 +429,8 @@ impl Reservations {
     fn candidates(&self, o: &Objects, reserving: &Reserving, item: &Item, need: u64) -> Vec<NodeIndex> {
         let wish = Wish {
             preferred: &item.request.options.preferred,
-            home: reserving.visitor.home,
-            host: &reserving.visitor.host,
+            home: reserving.caller.home,
+            host: &reserving.caller.host,
         };
         let possible = o.cx.members.iter().filter(|(node, member)| {
             member.standing == Standing::Ready
@@ -444,14 +444,14 @@ impl Reservations {
     }
 
     /// What a copy of an item needs on any node.
-    fn need(&self, o: &Objects, reserving: &Reserving, item: &Item) -> Need {
-        let namespace_len = o.cx.catalog.namespace_name(reserving.visitor.namespace).len();
+    fn need(&self, o: &Objects, reserving: &Reserving, item: &Item) -> Demand {
+        let namespace_len = o.cx.catalog.namespace_name(reserving.caller.namespace).len();
         let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
-        Need { bytes: room_for(item.request.len).unwrap_or(u64::MAX), name_len }
+        Demand { bytes: space_for(item.request.len).unwrap_or(u64::MAX), name_len }
     }
 
     /// Why an item finds no space.
-    fn full(&self, o: &Objects, item: &Item, need: Need) -> ReserveOutcome {
+    fn full(&self, o: &Objects, item: &Item, need: Demand) -> ReserveOutcome {
         let known = || o.cx.members.iter().filter(|(_, it)| !it.is_disk());
         let is_ready = |it: &Member| it.standing == Standing::Ready;
         if !known().any(|(_, it)| is_ready(it)) {
@@ -477,7 +477,7 @@ impl Reservations {
         if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
             if !reserving.queued {
                 reserving.queued = true;
-                o.cx.room.queue(reserving.line.clone(), op);
+                o.cx.quotas.queue(reserving.queue_key.clone(), op);
             }
             o.cx.deadlines.list(reserving.deadline, op);
             self.all.insert(op, reserving);
@@ -485,7 +485,7 @@ impl Reservations {
         }
         if reserving.queued {
             o.cx.deadlines.strike(reserving.deadline, op);
-            o.cx.room.leave_line(&reserving.line, op);
+            o.cx.quotas.leave_queue(&reserving.queue_key, op);
         }
         let mut nodes = BTreeSet::new();
         let full = || ReserveOutcome::Full(Full::default());
@@ -493,22 +493,24 @@ impl Reservations {
         if reserving.spare > 0 {
             outcomes = outcomes.chunks(reserving.spare).map(together).collect();
         }
-        let rooms = outcomes.iter().filter_map(|it| match it {
-            ReserveOutcome::Room(reservations) => Some(reservations),
+        let reservations = outcomes.iter().filter_map(|it| match it {
+            ReserveOutcome::Space(reservations) => Some(reservations),
             _ => None,
         });
-        let locations: Vec<_> = rooms.flatten().map(|it| it.location).collect();
+        let locations: Vec<_> = reservations.flatten().map(|it| it.location).collect();
         if !is_there {
             // The client is gone, or has a new connection and does not wait for this answer.
-            let holds = locations.iter().filter_map(|it| Some((o.cx.members.find(it.segment)?, it.hold())));
-            let holds: Vec<_> = holds.collect();
-            return o.cx.abort_all(holds);
+            let slot_refs =
+                locations.iter().filter_map(|it| Some((o.cx.members.find(it.segment)?, it.slot_ref())));
+            let slot_refs: Vec<_> = slot_refs.collect();
+            return o.cx.abort_all(slot_refs);
         }
         nodes.extend(locations.iter().filter_map(|it| o.cx.members.find(it.segment)));
-        let is_near = |node: &&NodeIndex| o.cx.members.get(**node).is_some_and(|it| it.is_near);
-        let near = nodes.iter().filter(is_near);
-        let near = near.filter_map(|node| Some(o.cx.members.get(*node)?.info.segment)).collect();
-        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: o.cx.infos(nodes), near });
+        let is_on_same_host =
+            |node: &&NodeIndex| o.cx.members.get(**node).is_some_and(|it| it.is_on_same_host);
+        let same_host = nodes.iter().filter(is_on_same_host);
+        let same_host = same_host.filter_map(|node| Some(o.cx.members.get(*node)?.info.segment)).collect();
+        let reply = Reply::Reserved(Reserved { items: outcomes, nodes: o.cx.infos(nodes), same_host });
         o.cx.reply(reserving.conn, reserving.id, reply);
     }
 
@@ -525,10 +527,10 @@ impl Reservations {
             let got = std::mem::take(&mut item.got);
             item.done = Some(match got.is_empty() {
                 true => otherwise,
-                false => ReserveOutcome::Room(got.into_iter().map(|(_, it)| it).collect()),
+                false => ReserveOutcome::Space(got.into_iter().map(|(_, it)| it).collect()),
             });
             if let Some(stream) = item.counted.take() {
-                o.cx.room.unplan_stream(stream, in_stream(&item.request));
+                o.cx.quotas.unplan_stream(stream, in_stream(&item.request));
             }
         }
         Vec::new()
@@ -555,18 +557,18 @@ impl Reservations {
 impl Objects {
     /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits
     /// for a disk, so that nothing is lost.
-    fn make_room_somewhere(
+    fn make_space_somewhere(
         &mut self,
         candidates: &[(NodeIndex, Lack)],
         need: u64,
         whose: (&str, &Key),
         may_wait: bool,
     ) -> Option<NodeIndex> {
-        let lossless = candidates.iter().find(|&&it| self.make_room(it, need, whose, true));
+        let lossless = candidates.iter().find(|&&it| self.make_space(it, need, whose, true));
         if let Some((node, _)) = lossless {
             return Some(*node);
         }
-        let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUnshelved);
+        let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUndemoted);
         // What lacks no bytes lacks a slot or space for its name, which any object has that leaves.
         let is_awaited = |master: &mut Self, node| {
             let free = master.cx.members.get(node).map_or(0, |it| it.free);
@@ -575,17 +577,17 @@ impl Objects {
         if waits && candidates.iter().any(|(node, _)| is_awaited(self, *node)) {
             return None;
         }
-        let made = candidates.iter().find(|&&it| self.make_room(it, need, whose, false));
+        let made = candidates.iter().find(|&&it| self.make_space(it, need, whose, false));
         made.map(|(node, _)| *node)
     }
 
     /// Evicts on one node until an object fits there, and nothing if all that may be evicted would not do.
-    fn make_room(
+    fn make_space(
         &mut self,
         (node, mut lack): (NodeIndex, Lack),
         need: u64,
         whose: (&str, &Key),
-        shelved_only: bool,
+        on_disk_only: bool,
     ) -> bool {
         let Some((mut free, usage)) = self.cx.members.get(node).map(|it| (it.free, it.usage)) else {
             return false;
@@ -598,9 +600,9 @@ impl Objects {
         let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
         let (mut shrinks, mut evicts) = (0, false);
         while free + shrinks < need || !lack.is_met() {
-            let Some(victim) = self.next_victim(node, shelved_only) else { break };
+            let Some(victim) = self.next_victim(node, on_disk_only) else { break };
             if let Some(object) = self.cx.catalog.get(victim) {
-                free += room_for(object.len()).unwrap_or(0);
+                free += space_for(object.len()).unwrap_or(0);
                 shrinks = usage.metadata.min(shrinks + overhead);
                 lack.count(object, self.cx.catalog.namespace_name(object.namespace()).len());
             }
@@ -624,25 +626,25 @@ impl Objects {
         }
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules =
-            Eviction { soft_pinned_too, shelved_only: !self.floors.has_space(), ..Eviction::default() };
+            Eviction { soft_pinned_too, on_disk_only: !self.floors.has_space(), ..Eviction::default() };
         let unshielded = self.cx.catalog.evictable(Scope::Node(node), self.cx.now, rules);
         unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |_, on| on == node))
     }
 
     /// The next object that may leave a node.
-    fn next_victim(&self, node: NodeIndex, shelved_only: bool) -> Option<ObjectIndex> {
-        let shelved_only = shelved_only || !self.floors.has_space();
+    fn next_victim(&self, node: NodeIndex, on_disk_only: bool) -> Option<ObjectIndex> {
+        let on_disk_only = on_disk_only || !self.floors.has_space();
         let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
         let rules = Eviction {
             soft_pinned_too: self.cx.config.evict_soft_pinned,
-            shelved_only,
+            on_disk_only,
             demoting_too: false,
             even_pinned: samples_too || sabotaged!(self.cx.config.sabotage, EvictPinned),
         };
         let now = if sabotaged!(self.cx.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.cx.now };
         let victim = self.cx.catalog.next_victim(node, now, rules).or_else(|| {
             let is_there = |it: &super::catalog::Object| it.in_memory().any(|(on, _)| on == node);
-            self.tier.next_shielded(&self.cx, is_there).filter(|_| !shelved_only)
+            self.tier.next_shielded(&self.cx, is_there).filter(|_| !on_disk_only)
         })?;
         let pinned = self.cx.catalog.get(victim).is_some_and(|it| it.hard_pin());
         (!(samples_too && pinned)).then_some(victim)
@@ -651,22 +653,24 @@ impl Objects {
 
 /// All offers for an item, as one answer.
 fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
-    let rooms = outcomes.iter().filter_map(|it| match it {
-        ReserveOutcome::Room(rooms) => Some(rooms),
+    let reservations = outcomes.iter().filter_map(|it| match it {
+        ReserveOutcome::Space(reservations) => Some(reservations),
         _ => None,
     });
-    let rooms: Vec<_> = rooms.flatten().cloned().collect();
+    let reservations: Vec<_> = reservations.flatten().cloned().collect();
     match outcomes.first() {
         // That there is nothing to preallocate is no failure.
-        Some(outcome) if rooms.is_empty() && !matches!(outcome, ReserveOutcome::Full(_)) => outcome.clone(),
-        _ => ReserveOutcome::Room(rooms),
+        Some(outcome) if reservations.is_empty() && !matches!(outcome, ReserveOutcome::Full(_)) => {
+            outcome.clone()
+        }
+        _ => ReserveOutcome::Space(reservations),
     }
 }
 
 /// What a copy of an item is charged with, once it is an object: its room, and what lies elsewhere.
 fn charge(request: &ReserveItem) -> u64 {
     let elsewhere = if request.options.stream.is_empty() { request.options.elsewhere } else { 0 };
-    room_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
+    space_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
 }
 
 /// What its stream counts.

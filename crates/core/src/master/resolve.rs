@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Objects, Visitor,
+    Caller, Objects,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TOGETHER},
     refuse,
 };
@@ -57,7 +57,7 @@ impl Objects {
     /// Finds objects. `waited` is how long the request has waited for promotions, and whether in vain.
     pub(super) fn resolve(
         &mut self,
-        visitor: &Visitor,
+        caller: &Caller,
         resolve: &Resolve,
         mut waited: Option<(u64, bool)>,
     ) -> Reply {
@@ -68,7 +68,7 @@ impl Objects {
         let mut items = Vec::with_capacity(resolve.keys.len());
         let lease = resolve.lease.then(|| self.cx.now.after(self.cx.config.lease_ms));
         for keys in resolve.keys.chunks(TOGETHER) {
-            let mut found = self.cx.catalog.find_all(visitor.namespace, keys);
+            let mut found = self.cx.catalog.find_all(caller.namespace, keys);
             for (found, _) in found.iter_mut().zip(keys) {
                 let outcome = self.outcome(*found, resolve.locate, &mut nodes);
                 if !matches!(outcome, ResolveOutcome::Found(_)) {
@@ -84,12 +84,12 @@ impl Objects {
             if resolve.touch || resolve.lease {
                 let found = found.get(..keys.len()).unwrap_or(&[]);
                 let is_read = resolve.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
-                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(visitor.index));
+                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(caller.index));
             }
             // After they count as read: what is brought for one of them must not drive out another.
             let counts = resolve.touch || sabotaged!(self.cx.config.sabotage, LookCounts);
             if counts && resolve.locate {
-                let (host, found) = (&visitor.host, found.iter().flatten());
+                let (host, found) = (&caller.host, found.iter().flatten());
                 self.tier.count_gets(&mut self.cx, host, found, waited.take());
             }
         }
@@ -97,7 +97,7 @@ impl Objects {
         Reply::Resolved(Resolved { items, nodes: self.cx.infos(nodes) })
     }
 
-    pub(super) fn exists(&mut self, visitor: &Visitor, exists: &Exists) -> Reply {
+    pub(super) fn exists(&mut self, caller: &Caller, exists: &Exists) -> Reply {
         if exists.keys.len() > BATCH_ITEMS_MAX {
             return refuse(Reason::Invalid, "the batch is too large");
         }
@@ -110,7 +110,7 @@ impl Objects {
             let mut keys = [&[][..]; TOGETHER];
             keys.iter_mut().zip(&mut names).for_each(|(place, name)| *place = name);
             let keys = keys.get(..exists.keys.len() - together).unwrap_or(&keys);
-            let mut found = self.cx.catalog.find_all(visitor.namespace, keys);
+            let mut found = self.cx.catalog.find_all(caller.namespace, keys);
             for (found, _) in found.iter_mut().zip(keys) {
                 let (presence, node) = self.presence(*found);
                 if presence != Presence::Here {
@@ -133,7 +133,7 @@ impl Objects {
                 }
                 let found = found.get(..keys.len()).unwrap_or(&[]);
                 let is_read = exists.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
-                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(visitor.index));
+                self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(caller.index));
             }
         }
         if !ahead.is_empty() {
@@ -184,7 +184,7 @@ impl Objects {
         let mut items = Vec::new();
         let mut bytes = 0;
         let cursor = self.cx.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
-            let pins = |owner: &String| object.marks().is_some_and(|it| it.pins.contains(owner));
+            let pins = |owner: &String| object.attributes().is_some_and(|it| it.pins.contains(owner));
             let wanted = list.pinned_by.as_ref().is_none_or(pins);
             if object.namespace() != namespace || !wanted || !matcher.matches(object.key()) {
                 return true;
@@ -210,6 +210,6 @@ fn list_item(object: &Object) -> ListItem {
         generation: object.generation(),
         len: object.len(),
         replicas: object.copies().count() as u32,
-        pins: object.marks().map(|it| it.pins.clone()).unwrap_or_default(),
+        pins: object.attributes().map(|it| it.pins.clone()).unwrap_or_default(),
     }
 }

@@ -18,7 +18,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, Hold, RequestId, SegmentId, SlotId, Stamp,
+    ConnId, RequestId, SegmentId, SlotId, SlotRef, Stamp,
     message::{NodeInfo, Policy, PolicyChange, Reason, Reply},
     sabotage::sabotaged,
 };
@@ -75,7 +75,7 @@ impl SavedMember {
 
     /// See [`Self::owed`].
     #[must_use]
-    pub fn owed_holds(&self) -> BTreeSet<Hold> {
+    pub fn owed_slot_refs(&self) -> BTreeSet<SlotRef> {
         unpack(&self.owed)
     }
 
@@ -128,7 +128,7 @@ impl Context {
             let owed = it.owed.iter().chain(&it.told_owed).chain(&it.retiring);
             SavedMember { owed: pack(owed.filter(|_| !forgets_owed)), ..SavedMember::of(&it.info) }
         };
-        let policies = self.room.policies().map(|(namespace, policy)| SavedPolicy {
+        let policies = self.quotas.policies().map(|(namespace, policy)| SavedPolicy {
             namespace: self.catalog.namespace_name(namespace).to_owned(),
             policy: policy.clone(),
         });
@@ -187,10 +187,10 @@ impl Context {
 
     /// Writes a member into the roster, unless it is there already.
     pub(super) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
-        let is_inside = self.connections.is_inside(conn);
+        let is_in_same_process = self.connections.is_in_same_process(conn);
         let Some(member) = self.members.get_mut(node) else { return };
         // Memory in the master's own process ends with it.
-        let should = member.is_disk() || !is_inside;
+        let should = member.is_disk() || !is_in_same_process;
         if should && !std::mem::replace(&mut member.is_recorded, true) {
             self.save();
         }
@@ -206,8 +206,8 @@ impl Context {
 }
 
 /// Copies as bytes: slot and stamp of each.
-fn pack<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<u8> {
-    let bytes = holds.flat_map(|it| {
+fn pack<'a>(slot_refs: impl Iterator<Item = &'a SlotRef>) -> Vec<u8> {
+    let bytes = slot_refs.flat_map(|it| {
         let (slot, stamp) = (it.slot.0.to_le_bytes(), it.stamp.0.to_le_bytes());
         slot.into_iter().chain(stamp)
     });
@@ -215,16 +215,16 @@ fn pack<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<u8> {
 }
 
 /// See [`pack`]. What is left over at the end is ignored.
-fn unpack(mut bytes: &[u8]) -> BTreeSet<Hold> {
-    let mut holds = BTreeSet::new();
+fn unpack(mut bytes: &[u8]) -> BTreeSet<SlotRef> {
+    let mut slot_refs = BTreeSet::new();
     while let Some((slot, rest)) = bytes.split_first_chunk()
         && let Some((stamp, rest)) = rest.split_first_chunk()
     {
         let (slot, stamp) = (SlotId(u32::from_le_bytes(*slot)), Stamp(u64::from_le_bytes(*stamp)));
-        holds.insert(Hold { slot, stamp });
+        slot_refs.insert(SlotRef { slot, stamp });
         bytes = rest;
     }
-    holds
+    slot_refs
 }
 
 impl Master {
@@ -238,12 +238,12 @@ impl Master {
     pub(super) fn restore(&mut self, saved: Saved) {
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
-            self.objects.cx.room.set_policy(namespace, saved.policy);
+            self.objects.cx.quotas.set_policy(namespace, saved.policy);
         }
         saved.forgotten.into_iter().for_each(|it| self.objects.cx.members.forget(it));
         for member in saved.members {
             if !sabotaged!(self.objects.cx.config.sabotage, ForgetRoster) {
-                let owed = member.owed_holds();
+                let owed = member.owed_slot_refs();
                 self.objects.expect_report(member.info(), owed);
             }
         }
@@ -257,18 +257,18 @@ impl Master {
         namespace: NamespaceIndex,
         change: &PolicyChange,
     ) {
-        if !self.objects.cx.room.may_set_policy(namespace, POLICIES_MAX) {
+        if !self.objects.cx.quotas.may_set_policy(namespace, POLICIES_MAX) {
             let reply = refuse(Reason::Busy, "too many namespaces have a policy");
             return self.objects.cx.reply(conn, id, reply);
         }
-        let before = self.objects.cx.room.policy(namespace).cloned().unwrap_or_default();
+        let before = self.objects.cx.quotas.policy(namespace).cloned().unwrap_or_default();
         let before = if sabotaged!(self.objects.cx.config.sabotage, ReplacePolicy) {
             Policy::default()
         } else {
             before
         };
-        self.objects.cx.room.set_policy(namespace, before.changed(change));
-        self.objects.cx.room.note_change();
+        self.objects.cx.quotas.set_policy(namespace, before.changed(change));
+        self.objects.cx.quotas.note_change();
         self.objects.tier.wake();
         self.objects.cx.reply_when_saved(conn, id, Reply::Done);
     }

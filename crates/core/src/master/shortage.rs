@@ -9,8 +9,8 @@ use super::{
     catalog::{NodeIndex, Object},
 };
 use crate::{
-    extent::room_for,
-    marks::Marks,
+    attributes::Attributes,
+    extent::space_for,
     message::{Resource, Shortage},
     sabotage::sabotaged,
 };
@@ -65,7 +65,7 @@ impl Refused {
 
 /// What an object needs on a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
+pub(super) struct Demand {
     /// Bytes of its value, rounded as they are allocated.
     pub(super) bytes: u64,
     /// Bytes of its name, that of the namespace included.
@@ -92,15 +92,15 @@ impl Lack {
 
     /// An object is evicted.
     pub(super) fn count(&mut self, object: &Object, namespace_len: usize) {
-        let room = room_for(object.len()).unwrap_or(0);
-        self.bytes = self.bytes.saturating_sub(room);
+        let space = space_for(object.len()).unwrap_or(0);
+        self.bytes = self.bytes.saturating_sub(space);
         let freed = match self.resource {
-            Resource::Bytes | Resource::Contiguous => room,
+            Resource::Bytes | Resource::Contiguous => space,
             Resource::Slots => 1,
             Resource::KeySpace => {
-                let marks = object.marks().map_or(0, |it: &Marks| it.to_bytes().len());
+                let attributes = object.attributes().map_or(0, |it: &Attributes| it.to_bytes().len());
                 let name = namespace_len + object.key().as_bytes().len();
-                [name, marks].iter().filter_map(|it| room_for(*it as u64)).sum()
+                [name, attributes].iter().filter_map(|it| space_for(*it as u64)).sum()
             }
         };
         self.amount = self.amount.saturating_sub(freed);
@@ -109,7 +109,7 @@ impl Lack {
 
 impl Objects {
     /// What must be freed on a node for an object, beside what its bytes call for.
-    pub(super) fn lack(&self, node: NodeIndex, refused: Option<&Refused>, need: Need) -> Lack {
+    pub(super) fn lack(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
         let lack = self.lack_of(node, refused, need);
         let is_kept = match lack.resource {
             Resource::Bytes => false,
@@ -120,7 +120,7 @@ impl Objects {
         if is_kept { Lack::default() } else { lack }
     }
 
-    fn lack_of(&self, node: NodeIndex, refused: Option<&Refused>, need: Need) -> Lack {
+    fn lack_of(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
         if let Some((refused, it)) = refused.and_then(|it| Some((it, it.shortage?))) {
             let doubled = refused.rounds.saturating_sub(EXACT_ROUNDS).min(u64::BITS - 1);
             let times = |amount: u64| amount.saturating_mul(1 << doubled);

@@ -21,12 +21,12 @@ use std::sync::Arc;
 use super::{
     Master, Notice, Objects, OpId, Party,
     catalog::{NamespaceIndex, NodeIndex},
-    ghosts::Name,
     members::{Member, Standing},
+    pending_retires::Name,
     refuse,
 };
 use crate::{
-    ConnId, Generation, Hold, Key, Location, RequestId, Tick,
+    ConnId, Generation, Key, Location, RequestId, SlotRef, Tick,
     message::{
         Await, ClientToMaster, CommitItem, Decide, MemberToMaster, NodeInfo, OnExists, Pulled, PutOptions,
         Reason, Reply, Request, Usage,
@@ -87,7 +87,7 @@ impl Floors {
 
 impl Objects {
     /// A member of the roster is expected to report.
-    pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<Hold>) {
+    pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<SlotRef>) {
         let mut member = Member::new(info, Usage::default(), self.cx.now);
         member.standing = Standing::Away(self.cx.now);
         (member.from_earlier_life, member.is_recorded, member.owed) = (true, true, owed);
@@ -204,13 +204,13 @@ impl Objects {
     /// evicted, and withdrawn, before it is answered.
     fn remember_copies(&mut self, home: NodeIndex, decide: &Decide) {
         let copies = self.copies_asked_about(home, decide);
-        self.cx.ghosts.ask(copies.into_iter());
+        self.cx.pending_retires.ask(copies.into_iter());
     }
 
-    fn copies_asked_about(&self, home: NodeIndex, decide: &Decide) -> Vec<(NodeIndex, Hold)> {
+    fn copies_asked_about(&self, home: NodeIndex, decide: &Decide) -> Vec<(NodeIndex, SlotRef)> {
         let copies = decide.items.iter().flat_map(|it| {
-            let other = |it: &Location| Some((self.cx.members.find(it.segment)?, it.hold()));
-            it.item.others.iter().filter_map(other).chain([(home, it.item.hold)])
+            let other = |it: &Location| Some((self.cx.members.find(it.segment)?, it.slot_ref()));
+            it.item.others.iter().filter_map(other).chain([(home, it.item.slot_ref)])
         });
         copies.collect()
     }
@@ -304,8 +304,8 @@ impl Master {
     #[must_use]
     pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
         match (self.objects.cx.connections.get(conn), request) {
-            (Some(Party::Client(visitor)), Request::ClientToMaster(request)) => {
-                let wait_ms = self.objects.report_wait_ms(visitor.namespace, request);
+            (Some(Party::Client(caller)), Request::ClientToMaster(request)) => {
+                let wait_ms = self.objects.report_wait_ms(caller.namespace, request);
                 wait_ms.is_some() && self.is_waiting_for_reports()
             }
             (Some(Party::Node(Some(_))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
@@ -362,7 +362,7 @@ impl Master {
             Question::Client(_) => None,
         });
         let open: BTreeSet<_> = open.flatten().collect();
-        self.objects.cx.ghosts.forget_answered(&open);
+        self.objects.cx.pending_retires.forget_answered(&open);
     }
 
     /// Answers a parked request whose time is up.
@@ -395,8 +395,8 @@ impl Master {
 
     fn refuse_parked(&mut self, conn: ConnId, id: RequestId, question: Question) {
         let reply = if let Question::Client(ClientToMaster::Await(it)) = question {
-            let Some(Party::Client(visitor)) = self.objects.cx.connections.get(conn) else { return };
-            let (namespace, now) = (visitor.namespace, Await { wait_ms: 0, ..it });
+            let Some(Party::Client(caller)) = self.objects.cx.connections.get(conn) else { return };
+            let (namespace, now) = (caller.namespace, Await { wait_ms: 0, ..it });
             return self.watches.watch(&mut self.objects, conn, id, namespace, now);
         } else if let Question::Client(ClientToMaster::Pull(_)) = question {
             // A pull that ends without samples says nothing about those that may exist.

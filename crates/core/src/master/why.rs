@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::{
     Objects, OpId, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex},
-    ghosts::Name,
+    pending_retires::Name,
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, Key, RequestId, Tick, VIEWERS_MAX,
+    BATCH_ITEMS_MAX, ConnId, Generation, Key, RequestId, SlotRef, Tick, VIEWERS_MAX,
     message::{Cause, Found, Gone, Here, MasterToMember, Reason, Reply, Views, Why},
 };
 
@@ -125,23 +125,23 @@ impl Explanations {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return o.cx.reply(conn, id, reply);
         }
-        let mut ask: BTreeMap<NodeIndex, Vec<(Hold, usize)>> = BTreeMap::new();
+        let mut ask: BTreeMap<NodeIndex, Vec<(SlotRef, usize)>> = BTreeMap::new();
         let mut answers = Vec::with_capacity(keys.len());
         for (item, key) in keys.iter().enumerate() {
             let Some(index) = o.cx.catalog.find(namespace, key) else {
                 answers.push(o.why_gone(namespace, key));
                 continue;
             };
-            for (node, hold) in o.cx.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
-                ask.entry(node).or_default().push((hold, item));
+            for (node, slot_ref) in o.cx.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
+                ask.entry(node).or_default().push((slot_ref, item));
             }
             answers.push(o.why_here(index));
         }
         let op = o.cx.next_op();
         let mut explaining = Explaining { conn, id, answers, outstanding: 0 };
-        for (node, holds) in ask {
-            let request = MasterToMember::Inspect(holds.iter().map(|it| it.0).collect());
-            let items = holds.into_iter().map(|it| it.1).collect();
+        for (node, slot_refs) in ask {
+            let request = MasterToMember::Inspect(slot_refs.iter().map(|it| it.0).collect());
+            let items = slot_refs.into_iter().map(|it| it.1).collect();
             explaining.outstanding += u32::from(o.cx.ask(node, request, Wait::Inspect(op, items)).is_some());
         }
         self.all.insert(op, explaining);
@@ -196,8 +196,8 @@ impl Objects {
 
     fn why_here(&self, index: ObjectIndex) -> Why {
         let Some(object) = self.cx.catalog.get(index) else { return Why::Unknown };
-        let marks = object.marks().cloned().unwrap_or_default();
-        let (acked, sample) = marks.sample.map(|it| (it.acked, it.consumption)).unzip();
+        let attributes = object.attributes().cloned().unwrap_or_default();
+        let (acked, sample) = attributes.sample.map(|it| (it.acked, it.consumption)).unzip();
         let name = |node| self.cx.members.name(node);
         let readable = |node| self.cx.members.get(node).is_some_and(|it| it.readable());
         // What is only being written is not there yet.
@@ -214,7 +214,7 @@ impl Objects {
             },
             unreachable: nodes.iter().filter(|&&node| !readable(node)).map(|&node| name(node)).collect(),
             nodes: nodes.into_iter().map(name).collect(),
-            pins: marks.pins,
+            pins: attributes.pins,
             sample,
             acked: acked.unwrap_or_default(),
             leases: self.leases.holders(index),

@@ -99,14 +99,14 @@ pub struct Reserved {
     pub nodes: Vec<NodeInfo>,
     /// The nodes among them at which a client may [`Publish`]: what the master sends them arrives even if the
     /// master dies.
-    pub near: Vec<SegmentId>,
+    pub same_host: Vec<SegmentId>,
 }
 
 /// The outcome of one [`ReserveItem`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReserveOutcome {
     /// Memory is reserved on one or more nodes. The first is the home node, where the client commits.
-    Room(Vec<Reservation>),
+    Space(Vec<Reservation>),
     /// The key exists, and the put must not replace it.
     Exists(Generation),
     /// No node has space, and everything left is pinned, leased, in view or reserved.

@@ -1,7 +1,7 @@
 //! What a client asks of a storage node: commits, and references to objects in place.
 
 use super::PutOptions;
-use crate::{Generation, Hold, Key, Location};
+use crate::{Generation, Key, Location, SlotRef};
 
 /// A request of a client to a storage node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,17 +11,17 @@ pub enum ClientToNode {
     /// A commit that contains the bytes. The node's shell writes them and passes a `Commit` to the core.
     Store(Store),
     /// Returns reservations that the client will not use.
-    Abort(Vec<Hold>),
+    Abort(Vec<SlotRef>),
     /// Lists all reservations that the client knows on this node. All its others end, because the replies
     /// that granted them were lost.
-    Keep(Vec<Hold>),
+    Keep(Vec<SlotRef>),
     /// Begins views: the memory of these objects is not reused while a view exists.
-    BeginViews(Vec<Hold>),
+    BeginViews(Vec<SlotRef>),
     /// Ends views.
-    EndViews(Vec<Hold>),
+    EndViews(Vec<SlotRef>),
     /// Lists all views that the client has on this node, each object as often as it is viewed. All its others
     /// end, because their ends, or the replies that began them, were lost.
-    KeepViews(Vec<Hold>),
+    KeepViews(Vec<SlotRef>),
 }
 
 /// See [`ClientToNode::Commit`].
@@ -38,7 +38,7 @@ pub struct Commit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitItem {
     /// The reservation on the home node.
-    pub hold: Hold,
+    pub slot_ref: SlotRef,
     /// Its key.
     pub key: Key,
     /// Its size in bytes.

@@ -1,7 +1,7 @@
 //! Lifetimes: how objects are stored, pins, policies, samples and their leases, and explanations.
 
 use super::{Demotion, Found, NodeInfo};
-use crate::{Generation, Key, marks::Consumption};
+use crate::{Generation, Key, attributes::Consumption};
 
 /// What a put does when the key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the master asks of its members: nodes' memories and disks.
 
 use super::{Allocate, DemoteItem, PromoteItem, Record, Usage};
-use crate::{ClientId, Hold, RequestId, marks::Marks};
+use crate::{ClientId, RequestId, SlotRef, attributes::Attributes};
 
 /// A request of the master to a node or a disk.
 ///
@@ -18,9 +18,9 @@ pub enum MasterToMember {
     /// The master has lost its connection to a client. This does not prove that the client is dead.
     ClientGone(ClientId),
     /// Replaces the attributes of objects.
-    Mark(Vec<MarkItem>),
+    SetAttributes(Vec<AttributesItem>),
     /// Asks for the views of objects.
-    Inspect(Vec<Hold>),
+    Inspect(Vec<SlotRef>),
     /// Writes objects in the memory of the same node to the disk. For disks.
     Demote(Vec<DemoteItem>),
     /// Reads objects from the disk into reservations in the memory of the same node. For disks.
@@ -33,21 +33,21 @@ pub struct Settle {
     /// Reservations that are objects now.
     pub commit: Vec<Record>,
     /// Reservations that are returned.
-    pub abort: Vec<Hold>,
+    pub abort: Vec<SlotRef>,
 }
 
 /// See [`MasterToMember::Retire`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retire {
     /// The copies. Those whose stamp is already withdrawn are confirmed like the others.
-    pub holds: Vec<Hold>,
+    pub slot_refs: Vec<SlotRef>,
 }
 
-/// The reply to [`MasterToMember::Settle`], [`MasterToMember::Retire`] and [`MasterToMember::Mark`].
+/// The reply to [`MasterToMember::Settle`], [`MasterToMember::Retire`] and [`MasterToMember::SetAttributes`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// To `Settle` and `Mark`: copies that the member no longer has.
-    pub lost: Vec<Hold>,
+    /// To `Settle` and `SetAttributes`: copies that the member no longer has.
+    pub lost: Vec<SlotRef>,
     /// The usage of the member.
     pub usage: Usage,
     /// Other `Settle` requests that this reply answers as well.
@@ -56,11 +56,11 @@ pub struct Settled {
 
 /// New attributes for one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MarkItem {
+pub struct AttributesItem {
     /// The copy.
-    pub hold: Hold,
+    pub slot_ref: SlotRef,
     /// The attributes, which replace the previous ones.
-    pub marks: Marks,
+    pub attributes: Attributes,
 }
 
 /// The users of one object in place; see [`MasterToMember::Inspect`].

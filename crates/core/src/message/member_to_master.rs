@@ -1,7 +1,7 @@
 //! What a member (a node's memory or a disk) tells the master: that it joins, its objects, and changes.
 
 use super::{CommitItem, Dropped, Usage};
-use crate::{ClientId, Generation, Hold, Key, SegmentId, marks::Marks};
+use crate::{ClientId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
 /// connection.
@@ -56,8 +56,8 @@ pub struct Register {
     pub epoch: u64,
     /// From a disk: no stamp from this one on was used.
     pub stamps: u64,
-    /// The [`Registered::life`] of the master of that epoch.
-    pub life: u64,
+    /// The [`Registered::instance`] of the master of that epoch.
+    pub instance: u64,
 }
 
 /// The reply to [`MemberToMaster::Register`].
@@ -68,12 +68,12 @@ pub struct Registered {
     /// The master had declared the member lost: it must retire everything it holds before it serves.
     pub discard: bool,
     /// Pending retires, which the member must apply before it serves.
-    pub retire: Vec<Hold>,
+    pub retire: Vec<SlotRef>,
     /// Objects that were published while the member may not have received that. It commits them before it
     /// serves.
     pub commit: Vec<Record>,
     /// A random number that the master drew when it started: two masters of one epoch differ in it.
-    pub life: u64,
+    pub instance: u64,
 }
 
 /// See [`MemberToMaster::Announce`].
@@ -89,7 +89,7 @@ pub struct Announce {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announced {
     /// Copies to be retired: a newer object has their name, or they were removed while the member was away.
-    pub retire: Vec<Hold>,
+    pub retire: Vec<SlotRef>,
     /// There are more, although the member has announced everything: it asks for them with an empty page.
     pub more: bool,
 }
@@ -98,7 +98,7 @@ pub struct Announced {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The copy on the announcing member.
-    pub hold: Hold,
+    pub slot_ref: SlotRef,
     /// The namespace.
     pub namespace: String,
     /// The key.
@@ -108,7 +108,7 @@ pub struct Record {
     /// Its size in bytes.
     pub len: u64,
     /// Its attributes: pins, and how it is consumed.
-    pub marks: Marks,
+    pub attributes: Attributes,
 }
 
 /// See [`MemberToMaster::Heartbeat`].
@@ -156,7 +156,7 @@ pub struct DecideItem {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Released {
     /// The reservations.
-    pub holds: Vec<Hold>,
+    pub slot_refs: Vec<SlotRef>,
     /// The usage of the node.
     pub usage: Usage,
 }

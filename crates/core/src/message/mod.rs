@@ -40,7 +40,7 @@ pub use lifetime::{
     LeaseOutcome, Leased, OnExists, Pin, PinOutcome, Policy, PolicyChange, PutOptions, Release,
     SOFT_PIN_DEFAULT, Why,
 };
-pub use master_to_member::{MarkItem, MasterToMember, Retire, Settle, Settled, Views};
+pub use master_to_member::{AttributesItem, MasterToMember, Retire, Settle, Settled, Views};
 pub use member_to_master::{
     Announce, Announced, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Record, Register,
     Registered, Released, Viewer,
@@ -223,7 +223,7 @@ pub enum Reply {
     Decided(Vec<CommitOutcome>),
     /// To `Allocate`.
     Allocated(Allocated),
-    /// To `Settle`, `Retire` and `Mark`.
+    /// To `Settle`, `Retire` and `SetAttributes`.
     Settled(Settled),
     /// To `Inspect`, in the order of the copies.
     Inspected(Vec<Views>),

@@ -104,7 +104,7 @@ pub struct AllocateItem {
     /// describes itself.
     pub name_len: u64,
     /// The size of its attributes in bytes, which are stored with it.
-    pub marks_len: u64,
+    pub attributes_len: u64,
 }
 
 /// The reply to [`MasterToMember::Allocate`](super::MasterToMember::Allocate).

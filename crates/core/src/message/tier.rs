@@ -1,7 +1,7 @@
 //! The tier below memory: copies on disks, and their promotion.
 
 use super::{Record, Usage};
-use crate::{Hold, Key};
+use crate::{Key, SlotRef};
 
 /// What happens to objects when memory is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Demotion {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DemoteItem {
     /// The copy in the node's memory.
-    pub source: Hold,
+    pub source: SlotRef,
     /// Its description, with the copy that it will be on the disk.
     pub record: Record,
 }
@@ -28,9 +28,9 @@ pub struct DemoteItem {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromoteItem {
     /// The copy on the disk.
-    pub hold: Hold,
+    pub slot_ref: SlotRef,
     /// The reservation in the node's memory into which it is read.
-    pub into: Hold,
+    pub into: SlotRef,
 }
 
 /// The reply to [`MasterToMember::Demote`](super::MasterToMember::Demote) and
@@ -106,7 +106,7 @@ pub enum PrefetchOutcome {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStat {
     /// The number of objects with a copy on a disk.
-    pub shelved: u64,
+    pub disk_objects: u64,
     /// Objects and bytes that were written to disks.
     pub demoted_objects: u64,
     /// See [`Self::demoted_objects`].
@@ -117,7 +117,7 @@ pub struct TierStat {
     pub demotions_refused: u64,
     /// Objects whose last copy was evicted before a disk had written it, because the put that needed the
     /// memory did not wait.
-    pub evicted_unshelved: u64,
+    pub evicted_undemoted: u64,
     /// Objects and bytes that were promoted.
     pub promoted_objects: u64,
     /// See [`Self::promoted_objects`].
@@ -160,12 +160,12 @@ impl TierStat {
     #[must_use]
     pub fn named(&self) -> [(&'static str, &'static str, u64); 23] {
         [
-            ("shelved_objects", "Copies on disks", self.shelved),
+            ("disk_objects", "Copies on disks", self.disk_objects),
             ("demoted_objects", "Objects written to disks", self.demoted_objects),
             ("demoted_bytes", "Bytes written to disks", self.demoted_bytes),
             ("demotions_failed", "Objects that a disk could not write", self.demotions_failed),
             ("demotions_refused", "Objects that a disk refused for their size", self.demotions_refused),
-            ("evicted_unshelved", "Objects evicted before a disk had written them", self.evicted_unshelved),
+            ("evicted_undemoted", "Objects evicted before a disk had written them", self.evicted_undemoted),
             ("promoted_objects", "Objects promoted to memory", self.promoted_objects),
             ("promoted_bytes", "Bytes promoted to memory", self.promoted_bytes),
             ("promoted_used", "Promoted objects that were read", self.promoted_used),

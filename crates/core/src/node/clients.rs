@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    ClientId, ConnId, Hold, VIEWERS_MAX,
+    ClientId, ConnId, SlotRef, VIEWERS_MAX,
     message::{Viewer, Views},
 };
 
@@ -20,8 +20,8 @@ struct Client {
     data_conns: u32,
     /// It maps the memory, and its process is not known to be dead.
     mapped: bool,
-    reservations: BTreeSet<Hold>,
-    views: BTreeMap<Hold, u32>,
+    reservations: BTreeSet<SlotRef>,
+    views: BTreeMap<SlotRef, u32>,
 }
 
 impl Client {
@@ -36,14 +36,14 @@ pub(super) struct Clients {
     clients: BTreeMap<ClientId, Client>,
     by_conn: BTreeMap<ConnId, (ClientId, String)>,
     /// Who looks at what, each once however often it does.
-    by_view: BTreeSet<(Hold, ClientId)>,
+    by_view: BTreeSet<(SlotRef, ClientId)>,
 }
 
 /// What a client that is gone, or says goodbye, leaves behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Leavings {
-    pub(super) reservations: Vec<Hold>,
-    pub(super) views: Vec<Hold>,
+    pub(super) reservations: Vec<SlotRef>,
+    pub(super) views: Vec<SlotRef>,
 }
 
 impl Clients {
@@ -101,13 +101,13 @@ impl Clients {
         !self.clients.get(&client).is_some_and(reach)
     }
 
-    pub(super) fn reserved(&mut self, client: ClientId, hold: Hold) {
-        self.clients.entry(client).or_default().reservations.insert(hold);
+    pub(super) fn reserved(&mut self, client: ClientId, slot_ref: SlotRef) {
+        self.clients.entry(client).or_default().reservations.insert(slot_ref);
     }
 
     /// The reservation became an object or was given back; `false` if the client had none such.
-    pub(super) fn unreserved(&mut self, client: ClientId, hold: Hold) -> bool {
-        let had = self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&hold));
+    pub(super) fn unreserved(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
+        let had = self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&slot_ref));
         // One that never came here leaves no trace.
         if self.unreachable(client) && self.clients.get(&client).is_some_and(Client::holds_nothing) {
             self.clients.remove(&client);
@@ -121,47 +121,47 @@ impl Clients {
     }
 
     /// What the client has reserved, apart from what it says it knows of.
-    pub(super) fn reservations_except(&self, client: ClientId, known: &[Hold]) -> Vec<Hold> {
+    pub(super) fn reservations_except(&self, client: ClientId, known: &[SlotRef]) -> Vec<SlotRef> {
         let mut known = known.to_vec();
         known.sort_unstable();
         let reservations = self.clients.get(&client).map(|it| it.reservations.iter().copied());
-        reservations.into_iter().flatten().filter(|hold| known.binary_search(hold).is_err()).collect()
+        reservations.into_iter().flatten().filter(|slot_ref| known.binary_search(slot_ref).is_err()).collect()
     }
 
-    pub(super) fn begin_view(&mut self, client: ClientId, hold: Hold) {
-        *self.clients.entry(client).or_default().views.entry(hold).or_default() += 1;
-        self.by_view.insert((hold, client));
+    pub(super) fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef) {
+        *self.clients.entry(client).or_default().views.entry(slot_ref).or_default() += 1;
+        self.by_view.insert((slot_ref, client));
     }
 
     /// Ends one view, and says whether there was one to end.
-    pub(super) fn end_view(&mut self, client: ClientId, hold: Hold) -> bool {
+    pub(super) fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
         let Some(it) = self.clients.get_mut(&client) else { return false };
-        let Some(count) = it.views.get_mut(&hold) else { return false };
+        let Some(count) = it.views.get_mut(&slot_ref) else { return false };
         *count -= 1;
         if *count == 0 {
-            it.views.remove(&hold);
-            self.by_view.remove(&(hold, client));
+            it.views.remove(&slot_ref);
+            self.by_view.remove(&(slot_ref, client));
         }
         true
     }
 
     /// The views of a client, apart from those that it says it has: each object as often as it is viewed.
-    pub(super) fn views_except(&self, client: ClientId, known: Vec<Hold>) -> Vec<Hold> {
-        let mut left: BTreeMap<Hold, u32> = BTreeMap::new();
-        known.into_iter().for_each(|hold| *left.entry(hold).or_default() += 1);
+    pub(super) fn views_except(&self, client: ClientId, known: Vec<SlotRef>) -> Vec<SlotRef> {
+        let mut left: BTreeMap<SlotRef, u32> = BTreeMap::new();
+        known.into_iter().for_each(|slot_ref| *left.entry(slot_ref).or_default() += 1);
         let views = self.clients.get(&client).into_iter().flat_map(|it| &it.views);
-        let surplus = |(hold, count): (&Hold, &u32)| {
-            let known = left.get(hold).copied().unwrap_or(0);
-            std::iter::repeat_n(*hold, count.saturating_sub(known) as usize)
+        let surplus = |(slot_ref, count): (&SlotRef, &u32)| {
+            let known = left.get(slot_ref).copied().unwrap_or(0);
+            std::iter::repeat_n(*slot_ref, count.saturating_sub(known) as usize)
         };
         views.flat_map(surplus).collect()
     }
 
     /// Who looks at an object, beside the sends of it.
-    pub(super) fn views(&self, hold: Hold) -> Views {
+    pub(super) fn views(&self, slot_ref: SlotRef) -> Views {
         let mut views = Views::default();
-        for client in self.viewers(hold) {
-            let count = self.clients.get(&client).and_then(|it| it.views.get(&hold));
+        for client in self.viewers(slot_ref) {
+            let count = self.clients.get(&client).and_then(|it| it.views.get(&slot_ref));
             views.count += count.map_or(0, |&count| u64::from(count));
             if views.clients.len() < VIEWERS_MAX {
                 views.clients.push(client);
@@ -173,12 +173,12 @@ impl Clients {
     }
 
     /// Who looks at these objects, which have so much room: those that look at most of it, first.
-    pub(super) fn viewers_of(&self, held: impl Iterator<Item = (Hold, u64)>) -> Vec<Viewer> {
+    pub(super) fn viewers_of(&self, held: impl Iterator<Item = (SlotRef, u64)>) -> Vec<Viewer> {
         let mut sums: BTreeMap<ClientId, (u64, u64)> = BTreeMap::new();
-        for (hold, room) in held {
-            for client in self.viewers(hold) {
+        for (slot_ref, space) in held {
+            for client in self.viewers(slot_ref) {
                 let sum = sums.entry(client).or_default();
-                *sum = (sum.0 + 1, sum.1.saturating_add(room));
+                *sum = (sum.0 + 1, sum.1.saturating_add(space));
             }
         }
         let viewer = |(client, (objects, bytes))| Viewer { client, objects, bytes };
@@ -188,8 +188,8 @@ impl Clients {
         viewers
     }
 
-    fn viewers(&self, hold: Hold) -> impl Iterator<Item = ClientId> + '_ {
-        self.by_view.range((hold, ClientId(0))..=(hold, ClientId(u64::MAX))).map(|it| it.1)
+    fn viewers(&self, slot_ref: SlotRef) -> impl Iterator<Item = ClientId> + '_ {
+        self.by_view.range((slot_ref, ClientId(0))..=(slot_ref, ClientId(u64::MAX))).map(|it| it.1)
     }
 
     /// Takes from a client everything it held, and forgets it if it is not connected either.
@@ -197,8 +197,9 @@ impl Clients {
         let Some(it) = self.clients.get_mut(&client) else { return Leavings::default() };
         let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
         let views = std::mem::take(&mut it.views);
-        views.keys().for_each(|hold| _ = self.by_view.remove(&(*hold, client)));
-        let views = views.into_iter().flat_map(|(hold, count)| (0..count).map(move |_| hold)).collect();
+        views.keys().for_each(|slot_ref| _ = self.by_view.remove(&(*slot_ref, client)));
+        let views =
+            views.into_iter().flat_map(|(slot_ref, count)| (0..count).map(move |_| slot_ref)).collect();
         if self.unreachable(client) {
             self.clients.remove(&client);
         }
@@ -217,14 +218,14 @@ mod tests {
     use crate::{SlotId, Stamp};
 
     const WHO: ClientId = ClientId(1);
-    const HOLD: Hold = Hold { slot: SlotId(3), stamp: Stamp(9) };
+    const SLOT_REF: SlotRef = SlotRef { slot: SlotId(3), stamp: Stamp(9) };
 
     #[test]
     fn a_view_ends_once() {
         let mut clients = Clients::default();
-        clients.begin_view(WHO, HOLD);
-        assert!(clients.end_view(WHO, HOLD));
-        assert!(!clients.end_view(WHO, HOLD));
+        clients.begin_view(WHO, SLOT_REF);
+        assert!(clients.end_view(WHO, SLOT_REF));
+        assert!(!clients.end_view(WHO, SLOT_REF));
     }
 
     #[test]
@@ -232,28 +233,28 @@ mod tests {
         let mut clients = Clients::default();
         let extra = 3;
         for client in 0..(VIEWERS_MAX + extra) as u64 {
-            clients.begin_view(ClientId(client), HOLD);
-            clients.begin_view(ClientId(client), HOLD);
+            clients.begin_view(ClientId(client), SLOT_REF);
+            clients.begin_view(ClientId(client), SLOT_REF);
         }
-        let views = clients.views(HOLD);
+        let views = clients.views(SLOT_REF);
         let named: Vec<_> = (0..VIEWERS_MAX as u64).map(ClientId).collect();
         let count = 2 * (VIEWERS_MAX + extra) as u64;
         assert_eq!(views, Views { count, clients: named, more: extra as u64, sends: 0 });
-        assert!(clients.end_view(ClientId(0), HOLD));
-        assert_eq!(clients.views(HOLD).more, extra as u64, "one of its two views is left");
+        assert!(clients.end_view(ClientId(0), SLOT_REF));
+        assert_eq!(clients.views(SLOT_REF).more, extra as u64, "one of its two views is left");
         clients.strip(ClientId(0));
-        assert_eq!(clients.views(HOLD).more, extra as u64 - 1);
+        assert_eq!(clients.views(SLOT_REF).more, extra as u64 - 1);
     }
 
     #[test]
     fn who_keeps_most_room_is_named_first() {
         let mut clients = Clients::default();
-        let other = Hold { slot: SlotId(4), stamp: Stamp(10) };
-        clients.begin_view(WHO, HOLD);
-        clients.begin_view(ClientId(2), HOLD);
+        let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
+        clients.begin_view(WHO, SLOT_REF);
+        clients.begin_view(ClientId(2), SLOT_REF);
         clients.begin_view(ClientId(2), other);
         let viewer = |client, objects, bytes| Viewer { client: ClientId(client), objects, bytes };
-        let held = || [(HOLD, 64), (other, 128)].into_iter();
+        let held = || [(SLOT_REF, 64), (other, 128)].into_iter();
         assert_eq!(clients.viewers_of(held()), [viewer(2, 2, 192), viewer(1, 1, 64)]);
         clients.strip(ClientId(2));
         assert_eq!(clients.viewers_of(held()), [viewer(1, 1, 64)]);
@@ -273,38 +274,46 @@ mod tests {
     #[test]
     fn a_client_that_never_came_is_forgotten_with_its_last_reservation() {
         let mut clients = Clients::default();
-        clients.reserved(WHO, HOLD);
+        clients.reserved(WHO, SLOT_REF);
         assert_eq!(clients.unreachable_ones(), [WHO]);
-        assert!(clients.unreserved(WHO, HOLD));
+        assert!(clients.unreserved(WHO, SLOT_REF));
         assert_eq!(clients.count(), 0);
     }
 
     #[test]
     fn what_a_client_does_not_know_of_is_found_whatever_else_it_names() {
         let mut clients = Clients::default();
-        let hold = |slot| Hold { slot: SlotId(slot), stamp: Stamp(9) };
-        (0..4).for_each(|slot| clients.reserved(WHO, hold(slot)));
-        assert_eq!(clients.reservations_except(WHO, &[hold(7), hold(2), hold(0)]), [hold(1), hold(3)]);
-        assert_eq!(clients.reservations_except(ClientId(2), &[hold(0)]), []);
+        let slot_ref = |slot| SlotRef { slot: SlotId(slot), stamp: Stamp(9) };
+        (0..4).for_each(|slot| clients.reserved(WHO, slot_ref(slot)));
+        assert_eq!(
+            clients.reservations_except(WHO, &[slot_ref(7), slot_ref(2), slot_ref(0)]),
+            [slot_ref(1), slot_ref(3)]
+        );
+        assert_eq!(clients.reservations_except(ClientId(2), &[slot_ref(0)]), []);
     }
 
     #[test]
     fn views_that_are_not_listed_are_found() {
         let mut clients = Clients::default();
-        let other = Hold { slot: SlotId(4), stamp: Stamp(10) };
-        [HOLD, HOLD, HOLD, other].into_iter().for_each(|hold| clients.begin_view(WHO, hold));
-        assert_eq!(clients.views_except(WHO, vec![HOLD, other, other]), [HOLD, HOLD]);
-        assert_eq!(clients.views_except(WHO, Vec::new()), [HOLD, HOLD, HOLD, other]);
+        let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
+        [SLOT_REF, SLOT_REF, SLOT_REF, other]
+            .into_iter()
+            .for_each(|slot_ref| clients.begin_view(WHO, slot_ref));
+        assert_eq!(clients.views_except(WHO, vec![SLOT_REF, other, other]), [SLOT_REF, SLOT_REF]);
+        assert_eq!(clients.views_except(WHO, Vec::new()), [SLOT_REF, SLOT_REF, SLOT_REF, other]);
         assert_eq!(clients.views_except(ClientId(2), Vec::new()), []);
     }
 
     #[test]
     fn what_it_leaves_is_told_once() {
         let mut clients = Clients::default();
-        clients.reserved(WHO, HOLD);
-        clients.begin_view(WHO, HOLD);
-        clients.begin_view(WHO, HOLD);
-        assert_eq!(clients.strip(WHO), Leavings { reservations: vec![HOLD], views: vec![HOLD, HOLD] });
+        clients.reserved(WHO, SLOT_REF);
+        clients.begin_view(WHO, SLOT_REF);
+        clients.begin_view(WHO, SLOT_REF);
+        assert_eq!(
+            clients.strip(WHO),
+            Leavings { reservations: vec![SLOT_REF], views: vec![SLOT_REF, SLOT_REF] }
+        );
         assert_eq!(clients.strip(WHO), Leavings::default());
         assert_eq!(clients.count(), 0);
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{Effect, Node, slots::SlotState};
 use crate::{
-    ConnId, Hold, RequestId,
+    ConnId, RequestId, SlotRef,
     message::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
         Registered, Released, Replacement, Reply,
@@ -50,11 +50,11 @@ pub(super) struct Link {
     stage: Stage,
     next_id: u64,
     epoch: u64,
-    /// The number of the master of that epoch, see [`Registered::life`].
-    life: u64,
+    /// The number of the master of that epoch, see [`Registered::instance`].
+    instance: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     /// Reservations that end when the master has answered.
-    ending: BTreeMap<RequestId, Vec<Hold>>,
+    ending: BTreeMap<RequestId, Vec<SlotRef>>,
 }
 
 impl Link {
@@ -79,8 +79,8 @@ impl Link {
         effects: &mut std::collections::VecDeque<Effect>,
     ) {
         let id = self.next_id();
-        if !released.holds.is_empty() {
-            self.ending.insert(id, released.holds.clone());
+        if !released.slot_refs.is_empty() {
+            self.ending.insert(id, released.slot_refs.clone());
         }
         effects.push_back(Effect::AskMaster(id, MemberToMaster::Released(released)));
     }
@@ -115,14 +115,14 @@ impl Node {
         self.unlinked();
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
-        let (epoch, life) = (self.link.epoch, self.link.life);
-        let register = Register { info, usage: self.slots.usage(), epoch, life, stamps: 0 };
+        let (epoch, instance) = (self.link.epoch, self.link.instance);
+        let register = Register { info, usage: self.slots.usage(), epoch, instance, stamps: 0 };
         self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
-            let viewers = self.clients.viewers_of(self.slots.parked());
+            let viewers = self.clients.viewers_of(self.slots.retired());
             let beat = Heartbeat { usage: self.slots.usage(), viewers };
             self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
             self.present_unasked();
@@ -151,8 +151,8 @@ impl Node {
                 }
             }
             (_, Reply::Done) => {
-                let holds = self.link.ending.remove(&id).unwrap_or_default();
-                self.ended(&holds);
+                let slot_refs = self.link.ending.remove(&id).unwrap_or_default();
+                self.ended(&slot_refs);
             }
             _ => (),
         }
@@ -183,7 +183,7 @@ impl Node {
     }
 
     fn registered(&mut self, registered: Registered) {
-        if !serves(self.config.sabotage, (self.link.epoch, self.link.life), &registered) {
+        if !serves(self.config.sabotage, (self.link.epoch, self.link.instance), &registered) {
             self.link.stage = Stage::Broken;
             let (served, offered) = (self.link.epoch, registered.epoch);
             return self.effects.push_back(Effect::RejectMaster { served, offered });
@@ -191,16 +191,16 @@ impl Node {
         if self.link.epoch != registered.epoch {
             // What the last life of the master had to say about them was heard before its link broke, and
             // this one does not know of them.
-            let holds = std::mem::take(&mut self.released);
-            self.ended(&holds);
+            let slot_refs = std::mem::take(&mut self.released);
+            self.ended(&slot_refs);
         }
-        (self.link.epoch, self.link.life) = (registered.epoch, registered.life);
+        (self.link.epoch, self.link.instance) = (registered.epoch, registered.instance);
         self.effects.push_back(Effect::Epoch(registered.epoch));
         self.retire_all(registered.retire);
         self.commit_all(registered.commit);
         if registered.discard {
             let (records, _) = self.slots.inventory(0, usize::MAX);
-            self.retire_all(records.into_iter().map(|it| it.hold).collect());
+            self.retire_all(records.into_iter().map(|it| it.slot_ref).collect());
             // Some may have been named before this node was given up, which nobody knows any more.
             self.slots.hide_reserved(&mut self.effects);
             let offers = self.slots.offers();
@@ -223,7 +223,7 @@ impl Node {
     /// Asks about what stands of it. What was retired in between needs no answer but that.
     fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
         let stands = |slots: &super::Slots, item: &DecideItem| {
-            matches!(slots.state(item.item.hold), Some(SlotState::Prepared | SlotState::Committed))
+            matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
         };
         let mut kept =
             waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
@@ -238,7 +238,7 @@ impl Node {
         }
         // What is committed already, because it was published, the master would take for new, before it
         // knows of everything that is.
-        let is_committed = |it: &DecideItem| self.slots.state(it.item.hold) == Some(SlotState::Committed);
+        let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
         waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
         let id = self.link.next_id();
         if waiting.is_asked {
@@ -259,16 +259,16 @@ impl Node {
     fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {
         let Some(mut waiting) = self.link.waiting.remove(&id) else { return };
         for (item, outcome) in waiting.asked.drain(..).zip(&decided) {
-            let hold = item.item.hold;
+            let slot_ref = item.item.slot_ref;
             match outcome {
                 CommitOutcome::Stored(generation)
                 | CommitOutcome::Replaced(generation)
                 | CommitOutcome::Unconfirmed(Replacement { generation, .. }) => {
                     // It may have been deleted since; then it was stored, and is gone.
-                    self.slots.commit(hold, *generation, &mut self.effects);
+                    self.slots.commit(slot_ref, *generation, &mut self.effects);
                 }
                 CommitOutcome::Exists(_) | CommitOutcome::Stale => {
-                    self.slots.retire(hold, &mut self.effects);
+                    self.slots.retire(slot_ref, &mut self.effects);
                 }
             }
         }
@@ -285,12 +285,12 @@ impl Node {
     }
 
     /// Takes objects away, however far they have come.
-    pub(super) fn retire_all(&mut self, holds: Vec<Hold>) {
-        for hold in holds {
-            if let Some(client) = self.slots.state(hold).and_then(SlotState::writer) {
-                self.clients.unreserved(client, hold);
+    pub(super) fn retire_all(&mut self, slot_refs: Vec<SlotRef>) {
+        for slot_ref in slot_refs {
+            if let Some(client) = self.slots.state(slot_ref).and_then(SlotState::writer) {
+                self.clients.unreserved(client, slot_ref);
             }
-            self.slots.retire(hold, &mut self.effects);
+            self.slots.retire(slot_ref, &mut self.effects);
         }
     }
 }
@@ -298,8 +298,8 @@ impl Node {
 /// Whether a member that served a master of that epoch, which had drawn that number, may serve this one: the
 /// same master again, or one of a greater epoch. Any other one has lost its state, and knows less than the
 /// member.
-pub(crate) fn serves(sabotage: Sabotage, (epoch, life): (u64, u64), registered: &Registered) -> bool {
-    let is_same = (epoch, life) == (registered.epoch, registered.life);
+pub(crate) fn serves(sabotage: Sabotage, (epoch, instance): (u64, u64), registered: &Registered) -> bool {
+    let is_same = (epoch, instance) == (registered.epoch, registered.instance);
     let any = sabotaged!(sabotage, ServeAnyEpoch) || sabotaged!(sabotage, DiscardForOthers);
     is_same || registered.epoch > epoch || any
 }

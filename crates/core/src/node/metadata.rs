@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::{Effect, NodeConfig};
 use crate::{
     Extent, SlotId,
-    extent::{FreeSpace, room_for},
+    extent::{FreeSpace, space_for},
     message::AllocateItem,
 };
 
@@ -88,7 +88,7 @@ impl Metadata {
         if let Some(extent) = self.heap.take(len) {
             return Some(extent);
         }
-        let count = room_for(len)?.div_ceil(self.chunk);
+        let count = space_for(len)?.div_ceil(self.chunk);
         let first = self.heap.table.unbacked_run(count)?;
         self.pay(count, space, effects).then(|| self.heap.back(first, count))?;
         self.heap.take(len)
@@ -131,9 +131,9 @@ impl Metadata {
 
     /// Whether an object would fit if it were the only one.
     pub(super) fn fits_alone(&self, item: &AllocateItem, capacity: u64) -> bool {
-        let rooms = [item.len, item.name_len, item.marks_len].map(room_for);
-        let [Some(len), Some(name), Some(marks)] = rooms else { return false };
-        let heap = name.saturating_add(marks);
+        let spaces = [item.len, item.name_len, item.attributes_len].map(space_for);
+        let [Some(len), Some(name), Some(attributes)] = spaces else { return false };
+        let heap = name.saturating_add(attributes);
         let chunks = 1 + heap.div_ceil(self.chunk);
         let charged = chunks.saturating_sub(self.chunks_free).saturating_mul(self.chunk);
         len.saturating_add(charged) <= capacity && heap <= self.heap.space.capacity()
@@ -366,7 +366,7 @@ impl Heap {
 
     /// Counts a run in, or out of, the chunks that it lies in.
     fn count(&mut self, extent: Extent, is_used: bool) {
-        let end = extent.offset + room_for(extent.len).unwrap_or(0);
+        let end = extent.offset + space_for(extent.len).unwrap_or(0);
         let mut at = extent.offset;
         while at < end {
             let chunk = at / self.chunk;

@@ -20,15 +20,15 @@ use clients::Clients;
 use link::Link;
 pub(crate) use link::serves;
 pub use metadata::SLOT_BYTES;
+use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
-use slots::{Identity, Marked, Slots};
 
 use crate::{
-    ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ConnId, Extent, Hold, RequestId, Reservation, SegmentId,
-    SlotId,
-    marks::Marks,
+    ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ConnId, Extent, RequestId, Reservation, SegmentId, SlotId,
+    SlotRef,
+    attributes::Attributes,
     message::{
-        Allocate, Allocated, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem, MarkItem,
+        Allocate, Allocated, AttributesItem, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem,
         MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal, Released, Reply, Settle, Settled,
         Shortage, Usage, Views, wrong_direction,
     },
@@ -101,14 +101,14 @@ pub enum Event {
     /// The master asks.
     MasterRequest(RequestId, MasterToMember),
     /// What the master has entrusted to the node, in order. All of it is answered at once.
-    Entrusted(Vec<(RequestId, Settle)>),
+    LedgerRead(Vec<(RequestId, Settle)>),
     /// The master answers.
     MasterReply(RequestId, Reply),
     /// The link to the master is broken.
     Unlinked,
     /// What became of the offers of an [`Effect::Recall`]: true for those that were recalled. Nobody has
     /// written there, nor will. The others are claimed.
-    Recalled(Vec<(Hold, bool)>),
+    Recalled(Vec<(SlotRef, bool)>),
     /// The node leaves soon: it takes no new objects from now on, and says that it has no capacity. What it
     /// holds stays readable.
     Drain,
@@ -133,7 +133,7 @@ pub enum Effect {
     },
     /// Recall these offers, by one compare-and-swap of each claim word, and hand in an [`Event::Recalled`]
     /// before anything else.
-    Recall(Vec<Hold>),
+    Recall(Vec<SlotRef>),
     /// Write these bytes into the heap.
     Heap {
         /// Where.
@@ -145,7 +145,7 @@ pub enum Effect {
     /// is to be given back to the system.
     Withhold(Extent),
     /// Remember that no stamp from here on was used.
-    StampMark(u64),
+    StampHighWater(u64),
     /// Remember which life of the master the memory belongs to.
     Epoch(u64),
     /// Close the link: the master's epoch is not greater than the one that was served.
@@ -190,7 +190,7 @@ struct Allocating {
 #[derive(Debug)]
 enum Suspended {
     Allocate(Allocating),
-    Mark(RequestId, Vec<MarkItem>),
+    SetAttributes(RequestId, Vec<AttributesItem>),
 }
 
 /// The node's whole state.
@@ -201,7 +201,7 @@ pub struct Node {
     clients: Clients,
     link: Link,
     /// Reservations that end without the master, which it is still to be told of.
-    released: Vec<Hold>,
+    released: Vec<SlotRef>,
     suspended: Option<Suspended>,
     /// Offers that turn out to be claimed are to be hidden like all reservations.
     hides_claimed: bool,
@@ -230,7 +230,7 @@ impl Node {
         // The answers to these carry the usage themselves.
         let is_answered = match &event {
             Event::MasterRequest(_, request) => !matches!(request, MasterToMember::ClientGone(_)),
-            Event::Entrusted(_) | Event::Recalled(_) => true,
+            Event::LedgerRead(_) | Event::Recalled(_) => true,
             _ => false,
         };
         match event {
@@ -254,24 +254,24 @@ impl Node {
             }
             Event::Linked(info) => self.linked(info),
             Event::MasterRequest(id, request) => self.master_request(id, request),
-            Event::Entrusted(words) => self.entrusted(words),
+            Event::LedgerRead(words) => self.apply_ledger(words),
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
             Event::Drain => self.drain(),
             Event::Beat => self.beat(),
         }
-        self.tell_of_room(freed, is_answered);
+        self.report_space(freed, is_answered);
         self.slots.assert_balance();
     }
 
     /// The master hears at once of room that was given back without it: puts may be waiting for that.
-    fn tell_of_room(&mut self, freed_before: u64, is_answered: bool) {
+    fn report_space(&mut self, freed_before: u64, is_answered: bool) {
         let grew = freed_before < self.slots.freed() && !is_answered;
         if (grew || !self.released.is_empty()) && self.link.is_member() {
-            let holds = std::mem::take(&mut self.released);
+            let slot_refs = std::mem::take(&mut self.released);
             let usage = self.slots.usage();
-            self.link.tell_of_ends(Released { holds, usage }, &mut self.effects);
+            self.link.tell_of_ends(Released { slot_refs, usage }, &mut self.effects);
         }
     }
 
@@ -322,32 +322,32 @@ impl Node {
     pub fn begin_store(
         &mut self,
         client: ClientId,
-        hold: Hold,
+        slot_ref: SlotRef,
         offset: u64,
         len: u64,
     ) -> Option<Vec<Extent>> {
-        if self.slots.state(hold)?.writer() != Some(client) {
+        if self.slots.state(slot_ref)?.writer() != Some(client) {
             return None;
         }
-        let extents = self.slots.cut(hold, offset, len)?;
-        self.slots.claim(hold, &mut self.effects);
+        let extents = self.slots.cut(slot_ref, offset, len)?;
+        self.slots.claim(slot_ref, &mut self.effects);
         if !(client == crate::master::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
-            self.slots.begin_hold(hold);
+            self.slots.begin_use(slot_ref);
         }
         Some(extents)
     }
 
     /// After the bytes are stored, or were not. There may be effects.
-    pub fn end_store(&mut self, hold: Hold) {
+    pub fn end_store(&mut self, slot_ref: SlotRef) {
         let freed = self.slots.freed();
-        self.slots.end_hold(hold);
-        self.tell_of_room(freed, false);
+        self.slots.end_use(slot_ref);
+        self.report_space(freed, false);
     }
 
     /// Whether that use of a slot is not an object yet, but may become one.
     #[must_use]
-    pub fn may_become_an_object(&self, hold: Hold) -> bool {
-        self.slots.state(hold).is_some_and(|it| it != SlotState::Committed)
+    pub fn may_become_an_object(&self, slot_ref: SlotRef) -> bool {
+        self.slots.state(slot_ref).is_some_and(|it| it != SlotState::Committed)
     }
 
     /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
@@ -355,56 +355,56 @@ impl Node {
     /// that it is an object.
     pub fn begin_send(
         &mut self,
-        hold: Hold,
+        slot_ref: SlotRef,
         offset: u64,
         len: u64,
         cached_epoch: Option<u64>,
     ) -> Option<Vec<Extent>> {
-        if !self.is_valid_for(hold, cached_epoch) {
+        if !self.is_valid_for(slot_ref, cached_epoch) {
             return None;
         }
-        let extents = self.slots.cut(hold, offset, len)?;
-        self.slots.begin_hold(hold);
+        let extents = self.slots.cut(slot_ref, offset, len)?;
+        self.slots.begin_use(slot_ref);
         Some(extents)
     }
 
     /// After the bytes are sent: whether they count, because the object was there all the time. For a reader
     /// with a cached location (`cached_epoch`) the node must also be a member in that epoch: otherwise it may
     /// have missed a retire. There may be effects.
-    pub fn end_send(&mut self, hold: Hold, cached_epoch: Option<u64>) -> bool {
+    pub fn end_send(&mut self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
         let freed = self.slots.freed();
         let valid =
-            self.is_valid_for(hold, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
-        self.slots.end_hold(hold);
-        self.tell_of_room(freed, false);
+            self.is_valid_for(slot_ref, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
+        self.slots.end_use(slot_ref);
+        self.report_space(freed, false);
         valid
     }
 
     /// Before an object is written to the disk beside this memory: where its bytes lie, if this node has
     /// heard what they are. It must not ask another life of the master about what its disk tells that life
     /// of. Its room stays as it is until [`Self::end_demotion`].
-    pub fn begin_demotion(&mut self, hold: Hold, len: u64) -> Option<Vec<Extent>> {
-        if self.slots.state(hold) != Some(SlotState::Committed) {
+    pub fn begin_demotion(&mut self, slot_ref: SlotRef, len: u64) -> Option<Vec<Extent>> {
+        if self.slots.state(slot_ref) != Some(SlotState::Committed) {
             return None;
         }
-        let extents = self.slots.cut(hold, 0, len)?;
-        self.slots.begin_hold(hold);
+        let extents = self.slots.cut(slot_ref, 0, len)?;
+        self.slots.begin_use(slot_ref);
         Some(extents)
     }
 
     /// After its bytes are read: whether the object was there all the time. There may be effects.
-    pub fn end_demotion(&mut self, hold: Hold) -> bool {
+    pub fn end_demotion(&mut self, slot_ref: SlotRef) -> bool {
         let freed = self.slots.freed();
-        let stands = self.slots.state(hold) == Some(SlotState::Committed);
-        self.slots.end_hold(hold);
-        self.tell_of_room(freed, false);
+        let stands = self.slots.state(slot_ref) == Some(SlotState::Committed);
+        self.slots.end_use(slot_ref);
+        self.report_space(freed, false);
         stands
     }
 
     /// Whether this use of a slot stands; and, for a reader who has not asked, whether it is what the master
     /// would name.
-    fn is_valid_for(&self, hold: Hold, cached_epoch: Option<u64>) -> bool {
-        let Some(state) = self.slots.state(hold) else { return false };
+    fn is_valid_for(&self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
+        let Some(state) = self.slots.state(slot_ref) else { return false };
         let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
         let is_named = |epoch| is_member && epoch == self.link.epoch() && state == SlotState::Committed;
         cached_epoch.is_none_or(is_named)
@@ -430,27 +430,27 @@ impl Node {
             }
             // An object must not be named before its bytes are written.
             ClientToNode::Store(_) => refuse(Reason::Invalid, "the bytes of the object are not written"),
-            ClientToNode::Abort(holds) => {
-                holds.into_iter().for_each(|hold| self.abort(client, hold));
+            ClientToNode::Abort(slot_refs) => {
+                slot_refs.into_iter().for_each(|slot_ref| self.abort(client, slot_ref));
                 Reply::Done
             }
-            ClientToNode::Keep(holds) => {
-                for hold in self.clients.reservations_except(client, &holds) {
-                    self.abort(client, hold);
+            ClientToNode::Keep(slot_refs) => {
+                for slot_ref in self.clients.reservations_except(client, &slot_refs) {
+                    self.abort(client, slot_ref);
                 }
                 Reply::Done
             }
-            ClientToNode::BeginViews(holds) => {
-                Reply::ViewsBegun(holds.into_iter().map(|hold| self.begin_view(client, hold)).collect())
-            }
-            ClientToNode::EndViews(holds) => {
-                holds.into_iter().for_each(|hold| self.end_view(client, hold));
+            ClientToNode::BeginViews(slot_refs) => Reply::ViewsBegun(
+                slot_refs.into_iter().map(|slot_ref| self.begin_view(client, slot_ref)).collect(),
+            ),
+            ClientToNode::EndViews(slot_refs) => {
+                slot_refs.into_iter().for_each(|slot_ref| self.end_view(client, slot_ref));
                 Reply::Done
             }
-            ClientToNode::KeepViews(holds) => {
+            ClientToNode::KeepViews(slot_refs) => {
                 let kept = sabotaged!(self.config.sabotage, KeepAllViews);
-                for hold in self.clients.views_except(client, holds).into_iter().filter(|_| !kept) {
-                    self.end_view(client, hold);
+                for slot_ref in self.clients.views_except(client, slot_refs).into_iter().filter(|_| !kept) {
+                    self.end_view(client, slot_ref);
                 }
                 Reply::Done
             }
@@ -474,7 +474,7 @@ impl Node {
         let mut asked = Vec::new();
         for mut item in commit.items {
             if sabotaged!(self.config.sabotage, CommitWithoutFence) {
-                item.hold = self.slots.current(item.hold.slot).unwrap_or(item.hold);
+                item.slot_ref = self.slots.current(item.slot_ref.slot).unwrap_or(item.slot_ref);
             }
             let outcome = self.prepare(client, namespace, &item);
             if outcome.is_none() {
@@ -493,40 +493,40 @@ impl Node {
     fn prepare(&mut self, client: ClientId, namespace: &str, item: &CommitItem) -> Option<CommitOutcome> {
         // A commit that is sent again, because the first answer was lost, or of what was published, has
         // the same answer. Only the master can tell whether what it replaces is gone.
-        if self.slots.state(item.hold) == Some(SlotState::Committed) {
+        if self.slots.state(item.slot_ref) == Some(SlotState::Committed) {
             return None;
         }
         let identity = Identity {
             namespace: namespace.to_owned(),
             key: item.key.clone(),
-            marks: Marks::of(&item.options),
+            attributes: Attributes::of(&item.options),
         };
-        let prepared = self.slots.prepare(Some(client), item.hold, item.len, identity, &mut self.effects);
-        self.clients.unreserved(client, item.hold);
+        let prepared = self.slots.prepare(Some(client), item.slot_ref, item.len, identity, &mut self.effects);
+        self.clients.unreserved(client, item.slot_ref);
         (!prepared).then_some(CommitOutcome::Stale)
     }
 
-    fn abort(&mut self, client: ClientId, hold: Hold) {
-        if self.clients.unreserved(client, hold) {
-            self.end_reservation(hold);
+    fn abort(&mut self, client: ClientId, slot_ref: SlotRef) {
+        if self.clients.unreserved(client, slot_ref) {
+            self.end_reservation(slot_ref);
         }
     }
 
-    fn begin_view(&mut self, client: ClientId, hold: Hold) -> bool {
+    fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
         // A view is a promise about mapped memory; who copies through a socket needs none. Who knows the
         // place has asked the master, which may have named what this node has not heard of yet.
-        let begins = self.clients.maps(client) && self.slots.state(hold).is_some();
+        let begins = self.clients.maps(client) && self.slots.state(slot_ref).is_some();
         if begins {
-            self.clients.begin_view(client, hold);
-            self.slots.begin_hold(hold);
+            self.clients.begin_view(client, slot_ref);
+            self.slots.begin_use(slot_ref);
         }
         begins
     }
 
-    fn end_view(&mut self, client: ClientId, hold: Hold) {
+    fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) {
         // A view that ended with its client may be ended again by a late message.
-        if self.clients.end_view(client, hold) {
-            self.slots.end_hold(hold);
+        if self.clients.end_view(client, slot_ref) {
+            self.slots.end_use(slot_ref);
         }
     }
 
@@ -552,30 +552,30 @@ impl Node {
 
     fn strip(&mut self, client: ClientId) {
         let leavings = self.clients.strip(client);
-        for hold in leavings.reservations {
-            self.end_reservation(hold);
+        for slot_ref in leavings.reservations {
+            self.end_reservation(slot_ref);
         }
-        for hold in leavings.views {
-            self.slots.end_hold(hold);
+        for slot_ref in leavings.views {
+            self.slots.end_use(slot_ref);
         }
     }
 
     /// Its client is gone, or does not want it any more. It may have published the object before that,
     /// and the word of it be on its way: so the room is free only once the master, who publishes it no
     /// more after it has heard of this, has answered.
-    fn end_reservation(&mut self, hold: Hold) {
+    fn end_reservation(&mut self, slot_ref: SlotRef) {
         if sabotaged!(self.config.sabotage, EndUnasked) {
-            self.slots.retire(hold, &mut self.effects);
+            self.slots.retire(slot_ref, &mut self.effects);
         }
-        self.slots.end(hold, &mut self.effects);
-        self.released.push(hold);
+        self.slots.end(slot_ref, &mut self.effects);
+        self.released.push(slot_ref);
     }
 
     /// The master has nothing more to say about these reservations.
-    fn ended(&mut self, holds: &[Hold]) {
-        for hold in holds {
-            if self.slots.state(*hold) == Some(SlotState::Ending) {
-                self.slots.retire(*hold, &mut self.effects);
+    fn ended(&mut self, slot_refs: &[SlotRef]) {
+        for slot_ref in slot_refs {
+            if self.slots.state(*slot_ref) == Some(SlotState::Ending) {
+                self.slots.retire(*slot_ref, &mut self.effects);
             }
         }
     }
@@ -586,18 +586,18 @@ impl Node {
             MasterToMember::Allocate(allocate) => {
                 return self.allocate(Allocating { id, allocate, items: Vec::new(), short: Vec::new() });
             }
-            MasterToMember::Settle(settle) => return self.entrusted(vec![(id, settle)]),
+            MasterToMember::Settle(settle) => return self.apply_ledger(vec![(id, settle)]),
             MasterToMember::Retire(retire) => {
-                self.retire_all(retire.holds);
+                self.retire_all(retire.slot_refs);
                 Reply::Settled(Settled { usage: self.slots.usage(), ..Settled::default() })
             }
             MasterToMember::ClientGone(client) => {
                 self.maybe_gone(client);
                 Reply::Done
             }
-            MasterToMember::Mark(items) => return self.mark(id, items),
-            MasterToMember::Inspect(holds) => {
-                Reply::Inspected(holds.into_iter().map(|hold| self.views(hold)).collect())
+            MasterToMember::SetAttributes(items) => return self.set_attributes(id, items),
+            MasterToMember::Inspect(slot_refs) => {
+                Reply::Inspected(slot_refs.into_iter().map(|slot_ref| self.views(slot_ref)).collect())
             }
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
@@ -609,7 +609,7 @@ impl Node {
     fn drain(&mut self) {
         self.slots.drain();
         if self.link.is_member() {
-            let told = Released { holds: Vec::new(), usage: self.slots.usage() };
+            let told = Released { slot_refs: Vec::new(), usage: self.slots.usage() };
             self.link.tell_of_ends(told, &mut self.effects);
         }
         let offers = self.slots.offers();
@@ -618,9 +618,9 @@ impl Node {
         }
     }
 
-    fn views(&self, hold: Hold) -> Views {
-        let views = self.clients.views(hold);
-        Views { sends: self.slots.hold_count(hold).saturating_sub(views.count), ..views }
+    fn views(&self, slot_ref: SlotRef) -> Views {
+        let views = self.clients.views(slot_ref);
+        Views { sends: self.slots.use_count(slot_ref).saturating_sub(views.count), ..views }
     }
 
     /// Reserves or offers what is left of a request, and answers. Where anything is missing offers are
@@ -633,7 +633,7 @@ impl Node {
             let left = ANSWER_EXTENTS_MAX.saturating_sub(used);
             let reservation = self.slots.reserve(state, item, left, &mut self.effects);
             match &reservation {
-                Ok(it) => self.clients.reserved(client, it.location.hold()),
+                Ok(it) => self.clients.reserved(client, it.location.slot_ref()),
                 Err(_) if offered || sabotaged!(self.config.sabotage, NeverRecall) => (),
                 Err(_) => {
                     let offers = self.slots.offers_for(item.len);
@@ -657,16 +657,16 @@ impl Node {
 
     /// Offers were recalled, or turned out to be claimed. What was recalled nobody can have published, so its
     /// memory is free at once; the master only ends its books about it.
-    fn recalled(&mut self, offers: Vec<(Hold, bool)>) {
-        for (hold, is_recalled) in offers {
+    fn recalled(&mut self, offers: Vec<(SlotRef, bool)>) {
+        for (slot_ref, is_recalled) in offers {
             if !is_recalled && !sabotaged!(self.config.sabotage, RecallClaimed) {
-                self.slots.claim(hold, &mut self.effects);
+                self.slots.claim(slot_ref, &mut self.effects);
                 continue;
             }
-            if let Some(client) = self.slots.state(hold).and_then(SlotState::writer) {
-                self.clients.unreserved(client, hold);
-                self.slots.retire(hold, &mut self.effects);
-                self.released.push(hold);
+            if let Some(client) = self.slots.state(slot_ref).and_then(SlotState::writer) {
+                self.clients.unreserved(client, slot_ref);
+                self.slots.retire(slot_ref, &mut self.effects);
+                self.released.push(slot_ref);
             }
         }
         if std::mem::take(&mut self.hides_claimed) {
@@ -674,29 +674,30 @@ impl Node {
         }
         match self.suspended.take() {
             Some(Suspended::Allocate(allocating)) => self.allocate(allocating),
-            Some(Suspended::Mark(id, items)) => self.mark(id, items),
+            Some(Suspended::SetAttributes(id, items)) => self.set_attributes(id, items),
             None => (),
         }
     }
 
     /// Writes attributes beside objects, and answers. Where the heap is short of space offers are recalled
     /// first, and all of it is done again: what is written already is not written twice.
-    fn mark(&mut self, id: RequestId, items: Vec<MarkItem>) {
+    fn set_attributes(&mut self, id: RequestId, items: Vec<AttributesItem>) {
         let mut lost = Vec::new();
         let mut is_written = true;
         for item in &items {
-            let marked = self.slots.mark(item.hold, &item.marks, &mut self.effects);
-            if marked == Marked::NoSpace && !sabotaged!(self.config.sabotage, NeverRecall) {
+            let attributes_set =
+                self.slots.set_attributes(item.slot_ref, &item.attributes, &mut self.effects);
+            if attributes_set == AttributesSet::NoSpace && !sabotaged!(self.config.sabotage, NeverRecall) {
                 let offers = self.slots.offers_for(0);
                 if !offers.is_empty() {
                     self.effects.push_back(Effect::Recall(offers));
-                    self.suspended = Some(Suspended::Mark(id, items));
+                    self.suspended = Some(Suspended::SetAttributes(id, items));
                     return;
                 }
             }
-            match self.slots.state(item.hold) {
-                None => lost.push(item.hold),
-                Some(_) => is_written &= marked == Marked::Written,
+            match self.slots.state(item.slot_ref) {
+                None => lost.push(item.slot_ref),
+                Some(_) => is_written &= attributes_set == AttributesSet::Written,
             }
         }
         // An object is no less there because there is no space for what was to be written beside it.
@@ -708,7 +709,7 @@ impl Node {
     }
 
     /// Settles all of it, with one answer to everything.
-    fn entrusted(&mut self, words: Vec<(RequestId, Settle)>) {
+    fn apply_ledger(&mut self, words: Vec<(RequestId, Settle)>) {
         let (mut lost, mut also) = (Vec::new(), Vec::with_capacity(words.len()));
         for (id, settle) in words {
             lost.extend(self.settle(settle));
@@ -721,40 +722,42 @@ impl Node {
     }
 
     /// What could not be committed.
-    fn settle(&mut self, settle: Settle) -> Vec<Hold> {
+    fn settle(&mut self, settle: Settle) -> Vec<SlotRef> {
         let lost = self.commit_all(settle.commit);
-        for hold in settle.abort {
-            match self.slots.state(hold) {
+        for slot_ref in settle.abort {
+            match self.slots.state(slot_ref) {
                 Some(SlotState::Reserved(client) | SlotState::Offered(client)) => {
-                    self.clients.unreserved(client, hold);
+                    self.clients.unreserved(client, slot_ref);
                 }
                 // Its writer has asked to have it named since, and the master will hear of that after it has
                 // said this: what it answers then counts.
                 Some(SlotState::Prepared) => continue,
                 _ => {}
             }
-            self.slots.retire(hold, &mut self.effects);
+            self.slots.retire(slot_ref, &mut self.effects);
         }
         lost
     }
 
     /// Reservations became objects, as the master says; those that could not, because they no longer stand.
-    fn commit_all(&mut self, records: Vec<Record>) -> Vec<Hold> {
+    fn commit_all(&mut self, records: Vec<Record>) -> Vec<SlotRef> {
         let mut lost = Vec::new();
         for record in records {
-            let hold = record.hold;
-            let state = self.slots.state(hold);
+            let slot_ref = record.slot_ref;
+            let state = self.slots.state(slot_ref);
             let writer = state.and_then(SlotState::writer);
             if writer.is_some() || state == Some(SlotState::Ending) {
-                let identity = Identity { namespace: record.namespace, key: record.key, marks: record.marks };
-                self.slots.prepare(None, hold, record.len, identity, &mut self.effects);
+                let identity =
+                    Identity { namespace: record.namespace, key: record.key, attributes: record.attributes };
+                self.slots.prepare(None, slot_ref, record.len, identity, &mut self.effects);
             }
             if let Some(client) = writer {
-                self.clients.unreserved(client, hold);
+                self.clients.unreserved(client, slot_ref);
             }
-            let prepared = matches!(self.slots.state(hold), Some(SlotState::Prepared | SlotState::Committed));
-            if !(prepared && self.slots.commit(hold, record.generation, &mut self.effects)) {
-                lost.push(hold);
+            let prepared =
+                matches!(self.slots.state(slot_ref), Some(SlotState::Prepared | SlotState::Committed));
+            if !(prepared && self.slots.commit(slot_ref, record.generation, &mut self.effects)) {
+                lost.push(slot_ref);
             }
         }
         lost

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{Effect, NodeConfig, metadata::Metadata};
 use crate::{
-    ClientId, Extent, Generation, Hold, Key, Location, Reservation, SlotId, Stamp,
-    extent::{FreeSpace, cut, room_for},
-    marks::Marks,
+    ClientId, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
+    attributes::Attributes,
+    extent::{FreeSpace, cut, space_for},
     message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
 };
@@ -80,7 +80,7 @@ pub struct SlotRecord {
     /// Bytes of the key.
     pub key_len: u64,
     /// Where the heap holds its marks.
-    pub marks: Extent,
+    pub attributes: Extent,
     /// Never evicted.
     pub hard_pin: bool,
 }
@@ -90,7 +90,7 @@ pub struct SlotRecord {
 pub(super) struct Identity {
     pub(super) namespace: String,
     pub(super) key: Key,
-    pub(super) marks: Marks,
+    pub(super) attributes: Attributes,
 }
 
 #[derive(Clone, Debug)]
@@ -101,14 +101,14 @@ struct Slot {
     extents: Vec<Extent>,
     heap: Extent,
     /// Room for the marks, which may change while the object lives. Readers never look there.
-    marks: Extent,
+    attributes: Extent,
     generation: Generation,
     identity: Option<Box<Identity>>,
 }
 
 /// What became of attributes that were to be written beside an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Marked {
+pub(super) enum AttributesSet {
     Written,
     /// This use of the slot does not stand, or is not an object yet.
     NoObject,
@@ -118,16 +118,16 @@ pub(super) enum Marked {
 
 /// What a reservation has taken.
 #[derive(Debug)]
-struct Room {
+struct Allocation {
     slot: SlotId,
     extents: Vec<Extent>,
     heap: Extent,
-    marks: Extent,
+    attributes: Extent,
 }
 
 /// Room of an object that is gone, but that somebody still touches.
 #[derive(Clone, Debug)]
-struct Parked {
+struct Retired {
     extents: Vec<Extent>,
     heap: [Extent; 2],
 }
@@ -139,10 +139,10 @@ pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
     space: FreeSpace,
     metadata: Metadata,
-    holds: BTreeMap<Hold, u32>,
-    parked: BTreeMap<Hold, Parked>,
+    use_counts: BTreeMap<SlotRef, u32>,
+    retired: BTreeMap<SlotRef, Retired>,
     next_stamp: u64,
-    stamp_mark: u64,
+    stamp_high_water: u64,
     /// Slots that are offered, the oldest first.
     offers: BTreeMap<Stamp, SlotId>,
     offered: u64,
@@ -162,10 +162,10 @@ impl Slots {
             slots: Vec::new(),
             space: FreeSpace::new(config.capacity),
             metadata: Metadata::new(&config),
-            holds: BTreeMap::new(),
-            parked: BTreeMap::new(),
+            use_counts: BTreeMap::new(),
+            retired: BTreeMap::new(),
             next_stamp: 1,
-            stamp_mark: 1,
+            stamp_high_water: 1,
             offers: BTreeMap::new(),
             offered: 0,
             granted: 0,
@@ -219,22 +219,22 @@ impl Slots {
         effects: &mut VecDeque<Effect>,
     ) -> Result<Reservation, Shortage> {
         if self.drains {
-            let bytes = room_for(item.len).unwrap_or(u64::MAX);
+            let bytes = space_for(item.len).unwrap_or(u64::MAX);
             return Err(Shortage { resource: Resource::Bytes, amount: bytes, bytes, never: true });
         }
-        let mut room = self.take_room(item, pieces_max, effects);
-        if room.is_err() && self.metadata.reclaimable() > 0 {
+        let mut allocation = self.allocate(item, pieces_max, effects);
+        if allocation.is_err() && self.metadata.reclaimable() > 0 {
             self.metadata.trim(&mut self.space);
-            room = self.take_room(item, pieces_max, effects);
+            allocation = self.allocate(item, pieces_max, effects);
         }
-        let Room { slot, extents, heap, marks } = room?;
+        let Allocation { slot, extents, heap, attributes } = allocation?;
         let stamp = self.mint(effects);
         match state {
             SlotState::Offered(_) => {
-                self.offered += room_of(&extents);
+                self.offered += space_of(&extents);
                 self.offers.insert(stamp, slot);
             }
-            _ => self.granted += room_of(&extents),
+            _ => self.granted += space_of(&extents),
         }
         let reserved = Slot {
             stamp,
@@ -242,7 +242,7 @@ impl Slots {
             len: item.len,
             extents: extents.clone(),
             heap,
-            marks,
+            attributes,
             generation: Generation::default(),
             identity: None,
         };
@@ -261,18 +261,18 @@ impl Slots {
     }
 
     /// Takes everything that an object needs, or nothing.
-    fn take_room(
+    fn allocate(
         &mut self,
         item: AllocateItem,
         pieces_max: usize,
         effects: &mut VecDeque<Effect>,
-    ) -> Result<Room, Shortage> {
+    ) -> Result<Allocation, Shortage> {
         let Some(slot) = self.metadata.take_slot(&mut self.space, effects) else {
             return Err(self.short_of(Resource::Slots, 1, item));
         };
         let Some(extents) = self.space.take(item.len, pieces_max.min(self.config.extents_max)) else {
             self.metadata.give_back_slot(slot);
-            let missing = room_for(item.len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
+            let missing = space_for(item.len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
             return Err(match missing {
                 0 => {
                     let amount = self.space.short_by(item.len, pieces_max.min(self.config.extents_max));
@@ -283,15 +283,16 @@ impl Slots {
         };
         let name_len = item.name_len.saturating_add(spilled_bytes(&extents));
         let heap = self.metadata.take_heap(name_len, &mut self.space, effects);
-        let marks = heap.and_then(|_| self.metadata.take_heap(item.marks_len, &mut self.space, effects));
-        let (Some(heap), Some(marks)) = (heap, marks) else {
+        let attributes =
+            heap.and_then(|_| self.metadata.take_heap(item.attributes_len, &mut self.space, effects));
+        let (Some(heap), Some(attributes)) = (heap, attributes) else {
             heap.into_iter().for_each(|extent| self.metadata.give_back_heap(extent));
             extents.iter().for_each(|&extent| self.space.give_back(extent));
             self.metadata.give_back_slot(slot);
-            let amount = room_for(name_len).unwrap_or(u64::MAX).saturating_add(item.marks_len);
+            let amount = space_for(name_len).unwrap_or(u64::MAX).saturating_add(item.attributes_len);
             return Err(self.short_of(Resource::KeySpace, amount, item));
         };
-        Ok(Room { slot, extents, heap, marks })
+        Ok(Allocation { slot, extents, heap, attributes })
     }
 
     fn short_of(&self, resource: Resource, amount: u64, item: AllocateItem) -> Shortage {
@@ -310,53 +311,53 @@ impl Slots {
     }
 
     /// Everything that is offered, the oldest first.
-    pub(super) fn offers(&self) -> Vec<Hold> {
-        self.offers.iter().map(|(&stamp, &slot)| Hold { slot, stamp }).collect()
+    pub(super) fn offers(&self) -> Vec<SlotRef> {
+        self.offers.iter().map(|(&stamp, &slot)| SlotRef { slot, stamp }).collect()
     }
 
     /// The offers to recall next for `len` bytes that found no space, or for a record or a name that did not:
     /// the oldest, and as many as it lacks.
-    pub(super) fn offers_for(&self, len: u64) -> Vec<Hold> {
-        let mut short = room_for(len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
-        let mut holds = Vec::new();
+    pub(super) fn offers_for(&self, len: u64) -> Vec<SlotRef> {
+        let mut short = space_for(len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
+        let mut slot_refs = Vec::new();
         for (&stamp, &slot) in &self.offers {
-            if short == 0 && holds.len() >= RECALLS_MIN {
+            if short == 0 && slot_refs.len() >= RECALLS_MIN {
                 break;
             }
-            let hold = Hold { slot, stamp };
-            short = short.saturating_sub(self.get(hold).map_or(0, |it| room_of(&it.extents)));
-            holds.push(hold);
+            let slot_ref = SlotRef { slot, stamp };
+            short = short.saturating_sub(self.get(slot_ref).map_or(0, |it| space_of(&it.extents)));
+            slot_refs.push(slot_ref);
         }
-        holds
+        slot_refs
     }
 
     /// An offer was claimed: it is a reservation like any other.
-    pub(super) fn claim(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) {
-        let Some(slot) = self.get_mut(hold) else { return };
+    pub(super) fn claim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
+        let Some(slot) = self.get_mut(slot_ref) else { return };
         let SlotState::Offered(client) = slot.state else { return };
         slot.state = SlotState::Reserved(client);
-        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
-        self.count_claim(hold);
+        effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
+        self.count_claim(slot_ref);
     }
 
     /// What was offered is reserved from now on, or has come further.
-    fn count_claim(&mut self, hold: Hold) {
-        if self.offers.remove(&hold.stamp).is_some() {
-            let room = self.get(hold).map_or(0, |it| room_of(&it.extents));
-            self.offered -= room;
-            self.granted += room;
+    fn count_claim(&mut self, slot_ref: SlotRef) {
+        if self.offers.remove(&slot_ref.stamp).is_some() {
+            let bytes = self.get(slot_ref).map_or(0, |it| space_of(&it.extents));
+            self.offered -= bytes;
+            self.granted += bytes;
         }
     }
 
     /// Whether this use of the slot stands, and how far it has come.
-    pub(super) fn state(&self, hold: Hold) -> Option<SlotState> {
-        self.get(hold).map(|slot| slot.state)
+    pub(super) fn state(&self, slot_ref: SlotRef) -> Option<SlotState> {
+        self.get(slot_ref).map(|slot| slot.state)
     }
 
     /// Whatever use of the slot stands now.
-    pub(super) fn current(&self, slot: SlotId) -> Option<Hold> {
+    pub(super) fn current(&self, slot: SlotId) -> Option<SlotRef> {
         let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
-        Some(Hold { slot, stamp })
+        Some(SlotRef { slot, stamp })
     }
 
     /// Records that the object is written, as its client says or else the master; `false` if the
@@ -364,13 +365,13 @@ impl Slots {
     pub(super) fn prepare(
         &mut self,
         writer: Option<ClientId>,
-        hold: Hold,
+        slot_ref: SlotRef,
         len: u64,
         identity: Identity,
         effects: &mut VecDeque<Effect>,
     ) -> bool {
         let anybody = sabotaged!(self.config.sabotage, CommitWithoutFence);
-        let Some(slot) = self.get_mut(hold) else { return false };
+        let Some(slot) = self.get_mut(slot_ref) else { return false };
         let mine = match slot.state {
             SlotState::Reserved(client) | SlotState::Offered(client) => {
                 writer.is_none_or(|it| it == client) || anybody
@@ -381,30 +382,30 @@ impl Slots {
         if !mine || slot.len != len {
             return false;
         }
-        let marks = identity.marks.to_bytes();
+        let attributes = identity.attributes.to_bytes();
         let Some(name) = name_bytes(slot, &identity) else { return false };
-        if marks.len() as u64 > slot.marks.len {
+        if attributes.len() as u64 > slot.attributes.len {
             return false;
         }
         effects.push_back(name);
-        if !marks.is_empty() {
-            effects.push_back(Effect::Heap { offset: slot.marks.offset, bytes: marks });
+        if !attributes.is_empty() {
+            effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes: attributes });
         }
         slot.identity = Some(Box::new(identity));
         slot.state = SlotState::Prepared;
-        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
-        self.count_claim(hold);
+        effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
+        self.count_claim(slot_ref);
         true
     }
 
     /// The reservation is to end. Nobody writes or commits it any more, unless it was published.
-    pub(super) fn end(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) {
-        if let Some(slot) = self.get_mut(hold)
+    pub(super) fn end(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
+        if let Some(slot) = self.get_mut(slot_ref)
             && slot.state.writer().is_some()
         {
             slot.state = SlotState::Ending;
-            effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
-            self.count_claim(hold);
+            effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
+            self.count_claim(slot_ref);
         }
     }
 
@@ -424,22 +425,22 @@ impl Slots {
     /// Records that the object can be read; `false` if this use of the slot no longer stands.
     pub(super) fn commit(
         &mut self,
-        hold: Hold,
+        slot_ref: SlotRef,
         generation: Generation,
         effects: &mut VecDeque<Effect>,
     ) -> bool {
-        let Some(slot) = self.get_mut(hold) else { return false };
+        let Some(slot) = self.get_mut(slot_ref) else { return false };
         let before = std::mem::replace(&mut slot.state, SlotState::Committed);
         if before == SlotState::Committed && slot.generation == generation {
             return true;
         }
         // A later life of the master, which was asked again, may have named it anew.
         slot.generation = generation;
-        let room = room_of(&slot.extents);
-        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        let allocation = space_of(&slot.extents);
+        effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
         if before != SlotState::Committed {
-            self.granted -= room;
-            self.committed += room;
+            self.granted -= allocation;
+            self.committed += allocation;
             self.objects += 1;
         }
         true
@@ -447,86 +448,91 @@ impl Slots {
 
     /// Writes other attributes beside an object. The new ones are written before the slot points to them, so
     /// that a crash leaves the old or the new.
-    pub(super) fn mark(&mut self, hold: Hold, marks: &Marks, effects: &mut VecDeque<Effect>) -> Marked {
-        let written = self.get(hold).and_then(|it| it.identity.as_ref()).map(|it| &it.marks);
-        let Some(written) = written else { return Marked::NoObject };
-        if written == marks {
-            return Marked::Written;
+    pub(super) fn set_attributes(
+        &mut self,
+        slot_ref: SlotRef,
+        attributes: &Attributes,
+        effects: &mut VecDeque<Effect>,
+    ) -> AttributesSet {
+        let written = self.get(slot_ref).and_then(|it| it.identity.as_ref()).map(|it| &it.attributes);
+        let Some(written) = written else { return AttributesSet::NoObject };
+        if written == attributes {
+            return AttributesSet::Written;
         }
-        let bytes = marks.to_bytes();
+        let bytes = attributes.to_bytes();
         let len = bytes.len() as u64;
-        let mut room = self.metadata.take_heap(len, &mut self.space, effects);
-        if room.is_none() {
+        let mut allocation = self.metadata.take_heap(len, &mut self.space, effects);
+        if allocation.is_none() {
             self.metadata.trim(&mut self.space);
-            room = self.metadata.take_heap(len, &mut self.space, effects);
+            allocation = self.metadata.take_heap(len, &mut self.space, effects);
         }
-        let Some(room) = room else { return Marked::NoSpace };
-        let Some(slot) = self.get_mut(hold) else { return Marked::NoObject };
-        let old = std::mem::replace(&mut slot.marks, room);
+        let Some(allocation) = allocation else { return AttributesSet::NoSpace };
+        let Some(slot) = self.get_mut(slot_ref) else { return AttributesSet::NoObject };
+        let old = std::mem::replace(&mut slot.attributes, allocation);
         if let Some(identity) = &mut slot.identity {
-            identity.marks = marks.clone();
+            identity.attributes = attributes.clone();
         }
-        effects.push_back(Effect::Heap { offset: room.offset, bytes });
-        effects.push_back(Effect::Slot { slot: hold.slot, record: record(slot) });
+        effects.push_back(Effect::Heap { offset: allocation.offset, bytes });
+        effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
         self.metadata.give_back_heap(old);
-        Marked::Written
+        AttributesSet::Written
     }
 
     /// How many look at, send or store this use of the slot.
-    pub(super) fn hold_count(&self, hold: Hold) -> u64 {
-        self.holds.get(&hold).map_or(0, |&count| u64::from(count))
+    pub(super) fn use_count(&self, slot_ref: SlotRef) -> u64 {
+        self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count))
     }
 
     /// What is gone but still held, and its room.
-    pub(super) fn parked(&self) -> impl Iterator<Item = (Hold, u64)> + '_ {
-        self.parked.iter().map(|(hold, parked)| (*hold, room_of(&parked.extents)))
+    pub(super) fn retired(&self) -> impl Iterator<Item = (SlotRef, u64)> + '_ {
+        self.retired.iter().map(|(slot_ref, retired)| (*slot_ref, space_of(&retired.extents)))
     }
 
     /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
     /// stays so: `false` then.
-    pub(super) fn retire(&mut self, hold: Hold, effects: &mut VecDeque<Effect>) -> bool {
-        let Some(place) = self.slots.get_mut(hold.slot.0 as usize) else { return false };
-        let Some(slot) = place.take_if(|slot| slot.stamp == hold.stamp) else { return false };
+    pub(super) fn retire(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) -> bool {
+        let Some(place) = self.slots.get_mut(slot_ref.slot.0 as usize) else { return false };
+        let Some(slot) = place.take_if(|slot| slot.stamp == slot_ref.stamp) else { return false };
         if !sabotaged!(self.config.sabotage, ReuseBeforeRetire) {
-            effects.push_back(Effect::Withdraw { slot: hold.slot });
+            effects.push_back(Effect::Withdraw { slot: slot_ref.slot });
         }
-        self.metadata.give_back_slot(hold.slot);
-        let room = room_of(&slot.extents);
+        self.metadata.give_back_slot(slot_ref.slot);
+        let allocation = space_of(&slot.extents);
         match slot.state {
             SlotState::Committed => {
-                self.committed -= room;
+                self.committed -= allocation;
                 self.objects -= 1;
             }
             SlotState::Offered(_) => {
-                self.offers.remove(&hold.stamp);
-                self.offered -= room;
+                self.offers.remove(&slot_ref.stamp);
+                self.offered -= allocation;
             }
-            SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= room,
+            SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= allocation,
         }
-        self.held += room;
-        self.parked.insert(hold, Parked { extents: slot.extents, heap: [slot.heap, slot.marks] });
-        self.free_if_unheld(hold);
+        self.held += allocation;
+        self.retired.insert(slot_ref, Retired { extents: slot.extents, heap: [slot.heap, slot.attributes] });
+        self.free_if_unheld(slot_ref);
         true
     }
 
-    /// Keeps the room of this use of the slot as it is, until [`Self::end_hold`].
-    pub(super) fn begin_hold(&mut self, hold: Hold) {
-        *self.holds.entry(hold).or_default() += 1;
+    /// Keeps the room of this use of the slot as it is, until [`Self::end_use`].
+    pub(super) fn begin_use(&mut self, slot_ref: SlotRef) {
+        *self.use_counts.entry(slot_ref).or_default() += 1;
     }
 
     /// Ends one hold; the room returns if it was the last one of an object that is gone.
-    pub(super) fn end_hold(&mut self, hold: Hold) {
-        let Some(count) = self.holds.get_mut(&hold) else { return };
+    pub(super) fn end_use(&mut self, slot_ref: SlotRef) {
+        let Some(count) = self.use_counts.get_mut(&slot_ref) else { return };
         *count -= 1;
         if *count == 0 {
-            self.holds.remove(&hold);
-            self.free_if_unheld(hold);
+            self.use_counts.remove(&slot_ref);
+            self.free_if_unheld(slot_ref);
         }
     }
 
     /// Where `len` bytes from `offset` on lie, if this use of the slot stands.
-    pub(super) fn cut(&self, hold: Hold, offset: u64, len: u64) -> Option<Vec<Extent>> {
-        cut(&self.get(hold)?.extents, offset, len)
+    pub(super) fn cut(&self, slot_ref: SlotRef, offset: u64, len: u64) -> Option<Vec<Extent>> {
+        cut(&self.get(slot_ref)?.extents, offset, len)
     }
 
     /// Committed objects from `first` on, at most `count` and as many bytes of names as fit a message of that
@@ -542,14 +548,14 @@ impl Slots {
             let Some(slot) = slot.as_ref().filter(|it| it.state == SlotState::Committed) else { continue };
             let Some(identity) = &slot.identity else { continue };
             bytes += identity.namespace.len() + identity.key.as_bytes().len();
-            bytes += identity.marks.to_bytes().len();
+            bytes += identity.attributes.to_bytes().len();
             records.push(Record {
-                hold: Hold { slot: SlotId(index as u32), stamp: slot.stamp },
+                slot_ref: SlotRef { slot: SlotId(index as u32), stamp: slot.stamp },
                 namespace: identity.namespace.clone(),
                 key: identity.key.clone(),
                 generation: slot.generation,
                 len: slot.len,
-                marks: identity.marks.clone(),
+                attributes: identity.attributes.clone(),
             });
         }
         (records, None)
@@ -563,40 +569,41 @@ impl Slots {
         self.metadata.assert_paid();
     }
 
-    fn free_if_unheld(&mut self, hold: Hold) {
-        let looked_at = self.holds.contains_key(&hold) && !sabotaged!(self.config.sabotage, IgnoreViews);
+    fn free_if_unheld(&mut self, slot_ref: SlotRef) {
+        let looked_at =
+            self.use_counts.contains_key(&slot_ref) && !sabotaged!(self.config.sabotage, IgnoreViews);
         if looked_at {
             return;
         }
-        let Some(parked) = self.parked.remove(&hold) else { return };
+        let Some(retired) = self.retired.remove(&slot_ref) else { return };
         self.freed += 1;
-        self.held -= room_of(&parked.extents);
-        parked.extents.iter().for_each(|&extent| self.space.give_back(extent));
-        parked.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
+        self.held -= space_of(&retired.extents);
+        retired.extents.iter().for_each(|&extent| self.space.give_back(extent));
+        retired.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
     }
 
-    fn get(&self, hold: Hold) -> Option<&Slot> {
-        self.slots.get(hold.slot.0 as usize)?.as_ref().filter(|slot| slot.stamp == hold.stamp)
+    fn get(&self, slot_ref: SlotRef) -> Option<&Slot> {
+        self.slots.get(slot_ref.slot.0 as usize)?.as_ref().filter(|slot| slot.stamp == slot_ref.stamp)
     }
 
-    fn get_mut(&mut self, hold: Hold) -> Option<&mut Slot> {
-        self.slots.get_mut(hold.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == hold.stamp)
+    fn get_mut(&mut self, slot_ref: SlotRef) -> Option<&mut Slot> {
+        self.slots.get_mut(slot_ref.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == slot_ref.stamp)
     }
 
     /// A stamp that was never used. The mark is moved before a stamp beyond it is used.
     fn mint(&mut self, effects: &mut VecDeque<Effect>) -> Stamp {
         let stamp = self.next_stamp;
-        if stamp >= self.stamp_mark {
-            self.stamp_mark = stamp + STAMPS_PER_MARK;
-            effects.push_back(Effect::StampMark(self.stamp_mark));
+        if stamp >= self.stamp_high_water {
+            self.stamp_high_water = stamp + STAMPS_PER_MARK;
+            effects.push_back(Effect::StampHighWater(self.stamp_high_water));
         }
         self.next_stamp += 1;
         Stamp(stamp)
     }
 }
 
-fn room_of(extents: &[Extent]) -> u64 {
-    extents.iter().filter_map(|it| room_for(it.len)).sum()
+fn space_of(extents: &[Extent]) -> u64 {
+    extents.iter().filter_map(|it| space_for(it.len)).sum()
 }
 
 fn record(slot: &Slot) -> SlotRecord {
@@ -610,11 +617,11 @@ fn record(slot: &Slot) -> SlotRecord {
         heap: slot.heap,
         namespace_len: identity.map_or(0, |it| it.namespace.len() as u64),
         key_len: identity.map_or(0, |it| it.key.as_bytes().len() as u64),
-        marks: identity.map_or_else(Extent::default, |it| Extent {
-            offset: slot.marks.offset,
-            len: it.marks.to_bytes().len() as u64,
+        attributes: identity.map_or_else(Extent::default, |it| Extent {
+            offset: slot.attributes.offset,
+            len: it.attributes.to_bytes().len() as u64,
         }),
-        hard_pin: identity.is_some_and(|it| !it.marks.pins.is_empty()),
+        hard_pin: identity.is_some_and(|it| !it.attributes.pins.is_empty()),
     }
 }
 

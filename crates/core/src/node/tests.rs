@@ -17,9 +17,9 @@ pub(super) struct Bench {
     next_id: u64,
     pub(super) effects: Vec<Effect>,
     /// Offers that their client has claimed.
-    pub(super) claimed: BTreeSet<Hold>,
+    pub(super) claimed: BTreeSet<SlotRef>,
     /// What was recalled, or found claimed, in order.
-    pub(super) recalls: Vec<Hold>,
+    pub(super) recalls: Vec<SlotRef>,
 }
 
 impl Bench {
@@ -58,9 +58,9 @@ impl Bench {
         self.node.handle(event);
         self.effects.clear();
         while let Some(effect) = self.node.poll_effect() {
-            if let Effect::Recall(holds) = &effect {
-                self.recalls.extend(holds);
-                let outcomes = holds.iter().map(|hold| (*hold, !self.claimed.contains(hold)));
+            if let Effect::Recall(slot_refs) = &effect {
+                self.recalls.extend(slot_refs);
+                let outcomes = slot_refs.iter().map(|slot_ref| (*slot_ref, !self.claimed.contains(slot_ref)));
                 self.node.handle(Event::Recalled(outcomes.collect()));
             }
             self.effects.push(effect);
@@ -109,7 +109,7 @@ impl Bench {
     pub(super) fn reserve(&mut self, len: u64) -> Option<Reservation> {
         let allocate = Allocate {
             client: WRITER,
-            items: vec![AllocateItem { len, name_len: 20, marks_len: 0 }],
+            items: vec![AllocateItem { len, name_len: 20, attributes_len: 0 }],
             offered: false,
         };
         match self.master(MasterToMember::Allocate(allocate)) {
@@ -120,7 +120,7 @@ impl Bench {
 
     pub(super) fn commit(&mut self, location: Location, len: u64) -> Option<Reply> {
         let item = CommitItem {
-            hold: location.hold(),
+            slot_ref: location.slot_ref(),
             key: Key::new(b"k").unwrap(),
             len,
             options: PutOptions::default(),
@@ -130,8 +130,8 @@ impl Bench {
     }
 
     /// What became of a commit of one unit, if the master is not asked.
-    pub(super) fn commit_outcome(&mut self, hold: Hold) -> Option<CommitOutcome> {
-        let location = Location { segment: SegmentId(3), slot: hold.slot, stamp: hold.stamp };
+    pub(super) fn commit_outcome(&mut self, slot_ref: SlotRef) -> Option<CommitOutcome> {
+        let location = Location { segment: SegmentId(3), slot: slot_ref.slot, stamp: slot_ref.stamp };
         match self.commit(location, UNIT)? {
             Reply::Committed(mut outcomes) => Some(outcomes.remove(0)),
             other => panic!("{other:?}"),
@@ -155,7 +155,7 @@ impl Bench {
     }
 
     fn retire(&mut self, location: Location) {
-        self.master(MasterToMember::Retire(Retire { holds: vec![location.hold()] }));
+        self.master(MasterToMember::Retire(Retire { slot_refs: vec![location.slot_ref()] }));
     }
 
     fn free(&self) -> u64 {
@@ -196,7 +196,7 @@ fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
         seen.push(location.stamp);
         bench.handle(Event::MasterRequest(
             RequestId(9),
-            MasterToMember::Retire(Retire { holds: vec![location.hold()] }),
+            MasterToMember::Retire(Retire { slot_refs: vec![location.slot_ref()] }),
         ));
         assert_eq!(bench.effects[0], Effect::Withdraw { slot: location.slot });
     }
@@ -208,11 +208,11 @@ fn the_stamp_mark_is_ahead_of_every_stamp() {
     let mut node = Bench::new();
     let allocate = Allocate {
         client: WRITER,
-        items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
+        items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
     };
     node.handle(Event::MasterRequest(RequestId(1), MasterToMember::Allocate(allocate)));
-    let Some(Effect::StampMark(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
+    let Some(Effect::StampHighWater(mark)) = node.effects.first() else { panic!("{:?}", node.effects) };
     assert!(*mark > 1);
 }
 
@@ -276,16 +276,16 @@ fn a_decision_that_was_refused_is_asked_for_again() {
 fn a_view_keeps_the_room_until_it_ends_and_begins_only_on_what_stands() {
     let mut bench = Bench::new();
     let location = bench.put(UNIT);
-    let begin = ClientToNode::BeginViews(vec![location.hold()]);
+    let begin = ClientToNode::BeginViews(vec![location.slot_ref()]);
     assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![false])), "it maps nothing yet");
     bench.handle(Event::Mapped(WRITER));
     assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![true])));
     bench.retire(location);
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT));
     assert_eq!(bench.client(begin), Some(Reply::ViewsBegun(vec![false])));
-    bench.client(ClientToNode::EndViews(vec![location.hold()]));
+    bench.client(ClientToNode::EndViews(vec![location.slot_ref()]));
     assert_eq!(bench.free(), 8);
-    bench.client(ClientToNode::EndViews(vec![location.hold()]));
+    bench.client(ClientToNode::EndViews(vec![location.slot_ref()]));
     assert_eq!(bench.free(), 8);
 }
 
@@ -307,7 +307,7 @@ fn a_writer_that_says_goodbye_gives_everything_back() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     let location = bench.put(UNIT);
-    bench.client(ClientToNode::BeginViews(vec![location.hold()]));
+    bench.client(ClientToNode::BeginViews(vec![location.slot_ref()]));
     bench.reserve(UNIT);
     bench.goodbye();
     bench.let_end();
@@ -319,14 +319,14 @@ fn a_writer_that_says_goodbye_gives_everything_back() {
 fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
     let mut bench = Bench::new();
     bench.handle(Event::DataOpened(WRITER));
-    let hold = bench.reserve(UNIT).unwrap().location.hold();
-    assert!(bench.node.begin_store(WRITER, hold, 0, UNIT).is_some());
+    let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
+    assert!(bench.node.begin_store(WRITER, slot_ref, 0, UNIT).is_some());
     bench.handle(Event::Closed(CONN));
     assert_eq!(bench.free(), 7);
     bench.handle(Event::DataClosed(WRITER));
     bench.let_end();
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "a copy is still under way");
-    bench.node.end_store(hold);
+    bench.node.end_store(slot_ref);
     assert_eq!(bench.free(), 8);
 }
 
@@ -335,7 +335,7 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
     let mut bench = Bench::new();
     let allocate = Allocate {
         client: ClientId(8),
-        items: vec![AllocateItem { len: 1, name_len: 1, marks_len: 0 }],
+        items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
     };
     bench.master(MasterToMember::Allocate(allocate));
@@ -348,19 +348,19 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
 #[test]
 fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
     let mut bench = Bench::new();
-    let hold = bench.reserve(UNIT).unwrap().location.hold();
+    let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
     let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Released(_)));
     assert!(!bench.effects.iter().any(tells));
-    bench.client(ClientToNode::Abort(vec![hold]));
+    bench.client(ClientToNode::Abort(vec![slot_ref]));
     assert!(bench.effects.iter().any(tells));
-    bench.client(ClientToNode::Abort(vec![hold]));
+    bench.client(ClientToNode::Abort(vec![slot_ref]));
     assert!(!bench.effects.iter().any(tells));
 }
 
 #[test]
 fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
     let mut bench = Bench::new();
-    let known = bench.reserve(UNIT).unwrap().location.hold();
+    let known = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.reserve(UNIT);
     bench.client(ClientToNode::Keep(vec![known]));
     bench.let_end();
@@ -371,21 +371,21 @@ fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
 }
 
 /// An object of the reservation that everybody here makes.
-fn record(hold: Hold) -> Record {
+fn record(slot_ref: SlotRef) -> Record {
     Record {
-        hold,
+        slot_ref,
         namespace: "default".into(),
         key: Key::new(b"k").unwrap(),
         generation: GENERATION,
         len: UNIT,
-        marks: Marks::default(),
+        attributes: Attributes::default(),
     }
 }
 
 #[test]
 fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_before() {
-    let ends: [fn(&mut Bench, Hold); 4] = [
-        |bench, hold| drop(bench.client(ClientToNode::Abort(vec![hold]))),
+    let ends: [fn(&mut Bench, SlotRef); 4] = [
+        |bench, slot_ref| drop(bench.client(ClientToNode::Abort(vec![slot_ref]))),
         |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
         |bench, _| bench.goodbye(),
         |bench, _| bench.handle(Event::Dead(WRITER)),
@@ -393,26 +393,26 @@ fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_b
     for (index, end) in ends.into_iter().enumerate() {
         let mut bench = Bench::new();
         let location = bench.reserve(UNIT).unwrap().location;
-        end(&mut bench, location.hold());
+        end(&mut bench, location.slot_ref());
         assert_eq!(bench.free(), 7, "end {index}: the master may have named it");
-        assert!(bench.node.begin_store(WRITER, location.hold(), 0, 1).is_none(), "end {index}");
+        assert!(bench.node.begin_store(WRITER, location.slot_ref(), 0, 1).is_none(), "end {index}");
         let told = bench.effects.clone();
         let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
         assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot go back");
-        let settle = Settle { commit: vec![record(location.hold())], abort: vec![] };
+        let settle = Settle { commit: vec![record(location.slot_ref())], abort: vec![] };
         let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
         assert_eq!(settled.lost, [], "end {index}");
         bench.effects = told;
         bench.let_end();
-        assert_eq!(bench.node.inventory(), [record(location.hold())], "end {index}");
+        assert_eq!(bench.node.inventory(), [record(location.slot_ref())], "end {index}");
     }
 }
 
 #[test]
 fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
     let mut bench = Bench::new();
-    let held = bench.reserve(UNIT).unwrap().location.hold();
-    let lost = bench.reserve(UNIT).unwrap().location.hold();
+    let held = bench.reserve(UNIT).unwrap().location.slot_ref();
+    let lost = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.client(ClientToNode::Abort(vec![lost]));
     bench.handle(Event::Unlinked);
     bench.client(ClientToNode::Abort(vec![held]));
@@ -421,7 +421,7 @@ fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
     assert_eq!(bench.free(), 6, "the same life of the master may have named them");
     bench.let_end();
     assert_eq!(bench.free(), 8);
-    let held = bench.reserve(UNIT).unwrap().location.hold();
+    let held = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.handle(Event::Unlinked);
     bench.client(ClientToNode::Abort(vec![held]));
     bench.join(Registered { epoch: 6, ..Registered::default() });
@@ -437,13 +437,13 @@ fn what_was_published_unheard_is_committed_before_it_is_announced() {
     let id = RequestId(bench.next_id);
     bench.handle(Event::Unlinked);
     bench.handle(Event::Linked(NodeInfo::default()));
-    let commit = vec![record(location.hold())];
+    let commit = vec![record(location.slot_ref())];
     bench.answer(Reply::Registered(Registered { epoch: 5, commit, ..Registered::default() }));
     let announced = bench.effects.iter().find_map(|it| match it {
         Effect::AskMaster(_, MemberToMaster::Announce(announce)) => Some(announce.items.clone()),
         _ => None,
     });
-    assert_eq!(announced, Some(vec![record(location.hold())]));
+    assert_eq!(announced, Some(vec![record(location.slot_ref())]));
     let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
     assert!(!bench.effects.iter().any(asks), "the master would take it for new");
     bench.answer(Reply::Announced(Announced::default()));
@@ -455,64 +455,64 @@ fn what_was_published_unheard_is_committed_before_it_is_announced() {
 fn who_has_asked_the_master_reads_what_the_node_has_not_heard_of_yet() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
-    let hold = bench.reserve(UNIT).unwrap().location.hold();
+    let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
     assert_eq!(
-        bench.node.begin_send(hold, 0, UNIT, Some(5)),
+        bench.node.begin_send(slot_ref, 0, UNIT, Some(5)),
         None,
         "it is no object, for all the node knows"
     );
-    assert!(bench.node.begin_send(hold, 0, UNIT, None).is_some());
-    assert!(bench.node.end_send(hold, None));
-    assert_eq!(bench.client(ClientToNode::BeginViews(vec![hold])), Some(Reply::ViewsBegun(vec![true])));
-    bench.client(ClientToNode::Abort(vec![hold]));
+    assert!(bench.node.begin_send(slot_ref, 0, UNIT, None).is_some());
+    assert!(bench.node.end_send(slot_ref, None));
+    assert_eq!(bench.client(ClientToNode::BeginViews(vec![slot_ref])), Some(Reply::ViewsBegun(vec![true])));
+    bench.client(ClientToNode::Abort(vec![slot_ref]));
     bench.let_end();
     assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "what is looked at stays");
-    assert_eq!(bench.node.begin_send(hold, 0, UNIT, None), None);
+    assert_eq!(bench.node.begin_send(slot_ref, 0, UNIT, None), None);
 }
 
 #[test]
 fn bytes_are_stored_only_by_the_writer_only_in_range_and_only_while_it_stands() {
     let mut bench = Bench::new();
-    let hold = bench.reserve(100).unwrap().location.hold();
-    assert_eq!(bench.node.begin_store(ClientId(8), hold, 0, 1), None);
-    assert_eq!(bench.node.begin_store(WRITER, hold, 50, 51), None);
-    assert_eq!(bench.node.begin_store(WRITER, Hold { stamp: Stamp(99), ..hold }, 0, 1), None);
-    assert_eq!(bench.node.begin_store(WRITER, hold, 50, 50), Some(vec![Extent { offset: 50, len: 50 }]));
-    bench.node.end_store(hold);
-    bench.client(ClientToNode::Abort(vec![hold]));
-    assert_eq!(bench.node.begin_store(WRITER, hold, 0, 1), None);
+    let slot_ref = bench.reserve(100).unwrap().location.slot_ref();
+    assert_eq!(bench.node.begin_store(ClientId(8), slot_ref, 0, 1), None);
+    assert_eq!(bench.node.begin_store(WRITER, slot_ref, 50, 51), None);
+    assert_eq!(bench.node.begin_store(WRITER, SlotRef { stamp: Stamp(99), ..slot_ref }, 0, 1), None);
+    assert_eq!(bench.node.begin_store(WRITER, slot_ref, 50, 50), Some(vec![Extent { offset: 50, len: 50 }]));
+    bench.node.end_store(slot_ref);
+    bench.client(ClientToNode::Abort(vec![slot_ref]));
+    assert_eq!(bench.node.begin_store(WRITER, slot_ref, 0, 1), None);
 }
 
 #[test]
 fn bytes_sent_while_the_object_was_deleted_do_not_count() {
     let mut bench = Bench::new();
     let location = bench.put(100);
-    let hold = location.hold();
-    assert!(bench.node.begin_send(hold, 0, 100, None).is_some());
-    assert!(bench.node.end_send(hold, None));
-    assert!(bench.node.begin_send(hold, 0, 100, None).is_some());
+    let slot_ref = location.slot_ref();
+    assert!(bench.node.begin_send(slot_ref, 0, 100, None).is_some());
+    assert!(bench.node.end_send(slot_ref, None));
+    assert!(bench.node.begin_send(slot_ref, 0, 100, None).is_some());
     bench.retire(location);
     assert_eq!(bench.node.usage().held, 2 * UNIT);
-    assert!(!bench.node.end_send(hold, None));
+    assert!(!bench.node.end_send(slot_ref, None));
     assert_eq!(bench.free(), 8);
-    assert_eq!(bench.node.begin_send(hold, 0, 1, None), None);
+    assert_eq!(bench.node.begin_send(slot_ref, 0, 1, None), None);
 }
 
 #[test]
 fn bytes_for_who_has_not_asked_count_only_from_a_member_in_that_life_of_the_master() {
     let mut bench = Bench::new();
-    let hold = bench.put(100).hold();
+    let slot_ref = bench.put(100).slot_ref();
     for (cached_epoch, counts) in [(None, true), (Some(5), true), (Some(4), false), (Some(6), false)] {
-        let begins = bench.node.begin_send(hold, 0, 100, cached_epoch).is_some();
+        let begins = bench.node.begin_send(slot_ref, 0, 100, cached_epoch).is_some();
         assert_eq!(begins, counts, "{cached_epoch:?}");
-        assert!(!begins || bench.node.end_send(hold, cached_epoch), "{cached_epoch:?}");
+        assert!(!begins || bench.node.end_send(slot_ref, cached_epoch), "{cached_epoch:?}");
     }
-    assert!(bench.node.begin_send(hold, 0, 100, Some(5)).is_some());
+    assert!(bench.node.begin_send(slot_ref, 0, 100, Some(5)).is_some());
     bench.node.handle(Event::Unlinked);
-    assert!(!bench.node.end_send(hold, Some(5)), "it left while the bytes were sent");
-    assert!(bench.node.begin_send(hold, 0, 100, Some(5)).is_none());
-    assert!(bench.node.begin_send(hold, 0, 100, None).is_some(), "the master named it");
-    assert!(bench.node.end_send(hold, None));
+    assert!(!bench.node.end_send(slot_ref, Some(5)), "it left while the bytes were sent");
+    assert!(bench.node.begin_send(slot_ref, 0, 100, Some(5)).is_none());
+    assert!(bench.node.begin_send(slot_ref, 0, 100, None).is_some(), "the master named it");
+    assert!(bench.node.end_send(slot_ref, None));
 }
 
 #[test]
@@ -522,7 +522,7 @@ fn no_room_no_slot_or_no_heap_is_an_answer() {
     assert_eq!(bench.reserve(u64::MAX), None);
     let allocate = Allocate {
         client: WRITER,
-        items: vec![AllocateItem { len: 1, name_len: 2000, marks_len: 0 }],
+        items: vec![AllocateItem { len: 1, name_len: 2000, attributes_len: 0 }],
         offered: false,
     };
     let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
@@ -544,7 +544,7 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
     bench.handle(Event::Linked(NodeInfo::default()));
     bench.answer(Reply::Registered(Registered {
         epoch: 5,
-        retire: vec![old.hold()],
+        retire: vec![old.slot_ref()],
         ..Registered::default()
     }));
     let asked: Vec<_> = bench
@@ -582,8 +582,8 @@ fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given
     });
     assert_eq!(hidden.collect::<Vec<_>>(), [(location.slot, location.stamp, SlotState::Ending)]);
     // Its writer goes on.
-    assert!(bench.node.begin_store(WRITER, location.hold(), 0, UNIT).is_some());
-    bench.node.end_store(location.hold());
+    assert!(bench.node.begin_store(WRITER, location.slot_ref(), 0, UNIT).is_some());
+    bench.node.end_store(location.slot_ref());
     bench.commit(location, UNIT);
     let is_asked = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
     assert!(bench.effects.iter().any(is_asked));
@@ -592,29 +592,29 @@ fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given
 #[test]
 fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
     let mut bench = Bench::new();
-    let hold = bench.reserve(10).unwrap().location.hold();
-    let record = |hold| Record { len: 10, ..record(hold) };
-    let gone = Hold { stamp: Stamp(99), ..hold };
-    let settle = Settle { commit: vec![record(hold), record(gone)], abort: vec![] };
+    let slot_ref = bench.reserve(10).unwrap().location.slot_ref();
+    let record = |slot_ref| Record { len: 10, ..record(slot_ref) };
+    let gone = SlotRef { stamp: Stamp(99), ..slot_ref };
+    let settle = Settle { commit: vec![record(slot_ref), record(gone)], abort: vec![] };
     let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
     assert_eq!(settled.lost, [gone]);
     assert_eq!(settled.usage.objects, 1);
-    assert!(bench.node.begin_send(hold, 0, 10, None).is_some());
+    assert!(bench.node.begin_send(slot_ref, 0, 10, None).is_some());
 }
 
 #[test]
 fn all_that_is_entrusted_is_answered_at_once() {
     let mut bench = Bench::new();
-    let holds = [10, 10, 10].map(|len| bench.reserve(len).unwrap().location.hold());
-    let gone = Hold { stamp: Stamp(99), ..holds[0] };
-    let record = |hold| Record { len: 10, ..record(hold) };
+    let slot_refs = [10, 10, 10].map(|len| bench.reserve(len).unwrap().location.slot_ref());
+    let gone = SlotRef { stamp: Stamp(99), ..slot_refs[0] };
+    let record = |slot_ref| Record { len: 10, ..record(slot_ref) };
     let words = [
-        Settle { commit: vec![record(holds[0])], abort: vec![] },
-        Settle { commit: vec![record(gone)], abort: vec![holds[1]] },
-        Settle { commit: vec![record(holds[2])], abort: vec![] },
+        Settle { commit: vec![record(slot_refs[0])], abort: vec![] },
+        Settle { commit: vec![record(gone)], abort: vec![slot_refs[1]] },
+        Settle { commit: vec![record(slot_refs[2])], abort: vec![] },
     ];
     let words: Vec<_> = (7..).map(RequestId).zip(words).collect();
-    bench.handle(Event::Entrusted(words));
+    bench.handle(Event::LedgerRead(words));
     let answers = bench.effects.iter().filter_map(|it| match it {
         Effect::AnswerMaster(id, reply) => Some((*id, reply.clone())),
         _ => None,
@@ -623,7 +623,7 @@ fn all_that_is_entrusted_is_answered_at_once() {
     let settled = Settled { lost: vec![gone], usage, also: vec![RequestId(7), RequestId(8)] };
     assert_eq!(answers.collect::<Vec<_>>(), [(RequestId(9), Reply::Settled(settled))]);
     assert_eq!((usage.objects, usage.granted), (2, 0));
-    bench.handle(Event::Entrusted(vec![]));
+    bench.handle(Event::LedgerRead(vec![]));
     assert_eq!(bench.effects, []);
 }
 
@@ -635,7 +635,7 @@ fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
         let location = bench.reserve(UNIT).unwrap().location;
         assert_eq!(bench.commit(location, UNIT), None);
         let asked = bench.effects.clone();
-        bench.master(MasterToMember::Settle(Settle { commit: vec![], abort: vec![location.hold()] }));
+        bench.master(MasterToMember::Settle(Settle { commit: vec![], abort: vec![location.slot_ref()] }));
         assert_eq!(bench.free(), 7, "the master has not heard the question yet");
         bench.effects = asked;
         bench.answer(Reply::Decided(vec![outcome]));
@@ -655,14 +655,19 @@ fn a_replaced_connection_is_closed_and_not_heard() {
 
 #[test]
 fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
-    for (epoch, life, accepts) in [(4, 1, false), (5, 1, false), (5, 0, true), (6, 1, true)] {
+    for (epoch, instance, accepts) in [(4, 1, false), (5, 1, false), (5, 0, true), (6, 1, true)] {
         let mut bench = Bench::new();
         bench.put(UNIT);
         bench.handle(Event::Unlinked);
         bench.handle(Event::Linked(NodeInfo::default()));
-        bench.answer(Reply::Registered(Registered { epoch, life, discard: true, ..Registered::default() }));
+        bench.answer(Reply::Registered(Registered {
+            epoch,
+            instance,
+            discard: true,
+            ..Registered::default()
+        }));
         let rejected = bench.effects.contains(&Effect::RejectMaster { served: 5, offered: epoch });
-        assert_eq!(rejected, !accepts, "{epoch} {life}");
+        assert_eq!(rejected, !accepts, "{epoch} {instance}");
         assert_eq!(bench.free(), if accepts { 8 } else { 7 });
     }
 }

@@ -6,14 +6,14 @@ use super::{
 };
 use crate::{
     Reservation,
-    message::{AllocateItem, CommitOutcome, MarkItem, Registered},
+    message::{AllocateItem, AttributesItem, CommitOutcome, Registered},
 };
 
 const OTHER: ClientId = ClientId(8);
 
 impl Bench {
     fn allocate(&mut self, client: ClientId, lens: &[u64], offered: bool) -> Vec<Option<Reservation>> {
-        let items = lens.iter().map(|&len| AllocateItem { len, name_len: 20, marks_len: 0 }).collect();
+        let items = lens.iter().map(|&len| AllocateItem { len, name_len: 20, attributes_len: 0 }).collect();
         match self.master(MasterToMember::Allocate(Allocate { client, items, offered })) {
             Reply::Allocated(allocated) => {
                 assert_eq!(allocated.usage, self.node.usage());
@@ -23,9 +23,9 @@ impl Bench {
         }
     }
 
-    fn offer(&mut self, count: usize) -> Vec<Hold> {
+    fn offer(&mut self, count: usize) -> Vec<SlotRef> {
         let offers = self.allocate(WRITER, &vec![UNIT; count], true);
-        offers.into_iter().flatten().map(|it| it.location.hold()).collect()
+        offers.into_iter().flatten().map(|it| it.location.slot_ref()).collect()
     }
 
     fn usage(&self) -> (u64, u64, u64) {
@@ -33,9 +33,9 @@ impl Bench {
         (free / UNIT, offered / UNIT, granted / UNIT)
     }
 
-    fn released(&self) -> Vec<Hold> {
+    fn released(&self) -> Vec<SlotRef> {
         let told = self.effects.iter().filter_map(|it| match it {
-            Effect::AskMaster(_, MemberToMaster::Released(released)) => Some(released.holds.clone()),
+            Effect::AskMaster(_, MemberToMaster::Released(released)) => Some(released.slot_refs.clone()),
             _ => None,
         });
         told.flatten().collect()
@@ -79,7 +79,7 @@ fn draining_node_recalls_offers_and_takes_nothing_new() {
     assert_eq!(bench.offer(1), []);
     // What is written already may still be committed, and what is stored stays.
     assert_eq!(bench.commit_outcome(offers[0]), None, "the master is asked");
-    assert_eq!(bench.node.inventory().iter().map(|it| it.hold).collect::<Vec<_>>(), [object.hold()]);
+    assert_eq!(bench.node.inventory().iter().map(|it| it.slot_ref).collect::<Vec<_>>(), [object.slot_ref()]);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn missing_slots_and_names_recall_offers_too() {
     assert!(bench.allocate(OTHER, &[UNIT], false)[0].is_some(), "all slots were offered");
     let mut bench = Bench::new();
     // The heap of 1024 bytes has room for two such names.
-    let item = AllocateItem { len: 1, name_len: 400, marks_len: 0 };
+    let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
     let allocate =
         |client, offered| MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered });
     bench.master(allocate(WRITER, true));
@@ -112,19 +112,19 @@ fn missing_slots_and_names_recall_offers_too() {
 
 #[test]
 fn missing_space_for_attributes_recalls_offers() {
-    let pinned = |hold| {
-        let marks = Marks { pins: vec!["o".repeat(200)], ..Marks::default() };
-        MasterToMember::Mark(vec![MarkItem { hold, marks }])
+    let pinned = |slot_ref| {
+        let attributes = Attributes { pins: vec!["o".repeat(200)], ..Attributes::default() };
+        MasterToMember::SetAttributes(vec![AttributesItem { slot_ref, attributes }])
     };
     for claimed in [0, 1, 2] {
         let mut bench = Bench::new();
-        let object = bench.put(UNIT).hold();
+        let object = bench.put(UNIT).slot_ref();
         // Two such names leave less of the heap of 1024 bytes than the pin needs.
-        let item = AllocateItem { len: 1, name_len: 400, marks_len: 0 };
+        let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
         let offer =
             MasterToMember::Allocate(Allocate { client: WRITER, items: vec![item; 2], offered: true });
         let Reply::Allocated(offers) = bench.master(offer) else { panic!() };
-        let offers: Vec<_> = offers.items.iter().flatten().map(|it| it.location.hold()).collect();
+        let offers: Vec<_> = offers.items.iter().flatten().map(|it| it.location.slot_ref()).collect();
         assert_eq!(offers.len(), 2);
         bench.claimed.extend(&offers[..claimed]);
         let reply = bench.master(pinned(object));
@@ -137,11 +137,11 @@ fn missing_space_for_attributes_recalls_offers() {
             (2, Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Busy),
             other => panic!("{other:?}"),
         }
-        assert_eq!(bench.node.inventory()[0].marks.pins.len(), usize::from(claimed < 2));
+        assert_eq!(bench.node.inventory()[0].attributes.pins.len(), usize::from(claimed < 2));
     }
     let mut bench = Bench::new();
     let offers = bench.offer(2);
-    let reserved = bench.reserve(UNIT).unwrap().location.hold();
+    let reserved = bench.reserve(UNIT).unwrap().location.slot_ref();
     assert!(matches!(bench.master(pinned(reserved)), Reply::Refused(_)), "it is not an object yet");
     assert_eq!(bench.usage(), (7, 2, 1), "the offers {offers:?} stay: there was space");
 }
@@ -161,7 +161,7 @@ fn bytes_from_a_socket_claim_an_offer() {
 
 #[test]
 fn offers_end_with_their_client_and_by_its_word() {
-    let ends: [fn(&mut Bench, Vec<Hold>); 3] = [
+    let ends: [fn(&mut Bench, Vec<SlotRef>); 3] = [
         |bench, offers| drop(bench.client(ClientToNode::Abort(offers))),
         |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
         |bench, _| bench.goodbye(),

@@ -466,7 +466,7 @@ impl Get {
                 let distance = |it: &Location| {
                     let node = self.nodes.get(&it.segment);
                     let is_avoided = self.avoided.contains(&it.segment);
-                    (is_avoided, it.hold().is_on_disk(), node.map_or(u8::MAX, &self.distance))
+                    (is_avoided, it.slot_ref().is_on_disk(), node.map_or(u8::MAX, &self.distance))
                 };
                 let mut untried = found.replicas.clone();
                 untried.sort_by_key(|it| std::cmp::Reverse(distance(it)));

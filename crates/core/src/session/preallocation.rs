@@ -375,7 +375,7 @@ mod tests {
             PutOptions { replicas: 2, ..PutOptions::default() },
             PutOptions { hard_pin: true, ..PutOptions::default() },
             PutOptions { preferred: vec!["n".into()], ..PutOptions::default() },
-            PutOptions { sample: Some(crate::marks::Consumption::default()), ..PutOptions::default() },
+            PutOptions { sample: Some(crate::attributes::Consumption::default()), ..PutOptions::default() },
         ] {
             assert!(of(4, options.clone()).is_none(), "{options:?}");
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{CallFailure, Need, NeedId, Unreached};
 use crate::{
-    Generation, Hold, Key, Location, Reservation, SegmentId,
+    Generation, Key, Location, Reservation, SegmentId, SlotRef,
     message::{
         Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish,
         PublishItem, PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
@@ -112,11 +112,11 @@ pub struct Put {
     avoid: BTreeSet<SegmentId>,
     nodes: BTreeMap<SegmentId, NodeInfo>,
     /// Nodes that the master tells what is published there.
-    near: BTreeSet<SegmentId>,
+    same_host: BTreeSet<SegmentId>,
     to_reserve: Vec<usize>,
     to_publish: Vec<usize>,
     to_commit: BTreeMap<SegmentId, Vec<usize>>,
-    to_abort: BTreeMap<SegmentId, Vec<Hold>>,
+    to_abort: BTreeMap<SegmentId, Vec<SlotRef>>,
     wait_ms: u64,
     confirm_ms: u64,
 }
@@ -142,7 +142,7 @@ impl Put {
             next_id: 0,
             avoid: BTreeSet::new(),
             nodes: BTreeMap::new(),
-            near: BTreeSet::new(),
+            same_host: BTreeSet::new(),
             to_publish: Vec::new(),
             to_commit: BTreeMap::new(),
             to_abort: BTreeMap::new(),
@@ -152,7 +152,7 @@ impl Put {
         for (index, ready) in ready.into_iter().enumerate() {
             match ready.is_empty() {
                 true => put.to_reserve.push(index),
-                false => put.reserved_one(index, ReserveOutcome::Room(ready)),
+                false => put.reserved_one(index, ReserveOutcome::Space(ready)),
             }
         }
         put
@@ -170,10 +170,11 @@ impl Put {
         Self { confirm_ms, ..self }
     }
 
-    /// These nodes are known to be near the master: see [`Reserved::near`](crate::message::Reserved::near).
+    /// These nodes run on the master's host: see
+    /// [`Reserved::same_host`](crate::message::Reserved::same_host).
     #[must_use]
-    pub fn publishing(self, near: BTreeSet<SegmentId>) -> Self {
-        Self { near, ..self }
+    pub fn publishing(self, same_host: BTreeSet<SegmentId>) -> Self {
+        Self { same_host, ..self }
     }
 
     /// The next thing to do. `None` while results are awaited, or when all is done.
@@ -207,7 +208,9 @@ impl Put {
     #[must_use]
     pub fn is_asked_next(&self, item: usize, segment: SegmentId) -> bool {
         self.items.get(item).is_some_and(|it| {
-            it.writing.len() == 1 && it.written.is_empty() && !(self.near.contains(&segment) && it.is_plain())
+            it.writing.len() == 1
+                && it.written.is_empty()
+                && !(self.same_host.contains(&segment) && it.is_plain())
         })
     }
 
@@ -223,8 +226,8 @@ impl Put {
         match (self.pending.remove(&id), result) {
             (Some(Pending::Reserve(items)), Ok(Reply::Reserved(reserved))) => {
                 // What is said of a node now counts.
-                reserved.nodes.iter().for_each(|it| _ = self.near.remove(&it.segment));
-                self.near.extend(reserved.near);
+                reserved.nodes.iter().for_each(|it| _ = self.same_host.remove(&it.segment));
+                self.same_host.extend(reserved.same_host);
                 self.nodes.extend(reserved.nodes.into_iter().map(|it| (it.segment, it)));
                 for (index, outcome) in items.into_iter().zip(reserved.items) {
                     self.reserved_one(index, outcome);
@@ -272,14 +275,16 @@ impl Put {
             WriteResult::Stale => (),
             WriteResult::Unreachable(_) => {
                 self.avoid.insert(location.segment);
-                self.to_abort.entry(location.segment).or_default().push(location.hold());
+                self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
             }
         }
         if !item.writing.is_empty() {
             return;
         }
         match item.written.as_slice() {
-            [home] if self.near.contains(&home.segment) && item.is_plain() => self.to_publish.push(index),
+            [home] if self.same_host.contains(&home.segment) && item.is_plain() => {
+                self.to_publish.push(index)
+            }
             [_, ..] => self.commit(index),
             [] => self.again(index, "no node that had room could be reached"),
         }
@@ -295,7 +300,7 @@ impl Put {
 
     fn reserved_one(&mut self, index: usize, outcome: ReserveOutcome) {
         match outcome {
-            ReserveOutcome::Room(reservations) => {
+            ReserveOutcome::Space(reservations) => {
                 for reservation in reservations {
                     let id = self.next_id();
                     let Some(item) = self.items.get_mut(index) else { return };
@@ -353,7 +358,7 @@ impl Put {
     fn unwritten(&mut self, index: usize) {
         let Some(item) = self.items.get_mut(index) else { return };
         for location in item.written.drain(..) {
-            self.to_abort.entry(location.segment).or_default().push(location.hold());
+            self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
         }
         self.again(index, "no node that had room could be reached");
     }
@@ -372,7 +377,7 @@ impl Put {
     fn abort_others(&mut self, index: usize) {
         let Some(item) = self.items.get_mut(index) else { return };
         for location in item.written.drain(..).skip(1) {
-            self.to_abort.entry(location.segment).or_default().push(location.hold());
+            self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
         }
     }
 
@@ -384,8 +389,8 @@ impl Put {
 
     /// Turns what has gathered into calls, one per peer.
     fn plan(&mut self) {
-        for (segment, holds) in std::mem::take(&mut self.to_abort) {
-            self.ask_node(segment, ClientToNode::Abort(holds), Pending::Abort);
+        for (segment, slot_refs) in std::mem::take(&mut self.to_abort) {
+            self.ask_node(segment, ClientToNode::Abort(slot_refs), Pending::Abort);
         }
         if !self.to_publish.is_empty() {
             let indexes = std::mem::take(&mut self.to_publish);
@@ -426,7 +431,7 @@ impl Put {
         let item = self.items.get(index)?;
         let (home, others) = item.written.split_first()?;
         Some(CommitItem {
-            hold: home.hold(),
+            slot_ref: home.slot_ref(),
             key: item.request.key.clone(),
             len: item.request.len,
             options: item.request.options.clone(),

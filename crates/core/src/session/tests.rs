@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    Generation, Hold, Key, SlotId, Stamp,
+    Generation, Key, SlotId, SlotRef, Stamp,
     message::{
         CallPart, CommitOutcome, Found, Full, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome,
         Reserved, ResolveOutcome, Resolved,
@@ -35,9 +35,9 @@ fn get_of_one() -> Get {
     Get::new(vec![request], false, Box::new(|node| node.segment.0 as u8))
 }
 
-fn room(locations: &[Location]) -> ReserveOutcome {
+fn space(locations: &[Location]) -> ReserveOutcome {
     let reservation = |&location| Reservation { location, extents: vec![] };
-    ReserveOutcome::Room(locations.iter().map(reservation).collect())
+    ReserveOutcome::Space(locations.iter().map(reservation).collect())
 }
 
 fn reserved(items: Vec<ReserveOutcome>) -> Result<Reply, CallFailure> {
@@ -106,7 +106,7 @@ fn a_batch_is_one_message_to_each_peer() {
     let mut put = put_of(2);
     let (id, request) = to_master(put.poll());
     assert!(matches!(&request, ClientToMaster::Reserve(it) if it.items.len() == 2));
-    put.replied(id, reserved(vec![room(&[location(1, 1)]), room(&[location(1, 2)])]));
+    put.replied(id, reserved(vec![space(&[location(1, 1)]), space(&[location(1, 2)])]));
     let writes = [write(put.poll()), write(put.poll())];
     assert_eq!(put.reserved().count(), 2);
     writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
@@ -131,20 +131,23 @@ fn a_batch_is_one_message_to_each_peer() {
 
 #[test]
 fn bytes_may_go_with_the_question_that_follows_their_write() {
-    let near = |near| {
-        let rooms =
-            vec![room(&[location(1, 1)]), room(&[location(1, 2)]), room(&[location(1, 3), location(2, 4)])];
-        Ok(Reply::Reserved(Reserved { items: rooms, near, ..Reserved::default() }))
+    let same_host = |same_host| {
+        let reservations = vec![
+            space(&[location(1, 1)]),
+            space(&[location(1, 2)]),
+            space(&[location(1, 3), location(2, 4)]),
+        ];
+        Ok(Reply::Reserved(Reserved { items: reservations, same_host, ..Reserved::default() }))
     };
-    for (near, expected) in
-        [(near(vec![]), [true, true, false]), (near(vec![SegmentId(1)]), [false, true, false])]
+    for (same_host, expected) in
+        [(same_host(vec![]), [true, true, false]), (same_host(vec![SegmentId(1)]), [false, true, false])]
     {
         let mut requests: Vec<_> = (0..3).map(|index| request(index, &[])).collect();
         requests[1].options.hard_pin = true;
         let mut put = Put::new(requests);
         let id = asked(put.poll());
         assert!(!put.is_asked_next(0, SegmentId(1)), "there is no room yet");
-        put.replied(id, near);
+        put.replied(id, same_host);
         let asked_next = [0, 1, 2].map(|item| put.is_asked_next(item, SegmentId(1)));
         assert_eq!(asked_next, expected);
         let (id, ..) = write(put.poll());
@@ -156,8 +159,8 @@ fn bytes_may_go_with_the_question_that_follows_their_write() {
 
 #[test]
 fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_committed() {
-    let near =
-        |items| Ok(Reply::Reserved(Reserved { items, near: vec![SegmentId(1)], ..Reserved::default() }));
+    let same_host =
+        |items| Ok(Reply::Reserved(Reserved { items, same_host: vec![SegmentId(1)], ..Reserved::default() }));
     let outcome = || CommitOutcome::Stored(GENERATION);
     type Answer = Result<Reply, CallFailure>;
     let answers: [(Answer, usize); 4] = [
@@ -169,8 +172,8 @@ fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_commi
     for (answer, left) in answers {
         let mut put = put_of(3);
         let id = asked(put.poll());
-        let rooms = vec![room(&[location(1, 1)]), room(&[location(1, 2)]), room(&[location(2, 3)])];
-        put.replied(id, near(rooms));
+        let reservations = vec![space(&[location(1, 1)]), space(&[location(1, 2)]), space(&[location(2, 3)])];
+        put.replied(id, same_host(reservations));
         let writes = [write(put.poll()), write(put.poll()), write(put.poll())];
         writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
         let (publish, request) = to_master(put.poll());
@@ -210,11 +213,11 @@ fn what_has_marks_or_several_copies_is_committed() {
 fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
     let mut put = put_of(1);
     let id = asked(put.poll());
-    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Unreachable("gone".into()));
     let (abort, segment, request) = to_node(put.poll());
-    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).hold()])));
+    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).slot_ref()])));
     put.replied(abort, lost());
     let (_, request) = to_master(put.poll());
     assert!(matches!(request, ClientToMaster::Reserve(it) if it.avoid == [SegmentId(1)]));
@@ -224,13 +227,13 @@ fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
 fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
     let mut put = put_of(1);
     let id = asked(put.poll());
-    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Written);
     let id = asked(put.poll());
     put.replied(id, Err(CallFailure::Unwritten));
     let (abort, segment, request) = to_node(put.poll());
-    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).hold()])));
+    assert_eq!((segment, request), (SegmentId(1), ClientToNode::Abort(vec![location(1, 1).slot_ref()])));
     put.replied(abort, lost());
     let (_, request) = to_master(put.poll());
     assert!(matches!(request, ClientToMaster::Reserve(it) if it.avoid == [SegmentId(1)]));
@@ -240,7 +243,7 @@ fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
 fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
     let mut put = put_of(1);
     let id = asked(put.poll());
-    put.replied(id, reserved(vec![room(&[location(1, 1), location(2, 2)])]));
+    put.replied(id, reserved(vec![space(&[location(1, 1), location(2, 2)])]));
     let (first, second) = (write(put.poll()), write(put.poll()));
     put.written(first.0, WriteResult::Unreachable("gone".into()));
     put.written(second.0, WriteResult::Written);
@@ -257,7 +260,7 @@ fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
 fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
     let mut put = put_of(1);
     let id = asked(put.poll());
-    put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
     put.written(id, WriteResult::Written);
     let (id, segment, request) = to_node(put.poll());
@@ -282,8 +285,8 @@ fn an_item_with_room_begins_with_its_bytes_and_the_others_reserve() {
     let ClientToNode::Commit(commit) = asked else { panic!("{asked:?}") };
     assert_eq!(segment, SegmentId(1));
     assert_eq!(
-        (commit.items[0].hold, &*commit.items[0].others),
-        (location(1, 1).hold(), &[location(2, 2)][..])
+        (commit.items[0].slot_ref, &*commit.items[0].others),
+        (location(1, 1).slot_ref(), &[location(2, 2)][..])
     );
 }
 
@@ -302,7 +305,7 @@ fn room_that_is_gone_when_it_is_needed_is_reserved_anew() {
         assert_eq!(put.reserved().count(), 0);
         let (id, request) = to_master(put.poll());
         assert!(matches!(request, ClientToMaster::Reserve(it) if it.items.len() == 1));
-        put.replied(id, reserved(vec![room(&[location(2, 2)])]));
+        put.replied(id, reserved(vec![space(&[location(2, 2)])]));
         assert_eq!(write(put.poll()).2, location(2, 2));
     }
 }
@@ -313,7 +316,7 @@ fn a_put_gives_up_in_the_end() {
     for _ in 0..100 {
         match put.poll() {
             Some(Need::AskMaster { id, .. }) => {
-                put.replied(id, reserved(vec![room(&[location(1, 1)])]));
+                put.replied(id, reserved(vec![space(&[location(1, 1)])]));
             }
             Some(Need::AskNode { id, .. }) => put.replied(id, lost()),
             Some(Need::Write { id, .. }) => put.written(id, WriteResult::Stale),
@@ -329,7 +332,7 @@ fn a_put_gives_up_in_the_end() {
 fn full_is_an_outcome_and_so_is_a_deadline() {
     let mut put = put_of(2);
     let id = asked(put.poll());
-    put.replied(id, reserved(vec![ReserveOutcome::Full(Full::default()), room(&[location(1, 1)])]));
+    put.replied(id, reserved(vec![ReserveOutcome::Full(Full::default()), space(&[location(1, 1)])]));
     let outcomes = put.into_outcomes();
     assert_eq!(outcomes[0], PutOutcome::Full(Full::default()));
     assert!(
@@ -393,7 +396,7 @@ fn a_small_buffer_and_a_lost_master_are_outcomes() {
 
 #[test]
 fn a_hold_is_the_location_without_its_segment() {
-    assert_eq!(location(4, 9).hold(), Hold { slot: SlotId(0), stamp: Stamp(9) });
+    assert_eq!(location(4, 9).slot_ref(), SlotRef { slot: SlotId(0), stamp: Stamp(9) });
 }
 
 fn known_get(replicas: &[Location]) -> Get {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Hold,
+    SlotRef,
     sabotage::{Sabotage, sabotaged},
 };
 
@@ -21,9 +21,9 @@ use crate::{
 pub struct Views {
     /// The number of the connection on which they were listed.
     connection: u64,
-    held: BTreeMap<Hold, u32>,
+    held: BTreeMap<SlotRef, u32>,
     /// Views that ended, of which the node has not been told.
-    ends: Vec<Hold>,
+    ends: Vec<SlotRef>,
     sabotage: Sabotage,
 }
 
@@ -36,11 +36,12 @@ impl Views {
 
     /// A new connection was opened. Returns its number, and the views to list first on it: each object as
     /// often as it is viewed.
-    pub fn connected(&mut self) -> (u64, Vec<Hold>) {
+    pub fn connected(&mut self) -> (u64, Vec<SlotRef>) {
         self.connection += 1;
         self.ends.clear();
         let held = self.held.iter();
-        let held = held.flat_map(|(hold, count)| std::iter::repeat_n(*hold, *count as usize)).collect();
+        let held =
+            held.flat_map(|(slot_ref, count)| std::iter::repeat_n(*slot_ref, *count as usize)).collect();
         (self.connection, held)
     }
 
@@ -53,28 +54,28 @@ impl Views {
     /// The node has begun a view that was requested on this connection. `false` if that view does not count,
     /// because the connection was replaced.
     #[must_use]
-    pub fn begun(&mut self, connection: u64, hold: Hold) -> bool {
+    pub fn begun(&mut self, connection: u64, slot_ref: SlotRef) -> bool {
         let counts = connection == self.connection || sabotaged!(self.sabotage, CountLostViews);
         if counts {
-            *self.held.entry(hold).or_default() += 1;
+            *self.held.entry(slot_ref).or_default() += 1;
         }
         counts
     }
 
     /// The client does not use a view any more.
-    pub fn end(&mut self, hold: Hold) {
-        if let Some(count) = self.held.get_mut(&hold) {
+    pub fn end(&mut self, slot_ref: SlotRef) {
+        if let Some(count) = self.held.get_mut(&slot_ref) {
             *count -= 1;
             if *count == 0 {
-                self.held.remove(&hold);
+                self.held.remove(&slot_ref);
             }
-            self.ends.push(hold);
+            self.ends.push(slot_ref);
         }
     }
 
     /// The ends to send on this connection, once. If they are lost, the next connection settles it.
     #[must_use]
-    pub fn take_ends(&mut self, connection: u64) -> Vec<Hold> {
+    pub fn take_ends(&mut self, connection: u64) -> Vec<SlotRef> {
         if connection == self.connection { std::mem::take(&mut self.ends) } else { Vec::new() }
     }
 
@@ -90,8 +91,8 @@ mod tests {
     use super::*;
     use crate::{SlotId, Stamp};
 
-    const ONE: Hold = Hold { slot: SlotId(1), stamp: Stamp(7) };
-    const TWO: Hold = Hold { slot: SlotId(2), stamp: Stamp(8) };
+    const ONE: SlotRef = SlotRef { slot: SlotId(1), stamp: Stamp(7) };
+    const TWO: SlotRef = SlotRef { slot: SlotId(2), stamp: Stamp(8) };
 
     #[test]
     fn views_are_listed_as_often_as_they_are_held() {

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tiffin_core::marks::*;
+use tiffin_core::attributes::*;
 use tiffin_core::message::*;
 use tiffin_core::*;
 
@@ -54,8 +54,8 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
         (usage(), vec(viewer(), 0..4))
             .prop_map(|(usage, viewers)| MemberToMaster::Heartbeat(Heartbeat { usage, viewers })),
         (node_info(), usage(), number(), number(), number()).prop_map(
-            |(info, usage, epoch, stamps, life)| {
-                MemberToMaster::Register(Box::new(Register { info, usage, epoch, stamps, life }))
+            |(info, usage, epoch, stamps, instance)| {
+                MemberToMaster::Register(Box::new(Register { info, usage, epoch, stamps, instance }))
             }
         ),
         (vec(record(), 0..4), flag())
@@ -64,7 +64,8 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
             MemberToMaster::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
         }),
-        (holds(), usage()).prop_map(|(holds, usage)| MemberToMaster::Released(Released { holds, usage })),
+        (slot_refs(), usage())
+            .prop_map(|(slot_refs, usage)| MemberToMaster::Released(Released { slot_refs, usage })),
         number().prop_map(|client| MemberToMaster::ClientDied(ClientId(client))),
         (vec(record(), 0..4), flag(), usage())
             .prop_map(|(items, corrupt, usage)| MemberToMaster::Dropped(Dropped { items, corrupt, usage })),
@@ -72,17 +73,18 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
 }
 
 fn master_to_member() -> impl Strategy<Value = MasterToMember> {
-    let mark = (hold(), marks()).prop_map(|(hold, marks)| MarkItem { hold, marks });
-    let demote = (hold(), record()).prop_map(|(source, record)| DemoteItem { source, record });
-    let promote = (hold(), hold()).prop_map(|(hold, into)| PromoteItem { hold, into });
+    let mark =
+        (slot_ref(), attributes()).prop_map(|(slot_ref, attributes)| AttributesItem { slot_ref, attributes });
+    let demote = (slot_ref(), record()).prop_map(|(source, record)| DemoteItem { source, record });
+    let promote = (slot_ref(), slot_ref()).prop_map(|(slot_ref, into)| PromoteItem { slot_ref, into });
     prop_oneof![
         allocate().prop_map(MasterToMember::Allocate),
-        (vec(record(), 0..3), holds())
+        (vec(record(), 0..3), slot_refs())
             .prop_map(|(commit, abort)| MasterToMember::Settle(Settle { commit, abort })),
-        holds().prop_map(|holds| MasterToMember::Retire(Retire { holds })),
+        slot_refs().prop_map(|slot_refs| MasterToMember::Retire(Retire { slot_refs })),
         number().prop_map(|id| MasterToMember::ClientGone(ClientId(id))),
-        vec(mark, 0..4).prop_map(MasterToMember::Mark),
-        holds().prop_map(MasterToMember::Inspect),
+        vec(mark, 0..4).prop_map(MasterToMember::SetAttributes),
+        slot_refs().prop_map(MasterToMember::Inspect),
         vec(demote, 0..4).prop_map(MasterToMember::Demote),
         vec(promote, 0..4).prop_map(MasterToMember::Promote),
     ]
@@ -95,11 +97,11 @@ fn client_to_node() -> impl Strategy<Value = ClientToNode> {
         commit().prop_map(ClientToNode::Commit),
         (commit(), vec(vec(any::<u8>(), 0..40), 0..4))
             .prop_map(|(commit, bytes)| ClientToNode::Store(Store { commit, bytes })),
-        holds().prop_map(ClientToNode::Abort),
-        holds().prop_map(ClientToNode::Keep),
-        holds().prop_map(ClientToNode::BeginViews),
-        holds().prop_map(ClientToNode::EndViews),
-        holds().prop_map(ClientToNode::KeepViews),
+        slot_refs().prop_map(ClientToNode::Abort),
+        slot_refs().prop_map(ClientToNode::Keep),
+        slot_refs().prop_map(ClientToNode::BeginViews),
+        slot_refs().prop_map(ClientToNode::EndViews),
+        slot_refs().prop_map(ClientToNode::KeepViews),
     ]
 }
 
@@ -291,12 +293,12 @@ fn consumption() -> impl Strategy<Value = Consumption> {
     prop_oneof![Just(Consumption::Once), Just(Consumption::Retained), texts().prop_map(Consumption::Groups),]
 }
 
-fn marks() -> impl Strategy<Value = Marks> {
+fn attributes() -> impl Strategy<Value = Attributes> {
     let sample =
         (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
-            SampleMarks { consumption, acked, stream, elsewhere }
+            SampleAttributes { consumption, acked, stream, elsewhere }
         });
-    (texts(), option::of(sample)).prop_map(|(pins, sample)| Marks { pins, sample })
+    (texts(), option::of(sample)).prop_map(|(pins, sample)| Attributes { pins, sample })
 }
 
 /// Any reply.
@@ -310,7 +312,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (reason(), text()).prop_map(|(reason, message)| Reply::Refused(Refusal { reason, message })),
         Just(Reply::Done),
         (vec(reserve_outcome(), 0..4), vec(node_info(), 0..3), vec(number().prop_map(SegmentId), 0..3))
-            .prop_map(|(items, nodes, near)| Reply::Reserved(Reserved { items, nodes, near })),
+            .prop_map(|(items, nodes, same_host)| Reply::Reserved(Reserved { items, nodes, same_host })),
         (vec(resolve_outcome(), 0..4), vec(node_info(), 0..3))
             .prop_map(|(items, nodes)| Reply::Resolved(Resolved { items, nodes })),
         vec(presence(), 0..200).prop_map(Reply::Present),
@@ -321,18 +323,18 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (vec(list_item(), 0..4), number())
             .prop_map(|(items, cursor)| Reply::Listed(Listed { items, cursor })),
         stat().prop_map(Reply::Stat),
-        (number(), flag(), holds(), vec(record(), 0..3), number()).prop_map(
-            |(epoch, discard, retire, commit, life)| {
-                Reply::Registered(Registered { epoch, discard, retire, commit, life })
+        (number(), flag(), slot_refs(), vec(record(), 0..3), number()).prop_map(
+            |(epoch, discard, retire, commit, instance)| {
+                Reply::Registered(Registered { epoch, discard, retire, commit, instance })
             }
         ),
-        (holds(), flag()).prop_map(|(retire, more)| Reply::Announced(Announced { retire, more })),
+        (slot_refs(), flag()).prop_map(|(retire, more)| Reply::Announced(Announced { retire, more })),
         (number(), number()).prop_map(|(members, objects)| Reply::Forgotten(Forgotten { members, objects })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Decided),
         vec(option::of(commit_outcome()), 0..5).prop_map(Reply::Published),
         (vec(option::of(reservation()), 0..5), usage(), vec(shortage(), 0..5))
             .prop_map(|(items, usage, short)| Reply::Allocated(Allocated { items, usage, short })),
-        (holds(), usage(), vec(number().prop_map(RequestId), 0..4))
+        (slot_refs(), usage(), vec(number().prop_map(RequestId), 0..4))
             .prop_map(|(lost, usage, also)| Reply::Settled(Settled { lost, usage, also })),
         vec(commit_outcome(), 0..5).prop_map(Reply::Committed),
         vec(flag(), 0..200).prop_map(Reply::ViewsBegun),
@@ -377,16 +379,20 @@ fn generation() -> impl Strategy<Value = Generation> {
     (number(), number()).prop_map(|(epoch, counter)| Generation { epoch, counter })
 }
 
-fn hold() -> impl Strategy<Value = Hold> {
-    (small(), number()).prop_map(|(slot, stamp)| Hold { slot: SlotId(slot), stamp: Stamp(stamp) })
+fn slot_ref() -> impl Strategy<Value = SlotRef> {
+    (small(), number()).prop_map(|(slot, stamp)| SlotRef { slot: SlotId(slot), stamp: Stamp(stamp) })
 }
 
-fn holds() -> impl Strategy<Value = Vec<Hold>> {
-    vec(hold(), 0..30)
+fn slot_refs() -> impl Strategy<Value = Vec<SlotRef>> {
+    vec(slot_ref(), 0..30)
 }
 
 fn location() -> impl Strategy<Value = Location> {
-    (segment(), hold()).prop_map(|(segment, hold)| Location { segment, slot: hold.slot, stamp: hold.stamp })
+    (segment(), slot_ref()).prop_map(|(segment, slot_ref)| Location {
+        segment,
+        slot: slot_ref.slot,
+        stamp: slot_ref.stamp,
+    })
 }
 
 fn reservation() -> impl Strategy<Value = Reservation> {
@@ -474,10 +480,10 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    let marks = (text(), option::of(consumption()), text(), number(), option::of(generation()));
-    (small(), on_exists, flag(), option::of(number()), texts(), marks).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, marks)| {
-            let (owner, sample, stream, elsewhere, replaces) = marks;
+    let attributes = (text(), option::of(consumption()), text(), number(), option::of(generation()));
+    (small(), on_exists, flag(), option::of(number()), texts(), attributes).prop_map(
+        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {
+            let (owner, sample, stream, elsewhere, replaces) = attributes;
             PutOptions {
                 replicas,
                 on_exists,
@@ -545,11 +551,11 @@ fn demotion() -> impl Strategy<Value = Demotion> {
 
 fn tier_stat() -> impl Strategy<Value = TierStat> {
     vec(number(), 23).prop_map(|it| TierStat {
-        shelved: it[0],
+        disk_objects: it[0],
         demoted_objects: it[1],
         demoted_bytes: it[2],
         demotions_failed: it[3],
-        evicted_unshelved: it[4],
+        evicted_undemoted: it[4],
         promoted_objects: it[5],
         promoted_bytes: it[6],
         promoted_used: it[7],
@@ -584,28 +590,28 @@ fn pattern() -> impl Strategy<Value = Pattern> {
 }
 
 fn record() -> impl Strategy<Value = Record> {
-    (hold(), text(), key(), generation(), number(), marks()).prop_map(
-        |(hold, namespace, key, generation, len, marks)| Record {
-            hold,
+    (slot_ref(), text(), key(), generation(), number(), attributes()).prop_map(
+        |(slot_ref, namespace, key, generation, len, attributes)| Record {
+            slot_ref,
             namespace,
             key,
             generation,
             len,
-            marks,
+            attributes,
         },
     )
 }
 
 fn commit_item() -> impl Strategy<Value = CommitItem> {
-    (hold(), key(), number(), options(), vec(location(), 0..4))
-        .prop_map(|(hold, key, len, options, others)| CommitItem { hold, key, len, options, others })
+    (slot_ref(), key(), number(), options(), vec(location(), 0..4))
+        .prop_map(|(slot_ref, key, len, options, others)| CommitItem { slot_ref, key, len, options, others })
 }
 
 fn allocate() -> impl Strategy<Value = Allocate> {
-    let item = (number(), number(), number()).prop_map(|(len, name_len, marks_len)| AllocateItem {
+    let item = (number(), number(), number()).prop_map(|(len, name_len, attributes_len)| AllocateItem {
         len,
         name_len,
-        marks_len,
+        attributes_len,
     });
     (number(), vec(item, 0..20), any::<bool>()).prop_map(|(client, items, offered)| Allocate {
         client: ClientId(client),
@@ -616,7 +622,7 @@ fn allocate() -> impl Strategy<Value = Allocate> {
 
 fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
     prop_oneof![
-        vec(reservation(), 0..4).prop_map(ReserveOutcome::Room),
+        vec(reservation(), 0..4).prop_map(ReserveOutcome::Space),
         generation().prop_map(ReserveOutcome::Exists),
         full().prop_map(ReserveOutcome::Full),
         Just(ReserveOutcome::NoNode),

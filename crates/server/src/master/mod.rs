@@ -350,10 +350,10 @@ impl<'a> Visit<'a> {
         };
         shared.handle(Event::Opened(conn, hello), None);
         if is_near {
-            shared.handle(Event::Near(conn), None);
+            shared.handle(Event::SameHost(conn), None);
         }
         if is_inside {
-            shared.handle(Event::Inside(conn), None);
+            shared.handle(Event::SameProcess(conn), None);
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
             shared.watch_process(conn, segment, pid);
         }
@@ -384,7 +384,7 @@ impl Shared {
             || host::draw().map_err(|source| StartError::System { what: "drawing a random number", source });
         let core_config = CoreConfig {
             epoch: saved.epoch,
-            life: draw()?,
+            instance: draw()?,
             first_counter: draw()? % FIRST_COUNTER_MAX,
             durable: folder.is_some(),
             silence_ms_max: ms(config.silence),
@@ -609,8 +609,8 @@ impl Shared {
                 Effect::Ask(conn, id, request) => {
                     state.ask(now, conn, id, |outbox| outbox.request(id, &request));
                 }
-                Effect::Entrust(conn, id, request) => {
-                    if state.entrust(now, conn, id, &request) {
+                Effect::SendLedger(conn, id, request) => {
+                    if state.send_ledger(now, conn, id, &request) {
                         state.core.sent(id);
                     }
                 }
@@ -656,13 +656,13 @@ impl State {
     }
 
     /// Whether the node is sure to hear it.
-    fn entrust(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
+    fn send_ledger(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
         let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
-        match ledger.map(|it| it.entrust(id, request)) {
+        match ledger.map(|it| it.send_if_buffered(id, request)) {
             Some(Ok(is_there)) => is_there,
             // It goes the way of all else that is asked.
             None | Some(Err(_)) => {
-                self.ask(now, conn, id, |outbox| outbox.entrust(id, request)) == Some(true)
+                self.ask(now, conn, id, |outbox| outbox.send_if_buffered(id, request)) == Some(true)
             }
         }
     }

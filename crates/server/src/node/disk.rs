@@ -13,11 +13,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tiffin_core::attributes::Attributes;
 use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
-use tiffin_core::marks::Marks;
 use tiffin_core::message::{NodeInfo, Record, Usage};
 use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{Generation, Hold, Key, SegmentId, Stamp};
+use tiffin_core::{Generation, Key, SegmentId, SlotRef, Stamp};
 use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
@@ -29,9 +29,9 @@ use tokio::task::JoinSet;
 
 use super::Shared as Node;
 use super::disk_log::AsyncLog;
-use super::lent;
-use super::link::{self, LinkStatus, Said};
-use super::stage::{Published, Stage};
+use super::link::{self, LinkEvent, LinkStatus};
+use super::slot_memory;
+use super::staging::{Published, Staging};
 use crate::config::SsdConfig;
 use crate::supervise::{CoreLock, Locked};
 use crate::{StartError, host};
@@ -49,7 +49,7 @@ pub(super) struct DiskMember {
     /// Buffers for reads that go through a socket or to clients in this process.
     pool: Arc<ssd::Pool>,
     /// Memory for reads by clients of this host, which map it.
-    stage: Option<Arc<Stage>>,
+    stage: Option<Arc<Staging>>,
     node: Arc<Node>,
     info: NodeInfo,
     /// The disk's own record.
@@ -79,7 +79,7 @@ struct State {
 struct Found {
     segment: SegmentId,
     epoch: u64,
-    life: u64,
+    instance: u64,
     own: RecordId,
     records: Vec<Record>,
     ids: BTreeMap<Stamp, RecordId>,
@@ -112,7 +112,7 @@ impl DiskMember {
         let core_config = DiskConfig {
             segment: found.segment,
             epoch: found.epoch,
-            life: found.life,
+            instance: found.instance,
             stamps: 0,
             sabotage: Sabotage::default(),
         };
@@ -132,7 +132,7 @@ impl DiskMember {
             state: CoreLock::new(state, "the core of a disk", &node.supervisor),
             log,
             pool: Arc::default(),
-            stage: node.attachments.as_ref().and_then(|_| Stage::new(found.segment)),
+            stage: node.attachments.as_ref().and_then(|_| Staging::new(found.segment)),
             node: Arc::clone(node),
             info,
             own: found.own,
@@ -228,7 +228,7 @@ impl DiskMember {
         let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
         if let Some(extent) = stage.and_then(|it| it.take(range.len)) {
             let id = self.find(Stamp(range.stamp), span, range.cached_epoch)?;
-            let reading = self.read_into(id, span, lent::staged(&extent)?);
+            let reading = self.read_into(id, span, slot_memory::staged(&extent)?);
             return Some(Box::pin(async {
                 reading.await?;
                 extent.publish();
@@ -290,17 +290,18 @@ impl DiskMember {
             Effect::Store { source, record } => self.store(state, source, record),
             Effect::Load { stamp, len, into } => self.load(state, stamp, len, into),
             Effect::Forget(stamps) => self.forget(state, stamps),
-            Effect::Mark(stamp, marks) => {
+            Effect::SetAttributes(stamp, attributes) => {
                 let Some(id) = state.ids.get(&stamp).copied() else {
-                    return state.events.push_back(Event::Marked(stamp, false));
+                    return state.events.push_back(Event::AttributesSet(stamp, false));
                 };
-                let writing = self.log.set_attributes(id, stored_attributes(stamp, &marks), marks.protect());
+                let writing =
+                    self.log.set_attributes(id, stored_attributes(stamp, &attributes), attributes.protect());
                 let disk = Arc::clone(self);
-                self.spawn(async move { disk.handle(Event::Marked(stamp, writing.await.is_ok())) });
+                self.spawn(async move { disk.handle(Event::AttributesSet(stamp, writing.await.is_ok())) });
             }
-            Effect::Epoch(epoch, life) => {
+            Effect::Epoch(epoch, instance) => {
                 state.is_paused = true;
-                let attributes = own_attributes(self.info.segment, epoch, life);
+                let attributes = own_attributes(self.info.segment, epoch, instance);
                 let writing = self.log.set_attributes(self.own, attributes, true);
                 let disk = Arc::clone(self);
                 self.spawn(async move {
@@ -315,7 +316,7 @@ impl DiskMember {
                 });
             }
             Effect::RejectMaster { served, offered } => {
-                super::keep::reject(served, offered);
+                super::effects::reject(served, offered);
                 state.master.iter().for_each(Outbox::close);
             }
             Effect::AskMaster(id, request) => {
@@ -332,15 +333,15 @@ impl DiskMember {
         }
     }
 
-    fn store(self: &Arc<Self>, state: &mut State, source: Hold, record: Record) {
+    fn store(self: &Arc<Self>, state: &mut State, source: SlotRef, record: Record) {
         state.appending += 1;
         let disk = Arc::clone(self);
         self.spawn(async move {
-            let stamp = record.hold.stamp;
+            let stamp = record.slot_ref.stamp;
             // The slot is referenced, so its bytes do not change before the log has them.
             let appended = match disk.refusal(record.len) {
                 Some(refusal) => Err(Some(refusal)),
-                None => match lent::source(&disk.node, source, record.len).await {
+                None => match slot_memory::source(&disk.node, source, record.len).await {
                     Some(bytes) => disk.log.append(log_record(&record), bytes).await.map_err(Some),
                     None => Err(None),
                 },
@@ -394,9 +395,9 @@ impl DiskMember {
         (bytes > bytes_max && bytes_max > 0).then_some(ssd::AppendError::TooLarge { bytes, bytes_max })
     }
 
-    fn load(self: &Arc<Self>, state: &mut State, stamp: Stamp, len: u64, into: Hold) {
+    fn load(self: &Arc<Self>, state: &mut State, stamp: Stamp, len: u64, into: SlotRef) {
         let id = state.ids.get(&stamp).copied();
-        let Some((bytes, id)) = lent::target(&self.node, into, len).zip(id) else {
+        let Some((bytes, id)) = slot_memory::target(&self.node, into, len).zip(id) else {
             return state.events.push_back(Event::Loaded(into, false));
         };
         let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
@@ -507,18 +508,18 @@ impl link::Linked for Arc<DiskMember> {
         std::mem::replace(&mut self.lock().master, master)
     }
 
-    fn hear(&self, said: Said) {
+    fn hear(&self, said: LinkEvent) {
         if self.state.has_failed() {
             return;
         }
         self.handle(match said {
-            Said::Linked => Event::Linked(self.info.clone()),
-            Said::Unlinked => Event::Unlinked,
-            Said::Request(id, request) => Event::MasterRequest(id, request),
+            LinkEvent::Linked => Event::Linked(self.info.clone()),
+            LinkEvent::Unlinked => Event::Unlinked,
+            LinkEvent::Request(id, request) => Event::MasterRequest(id, request),
             // A disk has no ledger.
-            Said::Entrusted(_) => return,
-            Said::Reply(id, reply) => Event::MasterReply(id, reply),
-            Said::Beat => Event::Beat,
+            LinkEvent::LedgerRead(_) => return,
+            LinkEvent::Reply(id, reply) => Event::MasterReply(id, reply),
+            LinkEvent::Beat => Event::Beat,
         });
     }
 }
@@ -552,7 +553,7 @@ async fn read_contents(log: &AsyncLog, recovered: Vec<(RecordId, ssd::Record)>) 
         }
         match copy_of(&record) {
             Some(copy) => {
-                ids.insert(copy.hold.stamp, id);
+                ids.insert(copy.slot_ref.stamp, id);
                 records.push(copy);
             }
             None => unknown.push(id),
@@ -562,8 +563,8 @@ async fn read_contents(log: &AsyncLog, recovered: Vec<(RecordId, ssd::Record)>) 
         tracing::warn!(records = unknown.len(), "records without a stamp are deleted");
         log.forget(unknown).await.map_err(StartError::disk)?;
     }
-    if let Some(((segment, epoch, life), own)) = own {
-        return Ok(Found { segment, epoch, life, own, records, ids });
+    if let Some(((segment, epoch, instance), own)) = own {
+        return Ok(Found { segment, epoch, instance, own, records, ids });
     }
     let drawn = host::draw();
     let segment = drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
@@ -574,7 +575,7 @@ async fn read_contents(log: &AsyncLog, recovered: Vec<(RecordId, ssd::Record)>) 
     let record = ssd::Record { name, generation, attributes, protected: true, payload_bytes: 0 };
     let own = log.append(record, ssd::Pieces::zeroed(0)).await.map_err(StartError::disk)?;
     // Copies of a disk without its own record are unknown to any master.
-    Ok(Found { segment, epoch: 0, life: 0, own, records, ids })
+    Ok(Found { segment, epoch: 0, instance: 0, own, records, ids })
 }
 
 /// The log record of a copy.
@@ -583,40 +584,40 @@ fn log_record(record: &Record) -> ssd::Record {
     ssd::Record {
         name: Arc::new(ssd::Name { namespace: record.namespace.clone(), key }),
         generation: ssd::Generation { epoch: record.generation.epoch, counter: record.generation.counter },
-        attributes: stored_attributes(record.hold.stamp, &record.marks),
-        protected: record.marks.protect(),
+        attributes: stored_attributes(record.slot_ref.stamp, &record.attributes),
+        protected: record.attributes.protect(),
         payload_bytes: record.len,
     }
 }
 
 /// The copy of a log record, or `None` if the record has no stamp.
 fn copy_of(record: &ssd::Record) -> Option<Record> {
-    let (stamp, marks) = record.attributes.split_first_chunk::<8>()?;
+    let (stamp, attributes) = record.attributes.split_first_chunk::<8>()?;
     Some(Record {
-        hold: Hold::on_disk(Stamp(u64::from_le_bytes(*stamp))),
+        slot_ref: SlotRef::on_disk(Stamp(u64::from_le_bytes(*stamp))),
         namespace: record.name.namespace.clone(),
         key: Key::new(&record.name.key).ok()?,
         generation: Generation { epoch: record.generation.epoch, counter: record.generation.counter },
         len: record.payload_bytes,
-        marks: Marks::from_bytes(marks)?,
+        attributes: Attributes::from_bytes(attributes)?,
     })
 }
 
 /// The stamp and the attributes of a copy, as the log stores them.
-fn stored_attributes(stamp: Stamp, marks: &Marks) -> Vec<u8> {
+fn stored_attributes(stamp: Stamp, attributes: &Attributes) -> Vec<u8> {
     let mut bytes = stamp.0.to_le_bytes().to_vec();
-    bytes.extend(marks.to_bytes());
+    bytes.extend(attributes.to_bytes());
     bytes
 }
 
-fn own_attributes(segment: SegmentId, epoch: u64, life: u64) -> Vec<u8> {
-    [segment.0, epoch, life].map(u64::to_le_bytes).concat()
+fn own_attributes(segment: SegmentId, epoch: u64, instance: u64) -> Vec<u8> {
+    [segment.0, epoch, instance].map(u64::to_le_bytes).concat()
 }
 
 /// The contents of the disk's own record. Earlier releases did not store the number of the master.
 fn read_own_attributes(attributes: &[u8]) -> Option<(SegmentId, u64, u64)> {
     let (segment, rest) = attributes.split_first_chunk::<8>()?;
     let (epoch, rest) = rest.split_first_chunk::<8>()?;
-    let life = rest.first_chunk::<8>().map_or(0, |it| u64::from_le_bytes(*it));
-    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), life))
+    let instance = rest.first_chunk::<8>().map_or(0, |it| u64::from_le_bytes(*it));
+    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), instance))
 }

@@ -81,7 +81,7 @@ impl fmt::Display for LinkStatus {
 }
 
 /// What happens on a link.
-pub(super) enum Said {
+pub(super) enum LinkEvent {
     /// It stands, and the member must register.
     Linked,
     /// It is broken.
@@ -89,7 +89,7 @@ pub(super) enum Said {
     /// The master asks.
     Request(RequestId, MasterToMember),
     /// The master has entrusted this to the member.
-    Entrusted(Vec<(RequestId, Settle)>),
+    LedgerRead(Vec<(RequestId, Settle)>),
     /// The master answers.
     Reply(RequestId, Reply),
     /// Time for a sign of life.
@@ -115,7 +115,7 @@ pub(super) trait Linked: Send + Sync {
     /// Where what it says to the master goes; gives back where it went before.
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
     /// Something happened.
-    fn hear(&self, said: Said);
+    fn hear(&self, said: LinkEvent);
     /// What the master entrusts to it lies in a ledger.
     fn has_ledger(&self) -> bool {
         false
@@ -162,7 +162,7 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
 /// heard, before the link is taken for broken: it may have answered somebody who believes that.
 async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> String {
     let Dialed { welcome, outbox, mut inbox } = dialed;
-    let _linked = Standing::begin(shared, outbox.clone());
+    let _linked = OpenLink::begin(shared, outbox.clone());
     let why = converse(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
     let last = inbox.drain();
     let words = ledger.0.iter_mut().flat_map(Inbox::drain);
@@ -172,7 +172,9 @@ async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> Stri
 
 fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
     match message {
-        Incoming::Request(id, Request::MasterToMember(request)) => shared.hear(Said::Request(id, request)),
+        Incoming::Request(id, Request::MasterToMember(request)) => {
+            shared.hear(LinkEvent::Request(id, request))
+        }
         Incoming::Request(
             id,
             Request::Hello(_)
@@ -181,7 +183,7 @@ fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
             | Request::MemberToMaster(_)
             | Request::ClientToNode(_),
         ) => outbox.reply(id, &wrong_direction("a member")),
-        Incoming::Reply(id, reply) => shared.hear(Said::Reply(id, reply)),
+        Incoming::Reply(id, reply) => shared.hear(LinkEvent::Reply(id, reply)),
     }
 }
 
@@ -195,9 +197,9 @@ impl Ledger {
             return Self(None);
         }
         let dialed = dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await.ok();
-        let mut near = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
-        near.iter_mut().for_each(Inbox::unwatch);
-        Self(near)
+        let mut local_disks = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
+        local_disks.iter_mut().for_each(Inbox::unwatch);
+        Self(local_disks)
     }
 
     /// Heeds all that is there, and says when to look again, if there was anything; an error if there will be
@@ -219,7 +221,7 @@ impl Ledger {
 fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
     let mut count = 0;
     loop {
-        let (mut entrusted, mut objects) = (Vec::new(), 0);
+        let (mut entries, mut objects) = (Vec::new(), 0);
         let rest = loop {
             match inbox.take() {
                 Taken::Message(Incoming::Request(
@@ -227,7 +229,7 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
                     Request::MasterToMember(MasterToMember::Settle(settle)),
                 )) => {
                     objects += settle.commit.len() + settle.abort.len();
-                    entrusted.push((id, settle));
+                    entries.push((id, settle));
                 }
                 Taken::Message(message) => heed(shared, outbox, message),
                 rest => break Some(rest),
@@ -237,8 +239,8 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
                 break None;
             }
         };
-        if !entrusted.is_empty() {
-            shared.hear(Said::Entrusted(entrusted));
+        if !entries.is_empty() {
+            shared.hear(LinkEvent::LedgerRead(entries));
         }
         if let Some(rest) = rest {
             return (count, matches!(rest, Taken::End));
@@ -262,7 +264,7 @@ async fn converse(
         // Room for objects without bytes cannot be seen here: they are looked for a while after room was
         // asked for, and later when the master says something, or with the next beat.
         let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
-        let may_be_entrusted = ledger.0.is_some() && is_reserved;
+        let may_have_entries = ledger.0.is_some() && is_reserved;
         tokio::select! {
             message = inbox.next() => {
                 heard = Instant::now();
@@ -289,7 +291,7 @@ async fn converse(
                     return why;
                 }
             }
-            () = sleep_until(looked + pause), if may_be_entrusted => {
+            () = sleep_until(looked + pause), if may_have_entries => {
                 let again = match ledger.look(shared, outbox) {
                     Ok(again) => again,
                     Err(why) => return why,
@@ -304,7 +306,7 @@ async fn converse(
                     Ok(None) => {}
                     Err(why) => return why,
                 }
-                shared.hear(Said::Beat);
+                shared.hear(LinkEvent::Beat);
             }
             () = sleep_until(heard + silence_max) => {
                 return format!("it said nothing for {}", humantime::format_duration(silence_max));
@@ -314,21 +316,21 @@ async fn converse(
 }
 
 /// The link, as long as it stands.
-struct Standing<'a, L: Linked>(&'a L);
+struct OpenLink<'a, L: Linked>(&'a L);
 
-impl<'a, L: Linked> Standing<'a, L> {
+impl<'a, L: Linked> OpenLink<'a, L> {
     fn begin(shared: &'a L, outbox: Outbox) -> Self {
         shared.redirect(Some(outbox));
         set_status(shared, LinkStatus::Joining);
-        shared.hear(Said::Linked);
+        shared.hear(LinkEvent::Linked);
         Self(shared)
     }
 }
 
-impl<L: Linked> Drop for Standing<'_, L> {
+impl<L: Linked> Drop for OpenLink<'_, L> {
     fn drop(&mut self) {
         // Before the master notices: then it answers deletes without this member.
-        self.0.hear(Said::Unlinked);
+        self.0.hear(LinkEvent::Unlinked);
         if let Some(outbox) = self.0.redirect(None) {
             outbox.close();
         }

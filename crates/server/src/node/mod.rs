@@ -9,11 +9,11 @@
 
 mod disk;
 mod disk_log;
-mod keep;
-mod lent;
+mod effects;
 mod link;
-mod near;
-mod stage;
+mod local_disks;
+mod slot_memory;
+mod staging;
 mod store;
 
 use std::collections::BTreeMap;
@@ -271,7 +271,7 @@ impl NodeServer {
     /// Its disks, for clients in the same process.
     #[must_use]
     pub fn local_disks(&self) -> Vec<Arc<dyn LocalDisk>> {
-        near::local_disks(&self.disks)
+        local_disks::local_disks(&self.disks)
     }
 
     /// Bytes moved through its sockets.
@@ -536,7 +536,7 @@ pub fn check_memory(config: &NodeConfig) -> Result<Fit, StartError> {
 
 /// The memory that the disks of a node need beside its objects.
 fn disk_bytes(config: &NodeConfig) -> u64 {
-    let stage = if config.shared_memory { stage::STAGE_BYTES } else { 0 };
+    let stage = if config.shared_memory { staging::STAGE_BYTES } else { 0 };
     let bytes = |ssd: &SsdConfig| tiffin_ssd::memory_bytes(ssd.size).saturating_add(stage);
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
@@ -556,7 +556,7 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 fn withhold_again(shared: &Weak<Shared>) {
     if let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) {
         let state = shared.state.lock_anyway();
-        state.core.withheld().for_each(|it| shared.memory.return_pages(keep::extent(it)));
+        state.core.withheld().for_each(|it| shared.memory.return_pages(effects::extent(it)));
     }
 }
 
@@ -566,7 +566,7 @@ fn attachments(
     events: mpsc::Sender<shm::Event>,
 ) -> Arc<shm::Server> {
     let (shared, node) = (Weak::clone(shared), Weak::clone(shared));
-    let authorise = move |attach: &shm::AttachRequest| keep::admit(&shared, attach);
+    let authorise = move |attach: &shm::AttachRequest| effects::admit(&shared, attach);
     let stages = move |segment| node.upgrade()?.disk(segment)?.stage().cloned();
     shm::Server::with_staging(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
 }
@@ -590,7 +590,7 @@ fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Even
     }
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));
-        let hearing = keep::hear(Arc::clone(shared), heard);
+        let hearing = effects::hear(Arc::clone(shared), heard);
         handles.push(tasks.spawn(watch.watch("the watch over processes", hearing)));
     }
     handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));

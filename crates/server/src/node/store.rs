@@ -11,7 +11,7 @@ use tiffin_core::{ClientId, Extent};
 use tiffin_transport::copy;
 
 use super::Shared;
-use super::keep::extent;
+use super::effects::extent;
 
 /// The most bytes that come with one question: writing them keeps others of the node waiting.
 const STORE_BYTES_MAX: usize = 1 << 20;
@@ -26,7 +26,7 @@ impl Shared {
         for (item, bytes) in commit.items.iter().zip(&bytes).filter(|(_, bytes)| !bytes.is_empty()) {
             if !self.write_one(client, item, bytes) {
                 // What is not whole must not be asked about: it would be named.
-                tracing::error!(hold = ?item.hold, "the core gave extents that are not the object");
+                tracing::error!(slot_ref = ?item.slot_ref, "the core gave extents that are not the object");
                 let message = "the node could not write the bytes".to_owned();
                 return Err(Refusal { reason: Reason::Invalid, message });
             }
@@ -36,10 +36,10 @@ impl Shared {
 
     /// Whether all is written, or the client has no such room any more: that the core says when it is asked.
     fn write_one(&self, client: ClientId, item: &CommitItem, bytes: &[u8]) -> bool {
-        let begun = self.lock().core.begin_store(client, item.hold, 0, item.len);
+        let begun = self.lock().core.begin_store(client, item.slot_ref, 0, item.len);
         let Some(extents) = begun else { return true };
         let is_whole = self.fill(&extents, bytes);
-        self.ended(|state| state.core.end_store(item.hold));
+        self.ended(|state| state.core.end_store(item.slot_ref));
         if is_whole {
             self.counters.served.add_written(item.len);
         }
@@ -71,16 +71,16 @@ fn why_not(commit: &Commit, bytes: &[Vec<u8>]) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use tiffin_core::message::PutOptions;
-    use tiffin_core::{Hold, Key, SlotId, Stamp};
+    use tiffin_core::{Key, SlotId, SlotRef, Stamp};
 
     use super::*;
 
     #[test]
     fn an_object_comes_with_all_of_its_bytes_or_with_none() {
-        let hold = Hold { slot: SlotId(1), stamp: Stamp(1) };
+        let slot_ref = SlotRef { slot: SlotId(1), stamp: Stamp(1) };
         let key = Key::new(b"k").unwrap();
         let item = |len| CommitItem {
-            hold,
+            slot_ref,
             key: key.clone(),
             len,
             options: PutOptions::default(),

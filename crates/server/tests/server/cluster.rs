@@ -91,7 +91,7 @@ async fn room_returns_when_a_client_goes_between_reserve_and_commit() {
     let node = start_node(master.address(), NodeConfig::default()).await;
     // One that never spoke to the node, one that did, and one that was writing.
     let stranger = Raw::connect(master.address(), hello(1)).await.unwrap();
-    assert!(matches!(stranger.reserve("k", 1 << 20).await, ReserveOutcome::Room(_)));
+    assert!(matches!(stranger.reserve("k", 1 << 20).await, ReserveOutcome::Space(_)));
     let visitor = Raw::connect(master.address(), hello(2)).await.unwrap();
     let place = visitor.place("l", 1 << 20, Way::Tcp).await;
     place.write(&vec![1; 1 << 20]).await;
@@ -318,7 +318,7 @@ async fn a_view_in_the_same_process_is_held_until_it_is_let_go() {
     store.node().attach_local(local.client);
     let address = Address::Unix { name: store.node().info().unix.clone() };
     let (connection, _) = Connection::open(&address, local.clone(), patient()).await.unwrap();
-    let begin = ClientToNode::BeginViews(vec![found.replicas[0].hold()]);
+    let begin = ClientToNode::BeginViews(vec![found.replicas[0].slot_ref()]);
     assert_eq!(connection.call(&begin, patient()).await.unwrap(), Reply::ViewsBegun(vec![true]));
     assert_eq!(client.delete("k").await, DeleteOutcome::Deleted);
     assert_eq!(store.node().usage().held, 4096);
@@ -334,7 +334,7 @@ async fn who_has_the_memory_can_begin_a_view_at_once() {
     let ResolveOutcome::Found(found) = writer.resolve("k").await.0 else { panic!() };
     let info = store.node().info();
     let address = Address::Unix { name: info.unix.clone() };
-    let begin = ClientToNode::BeginViews(vec![found.replicas[0].hold()]);
+    let begin = ClientToNode::BeginViews(vec![found.replicas[0].slot_ref()]);
     for client in 100..150 {
         let (connection, _) = Connection::open(&address, hello(client), patient()).await.unwrap();
         let attached =

@@ -104,7 +104,7 @@ impl Raw {
 
     pub(crate) async fn place(&self, name: &str, len: u64, way: Way) -> Place {
         let (outcome, nodes) = self.reserve_with_nodes(name, len).await;
-        let ReserveOutcome::Room(mut found) = outcome else { panic!("no room: {outcome:?}") };
+        let ReserveOutcome::Space(mut found) = outcome else { panic!("no room: {outcome:?}") };
         let info = nodes.into_iter().next().unwrap();
         let (node, transport) = self.reach(&info, way).await;
         Place { reservation: found.remove(0), info, node, transport }
@@ -196,8 +196,8 @@ impl Place {
     /// Has these bytes written and committed, with one question.
     pub(crate) async fn store(&self, name: &str, len: u64, bytes: &[u8]) -> Result<CommitOutcome, CallError> {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
-        let hold = self.reservation.location.hold();
-        let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
+        let slot_ref = self.reservation.location.slot_ref();
+        let item = CommitItem { slot_ref, key: key(name), len, options, others: Vec::new() };
         let commit = Commit { items: vec![item], wait_ms: 5_000 };
         let request = ClientToNode::Store(Store { commit, bytes: vec![bytes.to_vec()] });
         let Reply::Committed(mut outcomes) = self.node.call(&request, patient()).await? else { panic!() };
@@ -206,8 +206,8 @@ impl Place {
 
     pub(crate) async fn commit(&self, name: &str, len: u64) -> CommitOutcome {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
-        let hold = self.reservation.location.hold();
-        let item = CommitItem { hold, key: key(name), len, options, others: Vec::new() };
+        let slot_ref = self.reservation.location.slot_ref();
+        let item = CommitItem { slot_ref, key: key(name), len, options, others: Vec::new() };
         let request = ClientToNode::Commit(Commit { items: vec![item], wait_ms: 5_000 });
         let reply = self.node.call(&request, patient()).await.unwrap();
         let Reply::Committed(mut outcomes) = reply else { panic!("{reply:?}") };

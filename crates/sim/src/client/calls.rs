@@ -1,7 +1,7 @@
 //! A client's calls: each is answered, fails with its connection, or times out.
 
 use tiffin_core::{
-    Hold, Key, Location, RequestId, SegmentId,
+    Key, Location, RequestId, SegmentId, SlotRef,
     message::{ClientToMaster, ClientToNode, Reply, Request, ReserveOutcome, Reserved},
     session::{CallFailure, NeedId, Preallocation},
 };
@@ -126,7 +126,7 @@ impl World {
         for target in due {
             let Target::Node(segment) = target else { continue };
             let Some(it) = self.clients.get_mut(client) else { return };
-            let known: Vec<Hold> = it.reserved_on(segment);
+            let known: Vec<SlotRef> = it.reserved_on(segment);
             let id = it.next_request();
             if let Some(link) = it.links.get_mut(&target) {
                 (link.keep_due, link.keep) = (false, Some(id));
@@ -236,7 +236,7 @@ impl World {
     /// Returns reservations that the client no longer waits for.
     pub(crate) fn return_reservations(&mut self, client: usize, reserved: Reserved) {
         for outcome in reserved.items {
-            let ReserveOutcome::Room(reservations) = outcome else { continue };
+            let ReserveOutcome::Space(reservations) = outcome else { continue };
             self.abort(client, reservations.into_iter().map(|it| it.location).collect());
         }
     }
@@ -246,7 +246,7 @@ impl World {
             self.call(
                 client,
                 Target::Node(it.segment),
-                ClientToNode::Abort(vec![it.hold()]),
+                ClientToNode::Abort(vec![it.slot_ref()]),
                 Purpose::Nothing,
             );
         }

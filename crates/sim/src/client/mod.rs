@@ -125,7 +125,7 @@ pub(crate) struct Client {
     /// Its offers.
     pub(crate) preallocation: Preallocation,
     /// Nodes near the master, as reported with offers.
-    pub(crate) near: BTreeSet<SegmentId>,
+    pub(crate) same_host: BTreeSet<SegmentId>,
     /// Leases of samples that it keeps, and the epoch in which they were granted.
     pub(crate) leases: BTreeSet<u64>,
     pub(crate) leased_in: u64,
@@ -160,7 +160,7 @@ impl Client {
             next_view: 0,
             views_at: BTreeMap::new(),
             preallocation: Preallocation::new(OFFER_LIMITS),
-            near: BTreeSet::new(),
+            same_host: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
             locations: LocationCache::new(CACHED_MAX, 0, sabotage),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    Generation, Hold, SegmentId,
+    Generation, SegmentId, SlotRef,
     message::{
         AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, PinOutcome, PrefetchOutcome, Reply,
         ReserveOutcome, Reserved, ResolveOutcome, Resource, Store,
@@ -65,7 +65,7 @@ pub(crate) struct Session {
     /// The time of the next check for stalled reads.
     pub(super) stall_check_at: Option<Time>,
     /// Values that are sent inside the commit, instead of being written before.
-    carried: BTreeMap<(SegmentId, Hold), ValueId>,
+    carried: BTreeMap<(SegmentId, SlotRef), ValueId>,
 }
 
 impl std::fmt::Debug for Session {
@@ -84,14 +84,14 @@ impl std::fmt::Debug for Session {
 
 impl Client {
     /// The client's reservations on a node.
-    pub(crate) fn reserved_on(&self, segment: SegmentId) -> Vec<Hold> {
+    pub(crate) fn reserved_on(&self, segment: SegmentId) -> Vec<SlotRef> {
         let puts = self.sessions.values().filter_map(|it| match &it.kind {
             Kind::Put { put, .. } => Some(put),
             _ => None,
         });
         let offers = self.preallocation.offers();
         let locations = puts.flat_map(Put::reserved).chain(offers).filter(|it| it.segment == segment);
-        locations.map(tiffin_core::Location::hold).collect()
+        locations.map(tiffin_core::Location::slot_ref).collect()
     }
 }
 
@@ -173,12 +173,12 @@ impl World {
             }
             Need::Write { id, item, reservation } => {
                 let value = self.sessions_value(client, session, item);
-                let (segment, hold) = (reservation.location.segment, reservation.location.hold());
-                self.oracle.will_write(segment, hold, value);
+                let (segment, slot_ref) = (reservation.location.segment, reservation.location.slot_ref());
+                self.oracle.will_write(segment, slot_ref, value);
                 let len = reservation.extents.iter().map(|it| it.len).sum();
                 let write = Some(value);
                 let order =
-                    Order { client, session, need: id, segment, hold, len, write, cached_epoch: None };
+                    Order { client, session, need: id, segment, slot_ref, len, write, cached_epoch: None };
                 // A client connects to a node as soon as it has a reservation there.
                 self.connect(client, Target::Node(segment));
                 if !self.carry(item, &order) {
@@ -196,15 +196,15 @@ impl World {
                     let transfer = TransferId(0);
                     return self.session_read(client, session, transfer, id, ReadResult::TooSmall);
                 }
-                let (segment, hold) = (location.segment, location.hold());
+                let (segment, slot_ref) = (location.segment, location.slot_ref());
                 if let Some(named) = cached_epoch {
-                    self.check_presence(client, segment, hold, named);
+                    self.check_presence(client, segment, slot_ref, named);
                 }
-                if !hold.is_on_disk() {
+                if !slot_ref.is_on_disk() {
                     self.connect(client, Target::Node(segment));
                 }
                 let order =
-                    Order { client, session, need: id, segment, hold, len, write: None, cached_epoch };
+                    Order { client, session, need: id, segment, slot_ref, len, write: None, cached_epoch };
                 if let Some(transfer) = self.start(order) {
                     self.watch_read(&order, item, transfer);
                 }
@@ -223,7 +223,7 @@ impl World {
             (Kind::Put { put, .. }, Some(value))
                 if is_carried && !is_mapped && put.is_asked_next(item, order.segment) =>
             {
-                session.carried.insert((order.segment, order.hold), value);
+                session.carried.insert((order.segment, order.slot_ref), value);
                 put.written(order.need, WriteResult::Written);
                 true
             }
@@ -243,10 +243,10 @@ impl World {
         let (Some(Session { carried, .. }), ClientToNode::Commit(commit)) = (session, &request) else {
             return request;
         };
-        let value_of = |hold: &Hold| {
-            carried.get(&(segment, *hold)).map(|it| it.0.to_le_bytes().to_vec()).unwrap_or_default()
+        let value_of = |slot_ref: &SlotRef| {
+            carried.get(&(segment, *slot_ref)).map(|it| it.0.to_le_bytes().to_vec()).unwrap_or_default()
         };
-        let bytes: Vec<_> = commit.items.iter().map(|it| value_of(&it.hold)).collect();
+        let bytes: Vec<_> = commit.items.iter().map(|it| value_of(&it.slot_ref)).collect();
         match bytes.iter().all(Vec::is_empty) {
             true => request,
             false => ClientToNode::Store(Store { commit: commit.clone(), bytes }),
@@ -255,11 +255,11 @@ impl World {
 
     /// An existence check on mapped memory is answered from the cached location: the object must not have
     /// been deleted.
-    fn check_presence(&mut self, client: usize, segment: SegmentId, hold: Hold, named: u64) {
+    fn check_presence(&mut self, client: usize, segment: SegmentId, slot_ref: SlotRef, named: u64) {
         let Some(it) = self.clients.get(client).filter(|it| it.attached.contains(&segment)) else { return };
         let Some(epoch) = it.epoch() else { return };
-        if self.is_valid_cached(epoch, segment, hold, named) {
-            self.oracle.found_there(segment, hold, &mut self.coverage);
+        if self.is_valid_cached(epoch, segment, slot_ref, named) {
+            self.oracle.found_there(segment, slot_ref, &mut self.coverage);
         }
     }
 
@@ -458,12 +458,12 @@ impl World {
     fn offers_received(&mut self, client: usize, order: OfferOrder, mut reserved: Reserved) {
         let (now_us, is_calm) = (self.now_us(), self.phase != Phase::Faults);
         let Some(it) = self.clients.get_mut(client) else { return };
-        it.near.extend(&reserved.near);
+        it.same_host.extend(&reserved.same_host);
         if is_calm {
             self.return_reservations(client, std::mem::take(&mut reserved));
         }
         let offers = reserved.items.into_iter().filter_map(|it| match it {
-            ReserveOutcome::Room(offers) => Some(offers),
+            ReserveOutcome::Space(offers) => Some(offers),
             _ => None,
         });
         let Some(it) = self.clients.get_mut(client) else { return };

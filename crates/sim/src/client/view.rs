@@ -1,7 +1,7 @@
 //! Views: bytes that are read in place for any length of time.
 
 use tiffin_core::{
-    ConnId, Hold, SegmentId,
+    ConnId, SegmentId, SlotRef,
     message::{ClientToNode, Found, Reply},
     node::SlotState,
     session::Views,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The viewed copy, and which view of it this is.
-pub(crate) type ViewKey = (SegmentId, Hold, u64);
+pub(crate) type ViewKey = (SegmentId, SlotRef, u64);
 
 /// A client has at most so many views of one copy.
 const VIEWS_OF_ONE_MAX: usize = 3;
@@ -55,14 +55,14 @@ impl World {
         let Some(it) = self.clients.get_mut(client) else { return };
         let mapped = found.replicas.iter().find(|replica| it.attached.contains(&replica.segment));
         let Some(location) = mapped else { return };
-        let (segment, hold) = (location.segment, location.hold());
+        let (segment, slot_ref) = (location.segment, location.slot_ref());
         // The record is loaded first: if the view begins, the stamp was current, and so are the extents.
-        let record = self.memories.get(&segment).and_then(|memory| memory.load(hold));
+        let record = self.memories.get(&segment).and_then(|memory| memory.load(slot_ref));
         let Some(record) = record else { return };
         if record.state != SlotState::Committed {
             self.coverage.hit(Point::ViewUnheard);
         }
-        let same = it.views.range((segment, hold, 0)..=(segment, hold, u64::MAX)).count();
+        let same = it.views.range((segment, slot_ref, 0)..=(segment, slot_ref, u64::MAX)).count();
         if same >= VIEWS_OF_ONE_MAX {
             return;
         }
@@ -70,12 +70,12 @@ impl World {
             self.coverage.hit(Point::ViewedTwice);
         }
         it.next_view += 1;
-        let key = (segment, hold, it.next_view);
+        let key = (segment, slot_ref, it.next_view);
         let view = View { state: State::Beginning, units: all_units(&record.extents), len: record.len };
         it.views.insert(key, view);
         it.views_at.entry(segment).or_insert_with(|| Views::new(sabotage));
         let target = Target::Node(segment);
-        self.call(client, target, ClientToNode::BeginViews(vec![hold]), Purpose::BeginView(key));
+        self.call(client, target, ClientToNode::BeginViews(vec![slot_ref]), Purpose::BeginView(key));
     }
 
     pub(crate) fn view_answered(&mut self, client: usize, key: ViewKey, reply: &Reply) {

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    Hold, Stamp,
-    extent::room_for,
-    marks::Marks,
+    SlotRef, Stamp,
+    attributes::Attributes,
+    extent::space_for,
     message::Record,
     node::{SlotRecord, SlotState},
 };
@@ -27,7 +27,7 @@ pub(crate) struct DiskCopy {
 /// A copy that is being written.
 #[derive(Debug)]
 pub(crate) struct Appending {
-    pub(crate) source: Hold,
+    pub(crate) source: SlotRef,
     pub(crate) record: Record,
     /// Units of the source in memory, until they are read.
     pub(crate) units: Vec<usize>,
@@ -49,12 +49,12 @@ pub(crate) struct DiskLog {
     pub(crate) copies: BTreeMap<Stamp, DiskCopy>,
     /// The durable epoch of the master.
     pub(crate) epoch: u64,
-    pub(crate) life: u64,
+    pub(crate) instance: u64,
     pub(crate) capacity: u64,
     pub(crate) appending: BTreeMap<Stamp, Appending>,
     pub(crate) forgetting: BTreeSet<Stamp>,
-    pub(crate) marking: BTreeMap<Stamp, Marks>,
-    pub(crate) loading: BTreeMap<Hold, Loading>,
+    pub(crate) marking: BTreeMap<Stamp, Attributes>,
+    pub(crate) loading: BTreeMap<SlotRef, Loading>,
     /// The device returns errors until then.
     pub(crate) fails_until: Time,
     /// The device is full until then.
@@ -74,7 +74,7 @@ impl DiskLog {
     /// Bytes in use, including pending writes.
     pub(crate) fn used(&self) -> u64 {
         let copies = self.copies.values().map(|it| it.record.len);
-        copies.chain(self.appending.values().map(|it| it.record.len)).filter_map(room_for).sum()
+        copies.chain(self.appending.values().map(|it| it.record.len)).filter_map(space_for).sum()
     }
 
     /// Whether no operation is in progress.
@@ -92,9 +92,9 @@ impl DiskLog {
                 self.copies.insert(stamp, DiskCopy { record: it.record, tags, flipped: false });
             }
         }
-        for (stamp, marks) in std::mem::take(&mut self.marking) {
+        for (stamp, attributes) in std::mem::take(&mut self.marking) {
             if let Some(copies) = self.copies.get_mut(&stamp).filter(|_| rng.percent(50)) {
-                copies.record.marks = marks;
+                copies.record.attributes = attributes;
             }
         }
         for stamp in std::mem::take(&mut self.forgetting) {
@@ -121,8 +121,8 @@ impl DiskLog {
                 break;
             }
             let marked = self.marking.get(stamp).is_some_and(|it| !it.pins.is_empty());
-            if copies.record.marks.pins.is_empty() && !marked && !self.forgetting.contains(stamp) {
-                used -= room_for(copies.record.len).unwrap_or(0);
+            if copies.record.attributes.pins.is_empty() && !marked && !self.forgetting.contains(stamp) {
+                used -= space_for(copies.record.len).unwrap_or(0);
                 victims.push(*stamp);
             }
         }
@@ -133,7 +133,7 @@ impl DiskLog {
 /// The slot record of a copy on a disk, for the oracle.
 pub(crate) fn slot(record: &Record) -> SlotRecord {
     SlotRecord {
-        stamp: record.hold.stamp,
+        stamp: record.slot_ref.stamp,
         state: SlotState::Committed,
         generation: record.generation,
         len: record.len,
@@ -141,7 +141,7 @@ pub(crate) fn slot(record: &Record) -> SlotRecord {
         heap: tiffin_core::Extent::default(),
         namespace_len: 0,
         key_len: 0,
-        marks: tiffin_core::Extent::default(),
-        hard_pin: !record.marks.pins.is_empty(),
+        attributes: tiffin_core::Extent::default(),
+        hard_pin: !record.attributes.pins.is_empty(),
     }
 }

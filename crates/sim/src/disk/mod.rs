@@ -6,12 +6,13 @@ mod log;
 use std::collections::BTreeMap;
 
 use tiffin_core::{
-    ConnId, EXTENT_ALIGN, Hold, RequestId, SegmentId, Stamp,
+    ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
     disk::{Disk, DiskConfig, Effect, Event as CoreEvent},
-    extent::room_for,
+    extent::space_for,
     master::PROMOTER,
     message::{
-        Hello, MarkItem, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
+        AttributesItem, Hello, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR,
+        VERSION_MINOR,
     },
 };
 use tiffin_proto::Incoming;
@@ -44,9 +45,9 @@ pub(crate) enum DiskEvent {
     /// Copies were removed.
     Forgotten(Vec<Stamp>),
     /// Attributes were written.
-    Marked(Stamp),
+    AttributesSet(Stamp),
     /// A few more units of a copy are in memory.
-    Load(Hold),
+    Load(SlotRef),
 }
 
 /// A request of the master without an answer.
@@ -54,7 +55,7 @@ pub(crate) enum DiskEvent {
 enum PendingRequest {
     Demote(Vec<Stamp>),
     Retire(Vec<Stamp>),
-    Mark(Vec<MarkItem>),
+    SetAttributes(Vec<AttributesItem>),
 }
 
 /// One disk.
@@ -72,10 +73,10 @@ pub(crate) struct DiskShell {
 
 impl DiskShell {
     /// Newer attributes were requested, and may be written before the older request is answered.
-    fn forget_marks(&mut self, newer: &[MarkItem]) {
+    fn forget_attributes(&mut self, newer: &[AttributesItem]) {
         for pending in self.pending.values_mut() {
-            if let PendingRequest::Mark(items) = pending {
-                items.retain(|it| !newer.iter().any(|newer| newer.hold == it.hold));
+            if let PendingRequest::SetAttributes(items) = pending {
+                items.retain(|it| !newer.iter().any(|newer| newer.slot_ref == it.slot_ref));
             }
         }
     }
@@ -107,8 +108,8 @@ impl World {
             self.oracle.node_starts(segment, &disk_name(node));
         }
         let Some(disk) = self.disk(node) else { return };
-        let (segment, epoch, life) = (disk.segment, disk.log.epoch, disk.log.life);
-        let config = DiskConfig { segment, epoch, life, stamps: 0, sabotage };
+        let (segment, epoch, instance) = (disk.segment, disk.log.epoch, disk.log.instance);
+        let config = DiskConfig { segment, epoch, instance, stamps: 0, sabotage };
         let records = disk.log.records();
         disk.core = Some(Disk::new(config, records.clone()));
         let segment = disk.segment;
@@ -154,16 +155,16 @@ impl World {
             DiskEvent::Copied(stamp) => self.copied(node, stamp),
             DiskEvent::Appended(stamp) => self.appended(node, stamp),
             DiskEvent::Forgotten(stamps) => self.forgotten(node, stamps),
-            DiskEvent::Marked(stamp) => {
+            DiskEvent::AttributesSet(stamp) => {
                 let now = self.now;
                 let Some(log) = self.disk(node).map(|it| &mut it.log) else { return };
-                let Some(marks) = log.marking.remove(&stamp) else { return };
+                let Some(attributes) = log.marking.remove(&stamp) else { return };
                 let done = log.fails_until.max(log.full_until) <= now;
                 if let Some(copies) = log.copies.get_mut(&stamp).filter(|_| done) {
-                    copies.record.marks = marks;
+                    copies.record.attributes = attributes;
                 }
-                self.coverage.hit(if done { Point::DiskMarked } else { Point::DiskMarkFailed });
-                self.disk_handles(node, CoreEvent::Marked(stamp, done));
+                self.coverage.hit(if done { Point::DiskAttributesSet } else { Point::DiskAttributesFailed });
+                self.disk_handles(node, CoreEvent::AttributesSet(stamp, done));
             }
             DiskEvent::Load(into) => self.load_units(node, into),
         }
@@ -224,15 +225,15 @@ impl World {
             }
             Incoming::Reply(id, reply) => self.disk_handles(node, CoreEvent::MasterReply(id, reply)),
             Incoming::Request(id, Request::MasterToMember(request)) => {
-                let stamps = |holds: &[Hold]| holds.iter().map(|it| it.stamp).collect();
+                let stamps = |slot_refs: &[SlotRef]| slot_refs.iter().map(|it| it.stamp).collect();
                 let pending = match &request {
-                    MasterToMember::Demote(items) => {
-                        Some(PendingRequest::Demote(items.iter().map(|it| it.record.hold.stamp).collect()))
-                    }
-                    MasterToMember::Retire(retire) => Some(PendingRequest::Retire(stamps(&retire.holds))),
-                    MasterToMember::Mark(items) => {
-                        disk.forget_marks(items);
-                        Some(PendingRequest::Mark(items.clone()))
+                    MasterToMember::Demote(items) => Some(PendingRequest::Demote(
+                        items.iter().map(|it| it.record.slot_ref.stamp).collect(),
+                    )),
+                    MasterToMember::Retire(retire) => Some(PendingRequest::Retire(stamps(&retire.slot_refs))),
+                    MasterToMember::SetAttributes(items) => {
+                        disk.forget_attributes(items);
+                        Some(PendingRequest::SetAttributes(items.clone()))
                     }
                     MasterToMember::Allocate(_)
                     | MasterToMember::Settle(_)
@@ -289,15 +290,15 @@ impl World {
                 }
                 self.io(node, DiskEvent::Forgotten(stamps));
             }
-            Effect::Mark(stamp, marks) => {
+            Effect::SetAttributes(stamp, attributes) => {
                 if let Some(disk) = self.disk(node) {
-                    disk.log.marking.insert(stamp, marks);
+                    disk.log.marking.insert(stamp, attributes);
                 }
-                self.io(node, DiskEvent::Marked(stamp));
+                self.io(node, DiskEvent::AttributesSet(stamp));
             }
-            Effect::Epoch(epoch, life) => {
+            Effect::Epoch(epoch, instance) => {
                 if let Some(disk) = self.disk(node) {
-                    (disk.log.epoch, disk.log.life) = (epoch, life);
+                    (disk.log.epoch, disk.log.instance) = (epoch, instance);
                 }
             }
             Effect::RejectMaster { .. } => {
@@ -335,11 +336,13 @@ impl World {
                     ("p2", format!("{it:?} is reported as removed, but the removal is not durable"))
                 })
             }
-            (Some(PendingRequest::Mark(items)), Reply::Settled(_)) => {
-                let differs = |item: &&MarkItem| {
-                    log.copies.get(&item.hold.stamp).is_some_and(|it| it.record.marks != item.marks)
+            (Some(PendingRequest::SetAttributes(items)), Reply::Settled(_)) => {
+                let differs = |item: &&AttributesItem| {
+                    log.copies
+                        .get(&item.slot_ref.stamp)
+                        .is_some_and(|it| it.record.attributes != item.attributes)
                 };
-                let forgotten = |item: &&MarkItem| !log.forgetting.contains(&item.hold.stamp);
+                let forgotten = |item: &&AttributesItem| !log.forgetting.contains(&item.slot_ref.stamp);
                 let wrong = items.iter().filter(forgotten).find(differs);
                 wrong.map(|it| ("p4", format!("{it:?} is reported as written, but is not durable")))
             }
@@ -355,12 +358,12 @@ impl World {
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         let slot = log::slot(record);
         memory.keep(slot.clone(), record_name(record));
-        self.oracle.committed(segment, memory, record.hold.slot, &slot);
+        self.oracle.committed(segment, memory, record.slot_ref.slot, &slot);
     }
 
-    fn begin_append(&mut self, node: usize, source: Hold, record: Record) {
-        let stamp = record.hold.stamp;
-        let need = room_for(record.len).unwrap_or(0);
+    fn begin_append(&mut self, node: usize, source: SlotRef, record: Record) {
+        let stamp = record.slot_ref.stamp;
+        let need = space_for(record.len).unwrap_or(0);
         let now = self.now;
         let Some(disk) = self.disk(node) else { return };
         let bytes_max = disk.log.capacity / 2;
@@ -411,7 +414,7 @@ impl World {
         if let Some(memory) = self.memories.get_mut(&segment) {
             stamps.iter().for_each(|stamp| memory.forget(*stamp));
         }
-        stamps.iter().for_each(|stamp| self.oracle.disk_removed(segment, Hold::on_disk(*stamp)));
+        stamps.iter().for_each(|stamp| self.oracle.disk_removed(segment, SlotRef::on_disk(*stamp)));
     }
 
     /// The bytes are read, as they are now.
@@ -462,12 +465,12 @@ impl World {
         self.disk_handles(node, CoreEvent::Forgotten(stamps));
     }
 
-    fn begin_load(&mut self, node: usize, stamp: Stamp, len: u64, into: Hold) {
+    fn begin_load(&mut self, node: usize, stamp: Stamp, len: u64, into: SlotRef) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let segment = shell.segment;
         let extents = shell.core.as_mut().and_then(|it| it.begin_store(PROMOTER, into, 0, len));
         let Some(disk) = shell.disk.as_mut() else { return };
-        let from = (disk.segment, Hold::on_disk(stamp));
+        let from = (disk.segment, SlotRef::on_disk(stamp));
         let Some(extents) = extents else {
             self.coverage.hit(Point::PromotionFailed);
             return self.queue_disk_event(node, CoreEvent::Loaded(into, false));
@@ -480,7 +483,7 @@ impl World {
     }
 
     /// Writes a few more units of a copy into memory, if it is still intact.
-    fn load_units(&mut self, node: usize, into: Hold) {
+    fn load_units(&mut self, node: usize, into: SlotRef) {
         let pace = self.rng.between(1, 4) as usize;
         let now = self.now;
         let Some(shell) = self.nodes.get_mut(node) else { return };
@@ -527,7 +530,7 @@ impl World {
     pub(crate) fn disk_chunk(&mut self, node: usize, id: TransferId) {
         let reading = self.rng.delay(6, 60);
         let Some(transfer) = self.transfers.get(&id) else { return };
-        match self.disk_readable(node, transfer.hold.stamp, transfer.is_cached()) == Some(transfer.len) {
+        match self.disk_readable(node, transfer.slot_ref.stamp, transfer.is_cached()) == Some(transfer.len) {
             true => self.node_at(reading, node, NodeEvent::ChunkDone(id)),
             false => self.end_socket(node, id, Ended::Stale),
         }
@@ -537,7 +540,7 @@ impl World {
     pub(crate) fn disk_chunk_done(&mut self, node: usize, id: TransferId) {
         let now = self.now;
         let Some(transfer) = self.transfers.get(&id) else { return };
-        let (stamp, len, is_cached) = (transfer.hold.stamp, transfer.len, transfer.is_cached());
+        let (stamp, len, is_cached) = (transfer.slot_ref.stamp, transfer.len, transfer.is_cached());
         let is_current = self.disk_readable(node, stamp, is_cached) == Some(len);
         let Some(disk) = self.disk(node) else { return };
         let fails = disk.log.fails_until > now;

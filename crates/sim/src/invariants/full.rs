@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tiffin_core::{
     ConnId, RequestId, SegmentId, Tick,
-    extent::room_for,
+    extent::space_for,
     message::{NodeStat, Reserve, ReserveOutcome, Reserved},
     node::{SlotRecord, SlotState},
 };
@@ -50,12 +50,12 @@ impl Oracle {
     /// client is answered.
     fn may_be_evicted(&self, segment: SegmentId, record: &SlotRecord, now: Tick) -> bool {
         let of_node = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
-        let place = of_node.into_iter().find(|((_, hold), _)| hold.stamp == record.stamp);
-        let Some(((_, hold), generation)) = place else { return false };
-        let Some(life) = self.objects.get(generation) else { return false };
-        let is_named = self.standing(life.name) == Some(*generation);
-        let leaves = self.retired.contains(&(segment, *hold));
-        is_named && !leaves && !record.hard_pin && !life.is_protected() && life.lease_until <= now
+        let place = of_node.into_iter().find(|((_, slot_ref), _)| slot_ref.stamp == record.stamp);
+        let Some(((_, slot_ref), generation)) = place else { return false };
+        let Some(history) = self.objects.get(generation) else { return false };
+        let is_named = self.standing(history.name) == Some(*generation);
+        let leaves = self.retired.contains(&(segment, *slot_ref));
+        is_named && !leaves && !record.hard_pin && !history.is_protected() && history.lease_until <= now
     }
 }
 
@@ -116,7 +116,7 @@ impl World {
             let left: Vec<_> = left.cloned().collect();
             // A node may lack more bytes than the master could evict there, whatever another node lacks.
             let (free, evictable) = available.get(&segment).copied().unwrap_or_default();
-            let would_do = room_for(len).is_some_and(|need| need <= free + evictable);
+            let would_do = space_for(len).is_some_and(|need| need <= free + evictable);
             if !left.is_empty() && would_do {
                 let lacks = full.lacks;
                 return self.oracle.fail("r19", || {

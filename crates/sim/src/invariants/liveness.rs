@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use tiffin_core::{
-    Hold, SegmentId,
+    SegmentId, SlotRef,
     disk::Disk,
     master::Master,
     message::{ClientToMaster, DeleteMatching, NodeStat, Pattern, Reply, Resolve, ResolveOutcome},
@@ -167,7 +167,7 @@ impl World {
 
     /// Every copy in the catalog exists, and every existing copy is in the catalog.
     fn check_agreement(&mut self) {
-        let mut known: BTreeSet<(SegmentId, Hold)> = BTreeSet::new();
+        let mut known: BTreeSet<(SegmentId, SlotRef)> = BTreeSet::new();
         for namespace in 0..NAMESPACES.len() as u8 {
             for key in 0..KEYS.len() as u8 {
                 let name = Name { namespace, key };
@@ -181,7 +181,7 @@ impl World {
                 match self.audit(namespace, ClientToMaster::Resolve(resolve)) {
                     Some(Reply::Resolved(resolved)) => match resolved.items.into_iter().next() {
                         Some(ResolveOutcome::Found(found)) => {
-                            known.extend(found.replicas.iter().map(|it| (it.segment, it.hold())));
+                            known.extend(found.replicas.iter().map(|it| (it.segment, it.slot_ref())));
                         }
                         Some(ResolveOutcome::Absent) => (),
                         other => self
@@ -196,9 +196,9 @@ impl World {
         for shell in &self.nodes {
             let Some(memory) = self.memories.get(&shell.segment) else { continue };
             let readable = memory.slots().filter(|(_, it)| it.state == SlotState::Committed);
-            there.extend(readable.map(|(hold, _)| (shell.segment, hold)));
+            there.extend(readable.map(|(slot_ref, _)| (shell.segment, slot_ref)));
             let Some(disk) = &shell.disk else { continue };
-            there.extend(disk.log.copies.keys().map(|stamp| (disk.segment, Hold::on_disk(*stamp))));
+            there.extend(disk.log.copies.keys().map(|stamp| (disk.segment, SlotRef::on_disk(*stamp))));
         }
         if known != there {
             let missing: Vec<_> = known.difference(&there).map(|it| (it, self.describe_copy(*it))).collect();
@@ -213,12 +213,12 @@ impl World {
         self.nodes.iter().filter_map(|it| it.disk.as_deref())
     }
 
-    fn describe_copy(&self, place: (SegmentId, Hold)) -> String {
+    fn describe_copy(&self, place: (SegmentId, SlotRef)) -> String {
         let record = self.memories.get(&place.0).and_then(|it| Some((it, it.load(place.1)?)));
         let name = record.and_then(|(memory, record)| name_in_heap(memory, record));
         let generation = self.oracle.generation_of.get(&place);
-        let life = generation.and_then(|it| self.oracle.objects.get(it));
-        format!("{name:?} {generation:?} {life:?}")
+        let history = generation.and_then(|it| self.oracle.objects.get(it));
+        format!("{name:?} {generation:?} {history:?}")
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tiffin_core::{
     Extent, Stamp,
-    extent::room_for,
+    extent::space_for,
     master::{Effect, Notice},
     message::{Reply, ReserveOutcome},
     node::{Node, SlotRecord, SlotState},
@@ -46,11 +46,11 @@ impl World {
             let usage = core.usage();
             let (mut committed, mut granted, mut offered, mut objects) = (0, 0, 0, 0);
             for (_, record) in memory.slots() {
-                let room: u64 = record.extents.iter().filter_map(|it| room_for(it.len)).sum();
+                let space: u64 = record.extents.iter().filter_map(|it| space_for(it.len)).sum();
                 match record.state {
-                    SlotState::Committed => (committed, objects) = (committed + room, objects + 1),
-                    SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => granted += room,
-                    SlotState::Offered(_) => offered += room,
+                    SlotState::Committed => (committed, objects) = (committed + space, objects + 1),
+                    SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => granted += space,
+                    SlotState::Offered(_) => offered += space,
                 }
             }
             let sum = usage.free + usage.granted + usage.committed + usage.held + usage.metadata;

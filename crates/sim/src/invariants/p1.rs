@@ -1,7 +1,7 @@
 //! P1: a valid read returns exactly one whole value, the one that was committed under that generation. The
 //! bytes of a view never change. No writer writes into memory of another use.
 
-use tiffin_core::{EXTENT_ALIGN, Generation, Hold, SegmentId, message::Found};
+use tiffin_core::{EXTENT_ALIGN, Generation, SegmentId, SlotRef, message::Found};
 
 use crate::{
     coverage::{Coverage, Point},
@@ -15,41 +15,47 @@ impl Oracle {
     pub(crate) fn read(
         &mut self,
         segment: SegmentId,
-        hold: Hold,
+        slot_ref: SlotRef,
         len: u64,
         tags: &[Tag],
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedWholeValue);
-        self.whole(segment, hold, len, tags, "a validated read");
-        self.read_of_dead(segment, hold);
+        self.whole(segment, slot_ref, len, tags, "a validated read");
+        self.read_of_dead(segment, slot_ref);
     }
 
     /// A client reports from its cache that an object exists.
-    pub(crate) fn found_there(&mut self, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
+    pub(crate) fn found_there(&mut self, segment: SegmentId, slot_ref: SlotRef, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedPresence);
-        self.read_of_dead(segment, hold);
+        self.read_of_dead(segment, slot_ref);
     }
 
     /// A client reads a view.
     pub(crate) fn looks(
         &mut self,
         segment: SegmentId,
-        hold: Hold,
+        slot_ref: SlotRef,
         len: u64,
         tags: &[Tag],
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedView);
-        self.whole(segment, hold, len, tags, "a view");
+        self.whole(segment, slot_ref, len, tags, "a view");
     }
 
     /// A unit is about to be written.
-    pub(crate) fn writes(&mut self, memory: &Memory, unit: usize, hold: Hold, coverage: &mut Coverage) {
+    pub(crate) fn writes(
+        &mut self,
+        memory: &Memory,
+        unit: usize,
+        slot_ref: SlotRef,
+        coverage: &mut Coverage,
+    ) {
         coverage.hit(Point::CheckedScribble);
-        if let Some(other) = memory.covered_by(unit, hold.stamp) {
+        if let Some(other) = memory.covered_by(unit, slot_ref.stamp) {
             self.fail("p1", || {
-                format!("the writer of {hold:?} writes unit {unit}, which belongs to {other:?}")
+                format!("the writer of {slot_ref:?} writes unit {unit}, which belongs to {other:?}")
             });
         }
     }
@@ -71,14 +77,14 @@ impl Oracle {
 
     /// A get returned an object to its client.
     pub(crate) fn got(&mut self, name: Name, found: &Found) {
-        let life = self.objects.get(&found.generation);
-        if let Some(other) = life.map(|it| it.name).filter(|it| *it != name) {
+        let history = self.objects.get(&found.generation);
+        if let Some(other) = history.map(|it| it.name).filter(|it| *it != name) {
             self.fail("p1", || format!("a get of {name:?} returned {found:?}, which is {other:?}"));
         }
     }
 
-    fn whole(&mut self, segment: SegmentId, hold: Hold, len: u64, tags: &[Tag], what: &str) {
-        let place = (segment, hold);
+    fn whole(&mut self, segment: SegmentId, slot_ref: SlotRef, len: u64, tags: &[Tag], what: &str) {
+        let place = (segment, slot_ref);
         let Some(&id) = self.written.get(&place) else {
             return self.fail("p1", || format!("{what} of {place:?} is valid, but was never written"));
         };
@@ -94,12 +100,14 @@ impl Oracle {
             return self
                 .fail("p1", || format!("{what} of {place:?} has {} units of {len} bytes", tags.len()));
         }
-        let life = self.generation_of.get(&place).and_then(|it| self.objects.get(it));
-        if let (Some(life), Some(value)) = (life, value)
-            && (life.name != value.name || life.value.is_some_and(|it| it != id))
+        let history = self.generation_of.get(&place).and_then(|it| self.objects.get(it));
+        if let (Some(history), Some(value)) = (history, value)
+            && (history.name != value.name || history.value.is_some_and(|it| it != id))
         {
-            let life = life.clone();
-            self.fail("p1", || format!("{what} of {place:?} is {id:?} {value:?}, but it should be {life:?}"));
+            let history = history.clone();
+            self.fail("p1", || {
+                format!("{what} of {place:?} is {id:?} {value:?}, but it should be {history:?}")
+            });
         }
     }
 }

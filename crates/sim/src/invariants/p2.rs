@@ -7,7 +7,7 @@
 //! lost; and copies on a node that has not joined this epoch yet.
 
 use tiffin_core::{
-    ConnId, Generation, Hold, Location, SegmentId, SlotId,
+    ConnId, Generation, Location, SegmentId, SlotId, SlotRef,
     message::{CommitOutcome, DecideItem, DeleteOutcome, Found},
     node::SlotRecord,
 };
@@ -100,10 +100,10 @@ impl Oracle {
                     format!("{name:?} {generation} was answered {outcome:?}, but {segment} still has it")
                 });
             }
-            if let Some(life) = self.objects.get_mut(&generation)
-                && !life.dead.as_ref().is_some_and(|it| it.confirmed)
+            if let Some(history) = self.objects.get_mut(&generation)
+                && !history.dead.as_ref().is_some_and(|it| it.confirmed)
             {
-                life.dead = Some(Dead { confirmed: confirmed && known, exempt });
+                history.dead = Some(Dead { confirmed: confirmed && known, exempt });
             }
         }
     }
@@ -138,17 +138,17 @@ impl Oracle {
     pub(crate) fn found(&mut self, name: Name, found: &Found, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedResurrection);
         let generation = found.generation;
-        if let Some(life) = self.objects.get(&generation)
-            && (life.dead.is_some() || life.name != name)
+        if let Some(history) = self.objects.get(&generation)
+            && (history.dead.is_some() || history.name != name)
         {
-            let life = life.clone();
-            self.fail("p2", || format!("a lookup of {name:?} found {generation}: {life:?}"));
+            let history = history.clone();
+            self.fail("p2", || format!("a lookup of {name:?} found {generation}: {history:?}"));
         }
         let newest = self.newest.get(&name).copied().unwrap_or_default();
         if generation < newest {
             self.fail("p2", || format!("a lookup of {name:?} found {generation} after {newest} was seen"));
         }
-        found.replicas.iter().for_each(|it| self.learn_generation((it.segment, it.hold()), generation));
+        found.replicas.iter().for_each(|it| self.learn_generation((it.segment, it.slot_ref()), generation));
         self.seen(name, generation);
         // A late decision leaves open whether its object still has the name; a lookup that finds it does not.
         self.newest.insert(name, generation.max(newest));
@@ -180,13 +180,13 @@ impl Oracle {
         let still = |segment, memory: &Memory| older.iter().any(|it| self.lets_read(segment, memory, **it));
         let any: Vec<_> = self.of_name.get(&name).into_iter().flatten().collect();
         // A node that has not joined this epoch may still receive a settle of the previous one.
-        let is_any = |segment: SegmentId, hold: Hold| {
-            let known = self.generation_of.get(&(segment, hold));
+        let is_any = |segment: SegmentId, slot_ref: SlotRef| {
+            let known = self.generation_of.get(&(segment, slot_ref));
             known.is_some_and(|it| any.contains(&it))
         };
         let unheard = |segment: SegmentId, memory: &Memory| {
             any.iter().any(|it| copies(memory, **it).next().is_some())
-                || memory.slots().any(|(hold, _)| is_any(segment, hold))
+                || memory.slots().any(|(slot_ref, _)| is_any(segment, slot_ref))
         };
         let mut is_shadowed = false;
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
@@ -206,13 +206,13 @@ impl Oracle {
     /// Whether a client with a cached location can read that generation. Objects named in this epoch need not
     /// be committed at the node yet.
     fn lets_read(&self, segment: SegmentId, memory: &Memory, generation: Generation) -> bool {
-        let is_it = |hold| self.generation_of.get(&(segment, hold)) == Some(&generation);
-        let is_there = |hold| {
-            let seen = memory.seen(hold);
+        let is_it = |slot_ref| self.generation_of.get(&(segment, slot_ref)) == Some(&generation);
+        let is_there = |slot_ref| {
+            let seen = memory.seen(slot_ref);
             seen.is_member && seen.state.is_some()
         };
-        let is_early = |hold| generation.epoch == self.epoch && is_there(hold) && is_it(hold);
-        copies(memory, generation).next().is_some() || memory.slots().any(|(hold, _)| is_early(hold))
+        let is_early = |slot_ref| generation.epoch == self.epoch && is_there(slot_ref) && is_it(slot_ref);
+        copies(memory, generation).next().is_some() || memory.slots().any(|(slot_ref, _)| is_early(slot_ref))
     }
 
     /// A get ended that began after a put of `newest` had been answered.
@@ -227,7 +227,7 @@ impl Oracle {
         // A restarted master does not know the objects of nodes that have not reported.
         let same_life = newest.epoch == self.epoch && found.generation.epoch == self.epoch;
         // The same copy may have been decided again, because the first answer was lost.
-        let is_newest = |it: &Location| self.generation_of.get(&(it.segment, it.hold())) == Some(&newest);
+        let is_newest = |it: &Location| self.generation_of.get(&(it.segment, it.slot_ref())) == Some(&newest);
         let is_anew = !found.replicas.is_empty() && found.replicas.iter().all(is_newest);
         if same_life && found.generation < newest && !is_anew {
             let found = found.generation;
@@ -265,27 +265,29 @@ impl Oracle {
         slot: SlotId,
         record: &SlotRecord,
     ) {
-        let hold = Hold { slot, stamp: record.stamp };
+        let slot_ref = SlotRef { slot, stamp: record.stamp };
         let generation = record.generation;
-        let life = self.objects.get(&generation);
-        let (name, dead) = (life.map(|it| it.name), life.and_then(|it| it.dead.as_ref()));
+        let history = self.objects.get(&generation);
+        let (name, dead) = (history.map(|it| it.name), history.and_then(|it| it.dead.as_ref()));
         // A node that was stopped for long may execute requests from before it was declared lost.
         let exempt = |it: &Dead| it.exempt.contains(&segment) || self.lost.contains_key(&segment);
         if dead.is_some_and(|it| it.confirmed && !exempt(it)) {
-            self.fail("p2", || format!("{segment} commits {hold:?} as {generation}, which was deleted"));
+            self.fail("p2", || format!("{segment} commits {slot_ref:?} as {generation}, which was deleted"));
         }
         if name.is_some() && name_in_heap(memory, record) != name {
-            self.fail("memory", || format!("{segment} commits {hold:?} as {name:?}, but under another name"));
+            self.fail("memory", || {
+                format!("{segment} commits {slot_ref:?} as {name:?}, but under another name")
+            });
         }
     }
 
     /// A read was validated: its object must not be deleted.
-    pub(crate) fn read_of_dead(&mut self, segment: SegmentId, hold: Hold) {
-        let Some(generation) = self.generation_of.get(&(segment, hold)).copied() else { return };
+    pub(crate) fn read_of_dead(&mut self, segment: SegmentId, slot_ref: SlotRef) {
+        let Some(generation) = self.generation_of.get(&(segment, slot_ref)).copied() else { return };
         let dead = self.objects.get(&generation).and_then(|it| it.dead.as_ref());
         if dead.is_some_and(|it| it.confirmed && !it.exempt.contains(&segment)) {
             self.fail("p2", || {
-                format!("a read of {hold:?} on {segment} is valid, but {generation} was deleted")
+                format!("a read of {slot_ref:?} on {segment} is valid, but {generation} was deleted")
             });
         }
     }
@@ -293,10 +295,10 @@ impl Oracle {
     /// A lease kept the newest of these from being deleted.
     pub(crate) fn kept_by_lease(&mut self, victims: &[Victim], force: bool) {
         let newest = victims.iter().map(|it| it.generation).max();
-        let Some(life) = newest.and_then(|it| self.objects.get_mut(&it)) else { return };
-        life.deletes = life.deletes.saturating_sub(1);
+        let Some(history) = newest.and_then(|it| self.objects.get_mut(&it)) else { return };
+        history.deletes = history.deletes.saturating_sub(1);
         if force || !self.strict {
-            let name = life.name;
+            let name = history.name;
             self.fail("names", || format!("a delete of {name:?} was wrongly refused because of a lease"));
         }
     }

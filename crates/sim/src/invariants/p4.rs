@@ -2,7 +2,7 @@
 //! objects that were deleted, replaced, evicted, or lost with their node.
 
 use tiffin_core::{
-    ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     message::{DropPins, Pin, PinOutcome, Record},
     node::SlotState,
 };
@@ -17,13 +17,13 @@ impl Oracle {
     /// The master evicts an object.
     pub(crate) fn evicted(&mut self, now: Tick, generation: Generation, coverage: &mut Coverage) {
         coverage.hit(Point::CheckedEviction);
-        let Some(life) = self.objects.get(&generation) else { return };
-        let name = life.name;
-        if life.is_protected() {
-            let life = life.clone();
-            self.fail("p4", || format!("{name:?} {generation} is protected, and was evicted: {life:?}"));
-        } else if life.lease_until > now {
-            let until = life.lease_until;
+        let Some(history) = self.objects.get(&generation) else { return };
+        let name = history.name;
+        if history.is_protected() {
+            let history = history.clone();
+            self.fail("p4", || format!("{name:?} {generation} is protected, and was evicted: {history:?}"));
+        } else if history.lease_until > now {
+            let until = history.lease_until;
             self.fail("p4", || {
                 format!("{name:?} {generation} was evicted at {now:?}, leased until {until:?}")
             });
@@ -35,14 +35,14 @@ impl Oracle {
     pub(crate) fn evicted_from_memory(&mut self, generation: Generation, coverage: &mut Coverage) {
         coverage.hit(Point::LeftMemory);
         let copies = self.generation_of.iter().filter(|(_, it)| **it == generation).map(|(place, _)| *place);
-        self.retired.extend(copies.filter(|(_, hold)| !hold.is_on_disk()));
+        self.retired.extend(copies.filter(|(_, slot_ref)| !slot_ref.is_on_disk()));
     }
 
     /// A lookup finds nothing, although all nodes are available.
     pub(crate) fn absent(&mut self, name: Name, memories: &Memories, coverage: &mut Coverage) {
         let Some(generation) = self.newest.get(&name).copied() else { return };
-        let Some(life) = self.objects.get(&generation).filter(|it| !it.is_gone()) else { return };
-        let (pinned, waits) = (life.is_protected(), life.sample);
+        let Some(history) = self.objects.get(&generation).filter(|it| !it.is_gone()) else { return };
+        let (pinned, waits) = (history.is_protected(), history.sample);
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && waits) {
             return;
         }
@@ -53,12 +53,12 @@ impl Oracle {
         // A copy that this epoch removed may exist until its node confirms, also if another node restored the
         // name meanwhile, and is lost. A promotion ends with the last copy that the master knows, also if its
         // node has settled it and could not report that.
-        let kept = |segment: SegmentId, hold: Hold| {
-            let place = (segment, hold);
+        let kept = |segment: SegmentId, slot_ref: SlotRef| {
+            let place = (segment, slot_ref);
             !self.retired.contains(&place) && !self.tier.is_pending(place)
         };
         let mut holders =
-            members.filter(|(segment, it)| copies(it, generation).any(|hold| kept(**segment, hold)));
+            members.filter(|(segment, it)| copies(it, generation).any(|slot_ref| kept(**segment, slot_ref)));
         if let Some((segment, _)) = holders.next() {
             let segment = *segment;
             let which = if pinned { "p4" } else { "names" };
@@ -73,16 +73,18 @@ impl Oracle {
             return;
         }
         let there = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
-        let there: Vec<_> = there.map(|((_, hold), generation)| (*hold, *generation)).collect();
-        for (hold, generation) in there {
-            let Some(life) = self.objects.get(&generation).filter(|it| !it.is_protected()) else { continue };
-            let name = life.name;
-            self.retired.insert((segment, hold));
-            self.tier.leaves((segment, hold));
+        let there: Vec<_> = there.map(|((_, slot_ref), generation)| (*slot_ref, *generation)).collect();
+        for (slot_ref, generation) in there {
+            let Some(history) = self.objects.get(&generation).filter(|it| !it.is_protected()) else {
+                continue;
+            };
+            let name = history.name;
+            self.retired.insert((segment, slot_ref));
+            self.tier.leaves((segment, slot_ref));
             let mut places = self.generation_of.iter().filter(|(_, it)| **it == generation);
             let is_last = places.all(|(place, _)| self.retired.contains(place));
-            if let Some(life) = self.objects.get_mut(&generation).filter(|_| is_last) {
-                life.gone = true;
+            if let Some(history) = self.objects.get_mut(&generation).filter(|_| is_last) {
+                history.gone = true;
                 self.leases.retain(|_, (_, leased)| *leased != generation);
                 if let Some(left) = &mut self.left {
                     let newest = left.entry(name).or_default();
@@ -100,19 +102,19 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedRival);
-        self.tier.leaves((segment, record.hold));
-        let was_retired = !self.retired.insert((segment, record.hold));
+        self.tier.leaves((segment, record.slot_ref));
+        let was_retired = !self.retired.insert((segment, record.slot_ref));
         let generation = record.generation;
-        let Some(life) = self.objects.get(&generation) else { return };
-        let (name, pinned) = (life.name, life.is_protected());
-        if (self.has_unknown_evictions && !pinned) || (self.samples_expire && life.sample) {
+        let Some(history) = self.objects.get(&generation) else { return };
+        let (name, pinned) = (history.name, history.is_protected());
+        if (self.has_unknown_evictions && !pinned) || (self.samples_expire && history.sample) {
             return;
         }
         // It was removed for a reason, whatever another node has restored since.
         if was_retired {
             return;
         }
-        if !life.is_gone() && self.newest.get(&name) == Some(&generation) {
+        if !history.is_gone() && self.newest.get(&name) == Some(&generation) {
             let which = if pinned { "p4" } else { "names" };
             self.fail(which, || format!("{segment} must drop {name:?} {generation} without a reason"));
         }
@@ -120,11 +122,11 @@ impl Oracle {
 
     /// A node that has announced everything must drop a copy that it did not announce: it did not know that
     /// the copy was committed.
-    pub(crate) fn unannounced(&mut self, segment: SegmentId, hold: Hold, memories: &Memories) {
-        let was_retired = !self.retired.insert((segment, hold));
-        self.tier.leaves((segment, hold));
+    pub(crate) fn unannounced(&mut self, segment: SegmentId, slot_ref: SlotRef, memories: &Memories) {
+        let was_retired = !self.retired.insert((segment, slot_ref));
+        self.tier.leaves((segment, slot_ref));
         // Or its retire is pending, and a later page would announce it.
-        let generation = self.generation_of.get(&(segment, hold));
+        let generation = self.generation_of.get(&(segment, slot_ref));
         if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(ObjectHistory::is_gone) {
             return;
         }
@@ -132,11 +134,11 @@ impl Oracle {
         if self.tier.is_disk(segment) {
             return;
         }
-        let slot = memories.get(&segment).and_then(|it| it.load(hold));
+        let slot = memories.get(&segment).and_then(|it| it.load(slot_ref));
         if slot.is_some_and(|it| it.state == SlotState::Committed) {
-            self.fail("names", || format!("{segment} must drop {hold:?}, which it committed"));
+            self.fail("names", || format!("{segment} must drop {slot_ref:?}, which it committed"));
         }
-        self.unannounced_published(segment, hold);
+        self.unannounced_published(segment, slot_ref);
     }
 
     /// A node that joins this epoch announces an object: it must not be older than the master's.
@@ -149,20 +151,21 @@ impl Oracle {
     ) {
         let generation = record.generation;
         let Some(newest) = self.newest.get(&name).copied().filter(|it| *it > generation) else { return };
-        let Some(life) = self.objects.get(&newest).filter(|it| !it.is_gone()) else { return };
-        if (self.has_unknown_evictions && !life.is_protected()) || (self.samples_expire && life.sample) {
+        let Some(history) = self.objects.get(&newest).filter(|it| !it.is_gone()) else { return };
+        if (self.has_unknown_evictions && !history.is_protected()) || (self.samples_expire && history.sample)
+        {
             return;
         }
         // The same copy may have been decided again, and its node does not know yet.
-        let place = (segment, record.hold);
+        let place = (segment, record.slot_ref);
         if [&self.generation_of, &self.decided_too].iter().any(|it| it.get(&place) == Some(&newest)) {
             return;
         }
         // The newer object may be lost with its node, or removed there without the node's knowledge, so that
         // only the older one is left.
         let mut members = memories.iter().filter(|(it, memory)| memory.alive && self.joined.contains(it));
-        let kept = |segment: SegmentId, hold: Hold| !self.retired.contains(&(segment, hold));
-        if !members.any(|(segment, it)| copies(it, newest).any(|hold| kept(*segment, hold))) {
+        let kept = |segment: SegmentId, slot_ref: SlotRef| !self.retired.contains(&(segment, slot_ref));
+        if !members.any(|(segment, it)| copies(it, newest).any(|slot_ref| kept(*segment, slot_ref))) {
             return;
         }
         self.fail("names", || format!("{segment} restores {name:?} {generation}, older than {newest}"));
@@ -183,12 +186,12 @@ impl Oracle {
             let mut new = Vec::new();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                let Some(life) = self.objects.get_mut(generation) else { continue };
-                if pin.on && !life.is_gone() && !self.has_unknown_evictions {
-                    new.extend(life.pins.insert(pin.owner.clone()).then_some(*generation));
+                let Some(history) = self.objects.get_mut(generation) else { continue };
+                if pin.on && !history.is_gone() && !self.has_unknown_evictions {
+                    new.extend(history.pins.insert(pin.owner.clone()).then_some(*generation));
                 } else if !pin.on {
-                    life.pins.remove(&pin.owner);
-                    life.written_pins.remove(&pin.owner);
+                    history.pins.remove(&pin.owner);
+                    history.written_pins.remove(&pin.owner);
                 }
             }
             pinned.push(Pinning { written, new });
@@ -198,9 +201,9 @@ impl Oracle {
 
     /// All pins of an owner end, also those without an answer.
     pub(crate) fn on_drop_pins(&mut self, drop: &DropPins, namespace: u8) {
-        for life in self.objects.values_mut().filter(|it| it.name.namespace == namespace) {
-            life.pins.remove(&drop.owner);
-            life.written_pins.remove(&drop.owner);
+        for history in self.objects.values_mut().filter(|it| it.name.namespace == namespace) {
+            history.pins.remove(&drop.owner);
+            history.written_pins.remove(&drop.owner);
         }
     }
 
@@ -209,16 +212,16 @@ impl Oracle {
     pub(crate) fn pinned(&mut self, to: (ConnId, RequestId), outcomes: &[PinOutcome]) {
         let Some((owner, pinning)) = self.pinning.remove(&to) else { return };
         for (Pinning { written, new }, outcome) in pinning.into_iter().zip(outcomes) {
-            let life = written.and_then(|it| self.objects.get_mut(&it));
-            if let Some(life) = life
+            let history = written.and_then(|it| self.objects.get_mut(&it));
+            if let Some(history) = history
                 && *outcome == PinOutcome::Done
-                && life.pins.contains(&owner)
+                && history.pins.contains(&owner)
             {
-                life.written_pins.insert(owner.clone());
+                history.written_pins.insert(owner.clone());
             }
             for generation in new.iter().filter(|_| *outcome == PinOutcome::Absent) {
-                let life = self.objects.get_mut(generation);
-                life.into_iter().for_each(|it| _ = it.pins.remove(&owner));
+                let history = self.objects.get_mut(generation);
+                history.into_iter().for_each(|it| _ = it.pins.remove(&owner));
             }
         }
     }

@@ -27,8 +27,8 @@ impl Oracle {
         let leased: BTreeSet<_> = self.leases.values().map(|it| it.1).collect();
         for item in &ack.items {
             self.explain(item.generation);
-            if let Some(life) = self.objects.get_mut(&item.generation) {
-                life.deletes += 1;
+            if let Some(history) = self.objects.get_mut(&item.generation) {
+                history.deletes += 1;
             }
         }
         let generations = ack.items.iter().map(|it| it.generation).collect();
@@ -57,10 +57,10 @@ impl Oracle {
         let Some(acking) = self.acking.remove(&to) else { return };
         let Acking { generations, group, complete, unless_leased, leased } = acking;
         for (generation, outcome) in generations.into_iter().zip(outcomes) {
-            let Some(life) = self.objects.get_mut(&generation) else { continue };
+            let Some(history) = self.objects.get_mut(&generation) else { continue };
             match outcome {
                 AckOutcome::Freed => {
-                    let (name, returns) = (life.name, life.returns);
+                    let (name, returns) = (history.name, history.returns);
                     let victims = [Victim { generation, returns, gone: false }];
                     self.deleted(name, &victims, &DeleteOutcome::Deleted, complete, memories, coverage);
                 }
@@ -69,16 +69,16 @@ impl Oracle {
                         // It may be freed at any later time.
                         self.released.insert(generation);
                     } else {
-                        life.deletes = life.deletes.saturating_sub(1);
+                        history.deletes = history.deletes.saturating_sub(1);
                     }
                     let is_deferred = unless_leased && leased.contains(&generation);
                     // A copy that is being removed is not updated.
-                    if life.by_groups && complete && life.returns == 0 && !is_deferred {
-                        life.acked.insert(group.clone());
+                    if history.by_groups && complete && history.returns == 0 && !is_deferred {
+                        history.acked.insert(group.clone());
                     }
                 }
                 AckOutcome::Stale | AckOutcome::WrongGroup => {
-                    life.deletes = life.deletes.saturating_sub(1);
+                    history.deletes = history.deletes.saturating_sub(1);
                 }
                 AckOutcome::Unconfirmed(_) => (),
             }
@@ -103,10 +103,10 @@ impl Oracle {
         }
         let Some(&client) = self.conn_clients.get(&conn) else { return };
         self.leases.insert(granted.lease, (client, generation));
-        let Some(life) = self.objects.get(&generation).filter(|it| it.by_groups) else { return };
+        let Some(history) = self.objects.get(&generation).filter(|it| it.by_groups) else { return };
         coverage.hit(Point::CheckedConsumed);
-        if life.acked.contains(group) {
-            let name = life.name;
+        if history.acked.contains(group) {
+            let name = history.name;
             self.fail("p6", || format!("{group} has consumed {name:?} {generation}, and leased it again"));
         }
     }
@@ -143,14 +143,14 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let Some(generation) = self.newest.get(&name).copied() else { return };
-        let Some(life) =
+        let Some(history) =
             self.objects.get(&generation).filter(|_| self.leased_samples(now).contains(&generation))
         else {
             return;
         };
         coverage.hit(Point::CheckedRefusedLease);
-        let is_acked = |it: &&(Generation, String)| it.0 == generation && (life.once || it.1 == group);
-        if !life.acked.contains(group) && self.deferred.iter().any(|it| is_acked(&it)) {
+        let is_acked = |it: &&(Generation, String)| it.0 == generation && (history.once || it.1 == group);
+        if !history.acked.contains(group) && self.deferred.iter().any(|it| is_acked(&it)) {
             self.fail("p6", || {
                 format!("{name:?} {generation} is leased, and {group} cannot lease it as well")
             });
@@ -229,7 +229,11 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         let Some(served) = self.put_queue.remove(&to) else { return };
-        if !reserved.items.iter().any(|it| matches!(it, ReserveOutcome::Room(rooms) if !rooms.is_empty())) {
+        if !reserved
+            .items
+            .iter()
+            .any(|it| matches!(it, ReserveOutcome::Space(reservations) if !reservations.is_empty()))
+        {
             return;
         }
         coverage.hit(Point::CheckedOrder);
@@ -297,8 +301,10 @@ impl World {
         let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         for generation in self.oracle.released.clone() {
-            let life = self.oracle.objects.get(&generation);
-            let Some(name) = life.filter(|it| it.once && it.returns == 0).map(|it| it.name) else { continue };
+            let history = self.oracle.objects.get(&generation);
+            let Some(name) = history.filter(|it| it.once && it.returns == 0).map(|it| it.name) else {
+                continue;
+            };
             self.coverage.hit(Point::CheckedReleased);
             if is_there(master, now, name, generation) {
                 let what = format!("{name:?} {generation} was consumed, but exists without a lease");

@@ -2,7 +2,7 @@
 //! between. An object that the master has named without its node exists when the node returns.
 
 use tiffin_core::{
-    ConnId, Hold, RequestId, SegmentId,
+    ConnId, RequestId, SegmentId, SlotRef,
     message::{CommitOutcome, Replacement},
 };
 
@@ -14,9 +14,9 @@ use crate::{
 
 impl Oracle {
     /// The master sends retires to a node.
-    pub(crate) fn on_retires(&mut self, segment: Option<SegmentId>, holds: &[Hold]) {
+    pub(crate) fn on_retires(&mut self, segment: Option<SegmentId>, slot_refs: &[SlotRef]) {
         let segment = segment.unwrap_or_default();
-        self.retires_sent.extend(holds.iter().map(|hold| (segment, *hold)));
+        self.retires_sent.extend(slot_refs.iter().map(|slot_ref| (segment, *slot_ref)));
     }
 
     /// The master answers a node's decide: objects without a name are dropped.
@@ -58,8 +58,8 @@ impl Oracle {
     }
 
     /// A node withdraws a stamp.
-    pub(crate) fn withdrawn(&mut self, segment: SegmentId, hold: Hold, coverage: &mut Coverage) {
-        let place = (segment, hold);
+    pub(crate) fn withdrawn(&mut self, segment: SegmentId, slot_ref: SlotRef, coverage: &mut Coverage) {
+        let place = (segment, slot_ref);
         if !self.published.remove(&place) {
             return;
         }
@@ -68,16 +68,16 @@ impl Oracle {
             let generation = self.generation_of.get(&place).copied();
             self.fail("p8", || {
                 format!(
-                    "{segment} dropped {hold:?}, which was published as {generation:?}, without a request"
+                    "{segment} dropped {slot_ref:?}, which was published as {generation:?}, without a request"
                 )
             });
         }
     }
 
     /// A copy is missing in a node's complete announcement: it must not be published.
-    pub(crate) fn unannounced_published(&mut self, segment: SegmentId, hold: Hold) {
-        if self.ledger_commits.contains(&(segment, hold)) {
-            self.fail("p8", || format!("{segment} does not know of {hold:?}, which was published there"));
+    pub(crate) fn unannounced_published(&mut self, segment: SegmentId, slot_ref: SlotRef) {
+        if self.ledger_commits.contains(&(segment, slot_ref)) {
+            self.fail("p8", || format!("{segment} does not know of {slot_ref:?}, which was published there"));
         }
     }
 }

@@ -17,16 +17,16 @@ impl Oracle {
     /// All samples of a stream are removed. Replaced ones are no longer part of it.
     pub(crate) fn on_stream_drop(&mut self, to: (ConnId, RequestId), namespace: u8, complete: bool) {
         let mut victims = Vec::new();
-        for (generation, life) in &mut self.objects {
-            if life.name.namespace != namespace || !life.in_stream {
+        for (generation, history) in &mut self.objects {
+            if history.name.namespace != namespace || !history.in_stream {
                 continue;
             }
-            if !life.is_gone() && self.newest.get(&life.name) == Some(generation) {
-                let victim = Victim { generation: *generation, returns: life.returns, gone: false };
-                victims.push((life.name, vec![victim]));
+            if !history.is_gone() && self.newest.get(&history.name) == Some(generation) {
+                let victim = Victim { generation: *generation, returns: history.returns, gone: false };
+                victims.push((history.name, vec![victim]));
             }
-            life.deletes += 1;
-            self.cause.names.insert(life.name);
+            history.deletes += 1;
+            self.cause.names.insert(history.name);
         }
         // The oracle does not see which samples the master had dropped before, while their node was away.
         let complete = complete && !self.samples_expire;
@@ -46,7 +46,7 @@ impl Oracle {
         for (key, outcome) in pulled.keys.iter().zip(&pulled.leased.items) {
             let LeaseOutcome::Leased(granted) = outcome else { continue };
             let generation = granted.found.generation;
-            let Some(life) = self.objects.get(&generation) else {
+            let Some(history) = self.objects.get(&generation) else {
                 // Its node has not written it yet.
                 if granted.lease != 0 {
                     self.leased(now, to.0, granted, &group, coverage);
@@ -54,9 +54,9 @@ impl Oracle {
                 }
                 continue;
             };
-            let name = life.name;
+            let name = history.name;
             // The attributes of an undecided object are not known yet.
-            if Name::of(name.namespace, key) != Some(name) || (life.marked && !life.in_stream) {
+            if Name::of(name.namespace, key) != Some(name) || (history.marked && !history.in_stream) {
                 self.fail("streams", || format!("{name:?} {generation} is pulled, but not in the stream"));
             }
             if last.replace(generation).is_some_and(|last| last >= generation) {

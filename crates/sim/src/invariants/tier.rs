@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
-    ConnId, Generation, Hold, RequestId, SegmentId, Tick,
+    ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     master::{Effect, Notice, Saved},
     message::{
         Ahead, ClientToMaster, DemoteItem, Demotion, Dropped, MasterToMember, Policy, PolicyChange, Presence,
@@ -31,13 +31,13 @@ pub(crate) struct TierState {
     /// The memory of each disk's node. Survives the master.
     beside: BTreeMap<SegmentId, SegmentId>,
     /// Copies that are being written.
-    pending: BTreeSet<(SegmentId, Hold)>,
+    pending: BTreeSet<(SegmentId, SlotRef)>,
     /// Readable copies on disks.
-    disk_copies: BTreeMap<Generation, BTreeSet<(SegmentId, Hold)>>,
+    disk_copies: BTreeMap<Generation, BTreeSet<(SegmentId, SlotRef)>>,
     /// Copies that disks removed themselves.
-    removed: BTreeSet<(SegmentId, Hold)>,
-    demoting: BTreeMap<(ConnId, RequestId), (SegmentId, Vec<Hold>)>,
-    settling: BTreeMap<(ConnId, RequestId), (SegmentId, Hold, Generation)>,
+    removed: BTreeSet<(SegmentId, SlotRef)>,
+    demoting: BTreeMap<(ConnId, RequestId), (SegmentId, Vec<SlotRef>)>,
+    settling: BTreeMap<(ConnId, RequestId), (SegmentId, SlotRef, Generation)>,
     /// Namespaces with a demotion policy or a quota.
     policies: BTreeMap<u8, Policy>,
     /// The namespace whose limits were changed, until they are compared.
@@ -96,18 +96,18 @@ impl TierState {
     }
 
     /// Whether the disk was asked on an open connection to write that copy, and has not answered.
-    fn is_demoting(&self, through: Option<&ConnId>, hold: Hold) -> bool {
+    fn is_demoting(&self, through: Option<&ConnId>, slot_ref: SlotRef) -> bool {
         let mut demoting = self.demoting.iter();
-        demoting.any(|((conn, _), (_, holds))| Some(conn) == through && holds.contains(&hold))
+        demoting.any(|((conn, _), (_, slot_refs))| Some(conn) == through && slot_refs.contains(&slot_ref))
     }
 
     /// Whether a copy is being written, or was, without the master's knowledge.
-    pub(crate) fn is_pending(&self, place: (SegmentId, Hold)) -> bool {
+    pub(crate) fn is_pending(&self, place: (SegmentId, SlotRef)) -> bool {
         self.pending.contains(&place)
     }
 
     /// The master removes a copy, or learns that it is gone; `true` if it was only being written.
-    pub(crate) fn leaves(&mut self, place: (SegmentId, Hold)) -> bool {
+    pub(crate) fn leaves(&mut self, place: (SegmentId, SlotRef)) -> bool {
         self.disk_copies.values_mut().for_each(|it| _ = it.remove(&place));
         self.pending.remove(&place)
     }
@@ -125,7 +125,7 @@ impl TierState {
     }
 
     /// The master learns of a readable copy.
-    pub(crate) fn arrives(&mut self, place: (SegmentId, Hold), generation: Generation) {
+    pub(crate) fn arrives(&mut self, place: (SegmentId, SlotRef), generation: Generation) {
         self.pending.remove(&place);
         if self.is_disk(place.0) {
             self.disk_copies.entry(generation).or_default().insert(place);
@@ -169,11 +169,11 @@ impl Oracle {
     ) {
         self.tier.beside.insert(disk, memory);
         let said = self.tier.disk_copies.values().flatten().filter(|it| it.0 == disk);
-        let gone = |it: &&(SegmentId, Hold)| self.tier.removed.contains(it) || self.retired.contains(it);
+        let gone = |it: &&(SegmentId, SlotRef)| self.tier.removed.contains(it) || self.retired.contains(it);
         let said: Vec<_> = said.filter(|it| !gone(it)).copied().collect();
         for place in said {
             coverage.hit(Point::CheckedSurvival);
-            if !records.iter().any(|it| it.hold == place.1) {
+            if !records.iter().any(|it| it.slot_ref == place.1) {
                 self.fail("p8", || {
                     format!("{place:?} was reported as written to its disk, but did not survive")
                 });
@@ -182,8 +182,8 @@ impl Oracle {
     }
 
     /// A disk removed a copy durably.
-    pub(crate) fn disk_removed(&mut self, disk: SegmentId, hold: Hold) {
-        self.tier.removed.insert((disk, hold));
+    pub(crate) fn disk_removed(&mut self, disk: SegmentId, slot_ref: SlotRef) {
+        self.tier.removed.insert((disk, slot_ref));
     }
 
     /// The master demotes objects.
@@ -197,10 +197,10 @@ impl Oracle {
         let memory = self.tier.beside.get(&disk).copied().unwrap_or_default();
         for DemoteItem { source, record } in items {
             if let Some(value) = self.written.get(&(memory, *source)).copied() {
-                self.written.insert((disk, record.hold), value);
+                self.written.insert((disk, record.slot_ref), value);
             }
-            self.tier.pending.insert((disk, record.hold));
-            self.generation_of.insert((disk, record.hold), record.generation);
+            self.tier.pending.insert((disk, record.slot_ref));
+            self.generation_of.insert((disk, record.slot_ref), record.generation);
             let namespace = keyspace::namespace(record.namespace.as_bytes()).unwrap_or(0);
             if self.tier.demotion(namespace) == Demotion::Never {
                 let key = record.key.clone();
@@ -211,41 +211,41 @@ impl Oracle {
                 let key = record.key.clone();
                 self.fail("tier", || format!("{key:?} is offered to a disk that refused it recently"));
             }
-            if record.marks.sample.is_some() {
+            if record.attributes.sample.is_some() {
                 let key = record.key.clone();
                 self.fail("tier", || format!("{key:?} is a sample, but is demoted"));
             }
         }
-        let holds = items.iter().map(|it| it.record.hold).collect();
-        self.tier.demoting.insert(to, (disk, holds));
+        let slot_refs = items.iter().map(|it| it.record.slot_ref).collect();
+        self.tier.demoting.insert(to, (disk, slot_refs));
     }
 
     /// The master promotes a copy into a reservation.
-    pub(crate) fn promotes(&mut self, disk: SegmentId, into: Hold) {
+    pub(crate) fn promotes(&mut self, disk: SegmentId, into: SlotRef) {
         let memory = self.tier.beside.get(&disk).copied().unwrap_or_default();
         self.tier.pending.insert((memory, into));
     }
 
     /// The master settles a reservation.
     pub(crate) fn settles_promotion(&mut self, to: (ConnId, RequestId), node: SegmentId, record: &Record) {
-        if self.tier.pending.contains(&(node, record.hold)) {
-            self.tier.settling.insert(to, (node, record.hold, record.generation));
+        if self.tier.pending.contains(&(node, record.slot_ref)) {
+            self.tier.settling.insert(to, (node, record.slot_ref, record.generation));
         }
     }
 
     /// A reservation is aborted.
-    pub(crate) fn gives_back(&mut self, node: SegmentId, hold: Hold) {
-        self.tier.pending.remove(&(node, hold));
+    pub(crate) fn gives_back(&mut self, node: SegmentId, slot_ref: SlotRef) {
+        self.tier.pending.remove(&(node, slot_ref));
     }
 
     /// The master is about to receive an answer.
     pub(crate) fn on_answer(&mut self, to: (ConnId, RequestId), now: Tick, reply: &Reply) {
-        if let (Some((disk, holds)), Reply::Moved(moved)) = (self.tier.demoting.remove(&to), reply) {
+        if let (Some((disk, slot_refs)), Reply::Moved(moved)) = (self.tier.demoting.remove(&to), reply) {
             let mut refused = moved.bytes_max.iter().map(|bytes_max| *bytes_max > 0);
-            for (hold, done) in holds.into_iter().zip(&moved.items) {
+            for (slot_ref, done) in slot_refs.into_iter().zip(&moved.items) {
                 // A refusal says nothing about the other objects.
                 let refused = refused.next().unwrap_or(false);
-                let place = (disk, hold);
+                let place = (disk, slot_ref);
                 let generation = self.generation_of.get(&place).copied().unwrap_or_default();
                 if !*done {
                     match refused {
@@ -258,11 +258,11 @@ impl Oracle {
                 }
             }
         }
-        if let (Some((node, hold, generation)), Reply::Settled(settled)) =
+        if let (Some((node, slot_ref, generation)), Reply::Settled(settled)) =
             (self.tier.settling.remove(&to), reply)
         {
             // A copy that could not be settled is still to be removed.
-            let is_settled = !settled.lost.contains(&hold) && self.tier.pending.remove(&(node, hold));
+            let is_settled = !settled.lost.contains(&slot_ref) && self.tier.pending.remove(&(node, slot_ref));
             if is_settled {
                 let until = now.after(self.tier.protect_ms);
                 self.tier.protected_until.insert(generation, until);
@@ -307,7 +307,7 @@ impl Oracle {
     /// A disk reports removed copies.
     pub(crate) fn on_dropped(&mut self, disk: SegmentId, dropped: &Dropped) {
         for record in &dropped.items {
-            self.tier.leaves((disk, record.hold));
+            self.tier.leaves((disk, record.slot_ref));
         }
     }
 
@@ -366,10 +366,10 @@ impl World {
                 probe.begun = resident + running + failed;
             }
             Effect::Ask(_, _, MasterToMember::Retire(retire)) => {
-                let generation = |hold: &Hold| {
-                    self.oracle.generation_of.get(&(segment.unwrap_or_default(), *hold)).copied()
+                let generation = |slot_ref: &SlotRef| {
+                    self.oracle.generation_of.get(&(segment.unwrap_or_default(), *slot_ref)).copied()
                 };
-                probe.evicted.extend(retire.holds.iter().filter_map(generation));
+                probe.evicted.extend(retire.slot_refs.iter().filter_map(generation));
             }
             Effect::Reply(_, _, Reply::Present(items)) => probe.answer = Some(items.clone()),
             Effect::Reply(_, _, Reply::Resolved(_)) => probe.answer = Some(Vec::new()),
@@ -461,14 +461,14 @@ impl World {
     }
 
     /// Whether the master knows that a disk is reading a copy in memory.
-    pub(crate) fn is_read_by_a_disk(&self, memory: SegmentId, hold: Hold) -> bool {
+    pub(crate) fn is_read_by_a_disk(&self, memory: SegmentId, slot_ref: SlotRef) -> bool {
         let Some(shell) = self.node_of(memory).and_then(|it| self.nodes.get(it)) else { return false };
         let Some(disk) = &shell.disk else { return false };
         let mut appending = disk.log.appending.values();
         appending.any(|it| {
             let through = self.registered.get(&disk.segment);
-            let is_known = self.oracle.tier.is_demoting(through, it.record.hold);
-            it.source == hold && it.tags.is_none() && is_known
+            let is_known = self.oracle.tier.is_demoting(through, it.record.slot_ref);
+            it.source == slot_ref && it.tags.is_none() && is_known
         })
     }
 

@@ -1,7 +1,7 @@
 //! Which key is which object, and where its replicas lie.
 //!
 //! Objects are numbered; names are found through hash tables of numbers, so that an object costs one record
-//! and one table entry. [`lines`] keeps the order in which they leave.
+//! and one table entry. [`lists`] keeps the order in which they leave.
 //!
 //! At ten million objects nearly everything that a lookup touches is far from the processor. So many names
 //! are looked up in steps, each of which only touches what the next one needs, for all names: the misses
@@ -9,7 +9,7 @@
 //!
 //! **Invariant:** no hash table is ever iterated; pages of objects follow the numbers.
 
-mod lines;
+mod eviction_lists;
 mod object;
 mod slab;
 #[cfg(test)]
@@ -18,16 +18,16 @@ mod tests;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) use lines::{Eviction, Scope};
-use lines::{Line, Lines};
+pub(super) use eviction_lists::{Eviction, Scope};
+use eviction_lists::{EvictionList, EvictionLists};
 pub(super) use object::Object;
 use object::Replica;
 use slab::Slab;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
-    Generation, Hold, Key, Tick,
-    marks::Marks,
+    Generation, Key, SlotRef, Tick,
+    attributes::Attributes,
     names::{NIL, Names},
 };
 
@@ -64,12 +64,12 @@ pub(super) struct NewObject {
     pub(super) key: Key,
     pub(super) generation: Generation,
     pub(super) len: u64,
-    pub(super) marks: Marks,
+    pub(super) attributes: Attributes,
     pub(super) writer: LabelIndex,
     /// Zero if it has no soft pin.
     pub(super) soft_until: Tick,
     /// At least one.
-    pub(super) replicas: Vec<(NodeIndex, Hold)>,
+    pub(super) replicas: Vec<(NodeIndex, SlotRef)>,
 }
 
 /// What one owner pins in one namespace.
@@ -116,7 +116,7 @@ pub(super) struct Catalog {
     hash_seed: u64,
     names: Names,
     objects: Slab<Object>,
-    lines: Lines,
+    lists: EvictionLists,
     namespaces: Vec<Namespace>,
     namespace_names: BTreeMap<String, NamespaceIndex>,
     /// Objects with a soft pin, by the time it ends.
@@ -133,7 +133,7 @@ impl Catalog {
             hash_seed,
             names: Names::new(),
             objects: Slab::new(),
-            lines: Lines::default(),
+            lists: EvictionLists::default(),
             namespaces: Vec::new(),
             namespace_names: BTreeMap::new(),
             soft: BTreeSet::new(),
@@ -214,38 +214,38 @@ impl Catalog {
         if let Some(namespace) = self.namespaces.get_mut(namespace.0 as usize) {
             namespace.objects += 1;
             namespace.bytes += len;
-            namespace.committed = namespace.committed.wrapping_add(object.room());
+            namespace.committed = namespace.committed.wrapping_add(object.space());
         }
         let index = self.objects.insert(object);
         if soft_until > Tick(0) {
             self.soft.insert((soft_until, index));
         }
-        let marks = self.objects.get(index).and_then(Object::marks);
-        for owner in marks.into_iter().flat_map(|it| &it.pins) {
+        let attributes = self.objects.get(index).and_then(Object::attributes);
+        for owner in attributes.into_iter().flat_map(|it| &it.pins) {
             self.pins.insert((namespace, owner.clone(), index));
             self.owners.entry((namespace, owner.clone())).or_default().add(len);
         }
         self.names.insert(hash, index);
-        self.lines.enlist(&mut self.objects, ObjectIndex(index));
+        self.lists.enlist(&mut self.objects, ObjectIndex(index));
         Some(ObjectIndex(index))
     }
 
     /// Takes an object out, and tells where its replicas lie.
     pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<Object> {
-        self.lines.delist(&mut self.objects, index);
+        self.lists.delist(&mut self.objects, index);
         let object = self.objects.remove(index.0)?;
         self.names.remove(self.hash(object.namespace(), object.key().as_bytes()), index.0);
         if object.soft_pin() {
             self.soft.remove(&(object.soft_until(), index.0));
         }
-        for owner in object.marks().into_iter().flat_map(|it| &it.pins) {
+        for owner in object.attributes().into_iter().flat_map(|it| &it.pins) {
             self.pins.remove(&(object.namespace(), owner.clone(), index.0));
             subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
         }
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
             namespace.objects -= 1;
             namespace.bytes -= object.len();
-            namespace.committed = namespace.committed.wrapping_sub(object.room());
+            namespace.committed = namespace.committed.wrapping_sub(object.space());
         }
         Some(object)
     }
@@ -256,7 +256,7 @@ impl Catalog {
         if let Some(object) = self.objects.get_mut(index.0) {
             object.touch(now, lease_until);
         }
-        if !self.lines.stays(&self.objects, index) {
+        if !self.lists.stays(&self.objects, index) {
             self.relist(index);
         }
     }
@@ -305,21 +305,21 @@ impl Catalog {
     }
 
     /// Writes other marks on an object: it moves to the line that they call for.
-    pub(super) fn mark(&mut self, index: ObjectIndex, marks: Marks) {
+    pub(super) fn set_attributes(&mut self, index: ObjectIndex, attributes: Attributes) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
-        let (namespace, len, before) = (object.namespace(), object.len(), object.room());
-        for owner in &marks.pins {
+        let (namespace, len, before) = (object.namespace(), object.len(), object.space());
+        for owner in &attributes.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
             }
         }
-        let pins = marks.pins.clone();
-        for owner in object.mark(marks).pins.into_iter().filter(|it| !pins.contains(it)) {
+        let pins = attributes.pins.clone();
+        for owner in object.set_attributes(attributes).pins.into_iter().filter(|it| !pins.contains(it)) {
             if self.pins.remove(&(namespace, owner.clone(), index.0)) {
                 subtract(&mut self.owners, (namespace, owner), len);
             }
         }
-        let now = self.objects.get(index.0).map_or(before, Object::room);
+        let now = self.objects.get(index.0).map_or(before, Object::space);
         self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         self.relist(index);
     }
@@ -338,13 +338,13 @@ impl Catalog {
     }
 
     /// Adds one more copy of an object that is known.
-    pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
-        self.change_replicas(index, |object| object.add(Replica::new((node, hold))));
+    pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) {
+        self.change_replicas(index, |object| object.add(Replica::new((node, slot_ref))));
     }
 
     /// Adds a copy that is being written: nobody reads it, but it is taken away with the others.
-    pub(super) fn add_pending(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) {
-        self.change_replicas(index, |object| object.add(Replica::pending((node, hold))));
+    pub(super) fn add_pending(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) {
+        self.change_replicas(index, |object| object.add(Replica::pending((node, slot_ref))));
     }
 
     /// A disk begins to read the copy in the memory of that node, or has ended to.
@@ -355,9 +355,9 @@ impl Catalog {
     }
 
     /// A copy that was being written can be read from now on; `false` if there is none such.
-    pub(super) fn complete(&mut self, index: ObjectIndex, node: NodeIndex, hold: Hold) -> bool {
+    pub(super) fn complete(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) -> bool {
         let mut completed = false;
-        self.change_replicas(index, |object| completed = object.complete(node, hold));
+        self.change_replicas(index, |object| completed = object.complete(node, slot_ref));
         completed
     }
 
@@ -373,14 +373,14 @@ impl Catalog {
 
     /// Changes where an object lies, and the books with it.
     fn change_replicas(&mut self, index: ObjectIndex, change: impl FnOnce(&mut Object)) {
-        self.lines.delist(&mut self.objects, index);
+        self.lists.delist(&mut self.objects, index);
         if let Some(object) = self.objects.get_mut(index.0) {
-            let (namespace, before) = (object.namespace(), object.room());
+            let (namespace, before) = (object.namespace(), object.space());
             change(object);
-            let now = object.room();
+            let now = object.space();
             self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         }
-        self.lines.enlist(&mut self.objects, index);
+        self.lists.enlist(&mut self.objects, index);
     }
 
     /// Shows objects from number `first` on until one is not wanted, looking at no more than `scan` numbers,
@@ -403,13 +403,13 @@ impl Catalog {
     }
 
     fn relist(&mut self, index: ObjectIndex) {
-        self.lines.delist(&mut self.objects, index);
-        self.lines.enlist(&mut self.objects, index);
+        self.lists.delist(&mut self.objects, index);
+        self.lists.enlist(&mut self.objects, index);
     }
 
-    fn charge(&mut self, namespace: NamespaceIndex, room: u64, change: fn(u64, u64) -> u64) {
+    fn charge(&mut self, namespace: NamespaceIndex, space: u64, change: fn(u64, u64) -> u64) {
         if let Some(it) = self.namespaces.get_mut(namespace.0 as usize) {
-            it.committed = change(it.committed, room);
+            it.committed = change(it.committed, space);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The record of one object. Kept small: there may be fifty million.
 
-use super::{LabelIndex, Line, NIL, NamespaceIndex, NewObject, NodeIndex};
-use crate::{Generation, Hold, Key, SlotId, Stamp, Tick, extent::room_for, marks::Marks};
+use super::{EvictionList, LabelIndex, NIL, NamespaceIndex, NewObject, NodeIndex};
+use crate::{Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, extent::space_for};
 
 /// A tick in six bytes, which is enough for eight thousand years.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Replica {
     pub(super) older: u32,
     pub(super) newer: u32,
     pub(super) node: NodeIndex,
-    pub(super) line: Line,
+    pub(super) list: EvictionList,
     state: CopyState,
 }
 
@@ -44,36 +44,36 @@ enum CopyState {
 }
 
 impl Replica {
-    pub(super) fn new((node, hold): (NodeIndex, Hold)) -> Self {
+    pub(super) fn new((node, slot_ref): (NodeIndex, SlotRef)) -> Self {
         Self {
-            stamp: hold.stamp,
-            slot: hold.slot,
+            stamp: slot_ref.stamp,
+            slot: slot_ref.slot,
             older: NIL,
             newer: NIL,
             node,
-            line: Line::Idle,
+            list: EvictionList::Idle,
             state: CopyState::Complete,
         }
     }
 
-    pub(super) fn pending((node, hold): (NodeIndex, Hold)) -> Self {
-        Self { state: CopyState::Pending, ..Self::new((node, hold)) }
+    pub(super) fn pending((node, slot_ref): (NodeIndex, SlotRef)) -> Self {
+        Self { state: CopyState::Pending, ..Self::new((node, slot_ref)) }
     }
 
-    fn hold(&self) -> Hold {
-        Hold { slot: self.slot, stamp: self.stamp }
+    fn slot_ref(&self) -> SlotRef {
+        SlotRef { slot: self.slot, stamp: self.stamp }
     }
 
     pub(super) fn is_in_memory(&self) -> bool {
-        !self.hold().is_on_disk() && !self.is_pending()
+        !self.slot_ref().is_on_disk() && !self.is_pending()
     }
 
     fn is_pending(&self) -> bool {
         self.state == CopyState::Pending
     }
 
-    fn is_shelved(&self) -> bool {
-        self.hold().is_on_disk() && !self.is_pending()
+    fn is_readable_on_disk(&self) -> bool {
+        self.slot_ref().is_on_disk() && !self.is_pending()
     }
 }
 
@@ -100,7 +100,7 @@ pub(in crate::master) struct Object {
 #[derive(Debug, Default)]
 struct Extra {
     more: Vec<Replica>,
-    marks: Marks,
+    attributes: Attributes,
     /// Zero if it has no soft pin.
     soft_until: Tick,
 }
@@ -110,7 +110,8 @@ impl Object {
     pub(super) fn new(now: Tick, new: NewObject) -> Option<Self> {
         let mut replicas = new.replicas.into_iter().map(Replica::new);
         let first = replicas.next()?;
-        let extra = Extra { more: replicas.collect(), marks: new.marks, soft_until: new.soft_until };
+        let extra =
+            Extra { more: replicas.collect(), attributes: new.attributes, soft_until: new.soft_until };
         Some(Self {
             key: new.key,
             generation: new.generation,
@@ -160,14 +161,14 @@ impl Object {
         self.lease_until() > now
     }
 
-    pub(in crate::master) fn marks(&self) -> Option<&Marks> {
-        self.extra.as_ref().map(|it| &it.marks)
+    pub(in crate::master) fn attributes(&self) -> Option<&Attributes> {
+        self.extra.as_ref().map(|it| &it.attributes)
     }
     pub(in crate::master) fn hard_pin(&self) -> bool {
-        self.marks().is_some_and(|it| !it.pins.is_empty())
+        self.attributes().is_some_and(|it| !it.pins.is_empty())
     }
     pub(in crate::master) fn is_sample(&self) -> bool {
-        self.marks().is_some_and(|it| it.sample.is_some())
+        self.attributes().is_some_and(|it| it.sample.is_some())
     }
     pub(super) fn soft_until(&self) -> Tick {
         self.extra.as_ref().map_or(Tick(0), |it| it.soft_until)
@@ -177,45 +178,45 @@ impl Object {
     }
 
     /// What one copy takes up.
-    pub(in crate::master) fn room_of_one(&self) -> u64 {
-        room_for(self.len).unwrap_or(0)
+    pub(in crate::master) fn space_of_one(&self) -> u64 {
+        space_for(self.len).unwrap_or(0)
     }
 
     /// What it is charged with: what its copies take up in memory together, and what lies elsewhere.
-    pub(super) fn room(&self) -> u64 {
-        (self.room_of_one() * self.in_memory().count() as u64).wrapping_add(self.elsewhere())
+    pub(super) fn space(&self) -> u64 {
+        (self.space_of_one() * self.in_memory().count() as u64).wrapping_add(self.elsewhere())
     }
 
     /// Its bytes in another store that its namespace is charged with; a stream counts those of its samples.
     pub(in crate::master) fn elsewhere(&self) -> u64 {
-        let sample = self.marks().and_then(|it| it.sample.as_ref());
+        let sample = self.attributes().and_then(|it| it.sample.as_ref());
         sample.filter(|it| it.stream.is_empty()).map_or(0, |it| it.elsewhere)
     }
 
     /// Every copy, also those that are only being written.
-    pub(in crate::master) fn replicas(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
-        self.all().map(|it| (it.node, it.hold()))
+    pub(in crate::master) fn replicas(&self) -> impl Iterator<Item = (NodeIndex, SlotRef)> + '_ {
+        self.all().map(|it| (it.node, it.slot_ref()))
     }
 
     /// The copies that can be read, those in memory first.
-    pub(in crate::master) fn copies(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
-        let on_disks = self.all().filter(|it| it.is_shelved()).map(|it| (it.node, it.hold()));
+    pub(in crate::master) fn copies(&self) -> impl Iterator<Item = (NodeIndex, SlotRef)> + '_ {
+        let on_disks = self.all().filter(|it| it.is_readable_on_disk()).map(|it| (it.node, it.slot_ref()));
         self.in_memory().chain(on_disks)
     }
 
     /// Where it is, or may turn out to be: a disk that it is on its way to may have it already.
     pub(in crate::master) fn homes(&self) -> impl Iterator<Item = NodeIndex> + '_ {
-        self.all().filter(|it| !it.is_pending() || it.hold().is_on_disk()).map(|it| it.node)
+        self.all().filter(|it| !it.is_pending() || it.slot_ref().is_on_disk()).map(|it| it.node)
     }
 
     /// The copies in memory that can be read.
-    pub(in crate::master) fn in_memory(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
-        self.all().filter(|it| it.is_in_memory()).map(|it| (it.node, it.hold()))
+    pub(in crate::master) fn in_memory(&self) -> impl Iterator<Item = (NodeIndex, SlotRef)> + '_ {
+        self.all().filter(|it| it.is_in_memory()).map(|it| (it.node, it.slot_ref()))
     }
 
     /// The copies on disks that can be read.
-    pub(in crate::master) fn shelved(&self) -> impl Iterator<Item = (NodeIndex, Hold)> + '_ {
-        self.all().filter(|it| it.is_shelved()).map(|it| (it.node, it.hold()))
+    pub(in crate::master) fn readable_on_disks(&self) -> impl Iterator<Item = (NodeIndex, SlotRef)> + '_ {
+        self.all().filter(|it| it.is_readable_on_disk()).map(|it| (it.node, it.slot_ref()))
     }
 
     /// Whether a node has a copy, or will have one.
@@ -230,7 +231,7 @@ impl Object {
 
     /// The disks that it is on, or on its way to, and whether it is only on its way.
     pub(in crate::master) fn on_disks(&self) -> impl Iterator<Item = (NodeIndex, bool)> + '_ {
-        self.all().filter(|it| it.hold().is_on_disk()).map(|it| (it.node, it.is_pending()))
+        self.all().filter(|it| it.slot_ref().is_on_disk()).map(|it| (it.node, it.is_pending()))
     }
 
     /// The replicas, the first one first.
@@ -280,8 +281,8 @@ impl Object {
     }
 
     /// A copy that was being written can be read from now on; `false` if there is none such.
-    pub(super) fn complete(&mut self, node: NodeIndex, hold: Hold) -> bool {
-        let replica = self.on_mut(node).filter(|it| it.is_pending() && it.hold() == hold);
+    pub(super) fn complete(&mut self, node: NodeIndex, slot_ref: SlotRef) -> bool {
+        let replica = self.on_mut(node).filter(|it| it.is_pending() && it.slot_ref() == slot_ref);
         replica.map(|it| it.state = CopyState::Complete).is_some()
     }
 
@@ -337,8 +338,8 @@ impl Object {
     }
 
     /// Writes other marks, and tells the old ones.
-    pub(super) fn mark(&mut self, marks: Marks) -> Marks {
-        let old = std::mem::replace(&mut self.extra.get_or_insert_default().marks, marks);
+    pub(super) fn set_attributes(&mut self, attributes: Attributes) -> Attributes {
+        let old = std::mem::replace(&mut self.extra.get_or_insert_default().attributes, attributes);
         self.tidy();
         old
     }
@@ -351,30 +352,30 @@ impl Object {
     }
 
     /// The line that its protection, its lease and a copy on a disk call for, for its copies in memory.
-    pub(super) fn line_in_memory(&self) -> Line {
-        let protected = self.marks().is_some_and(Marks::protect);
-        match (protected, self.soft_pin(), self.lease_ms > 0, self.shelved().next().is_some()) {
-            (true, ..) => Line::Pinned,
-            (_, false, false, false) if !self.was_read() => Line::Unread,
-            (_, false, false, true) if !self.was_read() => Line::ShelvedUnread,
-            (_, false, false, false) => Line::Idle,
-            (_, false, true, false) => Line::Leased,
-            (_, true, false, false) => Line::SoftIdle,
-            (_, true, true, false) => Line::SoftLeased,
-            (_, false, false, true) => Line::ShelvedIdle,
-            (_, false, true, true) => Line::ShelvedLeased,
-            (_, true, false, true) => Line::ShelvedSoftIdle,
-            (_, true, true, true) => Line::ShelvedSoftLeased,
+    pub(super) fn list_in_memory(&self) -> EvictionList {
+        let protected = self.attributes().is_some_and(Attributes::protect);
+        match (protected, self.soft_pin(), self.lease_ms > 0, self.readable_on_disks().next().is_some()) {
+            (true, ..) => EvictionList::Pinned,
+            (_, false, false, false) if !self.was_read() => EvictionList::Unread,
+            (_, false, false, true) if !self.was_read() => EvictionList::OnDiskUnread,
+            (_, false, false, false) => EvictionList::Idle,
+            (_, false, true, false) => EvictionList::Leased,
+            (_, true, false, false) => EvictionList::SoftIdle,
+            (_, true, true, false) => EvictionList::SoftLeased,
+            (_, false, false, true) => EvictionList::OnDiskIdle,
+            (_, false, true, true) => EvictionList::OnDiskLeased,
+            (_, true, false, true) => EvictionList::OnDiskSoftIdle,
+            (_, true, true, true) => EvictionList::OnDiskSoftLeased,
         }
     }
 
     /// The line that one of its copies belongs in.
-    pub(super) fn rightful_line(&self, replica: &Replica) -> Line {
-        match (replica.is_in_memory(), self.line_in_memory()) {
-            (false, _) => Line::Aside,
-            (true, Line::Pinned) => Line::Pinned,
-            (true, _) if replica.state == CopyState::Demoting => Line::Demoting,
-            (true, line) => line,
+    pub(super) fn rightful_list(&self, replica: &Replica) -> EvictionList {
+        match (replica.is_in_memory(), self.list_in_memory()) {
+            (false, _) => EvictionList::Aside,
+            (true, EvictionList::Pinned) => EvictionList::Pinned,
+            (true, _) if replica.state == CopyState::Demoting => EvictionList::Demoting,
+            (true, list) => list,
         }
     }
 
@@ -385,7 +386,7 @@ impl Object {
 
 impl Extra {
     fn is_nothing(&self) -> bool {
-        self.more.is_empty() && self.marks == Marks::default() && self.soft_until == Tick(0)
+        self.more.is_empty() && self.attributes == Attributes::default() && self.soft_until == Tick(0)
     }
 }
 

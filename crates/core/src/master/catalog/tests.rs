@@ -8,8 +8,8 @@ use crate::{SlotId, Stamp};
 const NODE: NodeIndex = NodeIndex(0);
 const OTHER: NodeIndex = NodeIndex(1);
 
-fn hold(stamp: u64) -> Hold {
-    Hold { slot: SlotId(stamp as u32), stamp: Stamp(stamp) }
+fn slot_ref(stamp: u64) -> SlotRef {
+    SlotRef { slot: SlotId(stamp as u32), stamp: Stamp(stamp) }
 }
 
 fn put(catalog: &mut Catalog, now: u64, name: &str, hard_pin: bool, soft_until: u64) -> ObjectIndex {
@@ -20,10 +20,10 @@ fn put(catalog: &mut Catalog, now: u64, name: &str, hard_pin: bool, soft_until: 
         key: Key::new(name.as_bytes()).unwrap(),
         generation: Generation { epoch: 1, counter: now },
         len: 10,
-        marks: Marks { pins, sample: None },
+        attributes: Attributes { pins, sample: None },
         writer: LabelIndex::default(),
         soft_until: Tick(soft_until),
-        replicas: vec![(NODE, hold(now)), (OTHER, hold(now))],
+        replicas: vec![(NODE, slot_ref(now)), (OTHER, slot_ref(now))],
     };
     catalog.insert(Tick(now), new).unwrap()
 }
@@ -77,7 +77,7 @@ fn an_object_goes_with_its_last_replica() {
     let mut catalog = Catalog::new(0);
     let index = put(&mut catalog, 1, "a", false, 0);
     catalog.drop_replica(index, NODE);
-    assert_eq!(catalog.get(index).unwrap().replicas().collect::<Vec<_>>(), [(OTHER, hold(1))]);
+    assert_eq!(catalog.get(index).unwrap().replicas().collect::<Vec<_>>(), [(OTHER, slot_ref(1))]);
     assert_eq!((catalog.on_node(NODE), catalog.on_node(OTHER)), (vec![], vec![index]));
     catalog.drop_replica(index, OTHER);
     assert!(catalog.get(index).is_none());
@@ -125,13 +125,13 @@ proptest! {
             let key = Key::new(&[b'a' + name]).unwrap();
             match (what, catalog.find(namespace, &key)) {
                 (_, None) => {
-                    let marks = Marks { pins: vec![], sample: None };
+                    let attributes = Attributes { pins: vec![], sample: None };
                     let soft_until = Tick(if what == 1 { now + 20 } else { 0 });
-                    let replicas = [(NODE, hold(now)), (OTHER, hold(now))];
+                    let replicas = [(NODE, slot_ref(now)), (OTHER, slot_ref(now))];
                     let replicas = replicas.into_iter().take(1 + usize::from(what % 2)).collect();
                     let (generation, writer) = (Generation { epoch: 1, counter: now }, LabelIndex(0));
                     let new = NewObject {
-                        namespace, key, generation, len: 10, marks, writer, soft_until, replicas
+                        namespace, key, generation, len: 10, attributes, writer, soft_until, replicas
                     };
                     catalog.insert(Tick(now), new);
                 }
@@ -140,19 +140,19 @@ proptest! {
                 (2, Some(index)) => catalog.touch(index, Tick(now), Some(Tick(now + 10))),
                 (3, Some(index)) => {
                     let pins = if now % 2 == 0 { vec!["me".to_owned()] } else { vec![] };
-                    catalog.mark(index, Marks { pins, sample: None });
+                    catalog.set_attributes(index, Attributes { pins, sample: None });
                 }
                 (4, Some(index)) => catalog.drop_replica(index, NODE),
                 (5, Some(index)) => {
                     if catalog.get(index).unwrap().on(OTHER).is_none() {
-                        catalog.add_replica(index, OTHER, hold(now));
+                        catalog.add_replica(index, OTHER, slot_ref(now));
                     }
                 }
                 (_, Some(_)) => catalog.end_soft_pins(Tick(now)),
             }
             catalog.assert_lines();
-            let room: u64 = catalog.objects.range(0..99).map(|(_, it)| it.room()).sum();
-            prop_assert_eq!(catalog.namespaces.iter().map(|it| it.committed).sum::<u64>(), room);
+            let space: u64 = catalog.objects.range(0..99).map(|(_, it)| it.space()).sum();
+            prop_assert_eq!(catalog.namespaces.iter().map(|it| it.committed).sum::<u64>(), space);
         }
     }
 }
@@ -164,11 +164,12 @@ fn a_namespace_over_its_quota_gives_up_its_own_objects_only() {
         put(&mut catalog, now, &format!("other {now}"), false, 0);
     }
     let mine = catalog.intern("mine");
-    let replicas = vec![(OTHER, hold(77))];
+    let replicas = vec![(OTHER, slot_ref(77))];
     let key = Key::new(b"mine").unwrap();
-    let (generation, marks) = (Generation { epoch: 1, counter: 77 }, Marks::default());
+    let (generation, attributes) = (Generation { epoch: 1, counter: 77 }, Attributes::default());
     let (writer, soft_until) = (LabelIndex(0), Tick(0));
-    let new = NewObject { namespace: mine, key, generation, len: 10, marks, writer, soft_until, replicas };
+    let new =
+        NewObject { namespace: mine, key, generation, len: 10, attributes, writer, soft_until, replicas };
     let index = catalog.insert(Tick(10_000), new);
     assert_eq!(catalog.next_victim_of(mine, Tick(10_001), Eviction::default()), index);
     assert_eq!(catalog.next_victim(OTHER, Tick(10_001), Eviction::default()), Some(ObjectIndex(0)));

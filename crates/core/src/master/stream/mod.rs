@@ -30,7 +30,7 @@ use std::{
 use state::{Stream, most_in_flight};
 
 use super::{
-    OpId, Visitor,
+    Caller, OpId,
     catalog::{NamespaceIndex, Object, ObjectIndex},
     context::Context,
     leases::Leases,
@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     ClientId, ConnId, Generation, OWNER_BYTES_MAX, RequestId, Tick,
-    marks::SampleMarks,
+    attributes::SampleAttributes,
     message::{
         Backlog, Cause, EndStream, Granted, LeaseOutcome, Leased, OpenStream, Pull, Pulled, PutOptions,
         Reason, Refusal, Reply, StreamEnd,
@@ -73,7 +73,7 @@ pub(super) struct Streams {
 struct Pulling {
     conn: ConnId,
     id: RequestId,
-    visitor: Arc<Visitor>,
+    caller: Arc<Caller>,
     stream: StreamIndex,
     pull: Pull,
     deadline: Tick,
@@ -111,12 +111,12 @@ impl Streams {
     }
 
     /// The stream that a request names.
-    fn named(&mut self, visitor: &Visitor, name: &str) -> Result<StreamIndex, Box<Reply>> {
+    fn named(&mut self, caller: &Caller, name: &str) -> Result<StreamIndex, Box<Reply>> {
         if name.is_empty() || name.len() > OWNER_BYTES_MAX {
             let message = format!("a stream's name has 1 to {OWNER_BYTES_MAX} bytes, and not {}", name.len());
             return Err(Box::new(Reply::Refused(Refusal { reason: Reason::Invalid, message })));
         }
-        let index = self.intern(visitor.namespace, name);
+        let index = self.intern(caller.namespace, name);
         index.ok_or_else(|| Box::new(refuse(Reason::Busy, "there are too many streams")))
     }
 
@@ -131,13 +131,13 @@ impl Streams {
         self.streams.values_mut().for_each(|it| it.detach(client));
     }
 
-    pub(super) fn open(&mut self, cx: &mut Context, visitor: &Visitor, open: OpenStream) -> Reply {
-        let index = match self.named(visitor, &open.name) {
+    pub(super) fn open(&mut self, cx: &mut Context, caller: &Caller, open: OpenStream) -> Reply {
+        let index = match self.named(caller, &open.name) {
             Ok(index) => index,
             Err(reply) => return *reply,
         };
         let Some(stream) = self.change(index) else { return no_stream() };
-        let before = open.attach.as_ref().map(|it| stream.attach(&it.group, visitor.client, it.window));
+        let before = open.attach.as_ref().map(|it| stream.attach(&it.group, caller.client, it.window));
         let limits = open.limits.unwrap_or_else(|| stream.limits());
         let only_asks = open.limits.is_none() && open.attach.is_none();
         if let Some(problem) = stream
@@ -146,18 +146,18 @@ impl Streams {
             .filter(|_| !sabotaged!(cx.config.sabotage, AnyWindow))
         {
             if let (Some(attach), Some(before)) = (open.attach, before) {
-                stream.unattach(&attach.group, visitor.client, before);
+                stream.unattach(&attach.group, caller.client, before);
             }
             return refuse(Reason::Invalid, &format!("stream `{}`: {problem}", open.name));
         }
         if open.limits.is_some() {
             stream.open(limits);
         }
-        let granted = cx.room.stream_granted(index);
+        let granted = cx.quotas.stream_granted(index);
         _ = stream.admits(granted);
         let stat = stream.stat(granted);
         // Puts that wait for it may have their turn.
-        cx.room.note_change();
+        cx.quotas.note_change();
         Reply::Stream(stat)
     }
 
@@ -165,18 +165,18 @@ impl Streams {
     pub(super) fn end(
         &mut self,
         cx: &mut Context,
-        visitor: &Visitor,
+        caller: &Caller,
         end: &EndStream,
     ) -> Result<Vec<ObjectIndex>, Box<Reply>> {
-        let index = self.named(visitor, &end.name)?;
+        let index = self.named(caller, &end.name)?;
         let stream = self.change(index).ok_or_else(|| Box::new(no_stream()))?;
-        let dropped = || format!("the stream was dropped by `{}`", visitor.label);
+        let dropped = || format!("the stream was dropped by `{}`", caller.label);
         stream.finish(end.failure.clone().or_else(|| end.drop.then(dropped)));
-        cx.room.note_change();
+        cx.quotas.note_change();
         if end.drop {
             Ok(stream.objects())
         } else {
-            Err(Box::new(Reply::Stream(stream.stat(cx.room.stream_granted(index)))))
+            Err(Box::new(Reply::Stream(stream.stat(cx.quotas.stream_granted(index)))))
         }
     }
 
@@ -185,10 +185,10 @@ impl Streams {
         &mut self,
         cx: &mut Context,
         (conn, id): (ConnId, RequestId),
-        visitor: &Arc<Visitor>,
+        caller: &Arc<Caller>,
         pull: Pull,
     ) -> Result<(), Box<Reply>> {
-        let index = self.named(visitor, &pull.stream)?;
+        let index = self.named(caller, &pull.stream)?;
         if pull.items_max == 0 || pull.items_min > pull.items_max || pull.items_max as usize > PULL_ITEMS_MAX
         {
             let what = format!(
@@ -209,13 +209,13 @@ impl Streams {
         let deadline = cx.now.after(pull.wait_ms);
         if let Some(stream) = self.change(index) {
             if pull.behind.is_none() {
-                stream.pulls(&pull.group, visitor.client);
+                stream.pulls(&pull.group, caller.client);
             }
             stream.park(op);
         }
         cx.deadlines.list(deadline, op);
-        let visitor = Arc::clone(visitor);
-        self.pulls.insert(op, Pulling { conn, id, visitor, stream: index, pull, deadline });
+        let caller = Arc::clone(caller);
+        self.pulls.insert(op, Pulling { conn, id, caller, stream: index, pull, deadline });
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl Streams {
         let what = (object, found.key().clone(), found.len().saturating_add(sample.elsewhere));
         if let Some(stream) = self.change(index) {
             stream.arrive(found.generation(), what, sample, is_new);
-            _ = stream.admits(cx.room.stream_granted(index));
+            _ = stream.admits(cx.quotas.stream_granted(index));
         }
     }
 
@@ -238,7 +238,7 @@ impl Streams {
             && let Some(stream) = self.change(index)
         {
             stream.leave(object.generation(), cause == Cause::Consumed);
-            _ = stream.admits(cx.room.stream_granted(index));
+            _ = stream.admits(cx.quotas.stream_granted(index));
         }
     }
 
@@ -289,13 +289,13 @@ impl Streams {
         let Some(index) = self.intern(namespace, &options.stream) else {
             return Err(Backlog::default());
         };
-        let granted = cx.room.stream_granted(index);
+        let granted = cx.quotas.stream_granted(index);
         if let Some(stream) = self.change(index)
             && !sabotaged!(cx.config.sabotage, OverfillStreams)
         {
             stream.admits(granted)?;
         }
-        cx.room.plan_stream(index, len);
+        cx.quotas.plan_stream(index, len);
         Ok(Some(index))
     }
 
@@ -386,7 +386,7 @@ impl Streams {
         if let Some(end) = stream.end().filter(|it| it.failure.is_some()) {
             return Next::End(end.clone());
         }
-        let most = (pull.items_max as usize).min(leases.left_for(pulling.visitor.client));
+        let most = (pull.items_max as usize).min(leases.left_for(pulling.caller.client));
         let mut names = 0;
         let few = |it: &Generation| {
             names += stream.entry(*it).map_or(0, |it| it.key.as_bytes().len());
@@ -405,7 +405,7 @@ impl Streams {
             // A client that has samples is told, so that it can acknowledge them; the others may have to do
             // what those clients leave undone.
             Some(_) if pull.behind.is_some() => Next::End(StreamEnd::default()),
-            Some(_) => match stream.out(&pull.group, pulling.visitor.client) {
+            Some(_) => match stream.out(&pull.group, pulling.caller.client) {
                 (own, outstanding) if own > 0 || outstanding == 0 => {
                     Next::End(StreamEnd { failure: None, outstanding })
                 }
@@ -436,11 +436,11 @@ impl Streams {
                 cx.catalog.touch(object, cx.now, None);
                 let group = pulling.pull.group.clone();
                 let from = (pulling.stream, group, generation);
-                let lease = leases.grant_pulled(object, &pulling.visitor, from);
+                let lease = leases.grant_pulled(object, &pulling.caller, from);
                 if let Some(stream) = self.change(pulling.stream)
                     && !sabotaged!(cx.config.sabotage, PullTwice)
                 {
-                    stream.give(generation, &pulling.pull.group, pulling.visitor.client);
+                    stream.give(generation, &pulling.pull.group, pulling.caller.client);
                 }
                 lease
             };
@@ -466,8 +466,8 @@ impl Streams {
 }
 
 /// The attributes of a sample that is in a stream.
-fn sample_of(object: &Object) -> Option<&SampleMarks> {
-    object.marks()?.sample.as_ref().filter(|it| !it.stream.is_empty())
+fn sample_of(object: &Object) -> Option<&SampleAttributes> {
+    object.attributes()?.sample.as_ref().filter(|it| !it.stream.is_empty())
 }
 
 fn no_stream() -> Reply {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
     ClientId, Generation, Key,
-    marks::{Consumption, SampleMarks},
+    attributes::{Consumption, SampleAttributes},
     master::{OpId, catalog::ObjectIndex},
     message::{Backlog, GroupStat, StreamEnd, StreamLimits, StreamStat},
 };
@@ -81,15 +81,15 @@ impl Stream {
         &mut self,
         generation: Generation,
         (object, key, len): (ObjectIndex, Key, u64),
-        marks: &SampleMarks,
+        attributes: &SampleAttributes,
         is_new: bool,
     ) {
         *(if is_new { &mut self.appended } else { &mut self.recovered }) += 1;
-        let acked: BTreeSet<_> = marks.acked.iter().cloned().collect();
+        let acked: BTreeSet<_> = attributes.acked.iter().cloned().collect();
         if !acked.is_empty() {
             self.remember(key.clone(), generation);
         }
-        let entry = Entry { object, key, len, consumption: marks.consumption.clone(), acked };
+        let entry = Entry { object, key, len, consumption: attributes.consumption.clone(), acked };
         for (name, group) in &mut self.groups {
             if entry.is_for(name) {
                 group.ready.insert(generation);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::{
     ClientId, ConnId, Generation, RequestId,
-    marks::Consumption,
+    attributes::Consumption,
     master::{Event, tests::*},
     message::{
         Ack, AckItem, AckOutcome, Attach, ClientToMaster, CommitOutcome, DeletedMatching, EndStream,
@@ -274,13 +274,13 @@ fn a_stream_is_shut_at_its_high_mark_until_it_is_at_its_low_mark() {
     cluster.open_stream(Some(refs(3, 1)), None).unwrap();
     cluster.put("a", UNIT, streamed(&[]));
     cluster.put("b", UNIT, streamed(&[]));
-    let ReserveOutcome::Room(room) = cluster.reserve("c", UNIT, streamed(&[])) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("c", UNIT, streamed(&[])) else { panic!() };
     let behind = cluster.reserve("d", UNIT, streamed(&[]));
     assert!(
         matches!(&behind, ReserveOutcome::Behind(it) if it.refs == 3),
         "one is about to be put: {behind:?}"
     );
-    cluster.commit("c", UNIT, streamed(&[]), &room);
+    cluster.commit("c", UNIT, streamed(&[]), &space);
     let waiting = [cluster.reserve_streamed("d", 500), cluster.reserve_streamed("e", 500)];
     cluster.put("plain", UNIT, plain());
     assert!(cluster.has("plain"), "who puts elsewhere does not wait");
@@ -319,7 +319,7 @@ fn a_stream_counts_what_its_samples_have_elsewhere() {
     cluster.open_stream(Some(limits), None).unwrap();
     let elsewhere = PutOptions { elsewhere: 4 * UNIT, ..streamed(&[]) };
     cluster.put("a", UNIT, elsewhere.clone());
-    assert!(matches!(cluster.reserve("b", UNIT, elsewhere.clone()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("b", UNIT, elsewhere.clone()), ReserveOutcome::Space(_)));
     assert!(matches!(cluster.reserve("c", UNIT, elsewhere), ReserveOutcome::Behind(_)));
     assert_eq!(cluster.master.stat().namespaces[0].used, 2 * UNIT, "it is not charged twice");
 }
@@ -379,9 +379,9 @@ fn the_end_is_seen_by_everybody_after_the_last_sample_and_a_failure_at_once() {
 #[test]
 fn what_was_about_to_be_put_when_the_stream_ended_is_not_in_it() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
-    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, streamed(&[])) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, streamed(&[])) else { panic!() };
     cluster.end_stream(None);
-    assert_eq!(cluster.commit("a", UNIT, streamed(&[]), &room), CommitOutcome::Stale);
+    assert_eq!(cluster.commit("a", UNIT, streamed(&[]), &space), CommitOutcome::Stale);
     assert!(!cluster.has("a"));
 }
 
@@ -409,9 +409,9 @@ fn a_name_is_appended_once_unless_nobody_has_acknowledged_it() {
     assert!(matches!(cluster.put("a", UNIT, streamed(&["g", "h"])), CommitOutcome::Replaced(_)));
     let again = cluster.pull_as(CLIENT, "g", (1, 9)).unwrap();
     assert_eq!(names(&again), ["a"], "a retry that replaces is another sample");
-    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, streamed(&["g", "h"])) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, streamed(&["g", "h"])) else { panic!() };
     cluster.ack_all(&again, "g");
-    let late = cluster.commit("a", UNIT, streamed(&["g", "h"]), &room);
+    let late = cluster.commit("a", UNIT, streamed(&["g", "h"]), &space);
     assert_eq!(late, CommitOutcome::Exists(generation(2)), "the group would train on it twice");
     let rest = cluster.pull_as(CLIENT, "h", (1, 9)).unwrap();
     cluster.ack_all(&rest, "h");
@@ -509,7 +509,7 @@ struct Pipeline {
     cluster: Cluster,
     /// What each consumer has: name, generation, lease.
     has: [Vec<(crate::Key, Generation, u64)>; 4],
-    lives: [u64; 4],
+    instances: [u64; 4],
     epoch: u64,
     put: BTreeSet<Generation>,
     acked: [BTreeSet<Generation>; 2],
@@ -521,7 +521,7 @@ impl Pipeline {
         let mut pipeline = Self {
             cluster,
             has: Default::default(),
-            lives: [0; 4],
+            instances: [0; 4],
             epoch: 5,
             put: BTreeSet::new(),
             acked: Default::default(),
@@ -537,13 +537,13 @@ impl Pipeline {
     }
 
     fn connect(&mut self, who: usize) {
-        self.lives[who] += 1;
+        self.instances[who] += 1;
         let client = 10 + who as u64;
         self.cluster.open(self.conn(who), client);
     }
 
     fn conn(&self, who: usize) -> ConnId {
-        ConnId(1000 + 10 * self.lives[who] + who as u64)
+        ConnId(1000 + 10 * self.instances[who] + who as u64)
     }
 
     fn play(&mut self, step: Step) -> Result<(), String> {
@@ -587,11 +587,11 @@ impl Pipeline {
 
     fn put(&mut self, name: u8) -> Result<(), String> {
         let name = format!("{name:02}");
-        let room = match self.cluster.reserve(&name, UNIT, streamed(&GROUPS)) {
-            ReserveOutcome::Room(room) => room,
+        let space = match self.cluster.reserve(&name, UNIT, streamed(&GROUPS)) {
+            ReserveOutcome::Space(space) => space,
             _ => return Ok(()),
         };
-        match self.cluster.commit(&name, UNIT, streamed(&GROUPS), &room) {
+        match self.cluster.commit(&name, UNIT, streamed(&GROUPS), &space) {
             CommitOutcome::Stored(generation) => _ = self.put.insert(generation),
             CommitOutcome::Replaced(generation) => {
                 // What it replaced is gone, and nobody had acknowledged it.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::master::members::{FORGOTTEN_MAX, Members};
 use crate::{
-    marks::Consumption,
+    attributes::Consumption,
     message::{ForgetNode, Forgotten, Register},
 };
 
@@ -49,7 +49,7 @@ fn a_delete_is_unconfirmed_for_as_long_as_a_node_is_absent() {
 fn a_node_whose_process_has_ended_is_lost_at_once() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     cluster.put("a", UNIT, pinned());
-    cluster.shelve("b", 1);
+    cluster.demote("b", 1);
     cluster.event(Event::Ended(cluster.links[0]));
     assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
     assert_eq!(cluster.delete("a", true), Some(DeleteOutcome::Absent));
@@ -148,7 +148,7 @@ fn lost_node_returns_empty_although_two_masters_died_meanwhile() {
     // Its registration is received, and everything is saved, but the answer is lost.
     let conn = ConnId(900);
     let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
-    let register = Register { info, epoch: 5, life: 1, ..Register::default() };
+    let register = Register { info, epoch: 5, instance: 1, ..Register::default() };
     cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
     let request = MemberToMaster::Register(Box::new(register)).into();
     cluster.event(Event::Request(conn, RequestId(1), request));
@@ -193,7 +193,7 @@ fn an_unconfirmed_delete_is_answered_when_it_will_not_be_forgotten() {
     cluster.sync();
     let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![unconfirmed])));
-    assert_eq!(cluster.state.members[0].owed_holds().len(), 1);
+    assert_eq!(cluster.state.members[0].owed_slot_refs().len(), 1);
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Cluster {
     /// How many copies the first node, which is held up, was asked to take away since this was last called.
     fn copies_asked_for(&mut self) -> usize {
         let asked = std::mem::take(&mut self.held_up[0]).into_iter().map(|(_, request)| match request {
-            MasterToMember::Retire(retire) => retire.holds.len(),
+            MasterToMember::Retire(retire) => retire.slot_refs.len(),
             _ => 0,
         });
         asked.sum()
@@ -150,13 +150,13 @@ fn one_turn_asks_for_a_bounded_number_of_copies_that_others_took_away() {
         let mut cluster = in_pieces_of(PIECE, &[64 * UNIT]);
         let name = |index: usize| if one_name { "k".to_owned() } else { format!("k{index:02}") };
         let reserve = |index| match cluster.reserve(&name(index), 1, plain()) {
-            ReserveOutcome::Room(room) => room,
+            ReserveOutcome::Space(space) => space,
             other => panic!("{other:?}"),
         };
-        let rooms: Vec<_> = (0..20).map(reserve).collect();
+        let reservations: Vec<_> = (0..20).map(reserve).collect();
         cluster.hold_up(0);
-        for (index, room) in rooms.iter().enumerate() {
-            cluster.send_commit(&name(index), 1, plain(), room);
+        for (index, space) in reservations.iter().enumerate() {
+            cluster.send_commit(&name(index), 1, plain(), space);
             cluster.delete(&name(index), true);
         }
         let owed = cluster.master.unconfirmed_count();
@@ -194,8 +194,8 @@ fn a_drop_waits_for_what_others_took_away_meanwhile() {
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     cluster.put("k", 1, on("node2"));
     cluster.hold_up(1);
-    let ReserveOutcome::Room(room) = cluster.reserve("k", 1, on("node1")) else { panic!() };
-    let put = cluster.send_commit("k", 1, on("node1"), &room);
+    let ReserveOutcome::Space(space) = cluster.reserve("k", 1, on("node1")) else { panic!() };
+    let put = cluster.send_commit("k", 1, on("node1"), &space);
     let id = cluster.drop_all();
     while cluster.work() {}
     assert_eq!((cluster.dropped(id), cluster.replies.contains_key(&put)), (None, false));
@@ -247,8 +247,8 @@ fn replace_on_another_node(before: impl FnOnce(&mut Cluster)) -> (Cluster, Reque
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     cluster.put("k", UNIT, on("node2"));
     before(&mut cluster);
-    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, on("node1")) else { panic!() };
-    let id = cluster.send_commit("k", UNIT, on("node1"), &room);
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, on("node1")) else { panic!() };
+    let id = cluster.send_commit("k", UNIT, on("node1"), &space);
     (cluster, id)
 }
 
@@ -288,7 +288,7 @@ fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
     assert!(!cluster.replies.contains_key(&second));
     cluster.delete("held", true);
     let reply = cluster.replies.remove(&second);
-    assert!(matches!(reply, Some(Reply::Reserved(it)) if matches!(it.items[..], [ReserveOutcome::Room(_)])));
+    assert!(matches!(reply, Some(Reply::Reserved(it)) if matches!(it.items[..], [ReserveOutcome::Space(_)])));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_drop_removes_what_was_given_up_for_good() {
     let id = cluster.drop_all();
     while cluster.work() {}
     assert_eq!(cluster.dropped(id), unconfirmed(1, "node1"));
-    assert_eq!(cluster.state.members[0].owed_holds().len(), 2);
+    assert_eq!(cluster.state.members[0].owed_slot_refs().len(), 2);
     cluster.restart_alone(6);
     cluster.link(0);
     assert!(!cluster.has("given up") && !cluster.has("kept"));

@@ -3,12 +3,12 @@
 use super::*;
 use crate::{
     Generation,
-    marks::Consumption,
+    attributes::Consumption,
     message::{
-        Ack, AckItem, AckOutcome, Await, Cause, CommitOutcome, DeletedMatching, Demotion, DropPins, Full,
-        Held, Lease, LeaseItem, LeaseOutcome, List, MarkItem, OnExists, Pattern, Pin, PinOutcome, Policy,
-        PolicyChange, PutOptions, Quota, Release, Reserve, ReserveItem, ReserveOutcome, ResolveOutcome,
-        SOFT_PIN_DEFAULT, Why,
+        Ack, AckItem, AckOutcome, AttributesItem, Await, Cause, CommitOutcome, DeletedMatching, Demotion,
+        DropPins, Full, Held, Lease, LeaseItem, LeaseOutcome, List, OnExists, Pattern, Pin, PinOutcome,
+        Policy, PolicyChange, PutOptions, Quota, Release, Reserve, ReserveItem, ReserveOutcome,
+        ResolveOutcome, SOFT_PIN_DEFAULT, Why,
     },
     node,
 };
@@ -238,7 +238,7 @@ fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
     assert_eq!(cluster.reserved(id), None);
     assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
     cluster.delete("a", true);
-    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -265,11 +265,11 @@ fn who_came_first_is_served_first() {
     assert_eq!(cluster.reserved(small), None, "what would fit must not overtake what came first");
     assert!(cluster.is_full("now"), "nor what will not wait");
     cluster.delete("b", true);
-    let Some(ReserveOutcome::Room(room)) = cluster.reserved(large) else { panic!() };
+    let Some(ReserveOutcome::Space(space)) = cluster.reserved(large) else { panic!() };
     assert_eq!(cluster.reserved(small), None);
-    cluster.commit("large", 2 * UNIT, plain(), &room);
+    cluster.commit("large", 2 * UNIT, plain(), &space);
     // The new object may be evicted for the next in line.
-    assert!(matches!(cluster.reserved(small), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(small), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -280,12 +280,12 @@ fn a_waiting_put_is_served_when_a_lease_runs_out_or_a_pin_is_dropped() {
     let id = cluster.reserve_waiting("b", UNIT, 5_000);
     assert_eq!(cluster.master.poll_timeout(), Some(Tick(100)));
     cluster.wait(100);
-    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Space(_))));
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, owned("run"));
     let id = cluster.reserve_waiting("b", UNIT, 5_000);
     cluster.pin("a", "run", false);
-    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_client_that_goes_leaves_the_line() {
 fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
     let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
     cluster.policy(Some(2 * UNIT), None);
-    assert!(matches!(cluster.reserve("a", UNIT, pinned()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("a", UNIT, pinned()), ReserveOutcome::Space(_)));
     cluster.put("b", UNIT, pinned());
     let ReserveOutcome::OverQuota(quota) = cluster.reserve("c", 1, plain()) else { panic!() };
     assert_eq!((quota.used, quota.limit), (2 * UNIT, 2 * UNIT));
@@ -312,7 +312,7 @@ fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
     assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::OverQuota(_)));
     assert!(cluster.has("b"), "a smaller quota takes nothing away");
     cluster.policy(None, None);
-    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::Space(_)));
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn a_quota_counts_what_samples_have_elsewhere_also_after_a_restart() {
     cluster.put("a", UNIT, elsewhere(5 * UNIT));
     let ReserveOutcome::OverQuota(quota) = cluster.reserve("b", UNIT, elsewhere(4 * UNIT)) else { panic!() };
     assert_eq!((quota.used, quota.limit), (6 * UNIT, 10 * UNIT));
-    let ReserveOutcome::Room(_) = cluster.reserve("b", UNIT, elsewhere(3 * UNIT)) else { panic!() };
+    let ReserveOutcome::Space(_) = cluster.reserve("b", UNIT, elsewhere(3 * UNIT)) else { panic!() };
     assert_eq!(cluster.master.stat().namespaces[0].used, 10 * UNIT);
     cluster.restart_master(6);
     let stat = cluster.master.stat().namespaces[0].clone();
@@ -360,7 +360,7 @@ fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
     let id = cluster.reserve_waiting("next", UNIT, 500);
     assert_eq!(cluster.reserved(id), None);
     cluster.delete("new", true);
-    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(id), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -389,10 +389,10 @@ fn a_put_larger_than_the_quota_is_refused_at_once() {
 fn room_that_is_given_back_is_not_charged_any_more() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.policy(Some(UNIT), None);
-    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, plain()) else { panic!() };
     assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::OverQuota(_)));
-    cluster.node_request(0, ClientToNode::Abort(vec![room[0].location.hold()]));
-    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::Room(_)));
+    cluster.node_request(0, ClientToNode::Abort(vec![space[0].location.slot_ref()]));
+    assert!(matches!(cluster.reserve("b", UNIT, plain()), ReserveOutcome::Space(_)));
     assert_eq!(cluster.master.stat().namespaces[0].granted, UNIT);
 }
 
@@ -598,9 +598,10 @@ fn one_copy_that_tells_of_the_consumption_suffices() {
         let mut cluster = Cluster::with(&[8 * UNIT, 8 * UNIT], |config| config.durable = true);
         cluster.put("s", UNIT, PutOptions { replicas: 2, ..sample(groups(&["g"])) });
         let record = cluster.nodes[told].inventory().remove(0);
-        let mut marks = record.marks;
-        marks.sample.as_mut().unwrap().acked.push("g".into());
-        let mark = MasterToMember::Mark(vec![MarkItem { hold: record.hold, marks }]);
+        let mut attributes = record.attributes;
+        attributes.sample.as_mut().unwrap().acked.push("g".into());
+        let mark =
+            MasterToMember::SetAttributes(vec![AttributesItem { slot_ref: record.slot_ref, attributes }]);
         cluster.nodes[told].handle(node::Event::MasterRequest(RequestId(1 << 40), mark));
         while cluster.nodes[told].poll_effect().is_some() {}
         cluster.restart_master(2);
@@ -731,24 +732,24 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("k", 2 * UNIT, plain());
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
-    let hold = found.replicas[0].hold();
+    let slot_ref = found.replicas[0].slot_ref();
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
-    cluster.node_request(0, ClientToNode::BeginViews(vec![hold, hold]));
+    cluster.node_request(0, ClientToNode::BeginViews(vec![slot_ref, slot_ref]));
     // Somebody who talks to the node, but not to the master.
     cluster.node_event(0, node::Event::Mapped(ClientId(9)));
     let opened =
         node::Event::Opened { conn: ConnId(9), client: ClientId(9), namespace: "default".to_owned() };
     cluster.node_event(0, opened);
-    let request = ClientToNode::BeginViews(vec![hold]);
+    let request = ClientToNode::BeginViews(vec![slot_ref]);
     cluster.node_event(0, node::Event::Request { conn: ConnId(9), id: RequestId(5), request });
     let Why::Here(here) = cluster.why("k") else { panic!() };
     let stranger = "client 0000000000000009, which is not connected";
     assert_eq!((here.views, here.viewers_more, here.sends), (3, 0, 0));
     assert_eq!(here.viewers, [stranger, "client 7"]);
-    assert!(cluster.nodes[0].begin_send(hold, 0, 1, None).is_some());
+    assert!(cluster.nodes[0].begin_send(slot_ref, 0, 1, None).is_some());
     let Why::Here(here) = cluster.why("k") else { panic!() };
     assert_eq!((here.views, here.sends), (3, 1));
-    cluster.nodes[0].end_send(hold, None);
+    cluster.nodes[0].end_send(slot_ref, None);
 
     let holders = |cluster: &Cluster| cluster.master.stat().nodes.remove(0).holders;
     cluster.node_event(0, node::Event::Beat);

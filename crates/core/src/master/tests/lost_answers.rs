@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Hold, Location, MARKS_MAX, OWNER_BYTES_MAX, SlotId, Stamp,
-    marks::{Consumption, Marks},
+    ATTRIBUTES_MAX, Location, OWNER_BYTES_MAX, SlotId, SlotRef, Stamp,
+    attributes::{Attributes, Consumption},
     message::{
         Announce, CommitItem, CommitOutcome, Decide, DecideItem, DeleteOutcome, EndStream, ForgetNode,
         NodeInfo, Pin, PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome,
@@ -34,7 +34,7 @@ impl Cluster {
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
         let (segment, name) = (SegmentId(index as u64 + 1), format!("node{}", index + 1));
         let info = NodeInfo { segment, name, ..NodeInfo::default() };
-        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, life: 1, stamps: 0 };
+        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, instance: 1, stamps: 0 };
         let id = RequestId(900);
         self.event(Event::Request(conn, id, MemberToMaster::Register(Box::new(register)).into()));
         match self.replies.remove(&id) {
@@ -44,7 +44,7 @@ impl Cluster {
     }
 
     /// On such a connection it tells all that it holds, and is to be told what it must drop.
-    fn announce(&mut self, conn: ConnId, items: Vec<Record>) -> Vec<Hold> {
+    fn announce(&mut self, conn: ConnId, items: Vec<Record>) -> Vec<SlotRef> {
         let id = RequestId(902);
         self.event(Event::Request(conn, id, MemberToMaster::Announce(Announce { items, last: true }).into()));
         match self.replies.remove(&id) {
@@ -86,8 +86,8 @@ fn a_lost_node_must_discard_until_it_has_heard_of_it() {
 fn a_node_that_has_yet_to_discard_gets_no_copy() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let options = PutOptions { replicas: 2, preferred: vec!["node1".into()], ..plain() };
-    let room = cluster.reserve("k", UNIT, options.clone());
-    let ReserveOutcome::Room(reservations) = room else { panic!("{room:?}") };
+    let space = cluster.reserve("k", UNIT, options.clone());
+    let ReserveOutcome::Space(reservations) = space else { panic!("{space:?}") };
     assert_eq!(reservations.len(), 2);
     cluster.unlink(1);
     cluster.forget(1);
@@ -107,14 +107,14 @@ fn a_node_that_has_yet_to_discard_gets_no_copy() {
 #[test]
 fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
-    let room = cluster.reserve("k", UNIT, plain());
-    let ReserveOutcome::Room(reservations) = room else { panic!("{room:?}") };
-    let hold: Hold = reservations[0].location.hold();
+    let space = cluster.reserve("k", UNIT, plain());
+    let ReserveOutcome::Space(reservations) = space else { panic!("{space:?}") };
+    let slot_ref: SlotRef = reservations[0].location.slot_ref();
     assert!(matches!(cluster.commit("k", UNIT, plain(), &reservations), CommitOutcome::Stored(_)));
     cluster.hold_up(0);
     cluster.delete("k", true);
     // The node has not heard of the removal, and asks about the same object once more.
-    let item = CommitItem { hold, key: key("k"), len: UNIT, options: plain(), others: vec![] };
+    let item = CommitItem { slot_ref, key: key("k"), len: UNIT, options: plain(), others: vec![] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
     let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
     cluster.event(Event::Request(cluster.links[0], RequestId(77), asked.into()));
@@ -127,7 +127,7 @@ fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
 #[test]
 fn room_is_given_back_that_was_found_for_a_client_whose_answer_was_lost() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
-    assert!(matches!(cluster.reserve("k", UNIT, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("k", UNIT, plain()), ReserveOutcome::Space(_)));
     assert_eq!(cluster.nodes[0].usage().granted, UNIT);
     // The client never came to the node; it connects to the master anew.
     cluster.open(ConnId(2), 7);
@@ -140,7 +140,7 @@ fn every_copy_counts_against_the_quota() {
     cluster.ask(ClientToMaster::SetPolicy(Policy { quota: Some(3 * UNIT), ..Policy::default() }.into()));
     let twice = PutOptions { replicas: 2, ..plain() };
     let copies = |outcome: ReserveOutcome| match outcome {
-        ReserveOutcome::Room(reservations) => reservations.len(),
+        ReserveOutcome::Space(reservations) => reservations.len(),
         other => panic!("{other:?}"),
     };
     assert_eq!(copies(cluster.reserve("a", UNIT, twice.clone())), 2);
@@ -162,8 +162,8 @@ fn rivals() -> Cluster {
 impl Cluster {
     /// Another life of the master begins; only these nodes register, in this order.
     fn restart_with(&mut self, epoch: u64, nodes: &[usize]) {
-        let life = self.master.objects.cx.config.life + 1;
-        self.master = Master::new(MasterConfig { epoch, life, ..self.master.objects.cx.config });
+        let instance = self.master.objects.cx.config.instance + 1;
+        self.master = Master::new(MasterConfig { epoch, instance, ..self.master.objects.cx.config });
         self.open(CLIENT, 7);
         for &index in nodes {
             self.nodes[index].handle(node::Event::Unlinked);
@@ -208,14 +208,14 @@ fn of_two_copies_that_one_node_tells_of_it_must_drop_the_second() {
     cluster.restart_with(6, &[]);
     let (conn, _) = cluster.register(0);
     let copy = |slot: u32| Record {
-        hold: Hold { slot: SlotId(slot), stamp: Stamp(1) },
+        slot_ref: SlotRef { slot: SlotId(slot), stamp: Stamp(1) },
         namespace: "default".into(),
         key: key("k"),
         generation: Generation { epoch: 5, counter: 1 },
         len: UNIT,
-        marks: Marks::default(),
+        attributes: Attributes::default(),
     };
-    assert_eq!(cluster.announce(conn, vec![copy(0), copy(1)]), [copy(1).hold]);
+    assert_eq!(cluster.announce(conn, vec![copy(0), copy(1)]), [copy(1).slot_ref]);
     assert_eq!(cluster.found("k"), (1, 1));
 }
 
@@ -226,18 +226,18 @@ fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
     // The first node announces its old copy, and its link breaks before it hears that it must drop it.
     cluster.register_in_vain();
     let (conn, _) = cluster.register(0);
-    let hold = Hold { slot: SlotId(0), stamp: Stamp(1) };
+    let slot_ref = SlotRef { slot: SlotId(0), stamp: Stamp(1) };
     let record = Record {
-        hold,
+        slot_ref,
         namespace: "default".into(),
         key: key("k"),
         generation: Generation { epoch: 5, counter: 1 },
         len: UNIT,
-        marks: Marks::default(),
+        attributes: Attributes::default(),
     };
-    assert_eq!(cluster.announce(conn, vec![record]), [hold]);
+    assert_eq!(cluster.announce(conn, vec![record]), [slot_ref]);
     cluster.event(Event::Closed(conn));
-    assert_eq!(cluster.register_in_vain().retire, [hold]);
+    assert_eq!(cluster.register_in_vain().retire, [slot_ref]);
     cluster.link(0);
     assert_eq!((cluster.nodes[0].usage().objects, cluster.master.unconfirmed_count()), (0, 0));
 }
@@ -246,13 +246,13 @@ fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
 fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
-    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
-    let (home, other) = (room[0].location, room[1].location);
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    let (home, other) = (space[0].location, space[1].location);
     let joining = other.segment.0 as usize - 1;
     // The other node's link breaks; it registers, and announces before it hears that it has a copy.
     cluster.unlink(joining);
     let (conn, _) = cluster.register(joining);
-    cluster.send_commit("k", UNIT, twice, &room);
+    cluster.send_commit("k", UNIT, twice, &space);
     assert_eq!(cluster.announce(conn, vec![]), []);
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     assert_eq!(found.replicas, [home, other]);
@@ -263,14 +263,14 @@ fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
 fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
-    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
-    let (home, other) = (room[0].location, room[1].location);
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    let (home, other) = (space[0].location, space[1].location);
     let away = other.segment.0 as usize - 1;
     // The writer stays connected to that node, so its room is not given back for that reason.
     let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
     cluster.node_event(away, opened);
     cluster.hold_up(away);
-    cluster.send_commit("k", UNIT, twice, &room);
+    cluster.send_commit("k", UNIT, twice, &space);
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     assert_eq!(found.replicas, [home, other]);
     cluster.unlink(away);
@@ -302,7 +302,7 @@ fn a_delete_is_not_confirmed_before_a_node_has_heard_to_drop_what_it_did_not_tel
     // It comes back, and its link breaks again before it hears the answer.
     let (conn, registered) = cluster.register(away);
     assert_eq!(registered.retire, []);
-    assert_eq!(cluster.announce(conn, vec![]), [other.hold()]);
+    assert_eq!(cluster.announce(conn, vec![]), [other.slot_ref()]);
     cluster.event(Event::Closed(conn));
     assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Unconfirmed(vec![name.clone()])));
     assert_eq!(cluster.delete("k", true), Some(DeleteOutcome::Unconfirmed(vec![name])));
@@ -315,9 +315,9 @@ fn a_delete_is_not_confirmed_before_a_node_has_heard_to_drop_what_it_did_not_tel
 fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
-    let ReserveOutcome::Room(room) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
-    assert!(matches!(cluster.commit("k", UNIT, twice.clone(), &room), CommitOutcome::Stored(_)));
-    let (home, other) = (room[0].location, room[1].location);
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
+    assert!(matches!(cluster.commit("k", UNIT, twice.clone(), &space), CommitOutcome::Stored(_)));
+    let (home, other) = (space[0].location, space[1].location);
     let (asking, slow) = (home.segment.0 as usize - 1, other.segment.0 as usize - 1);
     // The master forgets the home, and what it owes; the other one is only slow.
     cluster.hold_up(slow);
@@ -326,8 +326,13 @@ fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() 
     cluster.forget(asking);
     cluster.link(asking);
     // The home never heard that the object was stored: what was prepared there is asked about once more.
-    let item =
-        CommitItem { hold: home.hold(), key: key("k"), len: UNIT, options: twice, others: vec![other] };
+    let item = CommitItem {
+        slot_ref: home.slot_ref(),
+        key: key("k"),
+        len: UNIT,
+        options: twice,
+        others: vec![other],
+    };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
     let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
     cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked.into()));
@@ -392,7 +397,7 @@ fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it
     };
     // Names and marks have little memory here: before long there is no room for another owner.
     let names: Vec<_> = (0..16).map(|it| format!("k{it}")).collect();
-    let pins = names.iter().flat_map(|name| (0..MARKS_MAX - 1).map(move |index| (name, index)));
+    let pins = names.iter().flat_map(|name| (0..ATTRIBUTES_MAX - 1).map(move |index| (name, index)));
     let refused = pins.map(|(name, index)| (name, pin(name, index))).find(|it| it.1 != PinOutcome::Done);
     let (name, outcome) = refused.expect("the heap is larger than all marks");
     assert_eq!(outcome, PinOutcome::Unconfirmed(vec!["node1".into()]));
@@ -410,9 +415,9 @@ fn a_decision_waits_for_a_node_that_may_know_the_name() {
     let other = Location { segment: SegmentId(2), slot: SlotId(3), stamp: Stamp(9) };
     let sample = Some(Consumption::Groups(vec!["g".into()]));
     let options = PutOptions { replicas: 2, sample, stream: "s".into(), ..plain() };
-    let marks = Marks::of(&options);
-    let hold = Hold { slot: SlotId(1), stamp: Stamp(7) };
-    let item = CommitItem { hold, key: key("k"), len: UNIT, options, others: vec![other] };
+    let attributes = Attributes::of(&options);
+    let slot_ref = SlotRef { slot: SlotId(1), stamp: Stamp(7) };
+    let item = CommitItem { slot_ref, key: key("k"), len: UNIT, options, others: vec![other] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
     let id = RequestId(77);
     let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
@@ -420,12 +425,12 @@ fn a_decision_waits_for_a_node_that_may_know_the_name() {
     let said: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
     assert!(said.is_empty(), "the other node may know more: {said:?}");
     let record = Record {
-        hold: other.hold(),
+        slot_ref: other.slot_ref(),
         namespace: "default".into(),
         key: key("k"),
         generation: Generation { epoch: 5, counter: 4 },
         len: UNIT,
-        marks,
+        attributes,
     };
     assert_eq!(cluster.announce(conn, vec![record]), []);
     assert_eq!(cluster.found("k"), (4, 2), "the first answer was lost: it has the name already");

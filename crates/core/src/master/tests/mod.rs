@@ -11,7 +11,7 @@ mod shortage;
 mod tenants;
 mod tier;
 mod tier_refused;
-mod tier_room;
+mod tier_space;
 mod tier_waiting;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -46,11 +46,11 @@ pub(super) struct Cluster {
     /// What is said to a node that is near is with it, also if it is held up.
     pub(super) takes_at_once: bool,
     /// Nodes that link from now on are near.
-    pub(super) is_near: bool,
+    pub(super) is_on_same_host: bool,
     /// See [`tier`].
     disks: Vec<TestDisk>,
     /// Offers that their client has claimed, by node.
-    pub(super) claimed: BTreeSet<(usize, Hold)>,
+    pub(super) claimed: BTreeSet<(usize, SlotRef)>,
     /// What is in the state folder, and versions that are not synced yet while it is held up.
     pub(super) state: Saved,
     pub(super) unsynced: Option<Vec<(u64, Saved)>>,
@@ -64,7 +64,7 @@ impl Cluster {
     pub(super) fn with(capacities: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
         let mut config = MasterConfig {
             epoch: 5,
-            life: 1,
+            instance: 1,
             first_counter: 0,
             durable: false,
             silence_ms_max: 1_000,
@@ -95,7 +95,7 @@ impl Cluster {
             replies: BTreeMap::new(),
             notices: Vec::new(),
             takes_at_once: true,
-            is_near: true,
+            is_on_same_host: true,
             disks: Vec::new(),
             claimed: BTreeSet::new(),
             state: Saved::default(),
@@ -144,8 +144,8 @@ impl Cluster {
         self.links[index] = ConnId(self.next_conn);
         let hello = Hello { role: Role::Node, ..Hello::default() };
         self.event(Event::Opened(self.links[index], hello));
-        if self.is_near {
-            self.event(Event::Near(self.links[index]));
+        if self.is_on_same_host {
+            self.event(Event::SameHost(self.links[index]));
         }
         let name = format!("node{}", index + 1);
         let info = NodeInfo { segment: SegmentId(index as u64 + 1), name, ..NodeInfo::default() };
@@ -161,7 +161,7 @@ impl Cluster {
     pub(super) fn restart_master(&mut self, epoch: u64) {
         let config = MasterConfig {
             epoch,
-            life: self.master.objects.cx.config.life + 1,
+            instance: self.master.objects.cx.config.instance + 1,
             ..self.master.objects.cx.config
         };
         self.master = Master::recover(config, self.state.clone());
@@ -232,7 +232,7 @@ impl Cluster {
                     Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
                     None => _ = self.replies.insert(id, reply),
                 },
-                Effect::Entrust(conn, id, request) => {
+                Effect::SendLedger(conn, id, request) => {
                     self.deliver(conn, id, request);
                     if self.takes_at_once {
                         self.master.sent(id);
@@ -260,8 +260,8 @@ impl Cluster {
                 node::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request.into())),
                 node::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
                 node::Effect::Reply { id, reply, .. } => _ = self.replies.insert(id, reply),
-                node::Effect::Recall(holds) => {
-                    let outcomes = holds.iter().map(|it| (*it, !self.claimed.contains(&(index, *it))));
+                node::Effect::Recall(slot_refs) => {
+                    let outcomes = slot_refs.iter().map(|it| (*it, !self.claimed.contains(&(index, *it))));
                     self.nodes[index].handle(node::Event::Recalled(outcomes.collect()));
                 }
                 _ => (),
@@ -295,9 +295,9 @@ impl Cluster {
         name: &str,
         len: u64,
         options: PutOptions,
-        room: &[Reservation],
+        space: &[Reservation],
     ) -> CommitOutcome {
-        let id = self.send_commit(name, len, options, room);
+        let id = self.send_commit(name, len, options, space);
         match self.replies.remove(&id) {
             Some(Reply::Committed(mut outcomes)) => outcomes.remove(0),
             other => panic!("{other:?}"),
@@ -309,12 +309,12 @@ impl Cluster {
         name: &str,
         len: u64,
         options: PutOptions,
-        room: &[Reservation],
+        space: &[Reservation],
     ) -> RequestId {
-        let home = room[0].location;
+        let home = space[0].location;
         let index = home.segment.0 as usize - 1;
-        let others = room[1..].iter().map(|it| it.location).collect();
-        let items = vec![CommitItem { hold: home.hold(), key: key(name), len, options, others }];
+        let others = space[1..].iter().map(|it| it.location).collect();
+        let items = vec![CommitItem { slot_ref: home.slot_ref(), key: key(name), len, options, others }];
         self.next_id += 1;
         let id = RequestId(1_000_000 + self.next_id);
         let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
@@ -332,7 +332,7 @@ impl Cluster {
 
     pub(super) fn put(&mut self, name: &str, len: u64, options: PutOptions) -> CommitOutcome {
         match self.reserve(name, len, options.clone()) {
-            ReserveOutcome::Room(room) => self.commit(name, len, options, &room),
+            ReserveOutcome::Space(space) => self.commit(name, len, options, &space),
             other => panic!("{other:?}"),
         }
     }
@@ -397,8 +397,8 @@ fn a_put_can_be_found_and_deleted_once() {
 #[test]
 fn the_first_commit_wins_and_the_second_is_told() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let ReserveOutcome::Room(first) = cluster.reserve("a", 10, keep()) else { panic!() };
-    let ReserveOutcome::Room(second) = cluster.reserve("a", 10, keep()) else { panic!() };
+    let ReserveOutcome::Space(first) = cluster.reserve("a", 10, keep()) else { panic!() };
+    let ReserveOutcome::Space(second) = cluster.reserve("a", 10, keep()) else { panic!() };
     assert_eq!(cluster.commit("a", 10, keep(), &second), CommitOutcome::Stored(generation(1)));
     assert_eq!(cluster.commit("a", 10, keep(), &first), CommitOutcome::Exists(generation(1)));
     assert_eq!(cluster.reserve("a", 10, keep()), ReserveOutcome::Exists(generation(1)));
@@ -423,16 +423,16 @@ fn a_conditional_replacement_spares_newer_objects() {
     // There is nothing to replace.
     assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(Generation::default()));
     assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
-    let ReserveOutcome::Room(early) = cluster.reserve("a", 10, only(1)) else { panic!() };
-    let ReserveOutcome::Room(late) = cluster.reserve("a", 10, only(1)) else { panic!() };
+    let ReserveOutcome::Space(early) = cluster.reserve("a", 10, only(1)) else { panic!() };
+    let ReserveOutcome::Space(late) = cluster.reserve("a", 10, only(1)) else { panic!() };
     assert_eq!(cluster.commit("a", 10, only(1), &early), CommitOutcome::Replaced(generation(2)));
     // The other writer saw the first object, and must not overwrite the second.
     assert_eq!(cluster.commit("a", 10, only(1), &late), CommitOutcome::Exists(generation(2)));
     assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(generation(2)));
     // Neither may it bring back what was deleted.
-    let ReserveOutcome::Room(room) = cluster.reserve("a", 10, only(2)) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, only(2)) else { panic!() };
     assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
-    assert_eq!(cluster.commit("a", 10, only(2), &room), CommitOutcome::Exists(Generation::default()));
+    assert_eq!(cluster.commit("a", 10, only(2), &space), CommitOutcome::Exists(Generation::default()));
     assert!(!cluster.has("a"));
     assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
 }
@@ -459,7 +459,7 @@ fn a_draining_node_is_read_and_gets_no_new_objects() {
 #[test]
 fn a_conditional_replacement_refuses_samples() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let sample = PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() };
+    let sample = PutOptions { sample: Some(crate::attributes::Consumption::Once), ..plain() };
     assert_eq!(cluster.put("a", 10, sample), CommitOutcome::Stored(generation(1)));
     let only = PutOptions { replaces: Some(generation(1)), ..plain() };
     assert_eq!(cluster.reserve("a", 10, only), ReserveOutcome::Exists(generation(1)));
@@ -505,7 +505,7 @@ fn a_lease_keeps_an_object_from_eviction_for_its_time() {
     cluster.resolve("a", true);
     assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::Full(_)));
     cluster.wait(100);
-    assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("b", 1, plain()), ReserveOutcome::Space(_)));
 }
 
 #[test]
@@ -540,8 +540,8 @@ fn replicas_lie_on_different_nodes_and_reads_survive_one_of_them() {
 #[test]
 fn more_replicas_than_nodes_are_as_many_as_there_are_nodes() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
-    let ReserveOutcome::Room(room) = cluster.reserve("a", 1, twice()) else { panic!() };
-    assert_eq!(room.len(), 1);
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 1, twice()) else { panic!() };
+    assert_eq!(space.len(), 1);
     let none = PutOptions { replicas: 0, ..plain() };
     assert!(matches!(cluster.reserve("a", 1, none), ReserveOutcome::Invalid(_)));
 }
@@ -550,9 +550,9 @@ fn more_replicas_than_nodes_are_as_many_as_there_are_nodes() {
 fn the_other_replicas_of_a_refused_commit_are_given_back() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let options = PutOptions { on_exists: OnExists::Keep, ..twice() };
-    let ReserveOutcome::Room(room) = cluster.reserve("a", 1, options.clone()) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 1, options.clone()) else { panic!() };
     cluster.put("a", 1, plain());
-    assert_eq!(cluster.commit("a", 1, options, &room), CommitOutcome::Exists(generation(1)));
+    assert_eq!(cluster.commit("a", 1, options, &space), CommitOutcome::Exists(generation(1)));
     assert!(cluster.nodes.iter().all(|it| it.usage().granted == 0));
 }
 
@@ -731,12 +731,12 @@ fn room_for_a_client_that_is_gone_is_given_back() {
 #[test]
 fn a_lost_replica_is_forgotten_when_its_node_says_so() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
-    let ReserveOutcome::Room(mut room) = cluster.reserve("a", 1, twice()) else { panic!() };
-    let segment = room[1].location.segment;
-    room[1].location = Location { segment, slot: SlotId(0), stamp: Stamp(999) };
-    assert_eq!(cluster.commit("a", 1, twice(), &room), CommitOutcome::Stored(generation(1)));
+    let ReserveOutcome::Space(mut space) = cluster.reserve("a", 1, twice()) else { panic!() };
+    let segment = space[1].location.segment;
+    space[1].location = Location { segment, slot: SlotId(0), stamp: Stamp(999) };
+    assert_eq!(cluster.commit("a", 1, twice(), &space), CommitOutcome::Stored(generation(1)));
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
-    assert_eq!(found.replicas, [room[0].location]);
+    assert_eq!(found.replicas, [space[0].location]);
 }
 
 /// A writer that has its answer may leave at once, and takes with it what no node has recorded.
@@ -746,10 +746,12 @@ fn a_put_is_answered_when_every_copy_is_recorded() {
         [Cluster::let_go, Cluster::unlink, |cluster, _| cluster.wait(1_000)];
     for ending in endings {
         let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
-        let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!("there is room") };
-        let other = room[1].location.segment.0 as usize - 1;
+        let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else {
+            panic!("there is room")
+        };
+        let other = space[1].location.segment.0 as usize - 1;
         cluster.hold_up(other);
-        let id = cluster.send_commit("a", UNIT, twice(), &room);
+        let id = cluster.send_commit("a", UNIT, twice(), &space);
         assert!(!cluster.replies.contains_key(&id), "the other node has not recorded its copy");
         ending(&mut cluster, other);
         assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))), "{:?}", cluster.replies);

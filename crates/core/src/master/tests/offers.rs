@@ -17,7 +17,7 @@ impl Cluster {
         let reserve = Reserve { items, spare: count, wait_ms: 1000, ..Reserve::default() };
         match self.ask(ClientToMaster::Reserve(reserve)) {
             Some(Reply::Reserved(mut reserved)) => match reserved.items.remove(0) {
-                ReserveOutcome::Room(rooms) => rooms,
+                ReserveOutcome::Space(reservations) => reservations,
                 other => panic!("{other:?}"),
             },
             other => panic!("{other:?}"),
@@ -27,13 +27,13 @@ impl Cluster {
     /// The client writes there.
     fn claim(&mut self, offers: &[Reservation]) {
         let node = |it: &Reservation| it.location.segment.0 as usize - 1;
-        self.claimed.extend(offers.iter().map(|it| (node(it), it.location.hold())));
+        self.claimed.extend(offers.iter().map(|it| (node(it), it.location.slot_ref())));
     }
 
     fn publish_offer(&mut self, name: &str, offer: &Reservation) -> Option<CommitOutcome> {
         let Location { segment: home, .. } = offer.location;
-        let (hold, others) = (offer.location.hold(), Vec::new());
-        let item = CommitItem { hold, key: key(name), len: UNIT, options: plain(), others };
+        let (slot_ref, others) = (offer.location.slot_ref(), Vec::new());
+        let item = CommitItem { slot_ref, key: key(name), len: UNIT, options: plain(), others };
         let publish = Publish { items: vec![PublishItem { home, item }], wait_ms: 500 };
         match self.ask(ClientToMaster::Publish(publish)) {
             Some(Reply::Published(mut outcomes)) => outcomes.remove(0),
@@ -141,7 +141,7 @@ fn a_waiting_put_takes_what_comes_from_offers() {
     let waiting = cluster.reserve_waiting("large", 4 * UNIT, 1000);
     assert_eq!(cluster.reserved(waiting), None, "all is claimed");
     cluster.node_event(0, node::Event::Dead(ClientId(7)));
-    assert!(matches!(cluster.reserved(waiting), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.reserved(waiting), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]

@@ -12,17 +12,22 @@ use crate::{
 
 impl Cluster {
     /// Room for an object of ten bytes.
-    fn room(&mut self, name: &str) -> Reservation {
+    fn space(&mut self, name: &str) -> Reservation {
         match self.reserve(name, 10, plain()) {
-            ReserveOutcome::Room(mut room) => room.remove(0),
+            ReserveOutcome::Space(mut space) => space.remove(0),
             other => panic!("{other:?}"),
         }
     }
 
-    fn send_publish(&mut self, name: &str, options: PutOptions, room: &Reservation) -> RequestId {
-        let item =
-            CommitItem { hold: room.location.hold(), key: key(name), len: 10, options, others: vec![] };
-        let items = vec![PublishItem { home: room.location.segment, item }];
+    fn send_publish(&mut self, name: &str, options: PutOptions, space: &Reservation) -> RequestId {
+        let item = CommitItem {
+            slot_ref: space.location.slot_ref(),
+            key: key(name),
+            len: 10,
+            options,
+            others: vec![],
+        };
+        let items = vec![PublishItem { home: space.location.segment, item }];
         self.send(ClientToMaster::Publish(Publish { items, wait_ms: 500 }))
     }
 
@@ -36,8 +41,8 @@ impl Cluster {
     }
 
     fn publish(&mut self, name: &str, options: PutOptions) -> Option<Option<CommitOutcome>> {
-        let room = self.room(name);
-        let id = self.send_publish(name, options, &room);
+        let space = self.space(name);
+        let id = self.send_publish(name, options, &space);
         self.published(id)
     }
 
@@ -75,10 +80,10 @@ fn what_is_published_can_be_found_and_its_node_has_it() {
 fn the_answer_waits_until_the_word_is_with_the_node() {
     for is_taken in [true, false] {
         let mut cluster = Cluster::new(&[10 * UNIT]);
-        let room = cluster.room("a");
+        let space = cluster.space("a");
         cluster.takes_at_once = is_taken;
         cluster.hold_up(0);
-        let id = cluster.send_publish("a", plain(), &room);
+        let id = cluster.send_publish("a", plain(), &space);
         assert_eq!(cluster.published(id), is_taken.then_some(stored(1).flatten()));
         assert_eq!(cluster.inventory(0), [""; 0]);
         cluster.let_go(0);
@@ -90,12 +95,13 @@ fn the_answer_waits_until_the_word_is_with_the_node() {
 #[test]
 fn one_answer_confirms_all_that_a_node_has_heard_of() {
     let mut cluster = Cluster::new(&[10 * UNIT, 0]);
-    let rooms = ["a", "b", "c"].map(|name| cluster.room(name));
-    assert!(rooms.iter().all(|it| it.location.segment == rooms[0].location.segment));
+    let reservations = ["a", "b", "c"].map(|name| cluster.space(name));
+    assert!(reservations.iter().all(|it| it.location.segment == reservations[0].location.segment));
     cluster.takes_at_once = false;
     cluster.hold_up(0);
-    let ids = ["a", "b", "c"]
-        .map(|name| cluster.send_publish(name, plain(), &rooms[usize::from(name.as_bytes()[0] - b'a')]));
+    let ids = ["a", "b", "c"].map(|name| {
+        cluster.send_publish(name, plain(), &reservations[usize::from(name.as_bytes()[0] - b'a')])
+    });
     let words = std::mem::take(&mut cluster.held_up[0]).into_iter().map(|(id, request)| match request {
         MasterToMember::Settle(settle) => (id, settle),
         other => panic!("{other:?}"),
@@ -108,15 +114,15 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
     cluster.event(Event::Reply(cluster.links[1], RequestId(u64::MAX), Reply::Settled(settled)));
     assert!(ids.iter().all(|id| cluster.published(*id).is_none()));
     // One of them is gone there, and the others count.
-    let gone = words[1].1.commit[0].hold;
+    let gone = words[1].1.commit[0].slot_ref;
     cluster.nodes[0].handle(node::Event::MasterRequest(
         RequestId(0),
-        MasterToMember::Retire(Retire { holds: vec![gone] }),
+        MasterToMember::Retire(Retire { slot_refs: vec![gone] }),
     ));
     while cluster.nodes[0].poll_effect().is_some() {}
     cluster.is_held_up[0] = false;
     words.rotate_left(1);
-    cluster.node_event(0, node::Event::Entrusted(words));
+    cluster.node_event(0, node::Event::LedgerRead(words));
     let all: Vec<_> = ids.iter().map(|id| cluster.published(*id)).collect();
     assert_eq!(all, [stored(1), stored(2), stored(3)]);
     assert_eq!(cluster.inventory(0), ["a", "c"]);
@@ -126,17 +132,17 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
 #[test]
 fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let rooms = ["a", "b"].map(|name| cluster.room(name));
+    let reservations = ["a", "b"].map(|name| cluster.space(name));
     cluster.hold_up(0);
     let asked = |cluster: &Cluster| {
         let look = MasterToMember::Settle(Settle::default());
         cluster.held_up[0].iter().filter(|(_, request)| *request == look).count()
     };
-    cluster.send_publish("a", plain(), &rooms[0]);
+    cluster.send_publish("a", plain(), &reservations[0]);
     assert_eq!(asked(&cluster), 0, "nobody wants to know");
     assert!(cluster.has("a") && cluster.has("a"));
     assert_eq!(asked(&cluster), 1);
-    cluster.send_publish("b", plain(), &rooms[1]);
+    cluster.send_publish("b", plain(), &reservations[1]);
     assert!(cluster.has("a"));
     assert_eq!(asked(&cluster), 1, "it was asked a moment ago");
     cluster.wait(2);
@@ -156,9 +162,9 @@ fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
     let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
     let on = |node: usize| PutOptions { preferred: vec![format!("node{node}")], ..plain() };
     for (name, node) in [("a", 1), ("b", 2), ("c", 3)] {
-        let ReserveOutcome::Room(room) = cluster.reserve(name, 10, on(node)) else { panic!() };
+        let ReserveOutcome::Space(space) = cluster.reserve(name, 10, on(node)) else { panic!() };
         cluster.hold_up(node - 1);
-        cluster.send_publish(name, plain(), &room[0]);
+        cluster.send_publish(name, plain(), &space[0]);
     }
     let exists = Exists { keys: [key("a"), key("b"), key("a")].iter().collect(), ..Exists::default() };
     cluster.ask(ClientToMaster::Exists(exists));
@@ -174,10 +180,10 @@ fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
         if is_through {
             cluster.write_through();
         }
-        let room = cluster.room("a");
+        let space = cluster.space("a");
         cluster.hold_up(0);
         cluster.disks[0].held_up = true;
-        cluster.send_publish("a", plain(), &room);
+        cluster.send_publish("a", plain(), &space);
         let look = MasterToMember::Settle(Settle::default());
         assert_eq!(cluster.disks[0].to_do.len(), usize::from(is_through));
         assert_eq!(cluster.held_up[0].iter().any(|(_, request)| *request == look), is_through);
@@ -195,9 +201,9 @@ fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
         let name = "n".repeat(name_len);
         let mut asked = 0;
         for count in 1..=600 {
-            let room = cluster.room(&name);
+            let space = cluster.space(&name);
             cluster.hold_up(0);
-            cluster.send_publish(&name, plain(), &room);
+            cluster.send_publish(&name, plain(), &space);
             let look = MasterToMember::Settle(Settle::default());
             asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
             assert_eq!(asked, count / count_max, "{name_len} bytes");
@@ -213,9 +219,9 @@ fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
     assert_eq!(cluster.publish("a", plain()), stored(1));
     let mut asked = 0;
     for count in 1..=600 {
-        let room = cluster.room("a");
+        let space = cluster.space("a");
         cluster.hold_up(0);
-        let id = cluster.send_publish("a", keep(), &room);
+        let id = cluster.send_publish("a", keep(), &space);
         assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Exists(generation(1)))));
         let look = MasterToMember::Settle(Settle::default());
         asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
@@ -228,11 +234,11 @@ fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
 #[test]
 fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let room = cluster.room("a");
+    let space = cluster.space("a");
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
     cluster.takes_at_once = false;
     cluster.hold_up(0);
-    let id = cluster.send_publish("a", plain(), &room);
+    let id = cluster.send_publish("a", plain(), &space);
     assert_eq!(cluster.published(id), None);
     cluster.held_up[0].clear();
     cluster.unlink(0);
@@ -241,17 +247,17 @@ fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
     cluster.link(0);
     assert_eq!(cluster.inventory(0), ["a"], "it stands nevertheless");
     assert!(cluster.has("a"));
-    let again = cluster.commit("a", 10, plain(), &[room]);
+    let again = cluster.commit("a", 10, plain(), &[space]);
     assert_eq!(again, CommitOutcome::Stored(generation(1)), "and who asks the node hears that");
 }
 
 #[test]
 fn what_was_deleted_since_is_not_told_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let room = cluster.room("a");
+    let space = cluster.space("a");
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
     cluster.hold_up(0);
-    let id = cluster.send_publish("a", plain(), &room);
+    let id = cluster.send_publish("a", plain(), &space);
     assert_eq!(cluster.published(id), stored(1), "it is with the node");
     cluster.held_up[0].clear();
     cluster.unlink(0);
@@ -266,7 +272,7 @@ fn what_was_deleted_since_is_not_told_again() {
 #[test]
 fn a_silent_node_is_asked_by_who_publishes() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let (first, second) = (cluster.room("a"), cluster.room("b"));
+    let (first, second) = (cluster.space("a"), cluster.space("b"));
     cluster.takes_at_once = false;
     cluster.hold_up(0);
     let id = cluster.send_publish("a", plain(), &first);
@@ -281,53 +287,58 @@ fn a_silent_node_is_asked_by_who_publishes() {
 #[test]
 fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
     let mut cluster = Cluster::new(&[20 * UNIT, 20 * UNIT]);
-    let room = cluster.room("a");
-    for options in [pinned(), PutOptions { sample: Some(crate::marks::Consumption::Once), ..plain() }] {
-        let id = cluster.send_publish("a", options, &room);
+    let space = cluster.space("a");
+    for options in [pinned(), PutOptions { sample: Some(crate::attributes::Consumption::Once), ..plain() }] {
+        let id = cluster.send_publish("a", options, &space);
         assert_eq!(cluster.published(id), ASK, "it has marks");
     }
     let id =
-        cluster.send_publish("a name that is longer than the one that there is room for", plain(), &room);
+        cluster.send_publish("a name that is longer than the one that there is room for", plain(), &space);
     assert_eq!(cluster.published(id), ASK);
-    let CommitItem { hold, .. } =
-        CommitItem { hold: room.location.hold(), key: key("a"), len: 10, options: plain(), others: vec![] };
-    let other = CommitItem { hold, key: key("a"), len: 11, options: plain(), others: vec![] };
-    let two = CommitItem { len: 10, others: vec![room.location], ..other.clone() };
+    let CommitItem { slot_ref, .. } = CommitItem {
+        slot_ref: space.location.slot_ref(),
+        key: key("a"),
+        len: 10,
+        options: plain(),
+        others: vec![],
+    };
+    let other = CommitItem { slot_ref, key: key("a"), len: 11, options: plain(), others: vec![] };
+    let two = CommitItem { len: 10, others: vec![space.location], ..other.clone() };
     for item in [other, two] {
-        let items = vec![PublishItem { home: room.location.segment, item }];
+        let items = vec![PublishItem { home: space.location.segment, item }];
         let reply = cluster.ask(ClientToMaster::Publish(Publish { items, wait_ms: 0 }));
         assert_eq!(reply, Some(Reply::Published(vec![None])), "another length, or another copy");
     }
     cluster.open(ConnId(2), 8);
-    let (mine, id) = (room.location.hold(), RequestId(77));
-    let item = CommitItem { hold: mine, key: key("a"), len: 10, options: plain(), others: vec![] };
-    let items = vec![PublishItem { home: room.location.segment, item }];
+    let (mine, id) = (space.location.slot_ref(), RequestId(77));
+    let item = CommitItem { slot_ref: mine, key: key("a"), len: 10, options: plain(), others: vec![] };
+    let items = vec![PublishItem { home: space.location.segment, item }];
     cluster.event(Event::Request(
         ConnId(2),
         id,
         ClientToMaster::Publish(Publish { items, wait_ms: 0 }).into(),
     ));
     assert_eq!(cluster.published(id), ASK, "another client's room");
-    let id = cluster.send_publish("a", plain(), &room);
+    let id = cluster.send_publish("a", plain(), &space);
     assert_eq!(cluster.published(id), stored(1));
-    let id = cluster.send_publish("a", plain(), &room);
+    let id = cluster.send_publish("a", plain(), &space);
     assert_eq!(cluster.published(id), ASK, "it is used up");
-    let index = room.location.segment.0 as usize - 1;
-    cluster.is_near = false;
+    let index = space.location.segment.0 as usize - 1;
+    cluster.is_on_same_host = false;
     cluster.unlink(index);
     cluster.link(index);
     let far = PutOptions { preferred: vec![format!("node{}", index + 1)], ..plain() };
-    let ReserveOutcome::Room(room) = cluster.reserve("b", 10, far) else { panic!() };
-    let id = cluster.send_publish("b", plain(), &room[0]);
+    let ReserveOutcome::Space(space) = cluster.reserve("b", 10, far) else { panic!() };
+    let id = cluster.send_publish("b", plain(), &space[0]);
     assert_eq!(cluster.published(id), ASK, "it is far");
 }
 
 #[test]
 fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
-    let (late, early) = (cluster.room("late"), cluster.room("early"));
+    let (late, early) = (cluster.space("late"), cluster.space("early"));
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
-    cluster.node_request(0, ClientToNode::Abort(vec![late.location.hold()]));
+    cluster.node_request(0, ClientToNode::Abort(vec![late.location.slot_ref()]));
     let id = cluster.send_publish("late", plain(), &late);
     assert_eq!(cluster.published(id), ASK);
     assert_eq!(cluster.commit("late", 10, plain(), &[late]), CommitOutcome::Stale);
@@ -350,9 +361,9 @@ fn a_replacement_waits_for_what_it_replaces() {
     let first = PutOptions { preferred: vec!["node1".into()], ..plain() };
     assert_eq!(cluster.put("a", 10, first), CommitOutcome::Stored(generation(1)));
     let elsewhere = PutOptions { preferred: vec!["node2".into()], ..plain() };
-    let ReserveOutcome::Room(room) = cluster.reserve("a", 10, elsewhere) else { panic!() };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, elsewhere) else { panic!() };
     cluster.hold_up(0);
-    let id = cluster.send_publish("a", plain(), &room[0]);
+    let id = cluster.send_publish("a", plain(), &space[0]);
     assert_eq!(cluster.published(id), None);
     cluster.wait(500);
     let replacement = Replacement { generation: generation(2), replaced: true, nodes: vec!["node1".into()] };
@@ -364,18 +375,19 @@ fn a_replacement_waits_for_what_it_replaces() {
 #[test]
 fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
     let mut cluster = Cluster::new(&[20 * UNIT]);
-    let rooms = [cluster.room("a"), cluster.room("b"), cluster.room("c")];
-    let item = |name: &str, room: &Reservation| PublishItem {
-        home: room.location.segment,
+    let reservations = [cluster.space("a"), cluster.space("b"), cluster.space("c")];
+    let item = |name: &str, space: &Reservation| PublishItem {
+        home: space.location.segment,
         item: CommitItem {
-            hold: room.location.hold(),
+            slot_ref: space.location.slot_ref(),
             key: key(name),
             len: 10,
             options: plain(),
             others: vec![],
         },
     };
-    let mut items: Vec<_> = ["a", "b", "c"].iter().zip(&rooms).map(|(name, room)| item(name, room)).collect();
+    let mut items: Vec<_> =
+        ["a", "b", "c"].iter().zip(&reservations).map(|(name, space)| item(name, space)).collect();
     items[1].home = SegmentId(99);
     cluster.hold_up(0);
     let reply = cluster.ask(ClientToMaster::Publish(Publish { items, wait_ms: 0 }));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::master::{saved::POLICIES_MAX, unreported::*};
 use crate::{
-    marks::{Consumption, Marks},
+    attributes::{Attributes, Consumption},
     message::{
         Ack, AckItem, AckOutcome, Await, CommitItem, CommitOutcome, Decide, DecideItem, Delete,
         DeleteMatching, DeleteOutcome, Dropped, Exists, ForgetNode, Lease, LeaseItem, LeaseOutcome, List,
@@ -39,8 +39,8 @@ impl Cluster {
 
     /// Another master starts with the state folder, and nobody has reported yet.
     pub(super) fn restart_alone(&mut self, epoch: u64) {
-        let life = self.master.objects.cx.config.life + 1;
-        let config = MasterConfig { epoch, life, ..self.master.objects.cx.config };
+        let instance = self.master.objects.cx.config.instance + 1;
+        let config = MasterConfig { epoch, instance, ..self.master.objects.cx.config };
         for node in &mut self.nodes {
             node.handle(node::Event::Unlinked);
         }
@@ -170,12 +170,12 @@ fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
     cluster.link(0);
     let lost = found.replicas.iter().find(|it| it.segment == SegmentId(1)).unwrap();
     let record = Record {
-        hold: lost.hold(),
+        slot_ref: lost.slot_ref(),
         namespace: "default".to_owned(),
         key: key("a"),
         generation: found.generation,
         len: found.len,
-        marks: Marks::default(),
+        attributes: Attributes::default(),
     };
     let dropped = Dropped { items: vec![record], corrupt: true, ..Dropped::default() };
     cluster.event(Event::Request(cluster.links[0], RequestId(90), MemberToMaster::Dropped(dropped).into()));
@@ -192,8 +192,8 @@ fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
     cluster.restart_alone(6);
     cluster.link(home);
     // The earlier master named it, and its answer was lost.
-    let (hold, options) = (found.replicas[0].hold(), keep());
-    let item = CommitItem { hold, key: key("a"), len: found.len, options, others: Vec::new() };
+    let (slot_ref, options) = (found.replicas[0].slot_ref(), keep());
+    let item = CommitItem { slot_ref, key: key("a"), len: found.len, options, others: Vec::new() };
     let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
     let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
     cluster.event(Event::Request(cluster.links[home], RequestId(90), decide.into()));
@@ -209,10 +209,10 @@ fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
 /// after the other member was given up. The home and the other node.
 fn put_asked_again_without_its_other_copy() -> (Cluster, usize, usize) {
     let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
-    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!("there is space") };
-    let [home, other] = [0, 1].map(|at: usize| room[at].location.segment.0 as usize - 1);
-    let (hold, others) = (room[0].location.hold(), vec![room[1].location]);
-    let item = CommitItem { hold, key: key("a"), len: UNIT, options: twice(), others };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!("there is space") };
+    let [home, other] = [0, 1].map(|at: usize| space[at].location.segment.0 as usize - 1);
+    let (slot_ref, others) = (space[0].location.slot_ref(), vec![space[1].location]);
+    let item = CommitItem { slot_ref, key: key("a"), len: UNIT, options: twice(), others };
     let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
     let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
     cluster.event(Event::Request(cluster.links[home], RequestId(90), decide.clone().into()));
@@ -337,9 +337,9 @@ fn a_member_counts_only_once_the_roster_is_synced() {
     assert!(cluster.state.members.is_empty(), "it is lost");
     cluster.unsynced = Some(Vec::new());
     cluster.link(0);
-    assert!(!matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)));
+    assert!(!matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Space(_)));
     cluster.sync();
-    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Space(_)));
     assert_eq!(cluster.state.members.len(), 1);
 }
 
@@ -362,7 +362,7 @@ fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
     }
     cluster.sync();
     assert_eq!(cluster.master.objects.cx.saving.held_count(), 0);
-    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Room(_)), "the node is used");
+    assert!(matches!(cluster.reserve("a", 10, plain()), ReserveOutcome::Space(_)), "the node is used");
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn memory_inside_the_masters_process_is_not_in_the_roster() {
     cluster.state = Saved::default();
     cluster.master = Master::new(config);
     cluster.nodes[0].handle(node::Event::Unlinked);
-    cluster.event(Event::Inside(ConnId(cluster.next_conn + 1)));
+    cluster.event(Event::SameProcess(ConnId(cluster.next_conn + 1)));
     cluster.link(0);
     assert_eq!(cluster.master.saved().members, []);
 }
@@ -395,7 +395,7 @@ fn policies_survive_and_are_limited() {
 
     for index in 0..POLICIES_MAX {
         let namespace = cluster.master.objects.cx.catalog.intern(&format!("n{index}"));
-        cluster.master.objects.cx.room.set_policy(namespace, policy.clone());
+        cluster.master.objects.cx.quotas.set_policy(namespace, policy.clone());
     }
     let refused = cluster.ask(ClientToMaster::SetPolicy(policy.into()));
     assert!(matches!(refused, Some(Reply::Refused(it)) if it.reason == Reason::Busy));
@@ -455,11 +455,11 @@ fn a_master_behind_its_nodes_restarts_with_a_greater_epoch() {
 #[test]
 fn nothing_is_said_by_a_master_that_is_superseded() {
     let cluster = Cluster::new(&[10 * UNIT]);
-    let config = MasterConfig { epoch: 5, life: 9, ..cluster.master.objects.cx.config };
+    let config = MasterConfig { epoch: 5, instance: 9, ..cluster.master.objects.cx.config };
     let mut master = Master::new(config);
     let hello = Hello { role: Role::Node, ..Hello::default() };
     master.handle(Tick(0), Event::Opened(ConnId(1), hello));
-    let register = crate::message::Register { epoch: 5, life: 1, ..Default::default() };
+    let register = crate::message::Register { epoch: 5, instance: 1, ..Default::default() };
     let register = MemberToMaster::Register(Box::new(register));
     master.handle(Tick(0), Event::Request(ConnId(1), RequestId(1), register.into()));
     let effects: Vec<_> = std::iter::from_fn(|| master.poll_effect()).collect();

@@ -49,7 +49,7 @@ fn slots_are_evicted_for() {
     assert_eq!(present(&mut cluster, &names), "cde");
     assert!(matches!(cluster.put("e", 1, plain()), CommitOutcome::Replaced(_)));
     assert_eq!(present(&mut cluster, &names), "de", "the oldest made way, and nothing else");
-    assert!(matches!(reserve_waiting(&mut cluster, "f", 1), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(reserve_waiting(&mut cluster, "f", 1), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn no_node_is_an_outcome_of_its_own() {
     cluster.add_node(UNIT, |_| ());
     let reserved: Vec<_> = cluster.replies.values().collect();
     assert!(matches!(reserved.as_slice(), [Reply::Reserved(it)]
-        if matches!(it.items[0], ReserveOutcome::Room(_))));
+        if matches!(it.items[0], ReserveOutcome::Space(_))));
 }
 
 #[test]
@@ -222,6 +222,6 @@ fn a_put_for_which_a_quota_has_no_space_evicts_nothing() {
     }
     assert!(matches!(cluster.reserve("c", 3 * UNIT, plain()), ReserveOutcome::OverQuota(_)));
     assert!(cluster.has("a") && cluster.has("b"));
-    assert!(matches!(cluster.reserve("c", 2 * UNIT, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("c", 2 * UNIT, plain()), ReserveOutcome::Space(_)));
     assert!(!cluster.has("a") && !cluster.has("b"));
 }

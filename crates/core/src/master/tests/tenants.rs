@@ -44,7 +44,7 @@ fn quotas_beyond_the_memory_are_reduced_in_proportion() {
     assert_eq!(set(&mut cluster, capacity / 2 * 3, 2), expected);
     let ReserveOutcome::OverQuota(quota) = cluster.reserve("a", capacity / 4 + 1, plain()) else { panic!() };
     assert_eq!(quota.limit, capacity / 4);
-    assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Room(_)));
+    assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Space(_)));
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) struct TestDisk {
     /// It begins to read memory, and does not end that before it is let go.
     pub(super) stalls: bool,
     /// What it is reading.
-    pub(super) reading: VecDeque<(crate::Hold, Record)>,
+    pub(super) reading: VecDeque<(crate::SlotRef, Record)>,
 }
 
 const DISK_BYTES: u64 = 1 << 20;
@@ -74,10 +74,10 @@ impl Cluster {
     pub(super) fn crash_disk(&mut self, index: usize) {
         let link = std::mem::take(&mut self.disks[index].link);
         self.event(Event::Closed(link));
-        let MasterConfig { epoch, life, .. } = self.master.objects.cx.config;
+        let MasterConfig { epoch, instance, .. } = self.master.objects.cx.config;
         let disk = &mut self.disks[index];
         (disk.to_do, disk.held_up) = (VecDeque::new(), false);
-        disk.core = new_disk((epoch, life), disk.log.values().cloned().collect());
+        disk.core = new_disk((epoch, instance), disk.log.values().cloned().collect());
     }
 
     pub(super) fn new_master(&mut self, epoch: u64) {
@@ -122,7 +122,7 @@ impl Cluster {
 
     fn has_stored(&mut self, index: usize, record: Record, there: bool) {
         let there = there && !self.disks[index].fails;
-        let stamp = record.hold.stamp;
+        let stamp = record.slot_ref.stamp;
         if there {
             self.disks[index].log.insert(stamp, record);
         }
@@ -136,7 +136,7 @@ impl Cluster {
         match effect {
             disk::Effect::Store { record, .. } if record.len > self.disks[index].takes => {
                 let takes = self.disks[index].takes;
-                self.disk_event(index, disk::Event::Refused(record.hold.stamp, takes));
+                self.disk_event(index, disk::Event::Refused(record.slot_ref.stamp, takes));
             }
             disk::Effect::Store { source, record } => {
                 let there = self.nodes[index].begin_demotion(source, record.len).is_some();
@@ -147,23 +147,23 @@ impl Cluster {
                 self.has_stored(index, record, there);
             }
             disk::Effect::Load { len, into, .. } => {
-                let room = self.nodes[index].begin_store(PROMOTER, into, 0, len).is_some();
-                if room {
+                let space = self.nodes[index].begin_store(PROMOTER, into, 0, len).is_some();
+                if space {
                     self.nodes[index].end_store(into);
                     // What that freed is told to the master.
                     self.node_event(index, node::Event::Beat);
                 }
-                self.disk_event(index, disk::Event::Loaded(into, room && done));
+                self.disk_event(index, disk::Event::Loaded(into, space && done));
             }
             disk::Effect::Forget(stamps) => {
                 stamps.iter().for_each(|it| _ = self.disks[index].log.remove(it));
                 self.disk_event(index, disk::Event::Forgotten(stamps));
             }
-            disk::Effect::Mark(stamp, marks) => {
+            disk::Effect::SetAttributes(stamp, attributes) => {
                 if let Some(record) = self.disks[index].log.get_mut(&stamp).filter(|_| done) {
-                    record.marks = marks;
+                    record.attributes = attributes;
                 }
-                self.disk_event(index, disk::Event::Marked(stamp, done));
+                self.disk_event(index, disk::Event::AttributesSet(stamp, done));
             }
             other => panic!("{other:?}"),
         }
@@ -184,7 +184,7 @@ impl Cluster {
     /// Whether it is in memory, and whether it is on a disk.
     pub(super) fn where_is(&mut self, name: &str) -> (bool, bool) {
         let found = self.look_up(name).unwrap_or_default();
-        let on_disk = |disk: bool| found.replicas.iter().any(|it| it.hold().is_on_disk() == disk);
+        let on_disk = |disk: bool| found.replicas.iter().any(|it| it.slot_ref().is_on_disk() == disk);
         (on_disk(false), on_disk(true))
     }
 
@@ -198,7 +198,7 @@ impl Cluster {
     }
 
     /// Has an object on the disk, and nowhere else.
-    pub(super) fn shelve(&mut self, name: &str, units: u64) {
+    pub(super) fn demote(&mut self, name: &str, units: u64) {
         self.write_through();
         self.put(name, units * UNIT, plain());
         self.ask(ClientToMaster::SetPolicy(Policy::default().into()));
@@ -258,8 +258,8 @@ impl Cluster {
     }
 }
 
-fn new_disk((epoch, life): (u64, u64), recovered: Vec<Record>) -> Disk {
-    let config = DiskConfig { segment: SegmentId(100), epoch, life, stamps: 0, sabotage: Sabotage::None };
+fn new_disk((epoch, instance): (u64, u64), recovered: Vec<Record>) -> Disk {
+    let config = DiskConfig { segment: SegmentId(100), epoch, instance, stamps: 0, sabotage: Sabotage::None };
     Disk::new(config, recovered)
 }
 
@@ -311,7 +311,7 @@ fn who_may_wait_waits_for_the_disk_and_nothing_is_lost() {
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
     assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((false, true), (false, true)));
     assert_eq!(cluster.where_is("c"), (true, false));
-    assert_eq!(cluster.stat().evicted_unshelved, 0);
+    assert_eq!(cluster.stat().evicted_undemoted, 0);
 }
 
 #[test]
@@ -322,15 +322,15 @@ fn who_may_not_wait_evicts_and_that_is_counted() {
         cluster.wait(1);
     }
     cluster.disks[0].held_up = true;
-    assert!(matches!(cluster.put_waiting("e", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("e", 1, 0), Some(ReserveOutcome::Space(_))));
     assert!(!cluster.has("a") && cluster.has("b"));
-    assert_eq!(cluster.stat().evicted_unshelved, 1);
+    assert_eq!(cluster.stat().evicted_undemoted, 1);
     let id = cluster.send(reserve("f", 1, 100));
     cluster.wait(100);
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!("no answer") };
-    assert!(matches!(reserved.items[..], [ReserveOutcome::Room(_)]), "a slow disk costs nobody a put");
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Space(_)]), "a slow disk costs nobody a put");
     assert!(cluster.has("b") && !cluster.has("c"), "what the disk is reading makes no memory available");
-    assert_eq!(cluster.stat().evicted_unshelved, 2);
+    assert_eq!(cluster.stat().evicted_undemoted, 2);
 }
 
 #[test]
@@ -350,17 +350,20 @@ fn the_first_in_line_alone_is_served_when_its_time_is_up() {
 
 #[test]
 fn namespaces_decide_what_goes_to_disks() {
-    for (demotion, shelved) in
+    for (demotion, readable_on_disks) in
         [(Some(Demotion::WriteThrough), true), (Some(Demotion::Never), false), (None, false)]
     {
         let mut cluster = Cluster::tiered(&[8], |_| ());
         cluster.ask(ClientToMaster::SetPolicy(Policy { demotion, ..Policy::default() }.into()));
         cluster.put("a", UNIT, plain());
-        assert_eq!(cluster.where_is("a"), (true, shelved), "{demotion:?}");
+        assert_eq!(cluster.where_is("a"), (true, readable_on_disks), "{demotion:?}");
     }
     let mut cluster = Cluster::tiered(&[1], |config| config.tier.demotion = Demotion::Never);
     cluster.put("a", UNIT, plain());
-    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))), "nothing to wait for");
+    assert!(
+        matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Space(_))),
+        "nothing to wait for"
+    );
     assert_eq!(cluster.stat().demoted_objects, 0);
 }
 
@@ -374,7 +377,7 @@ fn what_is_pinned_keeps_its_copy_in_memory_and_a_lease_keeps_it_for_a_while() {
     cluster.resolve("leased", true);
     assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Full(_))));
     cluster.wait(100);
-    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("c", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!((cluster.where_is("pinned"), cluster.where_is("leased")), ((true, true), (false, true)));
 }
 
@@ -388,8 +391,8 @@ fn a_delete_or_a_replacement_waits_for_a_demotion_under_way_and_nothing_comes_ba
         assert_eq!(cluster.disks[0].to_do.len(), 1);
         let id = match replace {
             true => {
-                let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, plain()) else { panic!() };
-                cluster.send_commit("a", UNIT, plain(), &room)
+                let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, plain()) else { panic!() };
+                cluster.send_commit("a", UNIT, plain(), &space)
             }
             false => {
                 let delete = Delete { keys: vec![key("a")], force: false, wait_ms: 500 };
@@ -436,7 +439,7 @@ fn a_disk_that_is_back_completes_or_gives_up_what_was_on_its_way() {
         cluster.put("a", UNIT, plain());
         let Some(disk::Effect::Store { record, .. }) = cluster.disks[0].to_do.pop_front() else { panic!() };
         if is_there {
-            cluster.disks[0].log.insert(record.hold.stamp, record);
+            cluster.disks[0].log.insert(record.slot_ref.stamp, record);
         }
         cluster.crash_disk(0);
         assert_eq!(cluster.where_is("a"), (true, false));
@@ -458,7 +461,7 @@ fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
         cluster.put("a", UNIT, pinned());
         let Some(disk::Effect::Store { record, .. }) = cluster.disks[0].to_do.pop_front() else { panic!() };
         if is_there {
-            cluster.disks[0].log.insert(record.hold.stamp, record);
+            cluster.disks[0].log.insert(record.slot_ref.stamp, record);
         }
         cluster.crash_disk(0);
         cluster.event(Event::Ended(cluster.links[0]));
@@ -500,8 +503,8 @@ fn who_waits_for_a_disk_that_goes_away_looks_elsewhere() {
 #[test]
 fn another_life_of_the_master_takes_in_what_a_disk_holds_unless_there_is_something_newer() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("old", 1);
-    cluster.shelve("kept", 1);
+    cluster.demote("old", 1);
+    cluster.demote("kept", 1);
     cluster.unlink_disk(0);
     assert!(matches!(cluster.put("old", UNIT, plain()), CommitOutcome::Unconfirmed(_)));
     cluster.new_master(6);
@@ -517,7 +520,7 @@ fn another_life_of_the_master_takes_in_what_a_disk_holds_unless_there_is_somethi
 #[test]
 fn a_disk_that_was_lost_is_discarded_and_one_that_left_memory_may_be_waited_for() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.away_ms_max = 5000);
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.unlink_disk(0);
     cluster.wait(4999);
     assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)));
@@ -544,14 +547,14 @@ fn an_object_leaves_memory_even_if_its_disk_is_away() {
 #[test]
 fn pins_are_in_writing_on_disks_too() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.disks[0].held_up = true;
     let pin = |on| Pin { keys: vec![key("a")], owner: "me".into(), on, wait_ms: 500 };
     let id = cluster.send(ClientToMaster::Pin(pin(true)));
     assert!(!cluster.replies.contains_key(&id));
     cluster.let_disk_go(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
-    assert_eq!(cluster.disks[0].log.values().next().unwrap().marks.pins, ["me"]);
+    assert_eq!(cluster.disks[0].log.values().next().unwrap().attributes.pins, ["me"]);
     // One that its disk has let go of before it heard of the pin is not pinned.
     cluster.ask(ClientToMaster::Pin(pin(false)));
     cluster.disks[0].held_up = true;
@@ -577,8 +580,8 @@ fn a_corrupt_copy_is_dropped_and_counted() {
 #[test]
 fn what_only_a_disk_has_is_brought_when_somebody_asks_for_it() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
-    cluster.shelve("b", 1);
+    cluster.demote("a", 1);
+    cluster.demote("b", 1);
     cluster.put("c", UNIT, plain());
     assert_eq!(
         cluster.prefetch(&["a", "c", "x", "b"], Ahead::LeadingRun).unwrap(),
@@ -598,9 +601,9 @@ fn what_only_a_disk_has_is_brought_when_somebody_asks_for_it() {
 #[test]
 fn a_probe_brings_the_leading_run_and_changes_nothing() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.put("b", UNIT, plain());
-    cluster.shelve("c", 1);
+    cluster.demote("c", 1);
     cluster.wait(10);
     cluster.disks[0].held_up = true;
     let names = ["a", "b", "x", "c"];
@@ -621,7 +624,7 @@ fn a_probe_brings_the_leading_run_and_changes_nothing() {
 #[test]
 fn what_is_used_again_comes_back() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.promote_on_hit = true);
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.probe(&["a"], Ahead::Nothing);
     cluster.ask(get("a", 0));
     assert_eq!(cluster.where_is("a"), (false, true), "a probe is no use");
@@ -633,8 +636,8 @@ fn what_is_used_again_comes_back() {
 #[test]
 fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
-    cluster.shelve("b", 1);
+    cluster.demote("a", 1);
+    cluster.demote("b", 1);
     cluster.disks[0].held_up = true;
     assert!(cluster.ask(get("a", 1000)).is_some(), "nothing is on its way");
     cluster.probe(&["a"], Ahead::All);
@@ -645,7 +648,9 @@ fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
     assert!(!cluster.replies.contains_key(&id) && cluster.replies.contains_key(&late));
     cluster.let_disk_go(0);
     let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&id) else { panic!("it was not woken") };
-    assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if !it.replicas[0].hold().is_on_disk()));
+    assert!(
+        matches!(&resolved.items[0], ResolveOutcome::Found(it) if !it.replicas[0].slot_ref().is_on_disk())
+    );
     let stat = cluster.stat();
     assert_eq!((stat.gets_waited, stat.gets_late, stat.waited_ms), (1, 1, 20));
     // Each of them is told apart, for the log.
@@ -664,12 +669,12 @@ fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
 #[test]
 fn who_waits_for_what_is_replaced_finds_the_new_one() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.disks[0].held_up = true;
     cluster.probe(&["a"], Ahead::All);
     let waits = cluster.send(get("a", 1000));
-    let ReserveOutcome::Room(room) = cluster.reserve("a", 2 * UNIT, plain()) else { panic!() };
-    cluster.send_commit("a", 2 * UNIT, plain(), &room);
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 2 * UNIT, plain()) else { panic!() };
+    cluster.send_commit("a", 2 * UNIT, plain(), &space);
     let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&waits) else { panic!("it was not woken") };
     assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if it.len == 2 * UNIT));
     cluster.let_disk_go(0);
@@ -683,7 +688,7 @@ pub(super) const STEPS: [&str; 3] = ["room", "bytes", "slot"];
 /// Holds a promotion of `a` up at a step.
 pub(super) fn promoting(step: &str) -> (Cluster, RequestId) {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle.deadline = 400);
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     match step {
         "room" => cluster.hold_up(0),
         _ => cluster.disks[0].held_up = true,
@@ -763,7 +768,7 @@ fn a_promotion_that_is_late_ends_and_what_comes_later_touches_nothing() {
 #[test]
 fn what_cannot_be_read_fails_for_a_while() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.disks[0].fails = true;
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Failed]);
     cluster.disks[0].fails = false;
@@ -784,7 +789,7 @@ fn a_pin_meets_a_promotion_at_every_step() {
         assert_eq!(cluster.replies.remove(&then), Some(Reply::Pinned(vec![PinOutcome::Done])), "{step}");
         let outcome = cluster.answer(id).unwrap();
         for record in cluster.nodes[0].inventory().iter().chain(cluster.disks[0].log.values()) {
-            assert_eq!(record.marks.pins, ["me"], "{step} {outcome:?}");
+            assert_eq!(record.attributes.pins, ["me"], "{step} {outcome:?}");
         }
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
     let config = DiskConfig {
         segment: SegmentId(100 + index),
         epoch: 0,
-        life: 0,
+        instance: 0,
         stamps: 0,
         sabotage: Sabotage::None,
     };
@@ -40,7 +40,7 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
 /// that only the disk has.
 fn full_of_unread(units: u64, others: &[&str], change: impl Fn(&mut MasterConfig)) -> Cluster {
     let mut cluster = Cluster::tiered(&[units], change);
-    others.iter().for_each(|name| cluster.shelve(name, 1));
+    others.iter().for_each(|name| cluster.demote(name, 1));
     cluster.write_through();
     for at in 0..units {
         cluster.put(&format!("filler{at}"), UNIT, plain());
@@ -77,7 +77,7 @@ fn what_nobody_has_read_makes_way_and_what_is_read_does_not() {
 fn a_burst_is_brought_whole() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 25);
-    names.iter().for_each(|name| cluster.shelve(name, 1));
+    names.iter().for_each(|name| cluster.demote(name, 1));
     for at in 0..8 {
         cluster.put(&format!("filler{at}"), UNIT, plain());
     }
@@ -85,7 +85,7 @@ fn a_burst_is_brought_whole() {
     // The disk comes before its node has heard what the bytes are, and rests in between.
     (0..10).for_each(|_| cluster.wait(20));
     assert_eq!(cluster.answer(id).unwrap(), [Done; 6], "three quarters of the memory");
-    assert_eq!(cluster.stat().evicted_unshelved, 0);
+    assert_eq!(cluster.stat().evicted_undemoted, 0);
     for at in 0..8 {
         assert!(cluster.has(&format!("filler{at}")));
     }
@@ -228,7 +228,7 @@ fn pressure_is_of_one_node() {
         let preferred = vec![node.to_owned()];
         crate::message::PutOptions { preferred, ..plain() }
     };
-    let shelve = |cluster: &mut Cluster, name: &str, node: &str| {
+    let demote = |cluster: &mut Cluster, name: &str, node: &str| {
         cluster.write_through();
         cluster.put(name, UNIT, options(node));
         let index = cluster.index(name);
@@ -236,8 +236,8 @@ fn pressure_is_of_one_node() {
         cluster.carry_out();
         assert_eq!(cluster.where_is(name), (false, true));
     };
-    shelve(&mut cluster, "a", "node1");
-    shelve(&mut cluster, "b", "node2");
+    demote(&mut cluster, "a", "node1");
+    demote(&mut cluster, "b", "node2");
     cluster.put("pinned", UNIT, crate::message::PutOptions { hard_pin: true, ..options("node1") });
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
     assert_eq!(cluster.prefetch(&["b"], Ahead::All).unwrap(), [Done]);
@@ -262,7 +262,7 @@ fn pressure_is_of_one_node() {
 fn who_waits_for_memory_gives_up_and_may_be_joined() {
     let pinned = crate::message::PutOptions { hard_pin: true, ..plain() };
     let mut cluster = Cluster::tiered(&[1], |_| ());
-    cluster.shelve("a", 1);
+    cluster.demote("a", 1);
     cluster.put("pinned", UNIT, pinned);
     cluster.send(prefetch(&["a"], Ahead::All, 0));
     assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Cancelled]);
@@ -283,7 +283,7 @@ fn who_waits_for_memory_gives_up_and_may_be_joined() {
 #[test]
 fn only_so_many_wait() {
     let mut cluster = Cluster::tiered(&[2], |config| config.tier.waiting_max = 2);
-    ["a", "b", "c"].iter().for_each(|name| cluster.shelve(name, 1));
+    ["a", "b", "c"].iter().for_each(|name| cluster.demote(name, 1));
     let pinned = crate::message::PutOptions { hard_pin: true, ..plain() };
     cluster.put("pinned0", UNIT, pinned.clone());
     cluster.put("pinned1", UNIT, pinned);
@@ -297,8 +297,8 @@ fn only_so_many_wait() {
 fn only_so_much_comes_back_at_a_time_and_the_rest_follows() {
     let throttle = Config { keys_max: 1, ..Config::default() };
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle = throttle);
-    cluster.shelve("a", 1);
-    cluster.shelve("b", 1);
+    cluster.demote("a", 1);
+    cluster.demote("b", 1);
     cluster.disks[0].held_up = true;
     let id = cluster.send(prefetch(&["a", "b"], Ahead::All, 1000));
     assert_eq!(cluster.disks[0].to_do.len(), 1);
@@ -315,13 +315,13 @@ fn a_put_takes_what_was_brought_if_there_is_nothing_else() {
         assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done]);
         cluster.wait(1);
     }
-    assert!(matches!(cluster.put_waiting("new", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("new", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((false, true), (true, true)));
-    let TierStat { promoted_unused, evicted_unshelved, .. } = cluster.stat();
-    assert_eq!((promoted_unused, evicted_unshelved), (1, 0));
+    let TierStat { promoted_unused, evicted_undemoted, .. } = cluster.stat();
+    assert_eq!((promoted_unused, evicted_undemoted), (1, 0));
     // What was read is kept no longer than others, and what is leased is not taken.
     read(&mut cluster, "b");
-    assert!(matches!(cluster.put_waiting("newer", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("newer", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!(cluster.where_is("b"), (false, true));
 }
 
@@ -329,7 +329,7 @@ fn a_put_takes_what_was_brought_if_there_is_nothing_else() {
 #[test]
 fn a_quota_makes_way_and_keeps_nobody_else_out() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
-    cluster.shelve("a", 2);
+    cluster.demote("a", 2);
     cluster.put("b", UNIT, plain());
     let quota = |units: u64, demotion| {
         ClientToMaster::SetPolicy(Policy { quota: Some(units * UNIT), demotion, ..Policy::default() }.into())
@@ -361,7 +361,7 @@ fn a_put_does_not_take_what_was_brought_and_pinned() {
 #[test]
 fn a_piece_of_a_drop_begins_waiting_promotions() {
     let mut cluster = Cluster::tiered(&[8], |config| config.piece_objects_max = 1);
-    cluster.shelve("a", 2);
+    cluster.demote("a", 2);
     ["k0", "k1"].iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));
     let policy = Policy { quota: Some(2 * UNIT), demotion: Some(Demotion::Never), ..Policy::default() };
     cluster.ask(ClientToMaster::SetPolicy(policy.into()));

@@ -5,7 +5,7 @@ use crate::master::{
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
     context::Context,
 };
-use crate::{Tick, extent::room_for, sabotage::sabotaged};
+use crate::{Tick, extent::space_for, sabotage::sabotaged};
 
 impl Tier {
     /// Makes memory available for a promotion. Evicts only objects that are on disk, too, and were never
@@ -22,7 +22,7 @@ impl Tier {
         if free >= need {
             return true;
         }
-        let possible = free.saturating_add(cx.catalog.shelved_room(node)) >= need;
+        let possible = free.saturating_add(cx.catalog.on_disk_space(node)) >= need;
         if !possible {
             return false;
         }
@@ -32,7 +32,7 @@ impl Tier {
         let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - free, is_promoted);
         let Some(victims) = victims else { return false };
         for victim in victims {
-            let memory = cx.catalog.get(victim).and_then(|it| room_for(it.len())).unwrap_or(0);
+            let memory = cx.catalog.get(victim).and_then(|it| space_for(it.len())).unwrap_or(0);
             free += memory;
             self.evict_cold(cx, victim, Some(node));
             self.demotions.spend(node, memory);
@@ -55,7 +55,7 @@ impl Tier {
         if left >= need {
             return true;
         }
-        let limit = cx.room.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
+        let limit = cx.quotas.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
         let scope = Scope::Namespace(namespace);
         let (times, is_promoted) = ((requested, cx.now), |it| self.promotions.is_unread(it));
         let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - left, is_promoted);
@@ -75,7 +75,7 @@ impl Tier {
     pub(super) fn could_begin(&self, cx: &Context, index: ObjectIndex, node: NodeIndex, need: u64) -> bool {
         let Some(object) = cx.catalog.get(index) else { return false };
         let free = cx.members.get(node).map_or(0, |it| it.free);
-        let unread = cx.catalog.shelved_unread_room(node);
+        let unread = cx.catalog.on_disk_unread_space(node);
         let has_path = super::promote::path(cx, index).is_some_and(|it| it.1 == node);
         has_path
             && !self.promotions.throttle.is_busy(object.len())

@@ -19,8 +19,8 @@ use crate::master::{
     context::Context,
 };
 use crate::{
-    Generation, Hold, Stamp, Tick,
-    extent::room_for,
+    Generation, SlotRef, Stamp, Tick,
+    extent::space_for,
     message::{DemoteItem, Demotion, MasterToMember, Moved, TierStat},
     sabotage::sabotaged,
 };
@@ -58,7 +58,7 @@ pub(in crate::master) struct Leaving {
     /// The memory that it is read from.
     node: NodeIndex,
     generation: Generation,
-    hold: Hold,
+    slot_ref: SlotRef,
     len: u64,
 }
 
@@ -188,7 +188,7 @@ impl Demotions {
             }
             let (mut items, mut leaving) = (Vec::new(), Vec::new());
             while self.memory() < need && items.len() < DEMOTE_ITEMS_MAX && !self.is_busy(disk) {
-                let next = cx.catalog.next_to_shelve(
+                let next = cx.catalog.next_to_demote(
                     node,
                     WRITING_OBJECTS_MAX * 2,
                     |it| it == namespace,
@@ -271,18 +271,18 @@ impl Demotions {
         let ahead = member.usage.capacity / 100 * u64::from(cx.config.tier.ahead_percent);
         let ahead = ahead.min(capacity / 2);
         let under_way = self.demoting_memory(cx, node);
-        let soon_free = member.free.saturating_add(cx.catalog.shelved_room(node)).saturating_add(under_way);
+        let soon_free = member.free.saturating_add(cx.catalog.on_disk_space(node)).saturating_add(under_way);
         let spent = self.spent.get(&node).map_or(0, |it| ahead.min(*it));
         if soon_free >= ahead && under_way >= short && spent == 0 {
             let soon_free = member.free.saturating_add(under_way);
             return self.next_for_promotions(cx, queue, (disk, node), soon_free);
         }
-        let next = cx.catalog.next_to_shelve(
+        let next = cx.catalog.next_to_demote(
             node,
             WRITING_OBJECTS_MAX * 2,
             |namespace| {
                 let never = cx.demotion(namespace) == Demotion::Never;
-                !never || sabotaged!(cx.config.sabotage, ShelveForbidden)
+                !never || sabotaged!(cx.config.sabotage, DemoteForbidden)
             },
             // A pinned object frees no memory by being on a disk.
             |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
@@ -318,7 +318,7 @@ impl Demotions {
         if !self.write_through.get(&node)?.has_more() {
             return None;
         }
-        let next = cx.catalog.next_to_shelve(
+        let next = cx.catalog.next_to_demote(
             node,
             WRITING_OBJECTS_MAX * 2,
             |namespace| cx.demotion(namespace) == Demotion::WriteThrough,
@@ -339,13 +339,13 @@ impl Demotions {
         (disk, node): (NodeIndex, NodeIndex),
         soon_free: u64,
     ) -> Option<ObjectIndex> {
-        let available = soon_free.saturating_add(cx.catalog.shelved_unread_room(node));
+        let available = soon_free.saturating_add(cx.catalog.on_disk_unread_space(node));
         if available >= queue.need_at(node) {
             return None;
         }
         let protect_ms = cx.config.tier.protect_ms;
         let is_hot = |it: &Object| it.was_read() && it.touched().after(protect_ms) > cx.now;
-        let next = cx.catalog.next_to_shelve(
+        let next = cx.catalog.next_to_demote(
             node,
             WRITING_OBJECTS_MAX * 2,
             |namespace| cx.demotion(namespace) != Demotion::Never,
@@ -366,7 +366,7 @@ impl Demotions {
             return false;
         };
         let (under_way, memory) =
-            (self.demoting_memory(cx, node), room_for(object.len()).unwrap_or(u64::MAX));
+            (self.demoting_memory(cx, node), space_for(object.len()).unwrap_or(u64::MAX));
         under_way == 0
             || under_way.saturating_add(memory) <= member.usage.capacity / DEMOTING_SHARE
             || sabotaged!(cx.config.sabotage, DemoteAllAtOnce)
@@ -393,23 +393,23 @@ impl Demotions {
         let object = cx.catalog.get(index)?;
         let (_, source) = object.in_memory().find(|(on, _)| *on == node)?;
         let (generation, len) = (object.generation(), object.len());
-        let hold = Hold::on_disk(Stamp(self.next_stamp));
+        let slot_ref = SlotRef::on_disk(Stamp(self.next_stamp));
         self.next_stamp += 1;
-        let item = DemoteItem { source, record: cx.record(index, hold)? };
-        if !sabotaged!(cx.config.sabotage, ShelveUnseen) {
-            cx.catalog.add_pending(index, disk, hold);
+        let item = DemoteItem { source, record: cx.record(index, slot_ref)? };
+        if !sabotaged!(cx.config.sabotage, DemoteUnseen) {
+            cx.catalog.add_pending(index, disk, slot_ref);
         }
         if !sabotaged!(cx.config.sabotage, EvictDemoting) {
             cx.catalog.set_demoting(index, node, true);
         }
         let writing = self.writing.entry(disk).or_default();
         (writing.objects, writing.bytes) = (writing.objects + 1, writing.bytes + len);
-        let memory = room_for(len).unwrap_or(0);
+        let memory = space_for(len).unwrap_or(0);
         writing.memory += memory;
         if let Some(spent) = self.spent.get_mut(&node) {
             *spent = spent.saturating_sub(memory);
         }
-        Some((item, Leaving { index, node, generation, hold, len }))
+        Some((item, Leaving { index, node, generation, slot_ref, len }))
     }
 
     /// A disk has written an object, or not; or it refuses the object, and takes at most so many bytes.
@@ -423,15 +423,15 @@ impl Demotions {
         let writing = self.writing.entry(disk).or_default();
         (writing.objects, writing.bytes) =
             (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
-        writing.memory = writing.memory.saturating_sub(room_for(it.len).unwrap_or(0));
+        writing.memory = writing.memory.saturating_sub(space_for(it.len).unwrap_or(0));
         // An object that was removed meanwhile took this copy with it.
-        let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.hold));
+        let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.slot_ref));
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         if object.is_some() {
             cx.catalog.set_demoting(it.index, it.node, false);
         }
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
-        let unseen = sabotaged!(cx.config.sabotage, ShelveUnseen);
+        let unseen = sabotaged!(cx.config.sabotage, DemoteUnseen);
         let Some(object) = object.filter(|object| is_it(object) || unseen) else {
             return DemotionEnd::Settled;
         };
@@ -449,9 +449,9 @@ impl Demotions {
             return DemotionEnd::Lost;
         }
         if unseen && !object.is_on(disk) {
-            cx.catalog.add_pending(it.index, disk, it.hold);
+            cx.catalog.add_pending(it.index, disk, it.slot_ref);
         }
-        if cx.catalog.complete(it.index, disk, it.hold) {
+        if cx.catalog.complete(it.index, disk, it.slot_ref) {
             self.refusals.take(it.generation);
             stat.demoted_objects += 1;
             stat.demoted_bytes += it.len;
@@ -485,7 +485,7 @@ impl Demotions {
                 cx.catalog.set_demoting(it.index, it.node, false);
             }
         }
-        cx.room.note_change();
+        cx.quotas.note_change();
     }
 
     pub(super) fn check(&self, cx: &Context) -> Result<(), String> {
@@ -507,7 +507,7 @@ impl Demotions {
         }
         for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk()) {
             let leaving = all().flat_map(|it| it.1).filter(|it| it.node == node && it.len > 0);
-            let sizes: Vec<_> = leaving.filter_map(|it| room_for(it.len)).collect();
+            let sizes: Vec<_> = leaving.filter_map(|it| space_for(it.len)).collect();
             let sum: u64 = sizes.iter().sum();
             if sizes.len() > 1 && sum > member.usage.capacity / DEMOTING_SHARE {
                 return Err(format!("R19: disks read {} objects of {sum} bytes", sizes.len()));

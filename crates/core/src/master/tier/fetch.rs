@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::Tier;
-use crate::master::{OpId, Visitor, catalog::ObjectIndex, context::Context, refuse};
+use crate::master::{Caller, OpId, catalog::ObjectIndex, context::Context, refuse};
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, RequestId, Tick,
     message::{Ahead, Prefetch, PrefetchOutcome, Reason, Reply, Resolve},
@@ -23,7 +23,7 @@ use crate::{
 pub(in crate::master) struct Fetching {
     pub(in crate::master) conn: ConnId,
     pub(in crate::master) id: RequestId,
-    pub(in crate::master) visitor: Arc<Visitor>,
+    pub(in crate::master) caller: Arc<Caller>,
     ask: Ask,
     awaited: BTreeSet<Generation>,
     since: Tick,
@@ -153,21 +153,21 @@ impl Tier {
         &mut self,
         cx: &mut Context,
         (conn, id): (ConnId, RequestId),
-        visitor: &Arc<Visitor>,
+        caller: &Arc<Caller>,
         prefetch: &Prefetch,
     ) -> Option<OpId> {
         if prefetch.keys.len() > BATCH_ITEMS_MAX {
             cx.reply(conn, id, refuse(Reason::Invalid, "the batch is too large"));
             return None;
         }
-        let found: Vec<_> = prefetch.keys.iter().map(|key| cx.catalog.find(visitor.namespace, key)).collect();
+        let found: Vec<_> = prefetch.keys.iter().map(|key| cx.catalog.find(caller.namespace, key)).collect();
         if prefetch.ahead == Ahead::Nothing {
-            let outcomes = found.into_iter().map(|index| self.cancel_promotion(cx, index, visitor.client));
+            let outcomes = found.into_iter().map(|index| self.cancel_promotion(cx, index, caller.client));
             let reply = Reply::Prefetched(outcomes.collect());
             cx.reply(conn, id, reply);
             return None;
         }
-        let outcomes = self.promote_all(cx, &found, prefetch.ahead, Some(visitor.client));
+        let outcomes = self.promote_all(cx, &found, prefetch.ahead, Some(caller.client));
         let mut awaited = BTreeSet::new();
         let mut items = Vec::with_capacity(outcomes.len());
         for (index, outcome) in found.iter().zip(outcomes) {
@@ -177,9 +177,9 @@ impl Tier {
             items.push((outcome, running));
         }
         let deadline = cx.now.after(prefetch.wait_ms);
-        let (visitor, since) = (Arc::clone(visitor), cx.now);
+        let (caller, since) = (Arc::clone(caller), cx.now);
         let ask = Ask::Prefetch(items, BTreeSet::new());
-        self.fetch(cx, Fetching { conn, id, visitor, ask, awaited, since, deadline })
+        self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })
     }
 
     /// Has a get of objects that are being promoted wait, if it may. Else returns it.
@@ -187,7 +187,7 @@ impl Tier {
         &mut self,
         cx: &mut Context,
         (conn, id): (ConnId, RequestId),
-        visitor: &Arc<Visitor>,
+        caller: &Arc<Caller>,
         resolve: Resolve,
     ) -> Option<Resolve> {
         let runs = !self.promotions.running.is_empty();
@@ -196,7 +196,7 @@ impl Tier {
         }
         let mut awaited = BTreeSet::new();
         for key in &resolve.keys {
-            let object = cx.catalog.find(visitor.namespace, key).and_then(|it| cx.catalog.get(it));
+            let object = cx.catalog.find(caller.namespace, key).and_then(|it| cx.catalog.get(it));
             let Some(object) = object.filter(|it| !cx.is_in_memory(it)) else { continue };
             let generation = object.generation();
             let is_awaited = self.promotions.running.contains_key(&generation)
@@ -207,9 +207,9 @@ impl Tier {
             return Some(resolve);
         }
         let deadline = cx.now.after(resolve.wait_ms);
-        let (visitor, since) = (Arc::clone(visitor), cx.now);
+        let (caller, since) = (Arc::clone(caller), cx.now);
         let ask = Ask::Resolve(Resolve { wait_ms: 0, ..resolve });
-        self.fetch(cx, Fetching { conn, id, visitor, ask, awaited, since, deadline });
+        self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline });
         None
     }
 

@@ -29,7 +29,7 @@ use super::{
     Notice,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     context::Context,
-    ghosts::Name,
+    pending_retires::Name,
 };
 use crate::{
     Generation, Tick,
@@ -198,7 +198,7 @@ impl Tier {
     /// Counts an object that was evicted without a copy on disk.
     pub(super) fn count_evicted(&mut self, cx: &Context, node: Option<NodeIndex>) {
         let has_disk = node.is_some_and(|node| demote::disks_of(cx, node).next().is_some());
-        self.stat.evicted_unshelved += u64::from(has_disk);
+        self.stat.evicted_undemoted += u64::from(has_disk);
     }
 
     /// Removes an object from the memory of one node, or of all; it stays on its disk, even if that is
@@ -210,20 +210,20 @@ impl Tier {
         node: Option<NodeIndex>,
     ) -> bool {
         let Some(object) = cx.catalog.get(index) else { return false };
-        if object.shelved().next().is_none() {
+        if object.readable_on_disks().next().is_none() {
             return false;
         }
         let leaving = object.in_memory().filter(|(on, _)| node.is_none_or(|node| node == *on));
         let leaving: Vec<_> = leaving.collect();
         let name = Name { namespace: object.namespace(), key: object.key().clone() };
         let name = std::sync::Arc::new(name);
-        for &(on, hold) in &leaving {
+        for &(on, slot_ref) in &leaving {
             cx.catalog.drop_replica(index, on);
-            cx.ghosts.insert(&name, on, hold);
+            cx.pending_retires.insert(&name, on, slot_ref);
         }
         self.note_unread_leaves(index);
         cx.retire(leaving, None);
-        cx.room.note_change();
+        cx.quotas.note_change();
         true
     }
 
@@ -248,7 +248,7 @@ impl Tier {
                 self.count_memory_hit(index);
             } else {
                 let is_here = |it: NodeIndex| cx.members.get(it).is_some_and(|it| it.info.host == host);
-                far += u64::from(!object.shelved().any(|(disk, _)| is_here(disk)));
+                far += u64::from(!object.readable_on_disks().any(|(disk, _)| is_here(disk)));
                 disk += 1;
                 self.count_disk_hit(cx, index);
             }
@@ -270,6 +270,6 @@ impl Tier {
 
     /// What the tier has done so far.
     pub(super) fn stat(&self, cx: &Context) -> TierStat {
-        TierStat { shelved: cx.members.disk_objects(), ..self.stat }
+        TierStat { disk_objects: cx.members.disk_objects(), ..self.stat }
     }
 }

@@ -20,12 +20,12 @@ use crate::master::{
     Notice, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     context::Context,
-    ghosts::Name,
+    pending_retires::Name,
 };
 use crate::{
-    ClientId, Generation, Hold, Reservation, Tick,
-    extent::room_for,
-    marks::Marks,
+    ClientId, Generation, Reservation, SlotRef, Tick,
+    attributes::Attributes,
+    extent::space_for,
     message::{Ahead, Allocate, AllocateItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle},
     sabotage::sabotaged,
 };
@@ -71,11 +71,11 @@ pub(super) struct Promoting {
     /// The node was told what the bytes are.
     settling: bool,
     /// Where it lies on a disk.
-    from: (NodeIndex, Hold),
+    from: (NodeIndex, SlotRef),
     /// The memory beside it.
     node: NodeIndex,
     /// The reservation there, once there is one.
-    hold: Option<Hold>,
+    slot_ref: Option<SlotRef>,
     since: Tick,
     /// When it was first requested: it may have waited for memory.
     requested: Tick,
@@ -232,7 +232,7 @@ impl Tier {
         let protected = self.promotions.shields.unleased(cx.now).filter_map(|it| cx.catalog.get(it));
         let bytes = protected.filter(|it| is_last_resort(it)).map(|it| {
             let copies = it.in_memory().filter(|(node, _)| wanted(it, *node)).count() as u64;
-            it.room_of_one().saturating_mul(copies)
+            it.space_of_one().saturating_mul(copies)
         });
         bytes.fold(0, u64::saturating_add)
     }
@@ -273,7 +273,7 @@ impl Tier {
             Begun::Failed => PrefetchOutcome::Failed,
             Begun::Busy | Begun::OverQuota | Begun::NoMemory => {
                 let Some((_, node)) = path(cx, index) else { return self.skip() };
-                let need = room_for(len).unwrap_or(u64::MAX);
+                let need = space_for(len).unwrap_or(u64::MAX);
                 self.await_memory(cx, (index, generation), (node, need), by, None)
             }
         }
@@ -300,7 +300,7 @@ impl Tier {
             Verdict::Failed => return Begun::Failed,
             Verdict::Busy => return Begun::Busy,
         };
-        let need = room_for(len).unwrap_or(u64::MAX);
+        let need = space_for(len).unwrap_or(u64::MAX);
         let requested = self.promotions.queue.since(&generation).unwrap_or(cx.now);
         let begun = match () {
             () if !self.free_cold_quota(cx, namespace, need, requested) => Begun::OverQuota,
@@ -314,17 +314,17 @@ impl Tier {
         if let Some(member) = cx.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
         }
-        cx.room.plan(namespace, need);
+        cx.quotas.plan(namespace, need);
         let id = PromotionId { generation, token: token.number() };
         let since = cx.now;
-        let (settling, hold, bytes, wanted_by) = (false, None, len, by);
+        let (settling, slot_ref, bytes, wanted_by) = (false, None, len, by);
         let promoting =
-            Promoting { token, index, settling, from, node, hold, since, requested, bytes, wanted_by };
+            Promoting { token, index, settling, from, node, slot_ref, since, requested, bytes, wanted_by };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
         let allocate = Allocate { client: PROMOTER, items, offered: false };
         // A ready node is connected, so this cannot fail.
-        cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteRoom(id, (namespace, need)));
+        cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));
         Begun::Running
     }
 
@@ -373,25 +373,25 @@ impl Tier {
         (id, (namespace, need)): (PromotionId, (NamespaceIndex, u64)),
         reservation: Option<Reservation>,
     ) {
-        let hold = reservation.map(|it| it.location.hold());
+        let slot_ref = reservation.map(|it| it.location.slot_ref());
         let Some(promoting) = self.promotions.get(cx, id) else {
-            cx.room.unplan(namespace, need);
-            return cx.abort_all(hold.into_iter().map(|it| (node, it)).collect());
+            cx.quotas.unplan(namespace, need);
+            return cx.abort_all(slot_ref.into_iter().map(|it| (node, it)).collect());
         };
-        let Some(hold) = hold else {
-            cx.room.unplan(namespace, need);
+        let Some(slot_ref) = slot_ref else {
+            cx.quotas.unplan(namespace, need);
             if cx.is_ready(node) {
                 return self.wait_again(cx, id.generation, need);
             }
             return self.end_promotion(cx, id.generation, End::Failed);
         };
         let (index, (disk, from)) = (promoting.index, promoting.from);
-        promoting.hold = Some(hold);
-        cx.room.grant(node, hold, (namespace, LabelIndex::default()), need, None, None);
+        promoting.slot_ref = Some(slot_ref);
+        cx.quotas.grant(node, slot_ref, (namespace, LabelIndex::default()), need, None, None);
         if !sabotaged!(cx.config.sabotage, PromoteUnseen) {
-            cx.catalog.add_pending(index, node, hold);
+            cx.catalog.add_pending(index, node, slot_ref);
         }
-        let item = PromoteItem { hold: from, into: hold };
+        let item = PromoteItem { slot_ref: from, into: slot_ref };
         if cx.ask(disk, MasterToMember::Promote(vec![item]), Wait::Promote(id)).is_none() {
             self.end_promotion(cx, id.generation, End::Failed);
         }
@@ -413,7 +413,9 @@ impl Tier {
         let Some(promoting) = self.promotions.get(cx, id) else { return };
         let done = done || sabotaged!(cx.config.sabotage, PublishUnread);
         let (index, node) = (promoting.index, promoting.node);
-        let Some(record) = promoting.hold.filter(|_| done).and_then(|hold| cx.record(index, hold)) else {
+        let Some(record) =
+            promoting.slot_ref.filter(|_| done).and_then(|slot_ref| cx.record(index, slot_ref))
+        else {
             return self.end_promotion(cx, id.generation, End::Failed);
         };
         promoting.settling = true;
@@ -428,18 +430,18 @@ impl Tier {
         &mut self,
         cx: &mut Context,
         id: PromotionId,
-        lost: &[Hold],
+        lost: &[SlotRef],
     ) {
         let Some(promoting) = self.promotions.get(cx, id) else { return };
         let (index, node) = (promoting.index, promoting.node);
-        let Some(hold) = promoting.hold.filter(|hold| !lost.contains(hold)) else {
+        let Some(slot_ref) = promoting.slot_ref.filter(|slot_ref| !lost.contains(slot_ref)) else {
             return self.end_promotion(cx, id.generation, End::Failed);
         };
-        cx.room.end_grant(node, hold);
+        cx.quotas.end_grant(node, slot_ref);
         if sabotaged!(cx.config.sabotage, PromoteUnseen) {
-            cx.catalog.add_pending(index, node, hold);
+            cx.catalog.add_pending(index, node, slot_ref);
         }
-        cx.catalog.complete(index, node, hold);
+        cx.catalog.complete(index, node, slot_ref);
         let protected = cx.now.after(cx.config.tier.protect_ms);
         let protected = Some(protected).filter(|_| !sabotaged!(cx.config.sabotage, PromoteUnprotected));
         let before = cx.catalog.get(index).map_or(Tick(0), Object::lease_until);
@@ -485,7 +487,7 @@ impl Tier {
         gives_up_copy: bool,
     ) {
         let Some(promoting) = self.promotions.running.remove(&generation) else { return };
-        let Promoting { token, index, settling, node, hold, since, bytes, .. } = promoting;
+        let Promoting { token, index, settling, node, slot_ref, since, bytes, .. } = promoting;
         let took_ms = cx.now.0 - since.0;
         cx.notice(Notice::Promoted { done: end == End::Done, bytes, took_ms });
         if !sabotaged!(cx.config.sabotage, LoseToken) {
@@ -494,13 +496,13 @@ impl Tier {
         if end == End::Failed {
             self.stat.prefetch_failed += 1;
         }
-        if let Some(hold) = hold {
-            cx.room.end_grant(node, hold);
+        if let Some(slot_ref) = slot_ref {
+            cx.quotas.end_grant(node, slot_ref);
             if gives_up_copy {
-                give_up_copy(cx, index, (node, hold), settling);
+                give_up_copy(cx, index, (node, slot_ref), settling);
             }
         }
-        cx.room.note_change();
+        cx.quotas.note_change();
         self.promotions.fetches.wake(cx, generation, end == End::Done);
     }
 
@@ -516,13 +518,13 @@ impl Tier {
         for (generation, it) in running {
             let id = PromotionId { generation: *generation, token: it.token.number() };
             let awaited = |(_, wait): &(NodeIndex, Wait)| match wait {
-                Wait::PromoteRoom(of, _) | Wait::Promote(of) | Wait::PromoteSettle(of) => *of == id,
+                Wait::PromoteSpace(of, _) | Wait::Promote(of) | Wait::PromoteSettle(of) => *of == id,
                 _ => false,
             };
             let count = cx.waits.values().filter(|it| awaited(it)).count();
             let object = cx.catalog.get(it.index).filter(|it| it.generation() == *generation);
             let is_pending = object.is_some_and(|object| object.is_pending(it.node));
-            if count != 1 || object.is_none() || (it.hold.is_some() && !is_pending) {
+            if count != 1 || object.is_none() || (it.slot_ref.is_some() && !is_pending) {
                 return Err(format!("T1: {it:?} waits for {count} answers, for {object:?}"));
             }
         }
@@ -531,25 +533,30 @@ impl Tier {
 }
 
 /// From which disk an object can be promoted, and into which memory.
-pub(super) fn path(cx: &Context, index: ObjectIndex) -> Option<((NodeIndex, Hold), NodeIndex)> {
+pub(super) fn path(cx: &Context, index: ObjectIndex) -> Option<((NodeIndex, SlotRef), NodeIndex)> {
     let object = cx.catalog.get(index)?;
     // A node that had a copy when it was last connected may still have it.
-    object.shelved().find_map(|(disk, hold)| {
+    object.readable_on_disks().find_map(|(disk, slot_ref)| {
         let node = cx.members.beside(disk).filter(|it| cx.is_ready(*it) && !object.is_on(*it))?;
-        cx.is_ready(disk).then_some(((disk, hold), node))
+        cx.is_ready(disk).then_some(((disk, slot_ref), node))
     })
 }
 
 fn allocation(cx: &Context, index: ObjectIndex) -> Option<AllocateItem> {
     let object = cx.catalog.get(index)?;
     let name = cx.catalog.namespace_name(object.namespace()).len() + object.key().as_bytes().len();
-    let marks = object.marks().map_or(0, |it: &Marks| it.to_bytes().len());
-    Some(AllocateItem { len: object.len(), name_len: name as u64, marks_len: marks as u64 })
+    let attributes = object.attributes().map_or(0, |it: &Attributes| it.to_bytes().len());
+    Some(AllocateItem { len: object.len(), name_len: name as u64, attributes_len: attributes as u64 })
 }
 
 /// A copy will not be in memory. A node that was told what the bytes are may have the copy, and must retire
 /// it like any other; if it is disconnected, it says so when it is back.
-fn give_up_copy(cx: &mut Context, index: ObjectIndex, (node, hold): (NodeIndex, Hold), settling: bool) {
+fn give_up_copy(
+    cx: &mut Context,
+    index: ObjectIndex,
+    (node, slot_ref): (NodeIndex, SlotRef),
+    settling: bool,
+) {
     let is_connected = cx.members.get(node).is_some_and(|it| it.conn.is_some());
     match (settling, is_connected) {
         (true, false) => (),
@@ -557,18 +564,18 @@ fn give_up_copy(cx: &mut Context, index: ObjectIndex, (node, hold): (NodeIndex, 
             let Some(object) = cx.catalog.get(index) else { return };
             let name = Name { namespace: object.namespace(), key: object.key().clone() };
             cx.catalog.drop_replica(index, node);
-            cx.ghosts.insert(&Arc::new(name), node, hold);
-            cx.retire(vec![(node, hold)], None);
+            cx.pending_retires.insert(&Arc::new(name), node, slot_ref);
+            cx.retire(vec![(node, slot_ref)], None);
         }
         (false, _) => {
             cx.catalog.drop_replica(index, node);
-            cx.abort_all(vec![(node, hold)]);
+            cx.abort_all(vec![(node, slot_ref)]);
         }
     }
 }
 
 /// Whether a promoted object that is protected may leave memory for a put that finds nothing else.
 fn is_last_resort(object: &Object) -> bool {
-    let is_pinned = object.soft_pin() || object.marks().is_some_and(Marks::protect);
-    object.shelved().next().is_some() && !is_pinned
+    let is_pinned = object.soft_pin() || object.attributes().is_some_and(Attributes::protect);
+    object.readable_on_disks().next().is_some() && !is_pinned
 }

@@ -4,7 +4,7 @@
 //! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian,
 //! UTF-8.
 
-use crate::{MARKS_MAX, OWNER_BYTES_MAX, message::PutOptions};
+use crate::{ATTRIBUTES_MAX, OWNER_BYTES_MAX, message::PutOptions};
 
 const PIN: u8 = 1;
 const ONCE: u8 = 2;
@@ -31,7 +31,7 @@ pub enum Consumption {
 
 /// The lasting part of a sample's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SampleMarks {
+pub struct SampleAttributes {
     /// How it is consumed.
     pub consumption: Consumption,
     /// The groups that have.
@@ -42,7 +42,7 @@ pub struct SampleMarks {
     pub elsewhere: u64,
 }
 
-impl SampleMarks {
+impl SampleAttributes {
     /// Whether its last consumer has acknowledged it, so that only leases keep it.
     #[must_use]
     pub fn is_consumed(&self) -> bool {
@@ -56,19 +56,19 @@ impl SampleMarks {
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
+pub struct Attributes {
     /// The owners of its hard pins, each once. The empty name is an owner too.
     pub pins: Vec<String>,
     /// It is a sample: never evicted before it is consumed.
-    pub sample: Option<SampleMarks>,
+    pub sample: Option<SampleAttributes>,
 }
 
-impl Marks {
+impl Attributes {
     /// What a put asks for.
     #[must_use]
     pub fn of(options: &PutOptions) -> Self {
         let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
-        let sample = options.sample.clone().map(|consumption| SampleMarks {
+        let sample = options.sample.clone().map(|consumption| SampleAttributes {
             consumption,
             acked: Vec::new(),
             stream: options.stream.clone(),
@@ -100,8 +100,8 @@ impl Marks {
             ));
         }
         let Some(Consumption::Groups(groups)) = &options.sample else { return None };
-        if groups.is_empty() || groups.len() > MARKS_MAX {
-            return Some(format!("{} consumer groups: there must be 1 to {MARKS_MAX}", groups.len()));
+        if groups.is_empty() || groups.len() > ATTRIBUTES_MAX {
+            return Some(format!("{} consumer groups: there must be 1 to {ATTRIBUTES_MAX}", groups.len()));
         }
         let bad = groups
             .iter()
@@ -140,18 +140,18 @@ impl Marks {
     /// Reads the bytes back; `None` if they are no such list.
     #[must_use]
     pub fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
-        let mut marks = Self::default();
-        let sample = |marks: &mut Self| marks.sample.take().unwrap_or_default();
+        let mut attributes = Self::default();
+        let sample = |attributes: &mut Self| attributes.sample.take().unwrap_or_default();
         while let Some((&kind, rest)) = bytes.split_first() {
             let (len, rest) = rest.split_first_chunk()?;
             let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
             let text = std::str::from_utf8(text).ok()?.to_owned();
             bytes = rest;
             if kind == PIN {
-                marks.pins.push(text);
+                attributes.pins.push(text);
                 continue;
             }
-            let mut it = sample(&mut marks);
+            let mut it = sample(&mut attributes);
             match (kind, &mut it.consumption) {
                 (ONCE, _) => it.consumption = Consumption::Once,
                 (RETAINED, _) => it.consumption = Consumption::Retained,
@@ -162,9 +162,9 @@ impl Marks {
                 (ELSEWHERE, _) => it.elsewhere = text.parse().ok()?,
                 _ => return None,
             }
-            marks.sample = Some(it);
+            attributes.sample = Some(it);
         }
-        Some(marks)
+        Some(attributes)
     }
 }
 
@@ -182,18 +182,22 @@ mod tests {
     fn marks_are_read_back_as_they_were_written() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         let sample = |consumption, acked: &[&str]| {
-            Some(SampleMarks { consumption, acked: group(acked), ..SampleMarks::default() })
+            Some(SampleAttributes { consumption, acked: group(acked), ..SampleAttributes::default() })
         };
-        let streamed = SampleMarks { stream: "train".into(), elsewhere: 7 << 30, ..SampleMarks::default() };
-        for marks in [
-            Marks::default(),
-            Marks { pins: group(&["", "run-7"]), sample: None },
-            Marks { pins: vec![], sample: sample(Consumption::Once, &[]) },
-            Marks { pins: vec![], sample: Some(streamed) },
-            Marks { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
-            Marks { pins: group(&["x"]), sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]) },
+        let streamed =
+            SampleAttributes { stream: "train".into(), elsewhere: 7 << 30, ..SampleAttributes::default() };
+        for attributes in [
+            Attributes::default(),
+            Attributes { pins: group(&["", "run-7"]), sample: None },
+            Attributes { pins: vec![], sample: sample(Consumption::Once, &[]) },
+            Attributes { pins: vec![], sample: Some(streamed) },
+            Attributes { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
+            Attributes {
+                pins: group(&["x"]),
+                sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]),
+            },
         ] {
-            assert_eq!(Marks::from_bytes(&marks.to_bytes()), Some(marks));
+            assert_eq!(Attributes::from_bytes(&attributes.to_bytes()), Some(attributes));
         }
     }
 
@@ -203,30 +207,31 @@ mod tests {
             sample: Some(Consumption::Groups(names.iter().map(|it| (*it).to_owned()).collect())),
             ..PutOptions::default()
         };
-        assert_eq!(Marks::problem(&groups(&["a", "b"])), None);
-        assert!(Marks::problem(&groups(&[])).is_some_and(|it| it.contains("0 consumer groups")));
-        assert!(Marks::problem(&groups(&["a", "b", "a"])).is_some_and(|it| it.contains("`a`")));
-        assert!(Marks::problem(&groups(&vec!["x"; MARKS_MAX + 1])).is_some());
+        assert_eq!(Attributes::problem(&groups(&["a", "b"])), None);
+        assert!(Attributes::problem(&groups(&[])).is_some_and(|it| it.contains("0 consumer groups")));
+        assert!(Attributes::problem(&groups(&["a", "b", "a"])).is_some_and(|it| it.contains("`a`")));
+        assert!(Attributes::problem(&groups(&vec!["x"; ATTRIBUTES_MAX + 1])).is_some());
         let stream = |sample| PutOptions { sample, stream: "s".into(), ..PutOptions::default() };
-        assert_eq!(Marks::problem(&stream(Some(Consumption::Once))), None);
+        assert_eq!(Attributes::problem(&stream(Some(Consumption::Once))), None);
         for wrong in [stream(None), stream(Some(Consumption::Retained))] {
-            assert!(Marks::problem(&wrong).is_some_and(|it| it.contains("stream `s`")));
+            assert!(Attributes::problem(&wrong).is_some_and(|it| it.contains("stream `s`")));
         }
-        let elsewhere =
-            |sample, elsewhere| Marks::problem(&PutOptions { sample, elsewhere, ..PutOptions::default() });
+        let elsewhere = |sample, elsewhere| {
+            Attributes::problem(&PutOptions { sample, elsewhere, ..PutOptions::default() })
+        };
         assert_eq!(elsewhere(Some(Consumption::Once), ELSEWHERE_MAX), None);
         for wrong in [elsewhere(None, 1), elsewhere(Some(Consumption::Once), ELSEWHERE_MAX + 1)] {
             assert!(wrong.is_some_and(|it| it.contains("bytes elsewhere")));
         }
         let owner = PutOptions { owner: "x".repeat(OWNER_BYTES_MAX + 1), ..PutOptions::default() };
-        assert!(Marks::problem(&owner).is_some_and(|it| it.contains("owner")));
+        assert!(Attributes::problem(&owner).is_some_and(|it| it.contains("owner")));
     }
 
     #[test]
     fn bytes_that_are_no_marks_are_refused() {
         let bad = [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
         for bytes in bad.into_iter().chain([&[7, 1, 0, 0, 0, b'x'][..]]) {
-            assert_eq!(Marks::from_bytes(bytes), None);
+            assert_eq!(Attributes::from_bytes(bytes), None);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::Tick;
 
 /// The lines that the replicas of one namespace hang in on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum EvictionList {
     /// Read since they were put, and not leased since their last use.
     Idle = 0,
     /// Leased, so in the order in which leases run out.
@@ -27,13 +27,13 @@ pub(super) enum Line {
     /// With a hard pin: nothing is ever evicted from here.
     Pinned = 4,
     /// As `Idle`, with a copy on a disk: nothing is lost when the one in memory goes.
-    ShelvedIdle = 5,
+    OnDiskIdle = 5,
     /// As `Leased`, with a copy on a disk.
-    ShelvedLeased = 6,
+    OnDiskLeased = 6,
     /// As `SoftIdle`, with a copy on a disk.
-    ShelvedSoftIdle = 7,
+    OnDiskSoftIdle = 7,
     /// As `SoftLeased`, with a copy on a disk.
-    ShelvedSoftLeased = 8,
+    OnDiskSoftLeased = 8,
     /// Copies on disks, which choose themselves what leaves, and those that cannot be read yet.
     Aside = 9,
     /// Copies that a disk is reading, whatever else is true of them but a hard pin: to take them away makes
@@ -42,41 +42,58 @@ pub(super) enum Line {
     /// As `Idle`, but only written and never read.
     Unread = 11,
     /// As `Unread`, with a copy on a disk.
-    ShelvedUnread = 12,
+    OnDiskUnread = 12,
 }
 
-const LINE_COUNT: usize = 13;
+const LIST_COUNT: usize = 13;
 /// The lines of copies in memory that are also on a disk.
-const SHELVED: [Line; 5] = [
-    Line::ShelvedIdle,
-    Line::ShelvedLeased,
-    Line::ShelvedSoftIdle,
-    Line::ShelvedSoftLeased,
-    Line::ShelvedUnread,
+const ON_DISK: [EvictionList; 5] = [
+    EvictionList::OnDiskIdle,
+    EvictionList::OnDiskLeased,
+    EvictionList::OnDiskSoftIdle,
+    EvictionList::OnDiskSoftLeased,
+    EvictionList::OnDiskUnread,
 ];
 /// The lines of copies that may have to go to a disk, the hard-pinned ones last.
-const UNSHELVED: [Line; 6] =
-    [Line::Idle, Line::Leased, Line::Unread, Line::SoftIdle, Line::SoftLeased, Line::Pinned];
+const NOT_ON_DISK: [EvictionList; 6] = [
+    EvictionList::Idle,
+    EvictionList::Leased,
+    EvictionList::Unread,
+    EvictionList::SoftIdle,
+    EvictionList::SoftLeased,
+    EvictionList::Pinned,
+];
 /// The lines of copies whose objects were read: they are cold after a while.
-const READ: [Line; 4] = [Line::Idle, Line::Leased, Line::ShelvedIdle, Line::ShelvedLeased];
+const READ: [EvictionList; 4] =
+    [EvictionList::Idle, EvictionList::Leased, EvictionList::OnDiskIdle, EvictionList::OnDiskLeased];
 
 /// The lines that eviction may take from, and those of them with leases and with soft pins.
-const EVICTABLE: [Line; 10] = [
-    Line::Idle,
-    Line::Unread,
-    Line::Leased,
-    Line::SoftIdle,
-    Line::SoftLeased,
-    Line::ShelvedIdle,
-    Line::ShelvedUnread,
-    Line::ShelvedLeased,
-    Line::ShelvedSoftIdle,
-    Line::ShelvedSoftLeased,
+const EVICTABLE: [EvictionList; 10] = [
+    EvictionList::Idle,
+    EvictionList::Unread,
+    EvictionList::Leased,
+    EvictionList::SoftIdle,
+    EvictionList::SoftLeased,
+    EvictionList::OnDiskIdle,
+    EvictionList::OnDiskUnread,
+    EvictionList::OnDiskLeased,
+    EvictionList::OnDiskSoftIdle,
+    EvictionList::OnDiskSoftLeased,
 ];
 /// See [`EVICTABLE`].
-const LEASED: [Line; 4] = [Line::Leased, Line::SoftLeased, Line::ShelvedLeased, Line::ShelvedSoftLeased];
+const LEASED: [EvictionList; 4] = [
+    EvictionList::Leased,
+    EvictionList::SoftLeased,
+    EvictionList::OnDiskLeased,
+    EvictionList::OnDiskSoftLeased,
+];
 /// See [`EVICTABLE`].
-const SOFT: [Line; 4] = [Line::SoftIdle, Line::SoftLeased, Line::ShelvedSoftIdle, Line::ShelvedSoftLeased];
+const SOFT: [EvictionList; 4] = [
+    EvictionList::SoftIdle,
+    EvictionList::SoftLeased,
+    EvictionList::OnDiskSoftIdle,
+    EvictionList::OnDiskSoftLeased,
+];
 
 /// How many objects of a line are looked at behind one whose lease keeps it.
 const HIDDEN_SCAN_MAX: usize = 256;
@@ -94,14 +111,14 @@ struct Ends {
     bytes: u64,
 }
 
-const NOBODY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_until: Tick(0), bytes: 0 };
+const EMPTY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_until: Tick(0), bytes: 0 };
 
 /// What eviction may take.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::master) struct Eviction {
     pub(in crate::master) soft_pinned_too: bool,
     /// Only what has a copy on a disk.
-    pub(in crate::master) shelved_only: bool,
+    pub(in crate::master) on_disk_only: bool,
     /// Also, if there is nothing else, what a disk is reading: that ends its charge, not its use of memory.
     pub(in crate::master) demoting_too: bool,
     /// Only when sabotaged.
@@ -110,10 +127,10 @@ pub(in crate::master) struct Eviction {
 
 /// All lines: by node, by namespace.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
-    nodes: Vec<Vec<[Ends; LINE_COUNT]>>,
+pub(super) struct EvictionLists {
+    nodes: Vec<Vec<[Ends; LIST_COUNT]>>,
     /// By node, the room of what may leave at once because a disk has it, too.
-    shelved: Vec<u64>,
+    readable_on_disks: Vec<u64>,
     /// By node, the part of it that was never read.
     unread: Vec<u64>,
 }
@@ -127,20 +144,20 @@ pub(in crate::master) enum Scope {
     Namespace(NamespaceIndex),
 }
 
-impl Lines {
-    fn of_node(&self, node: NodeIndex) -> impl Iterator<Item = &[Ends; LINE_COUNT]> + Clone {
+impl EvictionLists {
+    fn of_node(&self, node: NodeIndex) -> impl Iterator<Item = &[Ends; LIST_COUNT]> + Clone {
         self.nodes.get(node.0 as usize).into_iter().flatten()
     }
 
     fn of_namespace(
         &self,
         namespace: NamespaceIndex,
-    ) -> impl Iterator<Item = (NodeIndex, &[Ends; LINE_COUNT])> + Clone {
+    ) -> impl Iterator<Item = (NodeIndex, &[Ends; LIST_COUNT])> + Clone {
         let nodes = self.nodes.iter().zip(0..);
         nodes.filter_map(move |(it, node)| Some((NodeIndex(node), it.get(namespace.0 as usize)?)))
     }
 
-    fn ends(&mut self, node: NodeIndex, namespace: NamespaceIndex, line: Line) -> &mut Ends {
+    fn ends(&mut self, node: NodeIndex, namespace: NamespaceIndex, list: EvictionList) -> &mut Ends {
         let (node, namespace) = (node.0 as usize, namespace.0 as usize);
         if self.nodes.len() <= node {
             self.nodes.resize(node + 1, Vec::new());
@@ -148,27 +165,27 @@ impl Lines {
         #[expect(clippy::indexing_slicing, reason = "grown above")]
         let of_node = &mut self.nodes[node];
         if of_node.len() <= namespace {
-            of_node.resize(namespace + 1, [NOBODY; LINE_COUNT]);
+            of_node.resize(namespace + 1, [EMPTY; LIST_COUNT]);
         }
         #[expect(clippy::indexing_slicing, reason = "grown above; a line is one of LINE_COUNT")]
-        &mut of_node[namespace][line as usize]
+        &mut of_node[namespace][list as usize]
     }
 
     /// Hangs every replica of an object at the recent end of its rightful line, or at the other one if it was
     /// unused for longer than all others there: it left the line for a while, and comes back to its place.
     pub(super) fn enlist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let Some(object) = objects.get(index.0) else { return };
-        let (namespace, room, touched) = (object.namespace(), object.room_of_one(), object.touched());
+        let (namespace, space, touched) = (object.namespace(), object.space_of_one(), object.touched());
         let mut at = 0;
-        while let Some(line) = objects.get(index.0).and_then(|it| Some(it.rightful_line(it.replica(at)?))) {
+        while let Some(list) = objects.get(index.0).and_then(|it| Some(it.rightful_list(it.replica(at)?))) {
             let Some(replica) = objects.get_mut(index.0).and_then(|it| it.replica_mut(at)) else { return };
             let node = replica.node;
-            self.count(node, line, room, u64::wrapping_add);
-            let ends = self.ends(node, namespace, line);
-            ends.bytes = ends.bytes.wrapping_add(room);
+            self.count(node, list, space, u64::wrapping_add);
+            let ends = self.ends(node, namespace, list);
+            ends.bytes = ends.bytes.wrapping_add(space);
             at += 1;
             if ends.oldest != NIL && touched < ends.touched {
-                (replica.older, replica.newer, replica.line) = (NIL, ends.oldest, line);
+                (replica.older, replica.newer, replica.list) = (NIL, ends.oldest, list);
                 if let Some(other) = objects.get_mut(ends.oldest).and_then(|it| it.on_mut(node)) {
                     other.older = index.0;
                 }
@@ -176,7 +193,7 @@ impl Lines {
                 continue;
             }
             let newest = std::mem::replace(&mut ends.newest, index.0);
-            (replica.older, replica.newer, replica.line) = (newest, NIL, line);
+            (replica.older, replica.newer, replica.list) = (newest, NIL, list);
             if newest == NIL {
                 ends.set_oldest(objects, index.0);
             } else if let Some(other) = objects.get_mut(newest).and_then(|it| it.on_mut(node)) {
@@ -189,11 +206,11 @@ impl Lines {
     pub(super) fn delist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let mut at = 0;
         while let Some((object, replica)) = objects.get(index.0).and_then(|it| Some((it, it.replica(at)?))) {
-            let (older, newer, node, line) = (replica.older, replica.newer, replica.node, replica.line);
-            let (namespace, room) = (object.namespace(), object.room_of_one());
-            self.count(node, line, room, u64::wrapping_sub);
-            let ends = self.ends(node, namespace, line);
-            ends.bytes = ends.bytes.wrapping_sub(room);
+            let (older, newer, node, list) = (replica.older, replica.newer, replica.node, replica.list);
+            let (namespace, space) = (object.namespace(), object.space_of_one());
+            self.count(node, list, space, u64::wrapping_sub);
+            let ends = self.ends(node, namespace, list);
+            ends.bytes = ends.bytes.wrapping_sub(space);
             match objects.get_mut(newer).and_then(|it| it.on_mut(node)) {
                 Some(other) => other.older = older,
                 None => ends.newest = older,
@@ -210,25 +227,25 @@ impl Lines {
     /// so where it is the oldest, too.
     pub(super) fn stays(&mut self, objects: &Slab<Object>, index: ObjectIndex) -> bool {
         let Some(object) = objects.get(index.0) else { return true };
-        if object.all().any(|it| it.newer != NIL || it.line != object.rightful_line(it)) {
+        if object.all().any(|it| it.newer != NIL || it.list != object.rightful_list(it)) {
             return false;
         }
         for replica in object.all().filter(|it| it.older == NIL) {
-            self.ends(replica.node, object.namespace(), replica.line).set_oldest(objects, index.0);
+            self.ends(replica.node, object.namespace(), replica.list).set_oldest(objects, index.0);
         }
         true
     }
 
-    fn count(&mut self, node: NodeIndex, line: Line, room: u64, change: fn(u64, u64) -> u64) {
-        if SHELVED.contains(&line) {
+    fn count(&mut self, node: NodeIndex, list: EvictionList, space: u64, change: fn(u64, u64) -> u64) {
+        if ON_DISK.contains(&list) {
             let node = node.0 as usize;
-            if self.shelved.len() <= node {
-                self.shelved.resize(node + 1, 0);
+            if self.readable_on_disks.len() <= node {
+                self.readable_on_disks.resize(node + 1, 0);
                 self.unread.resize(node + 1, 0);
             }
-            self.shelved.get_mut(node).into_iter().for_each(|it| *it = change(*it, room));
-            let unread = self.unread.get_mut(node).filter(|_| line == Line::ShelvedUnread);
-            unread.into_iter().for_each(|it| *it = change(*it, room));
+            self.readable_on_disks.get_mut(node).into_iter().for_each(|it| *it = change(*it, space));
+            let unread = self.unread.get_mut(node).filter(|_| list == EvictionList::OnDiskUnread);
+            unread.into_iter().for_each(|it| *it = change(*it, space));
         }
     }
 }
@@ -245,26 +262,37 @@ impl Ends {
 /// The object that was unused for longest, soft-pinned ones only if all others are gone and it is allowed.
 /// Never a leased one, never a hard-pinned one.
 fn victim<'a>(
-    ends: impl Iterator<Item = &'a [Ends; LINE_COUNT]> + Clone,
+    ends: impl Iterator<Item = &'a [Ends; LIST_COUNT]> + Clone,
     now: Tick,
     rules: Eviction,
 ) -> Option<ObjectIndex> {
-    let oldest = |lines: &[Line]| {
-        let heads = ends.clone().flat_map(|it| lines.iter().filter_map(|&line| it.get(line as usize)));
+    let oldest = |lists: &[EvictionList]| {
+        let heads = ends.clone().flat_map(|it| lists.iter().filter_map(|&list| it.get(list as usize)));
         let may_go = heads.filter(|it| it.oldest != NIL && it.lease_until <= now);
         may_go.map(|it| (it.touched, it.oldest)).min()
     };
-    let plain =
-        [Line::ShelvedIdle, Line::ShelvedLeased, Line::ShelvedUnread, Line::Idle, Line::Leased, Line::Unread];
-    let soft = [Line::ShelvedSoftIdle, Line::ShelvedSoftLeased, Line::SoftIdle, Line::SoftLeased];
-    let some = |lines: &[Line]| {
-        let shelved = lines.get(..lines.len() / 2).unwrap_or(lines);
-        oldest(if rules.shelved_only { shelved } else { lines })
+    let plain = [
+        EvictionList::OnDiskIdle,
+        EvictionList::OnDiskLeased,
+        EvictionList::OnDiskUnread,
+        EvictionList::Idle,
+        EvictionList::Leased,
+        EvictionList::Unread,
+    ];
+    let soft = [
+        EvictionList::OnDiskSoftIdle,
+        EvictionList::OnDiskSoftLeased,
+        EvictionList::SoftIdle,
+        EvictionList::SoftLeased,
+    ];
+    let some = |lists: &[EvictionList]| {
+        let readable_on_disks = lists.get(..lists.len() / 2).unwrap_or(lists);
+        oldest(if rules.on_disk_only { readable_on_disks } else { lists })
     };
     some(&plain)
         .or_else(|| some(&soft).filter(|_| rules.soft_pinned_too))
-        .or_else(|| oldest(&[Line::Demoting]).filter(|_| rules.demoting_too && !rules.shelved_only))
-        .or_else(|| oldest(&[Line::Pinned]).filter(|_| rules.even_pinned && !rules.shelved_only))
+        .or_else(|| oldest(&[EvictionList::Demoting]).filter(|_| rules.demoting_too && !rules.on_disk_only))
+        .or_else(|| oldest(&[EvictionList::Pinned]).filter(|_| rules.even_pinned && !rules.on_disk_only))
         .map(|(_, index)| ObjectIndex(index))
 }
 
@@ -276,7 +304,7 @@ impl Catalog {
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        let ends = || self.lines.of_node(node);
+        let ends = || self.lists.of_node(node);
         victim(ends(), now, rules).or_else(|| self.hidden_victim(ends().map(|it| (node, it)), now, rules))
     }
 
@@ -284,20 +312,20 @@ impl Catalog {
     /// without a lease stand behind those with a longer one, so the first few of each line are looked at.
     fn hidden_victim<'a>(
         &self,
-        ends: impl Iterator<Item = (NodeIndex, &'a [Ends; LINE_COUNT])>,
+        ends: impl Iterator<Item = (NodeIndex, &'a [Ends; LIST_COUNT])>,
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        let lines = LEASED.into_iter().chain([Line::Demoting]);
-        let is_allowed = |line: &Line| {
-            (rules.soft_pinned_too || !SOFT.contains(line))
-                && (rules.demoting_too || *line != Line::Demoting)
-                && (!rules.shelved_only || SHELVED.contains(line))
+        let lists = LEASED.into_iter().chain([EvictionList::Demoting]);
+        let is_allowed = |list: &EvictionList| {
+            (rules.soft_pinned_too || !SOFT.contains(list))
+                && (rules.demoting_too || *list != EvictionList::Demoting)
+                && (!rules.on_disk_only || ON_DISK.contains(list))
         };
         let mut best: Option<(Tick, u32)> = None;
         for (node, ends) in ends {
-            for line in lines.clone().filter(is_allowed) {
-                let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
+            for list in lists.clone().filter(is_allowed) {
+                let mut next = ends.get(list as usize).map_or(NIL, |it| it.oldest);
                 let mut left = HIDDEN_SCAN_MAX;
                 while let Some(object) = self.objects.get(next).filter(|_| left > 0) {
                     let found = (object.touched(), next);
@@ -314,25 +342,25 @@ impl Catalog {
 
     /// How many bytes eviction could free, or a little more than that.
     pub(in crate::master) fn evictable(&self, scope: Scope, now: Tick, rules: Eviction) -> u64 {
-        let is_allowed = |line: &&Line| {
-            (rules.soft_pinned_too || !SOFT.contains(line)) && (!rules.shelved_only || SHELVED.contains(line))
+        let is_allowed = |list: &&EvictionList| {
+            (rules.soft_pinned_too || !SOFT.contains(list)) && (!rules.on_disk_only || ON_DISK.contains(list))
         };
-        let demoting = Some(&Line::Demoting).filter(|_| rules.demoting_too && !rules.shelved_only);
-        let lines = || EVICTABLE.iter().filter(is_allowed).chain(demoting);
-        let of_node = |node: NodeIndex, ends: &[Ends; LINE_COUNT]| {
-            let bytes = lines().filter_map(|&line| {
-                let ends = ends.get(line as usize)?;
-                let has_leases = LEASED.contains(&line) || line == Line::Demoting;
+        let demoting = Some(&EvictionList::Demoting).filter(|_| rules.demoting_too && !rules.on_disk_only);
+        let lists = || EVICTABLE.iter().filter(is_allowed).chain(demoting);
+        let of_node = |node: NodeIndex, ends: &[Ends; LIST_COUNT]| {
+            let bytes = lists().filter_map(|&list| {
+                let ends = ends.get(list as usize)?;
+                let has_leases = LEASED.contains(&list) || list == EvictionList::Demoting;
                 Some(if has_leases { self.unleased_bytes(node, ends, now) } else { ends.bytes })
             });
             bytes.fold(0, u64::saturating_add)
         };
         match scope {
             Scope::Node(node) => {
-                self.lines.of_node(node).map(|ends| of_node(node, ends)).fold(0, u64::saturating_add)
+                self.lists.of_node(node).map(|ends| of_node(node, ends)).fold(0, u64::saturating_add)
             }
             Scope::Namespace(namespace) => {
-                let ends = self.lines.of_namespace(namespace);
+                let ends = self.lists.of_namespace(namespace);
                 ends.map(|(node, ends)| of_node(node, ends)).fold(0, u64::saturating_add)
             }
         }
@@ -345,7 +373,7 @@ impl Catalog {
         let mut is_leased = false;
         for _ in 0..HIDDEN_SCAN_MAX {
             let Some(object) = self.objects.get(next) else { return sum };
-            let bytes = object.room_of_one();
+            let bytes = object.space_of_one();
             rest = rest.saturating_sub(bytes);
             is_leased = object.lease_until() > now;
             sum = sum.saturating_add(if is_leased { 0 } else { bytes });
@@ -361,19 +389,19 @@ impl Catalog {
         now: Tick,
         rules: Eviction,
     ) -> Option<ObjectIndex> {
-        let ends = self.lines.of_namespace(namespace);
-        victim(self.lines.of_namespace(namespace).map(|it| it.1), now, rules)
+        let ends = self.lists.of_namespace(namespace);
+        victim(self.lists.of_namespace(namespace).map(|it| it.1), now, rules)
             .or_else(|| self.hidden_victim(ends, now, rules))
     }
 
     /// The room of what could leave a node at once, because a disk has it, too.
-    pub(in crate::master) fn shelved_room(&self, node: NodeIndex) -> u64 {
-        self.lines.shelved.get(node.0 as usize).copied().unwrap_or(0)
+    pub(in crate::master) fn on_disk_space(&self, node: NodeIndex) -> u64 {
+        self.lists.readable_on_disks.get(node.0 as usize).copied().unwrap_or(0)
     }
 
     /// The memory of those of them that were never read.
-    pub(in crate::master) fn shelved_unread_room(&self, node: NodeIndex) -> u64 {
-        self.lines.unread.get(node.0 as usize).copied().unwrap_or(0)
+    pub(in crate::master) fn on_disk_unread_space(&self, node: NodeIndex) -> u64 {
+        self.lists.unread.get(node.0 as usize).copied().unwrap_or(0)
     }
 
     /// Objects that are on a disk, too, and whose memory, `need` bytes or more, is better used for promoted
@@ -390,8 +418,10 @@ impl Catalog {
         is_promoted: impl Fn(ObjectIndex) -> bool,
     ) -> Option<Vec<ObjectIndex>> {
         let (mut found, mut seen, mut sum) = (Vec::new(), BTreeSet::new(), 0);
-        for lines in [&[Line::ShelvedUnread][..], &[Line::ShelvedIdle, Line::ShelvedLeased]] {
-            let mut next = self.heads(scope, lines);
+        for lists in
+            [&[EvictionList::OnDiskUnread][..], &[EvictionList::OnDiskIdle, EvictionList::OnDiskLeased]]
+        {
+            let mut next = self.heads(scope, lists);
             while sum < need {
                 let touched = |at: &(NodeIndex, u32)| self.objects.get(at.1).map(Object::touched);
                 let oldest = next.iter().enumerate().filter_map(|(at, it)| Some((touched(it)?, at))).min();
@@ -399,7 +429,7 @@ impl Catalog {
                 let (node, index) = next.swap_remove(at);
                 let Some(object) = self.objects.get(index) else { continue };
                 // A promotion protects by a lease, so the first lines have no promoted objects.
-                let is_promoted = lines != [Line::ShelvedUnread] && is_promoted(ObjectIndex(index));
+                let is_promoted = lists != [EvictionList::OnDiskUnread] && is_promoted(ObjectIndex(index));
                 let (warm_ms, last) = match object.was_read() || is_promoted {
                     true => (read_ms, since),
                     false => (unread_ms, Tick(u64::MAX)),
@@ -411,7 +441,7 @@ impl Catalog {
                 }
                 let is_spared = object.touched() == last && is_promoted;
                 if !is_spared && seen.insert(index) {
-                    sum += object.room_of_one();
+                    sum += object.space_of_one();
                     found.push(ObjectIndex(index));
                 }
                 next.extend(object.on(node).map(|it| (node, it.newer)).filter(|it| it.1 != NIL));
@@ -421,8 +451,8 @@ impl Catalog {
     }
 
     /// The longest unused of each of these lines.
-    fn heads(&self, scope: Scope, lines: &[Line]) -> Vec<(NodeIndex, u32)> {
-        let nodes = self.lines.nodes.iter().enumerate().map(|(at, it)| (NodeIndex(at as u16), it));
+    fn heads(&self, scope: Scope, lists: &[EvictionList]) -> Vec<(NodeIndex, u32)> {
+        let nodes = self.lists.nodes.iter().enumerate().map(|(at, it)| (NodeIndex(at as u16), it));
         let mut heads = Vec::new();
         for (node, namespaces) in nodes {
             for (at, ends) in namespaces.iter().enumerate() {
@@ -430,7 +460,7 @@ impl Catalog {
                     Scope::Node(wanted) => wanted == node,
                     Scope::Namespace(wanted) => wanted == NamespaceIndex(at as u32),
                 };
-                let of = lines.iter().filter_map(|line| ends.get(*line as usize)).filter(|_| is_wanted);
+                let of = lists.iter().filter_map(|list| ends.get(*list as usize)).filter(|_| is_wanted);
                 heads.extend(of.filter(|it| it.oldest != NIL).map(|it| (node, it.oldest)));
             }
         }
@@ -440,7 +470,7 @@ impl Catalog {
     /// When the next lease on a node ends, or the next object that was read is cold, as far as the least
     /// recently used object of each line tells.
     pub(in crate::master) fn next_cold(&self, node: NodeIndex, now: Tick, warm_ms: u64) -> Option<Tick> {
-        let heads = self.lines.of_node(node).flat_map(|it| READ.map(|line| it.get(line as usize)));
+        let heads = self.lists.of_node(node).flat_map(|it| READ.map(|list| it.get(list as usize)));
         let held = heads.flatten().filter(|it| it.oldest != NIL);
         let times = held.flat_map(|it| [it.lease_until, it.touched.after(warm_ms).max(it.lease_until)]);
         times.filter(|at| *at > now).min()
@@ -448,7 +478,7 @@ impl Catalog {
 
     /// The object on a node that was unused for longest and is not on a disk, of those that are wanted there.
     /// Looks at no more than `scan` objects of a line.
-    pub(in crate::master) fn next_to_shelve(
+    pub(in crate::master) fn next_to_demote(
         &self,
         node: NodeIndex,
         scan: usize,
@@ -456,10 +486,10 @@ impl Catalog {
         may: impl Fn(&Object) -> bool,
     ) -> Option<ObjectIndex> {
         let mut best: Option<(Tick, u32)> = None;
-        let namespaces = self.lines.of_node(node).enumerate();
+        let namespaces = self.lists.of_node(node).enumerate();
         for (_, ends) in namespaces.filter(|(index, _)| wanted(NamespaceIndex(*index as u32))) {
-            for line in UNSHELVED {
-                let mut next = ends.get(line as usize).map_or(NIL, |it| it.oldest);
+            for list in NOT_ON_DISK {
+                let mut next = ends.get(list as usize).map_or(NIL, |it| it.oldest);
                 let mut left = scan;
                 while let Some(object) = self.objects.get(next).filter(|_| left > 0) {
                     if best.is_some_and(|(touched, _)| touched <= object.touched()) {
@@ -479,9 +509,14 @@ impl Catalog {
 
     /// When the next lease ends that keeps an object from eviction.
     pub(in crate::master) fn next_lease_end(&self, now: Tick) -> Option<Tick> {
-        let lines = self.lines.nodes.iter().flatten();
-        let all = [Line::Leased, Line::SoftLeased, Line::ShelvedLeased, Line::ShelvedSoftLeased];
-        let leased = lines.flat_map(|it| all.map(|line| it.get(line as usize)));
+        let lists = self.lists.nodes.iter().flatten();
+        let all = [
+            EvictionList::Leased,
+            EvictionList::SoftLeased,
+            EvictionList::OnDiskLeased,
+            EvictionList::OnDiskSoftLeased,
+        ];
+        let leased = lists.flat_map(|it| all.map(|list| it.get(list as usize)));
         let held = leased.flatten().filter(|it| it.oldest != NIL);
         held.map(|it| it.lease_until).filter(|&until| until > now).min()
     }
@@ -489,7 +524,7 @@ impl Catalog {
     /// Every object with a copy on that node.
     pub(in crate::master) fn on_node(&self, node: NodeIndex) -> Vec<ObjectIndex> {
         let mut found = Vec::new();
-        for ends in self.lines.of_node(node).flatten() {
+        for ends in self.lists.of_node(node).flatten() {
             let mut next = ends.oldest;
             while let Some(object) = self.objects.get(next) {
                 found.push(ObjectIndex(next));
@@ -515,15 +550,15 @@ impl Catalog {
     /// Panics if a line is broken, or not what its objects call for.
     pub(super) fn assert_lines(&self) {
         let mut hanging = 0;
-        for (node, namespaces) in self.lines.nodes.iter().enumerate() {
+        for (node, namespaces) in self.lists.nodes.iter().enumerate() {
             let node = NodeIndex(node as u16);
             for (namespace, ends) in namespaces.iter().enumerate() {
-                for (line, ends) in ends.iter().enumerate() {
+                for (list, ends) in ends.iter().enumerate() {
                     let (mut older, mut next) = (NIL, ends.oldest);
                     while let Some(object) = self.objects.get(next) {
                         let replica = object.on(node).unwrap();
-                        assert_eq!((replica.older, replica.line), (older, object.rightful_line(replica)));
-                        assert_eq!((replica.line as usize, object.namespace().0 as usize), (line, namespace));
+                        assert_eq!((replica.older, replica.list), (older, object.rightful_list(replica)));
+                        assert_eq!((replica.list as usize, object.namespace().0 as usize), (list, namespace));
                         if older == NIL {
                             let said = (ends.touched, ends.lease_until);
                             assert_eq!(said, (object.touched(), object.lease_until()));

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::catalog::{NamespaceIndex, NodeIndex};
-use crate::{Hold, Key, SlotId, Stamp};
+use crate::{Key, SlotId, SlotRef, Stamp};
 
 /// What an object was called.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,98 +21,98 @@ pub(super) struct Name {
 
 /// One such copy. The least of them is none that there may be.
 #[derive(Clone, Debug)]
-pub(super) struct Ghost {
+pub(super) struct PendingRetire {
     pub(super) key: Key,
     pub(super) node: NodeIndex,
-    pub(super) hold: Hold,
+    pub(super) slot_ref: SlotRef,
 }
 
-impl Default for Ghost {
+impl Default for PendingRetire {
     fn default() -> Self {
-        Self { key: Key(Arc::default()), node: NodeIndex(0), hold: HOLD_MIN }
+        Self { key: Key(Arc::default()), node: NodeIndex(0), slot_ref: SLOT_REF_MIN }
     }
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Ghosts {
-    by_name: BTreeSet<(Arc<Name>, NodeIndex, Hold)>,
-    names: BTreeMap<(NodeIndex, Hold), Arc<Name>>,
+pub(super) struct PendingRetires {
+    by_name: BTreeSet<(Arc<Name>, NodeIndex, SlotRef)>,
+    names: BTreeMap<(NodeIndex, SlotRef), Arc<Name>>,
     /// The copies that parked questions name, and whether they were withdrawn since.
-    asked: BTreeMap<(NodeIndex, Hold), bool>,
+    asked: BTreeMap<(NodeIndex, SlotRef), bool>,
 }
 
 /// The least and the greatest hold there may be.
-const HOLD_MIN: Hold = Hold { slot: SlotId(0), stamp: Stamp(0) };
-const HOLD_MAX: Hold = Hold { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
+const SLOT_REF_MIN: SlotRef = SlotRef { slot: SlotId(0), stamp: Stamp(0) };
+const SLOT_REF_MAX: SlotRef = SlotRef { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
 
-impl Ghosts {
+impl PendingRetires {
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }
 
     /// A copy's name was taken away.
-    pub(super) fn insert(&mut self, name: &Arc<Name>, node: NodeIndex, hold: Hold) {
-        if let Some(old) = self.names.insert((node, hold), Arc::clone(name)) {
-            self.by_name.remove(&(old, node, hold));
+    pub(super) fn insert(&mut self, name: &Arc<Name>, node: NodeIndex, slot_ref: SlotRef) {
+        if let Some(old) = self.names.insert((node, slot_ref), Arc::clone(name)) {
+            self.by_name.remove(&(old, node, slot_ref));
         }
-        self.by_name.insert((Arc::clone(name), node, hold));
+        self.by_name.insert((Arc::clone(name), node, slot_ref));
     }
 
     /// The copy validates no more.
-    pub(super) fn lay(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(name) = self.names.remove(&(node, hold)) {
-            self.by_name.remove(&(name, node, hold));
+    pub(super) fn lay(&mut self, node: NodeIndex, slot_ref: SlotRef) {
+        if let Some(name) = self.names.remove(&(node, slot_ref)) {
+            self.by_name.remove(&(name, node, slot_ref));
         }
         // A copy that an earlier epoch removed has no name here.
-        self.asked.entry((node, hold)).and_modify(|is_withdrawn| *is_withdrawn = true);
+        self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
 
     /// A question about these copies waits.
-    pub(super) fn ask(&mut self, copies: impl Iterator<Item = (NodeIndex, Hold)>) {
+    pub(super) fn ask(&mut self, copies: impl Iterator<Item = (NodeIndex, SlotRef)>) {
         copies.for_each(|copy| _ = self.asked.entry(copy).or_default());
     }
 
     /// All questions are answered but those about these copies.
-    pub(super) fn forget_answered(&mut self, open: &BTreeSet<(NodeIndex, Hold)>) {
+    pub(super) fn forget_answered(&mut self, open: &BTreeSet<(NodeIndex, SlotRef)>) {
         self.asked.retain(|copy, _| open.contains(copy));
     }
 
     /// Nobody can speak for the copies on this node any more.
     pub(super) fn forget(&mut self, node: NodeIndex) {
-        let all = self.names.range((node, HOLD_MIN)..=(node, HOLD_MAX));
-        let holds: Vec<_> = all.map(|((_, hold), _)| *hold).collect();
-        holds.into_iter().for_each(|hold| self.lay(node, hold));
+        let all = self.names.range((node, SLOT_REF_MIN)..=(node, SLOT_REF_MAX));
+        let slot_refs: Vec<_> = all.map(|((_, slot_ref), _)| *slot_ref).collect();
+        slot_refs.into_iter().for_each(|slot_ref| self.lay(node, slot_ref));
     }
 
     /// Whether one of these copies had a name that is gone.
-    pub(super) fn has_any(&self, copies: &[(NodeIndex, Hold)]) -> bool {
+    pub(super) fn has_any(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         copies.iter().any(|copy| self.names.contains_key(copy) || self.asked.get(copy) == Some(&true))
     }
 
     /// The copies of what was called so.
-    pub(super) fn of(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, Hold)> {
+    pub(super) fn of(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
         if self.names.is_empty() {
             return Vec::new();
         }
         let name = Arc::new(Name { namespace, key: key.clone() });
-        let first = (Arc::clone(&name), NodeIndex(0), HOLD_MIN);
-        let last = (name, NodeIndex(u16::MAX), HOLD_MAX);
-        self.by_name.range(first..=last).map(|(_, node, hold)| (*node, *hold)).collect()
+        let first = (Arc::clone(&name), NodeIndex(0), SLOT_REF_MIN);
+        let last = (name, NodeIndex(u16::MAX), SLOT_REF_MAX);
+        self.by_name.range(first..=last).map(|(_, node, slot_ref)| (*node, *slot_ref)).collect()
     }
 
     /// The copies of a namespace that come after `after`, in the order of the keys.
     pub(super) fn after<'a>(
         &'a self,
         namespace: NamespaceIndex,
-        after: &Ghost,
-    ) -> impl Iterator<Item = (&'a Key, NodeIndex, Hold)> + use<'a> {
+        after: &PendingRetire,
+    ) -> impl Iterator<Item = (&'a Key, NodeIndex, SlotRef)> + use<'a> {
         let name = Arc::new(Name { namespace, key: after.key.clone() });
-        let before = (name, after.node, after.hold);
+        let before = (name, after.node, after.slot_ref);
         let rest = self
             .by_name
             .range((Bound::Excluded(before), Bound::Unbounded))
             .take_while(move |it| it.0.namespace == namespace);
-        rest.map(|(name, node, hold)| (&name.key, *node, *hold))
+        rest.map(|(name, node, slot_ref)| (&name.key, *node, *slot_ref))
     }
 }

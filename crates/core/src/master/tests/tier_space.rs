@@ -15,7 +15,7 @@ use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
 fn more_can_come_back_after_what_came_back_first() {
     let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 25);
     for name in ["x", "y", "z"] {
-        cluster.shelve(name, 1);
+        cluster.demote(name, 1);
     }
     for name in ["a", "b", "c", "d"] {
         cluster.put(name, UNIT, plain());
@@ -27,7 +27,7 @@ fn more_can_come_back_after_what_came_back_first() {
         assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done], "{name}");
         assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: what left is followed by as much");
     }
-    assert_eq!(cluster.stat().evicted_unshelved, 0);
+    assert_eq!(cluster.stat().evicted_undemoted, 0);
 }
 
 /// What must leave because its namespace has all that it may have goes to a disk first.
@@ -47,7 +47,7 @@ fn a_quota_loses_nothing_that_a_disk_can_take() {
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
     assert_eq!(cluster.where_is("a"), (false, true));
     // Who may not wait finds what was written ahead.
-    assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!(cluster.where_is("b"), (false, true));
     // Where nothing goes to disks it is as it was.
     let mut cluster = Cluster::tiered(&[8], |_| ());
@@ -55,7 +55,7 @@ fn a_quota_loses_nothing_that_a_disk_can_take() {
     cluster
         .ask(ClientToMaster::SetPolicy(Policy { quota: Some(UNIT), demotion, ..Policy::default() }.into()));
     cluster.put("a", UNIT, plain());
-    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("b", 1, 500), Some(ReserveOutcome::Space(_))));
     assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
 }
 
@@ -74,7 +74,7 @@ fn puts_beside_a_disk_that_stalls_evict_what_it_does_not_read() {
         }
         let reading = cluster.disks[0].reading.len();
         assert_eq!(reading, 2, "{demotion:?}: a quarter of the memory is being read");
-        assert_eq!(cluster.stat().evicted_unshelved, 40 - 8, "{demotion:?}: no more than was needed");
+        assert_eq!(cluster.stat().evicted_undemoted, 40 - 8, "{demotion:?}: no more than was needed");
         // What is being read is not lost, and the newest are there.
         for name in ["o0", "o1", "o34", "o39"] {
             assert_eq!(cluster.where_is(name), (true, false), "{demotion:?}: {name}");
@@ -100,7 +100,7 @@ fn a_put_that_waits_for_a_disk_that_stalls_loses_nothing() {
     assert_eq!(cluster.disks[0].reading.len(), 2, "as much as may be read at a time");
     cluster.let_disk_go(0);
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
-    assert_eq!(cluster.stat().evicted_unshelved, 0);
+    assert_eq!(cluster.stat().evicted_undemoted, 0);
     assert_eq!((cluster.where_is("o0"), cluster.where_is("o2")), ((false, true), (false, true)));
 }
 
@@ -125,7 +125,7 @@ fn a_quota_does_not_wait_for_what_a_disk_reads() {
     cluster.disks[0].stalls = true;
     cluster.put("a", UNIT, plain());
     cluster.wait(1);
-    assert!(matches!(cluster.put_waiting("b", 1, 0), Some(ReserveOutcome::Room(_))));
+    assert!(matches!(cluster.put_waiting("b", 1, 0), Some(ReserveOutcome::Space(_))));
     assert!(!cluster.has("a"));
 }
 
@@ -173,7 +173,7 @@ fn what_is_given_up_ends_as_cancelled_or_comes() {
 fn what_somebody_else_wants_is_not_given_up() {
     for other in ["another client", "a probe", "a get", "another client before"] {
         let mut cluster = Cluster::tiered(&[8], |_| ());
-        cluster.shelve("a", 1);
+        cluster.demote("a", 1);
         cluster.disks[0].held_up = true;
         cluster.open(ConnId(2), 8);
         let of_the_other = |cluster: &mut Cluster| {
@@ -199,11 +199,11 @@ fn what_somebody_else_wants_is_not_given_up() {
 fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
     let mut cluster = Cluster::tiered(&[4, 4], |_| ());
     cluster.write_through();
-    let ReserveOutcome::Room(room) = cluster.reserve("a", UNIT, twice()) else { panic!() };
-    cluster.commit("a", UNIT, twice(), &room);
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!() };
+    cluster.commit("a", UNIT, twice(), &space);
     // The disk comes before its node has heard what the bytes are, and rests.
     cluster.wait(5_000);
-    let (home, other) = (room[0].location, room[1].location);
+    let (home, other) = (space[0].location, space[1].location);
     let asking = home.segment.0 as usize - 1;
     cluster.hold_up(asking);
     let (index, node) = (cluster.index("a"), cluster.master.objects.cx.members.find(home.segment));
@@ -211,14 +211,19 @@ fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
     assert!(cluster.leave_memory(index, node));
     cluster.carry_out();
     // The answer to its first question was lost; it has not heard yet that its copy must go.
-    let item =
-        CommitItem { hold: home.hold(), key: key("a"), len: UNIT, options: twice(), others: vec![other] };
+    let item = CommitItem {
+        slot_ref: home.slot_ref(),
+        key: key("a"),
+        len: UNIT,
+        options: twice(),
+        others: vec![other],
+    };
     let items = vec![DecideItem { namespace: "default".into(), client: ClientId(7), item }];
     let asked = MemberToMaster::Decide(Decide { items, wait_ms: 0 });
     cluster.event(Event::Request(cluster.links[asking], RequestId(77), asked.into()));
     cluster.let_go(asking);
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
-    let in_memory: Vec<_> = found.replicas.into_iter().filter(|it| !it.hold().is_on_disk()).collect();
+    let in_memory: Vec<_> = found.replicas.into_iter().filter(|it| !it.slot_ref().is_on_disk()).collect();
     assert_eq!(in_memory, [other]);
 }
 

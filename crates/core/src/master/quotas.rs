@@ -14,36 +14,36 @@ use super::{
     stream::StreamIndex,
 };
 use crate::{
-    ClientId, ConnId, Hold, Key, RequestId, Tick,
+    ClientId, ConnId, Key, RequestId, SlotRef, Tick,
     message::{Await, HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Policy, Quota, Reply},
     sabotage::sabotaged,
 };
 
 /// What each namespace has reserved and may have, and who waits.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct Quotas {
     policies: BTreeMap<NamespaceIndex, Policy>,
     granted: BTreeMap<NamespaceIndex, u64>,
     /// What each reservation is charged to.
-    grants: BTreeMap<(NodeIndex, Hold), Grant>,
-    lines: BTreeMap<Line, VecDeque<OpId>>,
+    grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
+    queues: BTreeMap<QueueKey, VecDeque<OpId>>,
     /// What is about to be put into each stream: samples, and their bytes.
     streams: BTreeMap<StreamIndex, (u64, u64)>,
     /// Which reservations that is: the first copy of each, and its bytes.
-    streamed: BTreeMap<(NodeIndex, Hold), (StreamIndex, u64)>,
+    streamed: BTreeMap<(NodeIndex, SlotRef), (StreamIndex, u64)>,
     /// Something changed that puts or watchers may be waiting for.
     changed: bool,
 }
 
 /// Who waits together: those of a namespace who put into the same stream, or into none.
-pub(super) type Line = (NamespaceIndex, String);
+pub(super) type QueueKey = (NamespaceIndex, String);
 
 /// What a reservation is charged to, and who has it.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     namespace: NamespaceIndex,
     who: LabelIndex,
-    room: u64,
+    space: u64,
     /// It is an offer, which is charged to nobody: its node may recall it.
     offered: bool,
     /// None if no client has it.
@@ -76,7 +76,7 @@ pub(super) struct Watches {
     all: BTreeMap<OpId, Watching>,
 }
 
-impl Room {
+impl Quotas {
     pub(super) fn note_change(&mut self) {
         self.changed = true;
     }
@@ -103,30 +103,30 @@ impl Room {
     }
 
     /// Charges room that is about to be asked for.
-    pub(super) fn plan(&mut self, namespace: NamespaceIndex, room: u64) {
+    pub(super) fn plan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
-        *granted = granted.saturating_add(room);
+        *granted = granted.saturating_add(space);
     }
 
     /// The room was not found after all. Nobody is woken by that: nothing became free.
-    pub(super) fn unplan(&mut self, namespace: NamespaceIndex, room: u64) {
+    pub(super) fn unplan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
-        *granted = granted.saturating_sub(room);
+        *granted = granted.saturating_sub(space);
     }
 
     /// Planned room became a reservation.
     pub(super) fn grant(
         &mut self,
         node: NodeIndex,
-        hold: Hold,
+        slot_ref: SlotRef,
         (namespace, who): (NamespaceIndex, LabelIndex),
-        room: u64,
+        space: u64,
         terms: Option<Terms>,
         stream: Option<(StreamIndex, u64)>,
     ) {
-        self.grants.insert((node, hold), Grant { namespace, who, room, offered: false, terms });
+        self.grants.insert((node, slot_ref), Grant { namespace, who, space, offered: false, terms });
         if let Some(stream) = stream {
-            self.streamed.insert((node, hold), stream);
+            self.streamed.insert((node, slot_ref), stream);
         }
     }
 
@@ -134,39 +134,39 @@ impl Room {
     pub(super) fn offer(
         &mut self,
         node: NodeIndex,
-        hold: Hold,
+        slot_ref: SlotRef,
         (namespace, who): (NamespaceIndex, LabelIndex),
-        room: u64,
+        space: u64,
         terms: Terms,
     ) {
-        let grant = Grant { namespace, who, room, offered: true, terms: Some(terms) };
-        self.grants.insert((node, hold), grant);
+        let grant = Grant { namespace, who, space, offered: true, terms: Some(terms) };
+        self.grants.insert((node, slot_ref), grant);
     }
 
     /// How much is offered there, if this is an offer.
-    pub(super) fn offered(&self, node: NodeIndex, hold: Hold) -> Option<u64> {
-        self.grants.get(&(node, hold)).filter(|it| it.offered).map(|it| it.room)
+    pub(super) fn offered(&self, node: NodeIndex, slot_ref: SlotRef) -> Option<u64> {
+        self.grants.get(&(node, slot_ref)).filter(|it| it.offered).map(|it| it.space)
     }
 
     /// Whether such a reservation stands.
     pub(super) fn is_granted(
         &self,
         node: NodeIndex,
-        hold: Hold,
+        slot_ref: SlotRef,
         namespace: NamespaceIndex,
         fits: impl Fn(&Terms) -> bool,
     ) -> bool {
-        let grant = self.grants.get(&(node, hold));
+        let grant = self.grants.get(&(node, slot_ref));
         grant.is_some_and(|it| it.namespace == namespace && it.terms.as_ref().is_some_and(fits))
     }
 
     /// A reservation became an object, or nothing.
-    pub(super) fn end_grant(&mut self, node: NodeIndex, hold: Hold) {
-        if let Some(Grant { namespace, room, offered, .. }) = self.grants.remove(&(node, hold)) {
+    pub(super) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
+        if let Some(Grant { namespace, space, offered, .. }) = self.grants.remove(&(node, slot_ref)) {
             if !offered {
-                self.unplan(namespace, room);
+                self.unplan(namespace, space);
             }
-            if let Some((index, len)) = self.streamed.remove(&(node, hold)) {
+            if let Some((index, len)) = self.streamed.remove(&(node, slot_ref)) {
                 self.unplan_stream(index, len);
             }
             self.changed = true;
@@ -175,8 +175,8 @@ impl Room {
 
     /// All reservations on a node are gone with it.
     pub(super) fn end_grants_on(&mut self, node: NodeIndex) {
-        let holds: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
-        holds.into_iter().for_each(|hold| self.end_grant(node, hold));
+        let slot_refs: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
+        slot_refs.into_iter().for_each(|slot_ref| self.end_grant(node, slot_ref));
     }
 
     pub(super) fn granted(&self, namespace: NamespaceIndex) -> u64 {
@@ -204,41 +204,43 @@ impl Room {
     }
 
     /// Whether anybody waits whom a put must not overtake: in its own line, or for room.
-    pub(super) fn has_line(&self, line: &Line) -> bool {
-        let waits = |line: &Line| self.lines.get(line).is_some_and(|it| !it.is_empty());
-        waits(line) || !line.1.is_empty() && waits(&(line.0, String::new()))
+    pub(super) fn has_queue(&self, queue_key: &QueueKey) -> bool {
+        let waits = |queue_key: &QueueKey| self.queues.get(queue_key).is_some_and(|it| !it.is_empty());
+        waits(queue_key) || !queue_key.1.is_empty() && waits(&(queue_key.0, String::new()))
     }
 
-    pub(super) fn line_len(&self, namespace: NamespaceIndex) -> u64 {
-        self.lines.iter().filter(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
+    pub(super) fn queue_len(&self, namespace: NamespaceIndex) -> u64 {
+        self.queues.iter().filter(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
     }
 
-    pub(super) fn queue(&mut self, line: Line, op: OpId) {
-        self.lines.entry(line).or_default().push_back(op);
+    pub(super) fn queue(&mut self, queue_key: QueueKey, op: OpId) {
+        self.queues.entry(queue_key).or_default().push_back(op);
     }
 
-    pub(super) fn leave_line(&mut self, line: &Line, op: OpId) {
-        if let Some(waiting) = self.lines.get_mut(line) {
+    pub(super) fn leave_queue(&mut self, queue_key: &QueueKey, op: OpId) {
+        if let Some(waiting) = self.queues.get_mut(queue_key) {
             waiting.retain(|it| *it != op);
             if waiting.is_empty() {
-                self.lines.remove(line);
+                self.queues.remove(queue_key);
             }
             self.changed = true;
         }
     }
 
     fn heads(&self, last_first: bool) -> Vec<OpId> {
-        let next = |line: &VecDeque<OpId>| if last_first { line.back() } else { line.front() }.copied();
-        self.lines.values().filter_map(next).collect()
+        let next = |queue_key: &VecDeque<OpId>| {
+            if last_first { queue_key.back() } else { queue_key.front() }.copied()
+        };
+        self.queues.values().filter_map(next).collect()
     }
 
     /// Whether nobody in its line came before it.
     pub(super) fn is_first(&self, op: OpId) -> bool {
-        self.lines.values().any(|line| line.front() == Some(&op))
+        self.queues.values().any(|queue_key| queue_key.front() == Some(&op))
     }
 
     pub(super) fn anybody_waits(&self) -> bool {
-        self.lines.values().any(|line| !line.is_empty())
+        self.queues.values().any(|queue_key| !queue_key.is_empty())
     }
 }
 
@@ -328,7 +330,7 @@ impl Objects {
         }
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, ..Eviction::default() };
-        let lossless = Eviction { shelved_only: true, ..rules };
+        let lossless = Eviction { on_disk_only: true, ..rules };
         let wanted = self.cx.used(namespace).saturating_add(need);
         let is_possible = wanted <= limit || wanted - limit <= self.evictable_in(namespace);
         if !is_possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
@@ -382,9 +384,9 @@ impl Objects {
             objects: namespace.objects,
             bytes: namespace.bytes,
             used: self.cx.used(index),
-            granted: self.cx.room.granted(index),
-            quota: self.cx.room.policy(index).and_then(|it| it.quota),
-            max_hold_ms: self.cx.room.policy(index).and_then(|it| it.max_hold_ms),
+            granted: self.cx.quotas.granted(index),
+            quota: self.cx.quotas.policy(index).and_then(|it| it.quota),
+            max_hold_ms: self.cx.quotas.policy(index).and_then(|it| it.max_hold_ms),
             demotion: self.cx.demotion(index),
             samples: samples.count,
             samples_leased: samples.leased,
@@ -394,7 +396,7 @@ impl Objects {
             leased_age_ms: samples.oldest_leased.map_or(0, |put| self.cx.now.0.saturating_sub(put.0)),
             samples_expired: samples.expired.0,
             sample_bytes_expired: samples.expired.1,
-            waiting: self.cx.room.line_len(index),
+            waiting: self.cx.quotas.queue_len(index),
             owners: self.owner_stats(index),
             holders: self.holders(index),
         }
@@ -424,8 +426,8 @@ impl Objects {
                 add(Held::Leased, label.to_owned(), object.len());
             }
         }
-        for grant in self.cx.room.grants.values().filter(|it| it.namespace == index && !it.offered) {
-            add(Held::Reserved, self.cx.connections.label(grant.who), grant.room);
+        for grant in self.cx.quotas.grants.values().filter(|it| it.namespace == index && !it.offered) {
+            add(Held::Reserved, self.cx.connections.label(grant.who), grant.space);
         }
         let holder = |((held, who), (objects, bytes))| Holder { held, who, objects, bytes };
         let mut holders: Vec<_> = sums.into_iter().map(holder).collect();
@@ -440,13 +442,13 @@ impl Master {
     pub(super) fn wake(&mut self) {
         // Serving one may make room for the next; each is served at most once per change.
         let last_first = sabotaged!(self.objects.cx.config.sabotage, ServeTheLast);
-        for op in self.objects.cx.room.heads(last_first) {
+        for op in self.objects.cx.quotas.heads(last_first) {
             self.reservations.try_again(&mut self.objects, op);
         }
         self.watches.look_at_all(&mut self.objects);
     }
 
     pub(super) fn take_change(&mut self) -> bool {
-        std::mem::take(&mut self.objects.cx.room.changed)
+        std::mem::take(&mut self.objects.cx.quotas.changed)
     }
 }

@@ -7,13 +7,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::{Extent, Hold};
+use tiffin_core::{Extent, SlotRef};
 use tiffin_ssd::Pieces;
 
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared as Node;
-use super::stage::StagedExtent;
+use super::staging::StagedExtent;
 
 /// How long a node may take to learn what the master has decided.
 const LEARN_TIME_MAX: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ enum Usage {
 /// References a slot until it is dropped.
 struct Held {
     node: Arc<Node>,
-    hold: Hold,
+    slot_ref: SlotRef,
     usage: Usage,
 }
 
@@ -39,35 +39,35 @@ impl Drop for Held {
             return;
         }
         self.node.ended(|state| match self.usage {
-            Usage::Sent => _ = state.core.end_demotion(self.hold),
-            Usage::Stored => state.core.end_store(self.hold),
+            Usage::Sent => _ = state.core.end_demotion(self.slot_ref),
+            Usage::Stored => state.core.end_store(self.slot_ref),
         });
     }
 }
 
 /// The bytes of an object that the disk reads, or `None` if there is no such object. The master may name an
 /// object before the node has learned that it was committed: then this waits.
-pub(super) async fn source(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
+pub(super) async fn source(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
     let deadline = Instant::now() + LEARN_TIME_MAX;
     let extents = loop {
         let decided = node.decided.notified();
         {
             let core = &mut node.lock().core;
-            match core.begin_demotion(hold, len) {
+            match core.begin_demotion(slot_ref, len) {
                 Some(extents) => break extents,
-                None if core.may_become_an_object(hold) => {}
+                None if core.may_become_an_object(slot_ref) => {}
                 None => return None,
             }
         }
         timeout_at(deadline, decided).await.ok()?;
     };
-    pieces(node, &extents, Held { node: Arc::clone(node), hold, usage: Usage::Sent })
+    pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Sent })
 }
 
 /// The bytes of a reservation that the disk writes, or `None` if the reservation was given up.
-pub(super) fn target(node: &Arc<Node>, hold: Hold, len: u64) -> Option<Pieces> {
-    let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, hold, 0, len)?;
-    pieces(node, &extents, Held { node: Arc::clone(node), hold, usage: Usage::Stored })
+pub(super) fn target(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
+    let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, slot_ref, 0, len)?;
+    pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
 }
 
 /// The bytes of an extent of the staging segment, which the disk writes.

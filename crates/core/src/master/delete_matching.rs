@@ -12,16 +12,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Master, Objects, OpId, Visitor,
+    Caller, Master, Objects, OpId,
     catalog::{NamespaceIndex, NodeIndex},
-    confirm::{Answer, Retires},
-    ghosts::Ghost,
+    delete::{Answer, Retires},
     members::Standing,
+    pending_retires::PendingRetire,
     refuse,
     resolve::Matcher,
 };
 use crate::{
-    ConnId, Generation, Hold, Key, RequestId, Tick,
+    ConnId, Generation, Key, RequestId, SlotRef, Tick,
     message::{Cause, DeleteMatching, DeletedMatching, Reason},
     sabotage::sabotaged,
 };
@@ -43,7 +43,7 @@ pub(super) struct Dropping {
     force: bool,
     /// What was put later stays.
     newest: Generation,
-    stage: Stage,
+    stage: Phase,
     count: u64,
     unconfirmed: BTreeSet<String>,
     outstanding: BTreeMap<RequestId, NodeIndex>,
@@ -52,11 +52,11 @@ pub(super) struct Dropping {
 
 /// How far it is.
 #[derive(Debug)]
-enum Stage {
+enum Phase {
     /// Objects, from this number on.
     Objects(u64),
     /// Every name is gone. Copies that others took away, and that are still to be confirmed: behind this one.
-    Ghosts(Ghost),
+    PendingRetires(PendingRetire),
     /// Everything was asked for.
     Done,
 }
@@ -109,7 +109,7 @@ impl Retires {
         o: &mut Objects,
         conn: ConnId,
         id: RequestId,
-        visitor: &Visitor,
+        caller: &Caller,
         delete: &DeleteMatching,
     ) {
         let matcher = match Matcher::new(&delete.pattern) {
@@ -122,12 +122,12 @@ impl Retires {
         let dropping = Dropping {
             conn,
             id,
-            namespace: visitor.namespace,
-            label: visitor.label.clone(),
+            namespace: caller.namespace,
+            label: caller.label.clone(),
             matcher,
             force: delete.force,
             newest: Generation { epoch: o.cx.config.epoch, counter: o.next_generation },
-            stage: Stage::Objects(0),
+            stage: Phase::Objects(0),
             count: 0,
             unconfirmed: BTreeSet::new(),
             outstanding: BTreeMap::new(),
@@ -161,7 +161,7 @@ impl Retires {
     pub(super) fn maybe_end_drop(&mut self, o: &mut Objects, op: OpId) {
         let Some(dropping) = self.drops.get(&op) else { return };
         let late = dropping.deadline <= o.cx.now;
-        let over = matches!(dropping.stage, Stage::Done) && (late || dropping.outstanding.is_empty());
+        let over = matches!(dropping.stage, Phase::Done) && (late || dropping.outstanding.is_empty());
         if !over {
             return;
         }
@@ -179,13 +179,13 @@ impl Retires {
     fn go_on_dropping(&mut self, o: &mut Objects, op: OpId) {
         let Some(dropping) = self.drops.get(&op) else { return };
         let is_last = match &dropping.stage {
-            Stage::Ghosts(after) => {
-                self.is_ready(o, op) && o.cx.ghosts.after(dropping.namespace, after).next().is_none()
+            Phase::PendingRetires(after) => {
+                self.is_ready(o, op) && o.cx.pending_retires.after(dropping.namespace, after).next().is_none()
             }
-            Stage::Objects(_) | Stage::Done => false,
+            Phase::Objects(_) | Phase::Done => false,
         };
         if is_last && let Some(dropping) = self.drops.get_mut(&op) {
-            dropping.stage = Stage::Done;
+            dropping.stage = Phase::Done;
         }
         self.maybe_end_drop(o, op);
     }
@@ -201,19 +201,19 @@ impl Retires {
         let waits = dropping.outstanding.values().filter(speaks).count();
         let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
-            Stage::Objects(_) => late || waits < BATCHES_MAX,
+            Phase::Objects(_) => late || waits < BATCHES_MAX,
             // What the drop itself has asked for is then confirmed, or its node is known not to.
-            Stage::Ghosts(_) => late || dropping.outstanding.is_empty(),
-            Stage::Done => false,
+            Phase::PendingRetires(_) => late || dropping.outstanding.is_empty(),
+            Phase::Done => false,
         }
     }
 
     fn drop_piece(&mut self, o: &mut Objects, op: OpId) {
         let Some(mut dropping) = self.drops.remove(&op) else { return };
-        let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Stage::Done) {
-            Stage::Ghosts(after) => self.piece_of_ghosts(o, &dropping, &after),
-            Stage::Objects(first) => self.piece_of_objects(o, &mut dropping, first),
-            Stage::Done => (Vec::new(), Stage::Done),
+        let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Phase::Done) {
+            Phase::PendingRetires(after) => self.piece_of_pending_retires(o, &dropping, &after),
+            Phase::Objects(first) => self.piece_of_objects(o, &mut dropping, first),
+            Phase::Done => (Vec::new(), Phase::Done),
         };
         dropping.stage = stage;
         let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
@@ -231,26 +231,31 @@ impl Retires {
     /// Copies that others took away: their nodes are asked once more, and the answer waits for them too. A
     /// node that is known not to confirm is not asked again. But what was only given up there is deleted now:
     /// it must be pending, or it would count again after a restart of the master.
-    fn piece_of_ghosts(
+    fn piece_of_pending_retires(
         &self,
         o: &Objects,
         dropping: &Dropping,
-        after: &Ghost,
-    ) -> (Vec<(NodeIndex, Hold)>, Stage) {
+        after: &PendingRetire,
+    ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let mut replicas = Vec::new();
         let mut last = None;
-        for (looked_at, (key, node, hold)) in o.cx.ghosts.after(dropping.namespace, after).enumerate() {
-            if let Some((key, node, hold)) = last.filter(|_| looked_at >= max) {
-                return (replicas, Stage::Ghosts(Ghost { key: Key::clone(key), node, hold }));
+        for (looked_at, (key, node, slot_ref)) in
+            o.cx.pending_retires.after(dropping.namespace, after).enumerate()
+        {
+            if let Some((key, node, slot_ref)) = last.filter(|_| looked_at >= max) {
+                return (
+                    replicas,
+                    Phase::PendingRetires(PendingRetire { key: Key::clone(key), node, slot_ref }),
+                );
             }
-            last = Some((key, node, hold));
+            last = Some((key, node, slot_ref));
             let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
-            let given_up = || o.cx.members.get(node).is_some_and(|it| it.given_up.contains(&hold));
+            let given_up = || o.cx.members.get(node).is_some_and(|it| it.given_up.contains(&slot_ref));
             let wanted = dropping.matcher.matches(key) && (!known() || given_up());
-            replicas.extend(wanted.then_some((node, hold)));
+            replicas.extend(wanted.then_some((node, slot_ref)));
         }
-        (replicas, Stage::Done)
+        (replicas, Phase::Done)
     }
 
     fn piece_of_objects(
@@ -258,7 +263,7 @@ impl Retires {
         o: &mut Objects,
         dropping: &mut Dropping,
         first: u64,
-    ) -> (Vec<(NodeIndex, Hold)>, Stage) {
+    ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
         let mut victims = Vec::new();
@@ -276,7 +281,10 @@ impl Retires {
         dropping.count += victims.len() as u64;
         let taken = victims.into_iter().flat_map(|index| o.take_out(index, Cause::Deleted, &dropping.label));
         let replicas = taken.collect();
-        (replicas, if next == 0 { Stage::Ghosts(Ghost::default()) } else { Stage::Objects(next) })
+        (
+            replicas,
+            if next == 0 { Phase::PendingRetires(PendingRetire::default()) } else { Phase::Objects(next) },
+        )
     }
 }
 

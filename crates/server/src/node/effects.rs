@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use tiffin_core::message::{NodeInfo, Reply};
 use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
-use tiffin_core::{ClientId, Extent, Hold, RequestId, SlotId, Stamp};
+use tiffin_core::{ClientId, Extent, RequestId, SlotId, SlotRef, Stamp};
 use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
 use tiffin_transport::tcp::frame::RequestHead;
@@ -13,7 +13,7 @@ use tiffin_transport::{self as transport, control, shm, tcp};
 use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
-use super::link::{self, Said};
+use super::link::{self, LinkEvent};
 use super::{Shared, State};
 use crate::supervise::faults::{Point, strike};
 
@@ -64,14 +64,14 @@ impl State {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
                 Effect::Withdraw { slot } => self.writer.retire(slot.0),
-                Effect::Recall(holds) => {
-                    let recall = |it: Hold| (it, self.writer.recall(it.slot.0, it.stamp.0));
-                    let outcomes = holds.into_iter().map(recall).collect();
+                Effect::Recall(slot_refs) => {
+                    let recall = |it: SlotRef| (it, self.writer.recall(it.slot.0, it.stamp.0));
+                    let outcomes = slot_refs.into_iter().map(recall).collect();
                     self.core.handle(Event::Recalled(outcomes));
                 }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
-                Effect::StampMark(mark) => self.writer.set_stamp_high_water(mark),
+                Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
@@ -161,17 +161,17 @@ impl link::Linked for Shared {
         usage.granted > 0 || usage.offered > 0
     }
 
-    fn hear(&self, said: Said) {
+    fn hear(&self, said: LinkEvent) {
         if self.state.has_failed() {
             return;
         }
         self.handle(match said {
-            Said::Linked => Event::Linked(self.info.clone()),
-            Said::Unlinked => Event::Unlinked,
-            Said::Request(id, request) => Event::MasterRequest(id, request),
-            Said::Entrusted(words) => Event::Entrusted(words),
-            Said::Reply(id, reply) => Event::MasterReply(id, reply),
-            Said::Beat => Event::Beat,
+            LinkEvent::Linked => Event::Linked(self.info.clone()),
+            LinkEvent::Unlinked => Event::Unlinked,
+            LinkEvent::Request(id, request) => Event::MasterRequest(id, request),
+            LinkEvent::LedgerRead(words) => Event::LedgerRead(words),
+            LinkEvent::Reply(id, reply) => Event::MasterReply(id, reply),
+            LinkEvent::Beat => Event::Beat,
         });
     }
 }
@@ -209,24 +209,24 @@ pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Ev
 impl tcp::SlotAccess for Shared {
     fn begin_store(&self, client: u64, range: &RequestHead) -> Option<Vec<transport::Extent>> {
         let store = |state: &mut State| {
-            state.core.begin_store(ClientId(client), hold(range), range.offset, range.len)
+            state.core.begin_store(ClientId(client), slot_ref(range), range.offset, range.len)
         };
         let extents = self.ended(store)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
     fn end_store(&self, range: &RequestHead) {
-        self.ended(|state| state.core.end_store(hold(range)));
+        self.ended(|state| state.core.end_store(slot_ref(range)));
     }
 
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<transport::Extent>> {
         let core = &mut self.lock().core;
-        let extents = core.begin_send(hold(range), range.offset, range.len, range.cached_epoch)?;
+        let extents = core.begin_send(slot_ref(range), range.offset, range.len, range.cached_epoch)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
     fn end_send(&self, range: &RequestHead) -> bool {
-        self.ended(|state| state.core.end_send(hold(range), range.cached_epoch))
+        self.ended(|state| state.core.end_send(slot_ref(range), range.cached_epoch))
     }
 
     fn has_disk(&self, segment: u64) -> bool {
@@ -250,8 +250,8 @@ impl tcp::SlotAccess for Shared {
     }
 }
 
-fn hold(range: &RequestHead) -> Hold {
-    Hold { slot: SlotId(range.slot), stamp: Stamp(range.stamp) }
+fn slot_ref(range: &RequestHead) -> SlotRef {
+    SlotRef { slot: SlotId(range.slot), stamp: Stamp(range.stamp) }
 }
 
 pub(super) fn extent(extent: Extent) -> transport::Extent {
@@ -288,6 +288,6 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         extents: record.extents.iter().copied().map(extent).collect(),
         spill_offset: record.heap.offset,
         key,
-        attributes: extent(record.marks),
+        attributes: extent(record.attributes),
     }
 }

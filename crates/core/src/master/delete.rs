@@ -10,14 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
-    Master, Objects, OpId, Visitor,
+    Caller, Master, Objects, OpId,
     catalog::{NodeIndex, ObjectIndex},
-    drop::Dropping,
+    delete_matching::Dropping,
     leases::Acked,
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Hold, RequestId, Tick,
+    BATCH_ITEMS_MAX, ConnId, Generation, RequestId, SlotRef, Tick,
     message::{
         Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, PinOutcome,
         Reason, Replacement, Reply,
@@ -172,30 +172,37 @@ fn note(names: &mut Vec<String>, name: &str) {
 }
 
 impl Retires {
-    pub(super) fn ack(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, visitor: &Visitor, ack: &Ack) {
+    pub(super) fn ack(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, caller: &Caller, ack: &Ack) {
         if ack.items.len() > BATCH_ITEMS_MAX {
             return o.cx.reply(conn, id, refuse(Reason::Invalid, "the batch is too large"));
         }
         let mut outcomes = Vec::with_capacity(ack.items.len());
-        let (mut gone, mut marked) = (Vec::new(), Vec::new());
+        let (mut gone, mut attributes_set) = (Vec::new(), Vec::new());
         for (at, item) in ack.items.iter().enumerate() {
-            outcomes.push(match o.leases.ack(&mut o.cx, &mut o.streams, visitor, (item, ack)) {
+            outcomes.push(match o.leases.ack(&mut o.cx, &mut o.streams, caller, (item, ack)) {
                 Acked::Nothing(outcome) => outcome,
-                Acked::Mark(index) => {
-                    marked.push((at, index));
+                Acked::SetAttributes(index) => {
+                    attributes_set.push((at, index));
                     AckOutcome::Recorded
                 }
                 Acked::Free(index, cause) => {
-                    let replicas = o.take_out(index, cause, &visitor.label);
+                    let replicas = o.take_out(index, cause, &caller.label);
                     gone.extend(replicas.into_iter().map(|replica| (at, replica)));
                     AckOutcome::Freed
                 }
             });
         }
         if sabotaged!(o.cx.config.sabotage, AckWithoutWriting) {
-            marked.clear();
+            attributes_set.clear();
         }
-        self.retire_and_mark(o, (conn, id), Answer::Ack(outcomes), gone, &marked, ack.wait_ms);
+        self.retire_and_set_attributes(
+            o,
+            (conn, id),
+            Answer::Ack(outcomes),
+            gone,
+            &attributes_set,
+            ack.wait_ms,
+        );
     }
 
     pub(super) fn end_stream(
@@ -203,20 +210,20 @@ impl Retires {
         o: &mut Objects,
         conn: ConnId,
         id: RequestId,
-        visitor: &Visitor,
+        caller: &Caller,
         end: &EndStream,
     ) {
-        let objects = match o.streams.end(&mut o.cx, visitor, end) {
+        let objects = match o.streams.end(&mut o.cx, caller, end) {
             Ok(objects) => objects,
             Err(reply) => return o.cx.reply(conn, id, *reply),
         };
         let matching = DeletedMatching { count: objects.len() as u64, unconfirmed: Vec::new() };
         let mut gone = Vec::new();
         for object in objects {
-            let replicas = o.take_out(object, Cause::Deleted, &visitor.label);
+            let replicas = o.take_out(object, Cause::Deleted, &caller.label);
             gone.extend(replicas.into_iter().map(|replica| (0, replica)));
         }
-        self.retire_and_mark(o, (conn, id), Answer::Matching(matching), gone, &[], end.wait_ms);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Matching(matching), gone, &[], end.wait_ms);
     }
 
     pub(super) fn confirm_count(&self) -> usize {
@@ -228,7 +235,7 @@ impl Retires {
         o: &mut Objects,
         conn: ConnId,
         id: RequestId,
-        visitor: &Visitor,
+        caller: &Caller,
         delete: Delete,
     ) {
         if delete.keys.len() > BATCH_ITEMS_MAX {
@@ -238,35 +245,35 @@ impl Retires {
         let mut outcomes = Vec::with_capacity(delete.keys.len());
         let mut gone = Vec::new();
         for (item, key) in delete.keys.iter().enumerate() {
-            let index = o.cx.catalog.find(visitor.namespace, key);
-            let ghosts = o.cx.ghosts.of(visitor.namespace, key);
+            let index = o.cx.catalog.find(caller.namespace, key);
+            let pending_retires = o.cx.pending_retires.of(caller.namespace, key);
             outcomes.push(match index {
                 None => DeleteOutcome::Absent,
                 Some(index) if o.cx.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
                 Some(index) => {
-                    let replicas = o.take_out(index, Cause::Deleted, &visitor.label);
+                    let replicas = o.take_out(index, Cause::Deleted, &caller.label);
                     gone.extend(replicas.into_iter().map(|replica| (item, replica)));
                     DeleteOutcome::Deleted
                 }
             });
             // Copies of what had that name before may not be gone yet: they are asked for once more.
             let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
-            if !refused && !sabotaged!(o.cx.config.sabotage, ForgetGhosts) {
-                gone.extend(ghosts.into_iter().map(|replica| (item, replica)));
+            if !refused && !sabotaged!(o.cx.config.sabotage, ForgetPendingRetires) {
+                gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
             }
         }
-        self.retire_and_mark(o, (conn, id), Answer::Delete(outcomes), gone, &[], delete.wait_ms);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Delete(outcomes), gone, &[], delete.wait_ms);
     }
 
     /// Retires copies, writes the attributes of objects, and answers when that is confirmed. An item of the
     /// answer depends on each of them.
-    pub(super) fn retire_and_mark(
+    pub(super) fn retire_and_set_attributes(
         &mut self,
         o: &mut Objects,
         to: (ConnId, RequestId),
         answer: Answer,
-        gone: Vec<(usize, (NodeIndex, Hold))>,
-        marked: &[(usize, ObjectIndex)],
+        gone: Vec<(usize, (NodeIndex, SlotRef))>,
+        attributes_set: &[(usize, ObjectIndex)],
         wait_ms: u64,
     ) {
         let op = o.cx.next_op();
@@ -274,13 +281,13 @@ impl Retires {
         for (item, (node, _)) in &gone {
             items.entry(*node).or_default().push(*item);
         }
-        for (item, index) in marked {
+        for (item, index) in attributes_set {
             for (node, _) in o.cx.catalog.get(*index).into_iter().flat_map(|it| o.written_beside(it)) {
                 items.entry(node).or_default().push(*item);
             }
         }
         let mut asked = o.cx.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
-        asked.extend(o.send_marks(marked.iter().map(|it| it.1).collect(), Some(op)));
+        asked.extend(o.send_attributes(attributes_set.iter().map(|it| it.1).collect(), Some(op)));
         let awaited = Awaited { items, asked, in_any_case: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
@@ -323,13 +330,13 @@ impl Retires {
         o: &mut Objects,
         node: NodeIndex,
         id: RequestId,
-        holds: &[Hold],
+        slot_refs: &[SlotRef],
         op: Option<OpId>,
     ) {
         if let Some(member) = o.cx.members.get_mut(node) {
-            holds.iter().for_each(|hold| _ = member.retiring.remove(hold));
+            slot_refs.iter().for_each(|slot_ref| _ = member.retiring.remove(slot_ref));
         }
-        holds.iter().for_each(|hold| o.cx.ghosts.lay(node, *hold));
+        slot_refs.iter().for_each(|slot_ref| o.cx.pending_retires.lay(node, *slot_ref));
         self.confirmed(o, id, op);
     }
 
@@ -349,10 +356,10 @@ impl Retires {
         o: &mut Objects,
         node: NodeIndex,
         id: RequestId,
-        holds: &[Hold],
+        slot_refs: &[SlotRef],
         op: Option<OpId>,
     ) {
-        o.cx.owe(node, holds);
+        o.cx.owe(node, slot_refs);
         let name = o.cx.members.name(node);
         if let Some(op) = op {
             self.drop_unconfirmed(o, op, id, &name);

@@ -22,7 +22,7 @@ const STAGE_SLOTS: u32 = 512;
 const BLOCK_BYTES: u64 = 4096;
 
 /// The staging segment of one disk.
-pub(super) struct Stage {
+pub(super) struct Staging {
     memory: Arc<NodeMemory>,
     // Held while records are written; never over an await.
     state: Mutex<StageState>,
@@ -37,7 +37,7 @@ struct StageState {
 
 /// An extent of a staging segment, for one read. It is free again when the last reference is dropped.
 pub(super) struct StagedExtent {
-    stage: Arc<Stage>,
+    stage: Arc<Staging>,
     slot: u32,
     stamp: u64,
     /// Whole blocks.
@@ -45,7 +45,7 @@ pub(super) struct StagedExtent {
     len: u64,
 }
 
-impl Stage {
+impl Staging {
     /// A staging segment for a disk, or `None` if the machine has no memory for it.
     pub(super) fn new(segment: SegmentId) -> Option<Arc<Self>> {
         let geometry = Geometry {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn extent_is_published_until_its_last_reference_is_dropped() {
-        let stage = Stage::new(SegmentId(7)).unwrap();
+        let stage = Staging::new(SegmentId(7)).unwrap();
         let staged = stage.take(5000).unwrap();
         let (slot, stamp) = (staged.slot, staged.stamp);
         let reader = stage.memory().reader();
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn dropped_extents_are_allocated_again() {
-        let stage = Stage::new(SegmentId(7)).unwrap();
+        let stage = Staging::new(SegmentId(7)).unwrap();
         for _ in 0..3 {
             let extents: Vec<_> = std::iter::from_fn(|| stage.take(4 << 20)).collect();
             assert_eq!(extents.len() as u64, STAGE_BYTES / (4 << 20));
