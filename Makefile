@@ -44,7 +44,7 @@ check-unit: # All tests of the Rust crates, tidy among them; then those of the d
 	else \
 	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
 	fi
-	$(CARGO) test --locked -q -p tiffin-core -p tiffin-kv --lib
+	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-kv --lib
 
 check-docs: # The examples in doc comments run, and every link in them leads somewhere
 	$(CARGO) test --locked $(TESTED_CRATES) --doc

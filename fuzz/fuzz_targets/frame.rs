@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tiffin_core::RequestId;
+use tiffin_types::RequestId;
 use tiffin_proto::frame::{self, Decoder};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request, kinds};
 

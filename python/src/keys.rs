@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyMapping, PyString, PyTuple};
 use tiffin_client::Key;
-use tiffin_core::Generation;
+use tiffin_types::Generation;
 
 use crate::errors::{self, invalid, wrong_type};
 

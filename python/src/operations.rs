@@ -11,7 +11,7 @@ use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
     ListItem, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat, Stored, View,
 };
-use tiffin_core::REPLICAS_MAX;
+use tiffin_types::REPLICAS_MAX;
 
 use crate::handle::Operation;
 use crate::keys::{Keys, Missing, Whole};

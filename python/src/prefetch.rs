@@ -9,7 +9,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome};
-use tiffin_core::units::Count;
+use tiffin_types::units::Count;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout_at;

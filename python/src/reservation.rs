@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use tiffin_client::{
     Client, Deadline, Error, Patience, PutEffect, PutOptions, Reserved, SpaceRequest, Stored,
 };
-use tiffin_core::units::Count;
+use tiffin_types::units::Count;
 
 use crate::handle::Operation;
 use crate::keys::{self, Pairs, UNGIVEN};

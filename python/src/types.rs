@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::{Counters, Generation, Key, Losses, Route};
-use tiffin_core::message::{
+use tiffin_types::message::{
     Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
 };
 

@@ -14,7 +14,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tiffin_client::Error;
-use tiffin_core::units::Count;
+use tiffin_types::units::Count;
 
 use crate::dlpack::{self, DEVICE_CPU};
 use crate::errors;

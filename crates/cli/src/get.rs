@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tiffin_client::{GetOptions, Object};
-use tiffin_core::Key;
 use tiffin_server::config::ClientArgs;
+use tiffin_types::Key;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};

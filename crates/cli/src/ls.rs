@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use serde_json::Value;
-use tiffin_core::message::{ListItem, Pattern};
 use tiffin_server::config::ClientArgs;
+use tiffin_types::message::{ListItem, Pattern};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};

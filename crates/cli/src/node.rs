@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tiffin_core::units::Count;
 use tiffin_server::NodeServer;
 use tiffin_server::config::{ClientArgs, NodeArgs, NodeConfig};
 use tiffin_server::node::JoinError;
+use tiffin_types::units::Count;
 use tokio::time::Instant;
 
 use crate::console::{Console, Failure, STATUS_OK};

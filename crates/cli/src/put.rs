@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::Value;
 use tiffin_client::{Patience, Put as Item, PutEffect, Stored};
-use tiffin_core::Key;
-use tiffin_core::message::{OnExists, PutOptions};
 use tiffin_server::config::ClientArgs;
+use tiffin_types::Key;
+use tiffin_types::message::{OnExists, PutOptions};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
@@ -36,7 +36,7 @@ pub(crate) struct Put {
 
     /// Number of copies, on different nodes.
     #[arg(long, default_value_t = 1, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(tiffin_core::REPLICAS_MAX)))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(tiffin_types::REPLICAS_MAX)))]
     replicas: u32,
 
     /// Never evict it.

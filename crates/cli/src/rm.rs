@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStringExt;
 
 use serde_json::json;
 use tiffin_client::{DeleteOptions, Error};
-use tiffin_core::message::Pattern;
-use tiffin_core::units::{Count, Size};
 use tiffin_server::config::ClientArgs;
+use tiffin_types::message::Pattern;
+use tiffin_types::units::{Count, Size};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};

@@ -5,7 +5,7 @@
 use std::fmt::{self, Write as _};
 
 use serde_json::{Map, Value};
-use tiffin_core::units::Size;
+use tiffin_types::units::Size;
 
 /// A cell longer than this, in characters, does not widen its column.
 const CELL_CHARS_MAX: usize = 48;

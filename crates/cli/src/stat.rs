@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster, Usage};
-use tiffin_core::Key;
-use tiffin_core::units::Count;
 use tiffin_server::config::ClientArgs;
+use tiffin_types::Key;
+use tiffin_types::units::Count;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};

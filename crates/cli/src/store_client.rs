@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Deadline, Error};
-use tiffin_core::Key;
-use tiffin_core::message::Resource;
 use tiffin_server::config::ClientArgs;
+use tiffin_types::Key;
+use tiffin_types::message::Resource;
 
 use crate::Context;
 use crate::console::Failure;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tiffin_client::{Cause, Consumption, Gone, Here, Why as Answer};
-use tiffin_core::Key;
 use tiffin_server::config::ClientArgs;
+use tiffin_types::Key;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tiffin_core::BATCH_ITEMS_MAX;
+use tiffin_types::BATCH_ITEMS_MAX;
 
 use crate::Error;
 
@@ -39,7 +39,7 @@ pub(crate) fn all<T>(count: usize, error: &Error) -> Vec<Result<T, Error>> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::Key;
+    use tiffin_types::Key;
 
     use super::*;
 
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_everything_once_and_fit() {
-        const BIG: usize = tiffin_core::KEY_BYTES_MAX;
+        const BIG: usize = tiffin_types::KEY_BYTES_MAX;
         for (lens, expected) in [
             (vec![], vec![]),
             (vec![1, 1], vec![(0, 2)]),

@@ -8,9 +8,9 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tiffin_core::message::Found;
-use tiffin_core::session::{CachedGet, GetRequest, Reach};
-use tiffin_core::{Key, Keys, Location, SegmentId};
+use tiffin_session::{CachedGet, GetRequest, Reach};
+use tiffin_types::message::Found;
+use tiffin_types::{Key, Keys, Location, SegmentId};
 
 use crate::inner::Inner;
 use crate::{GetOptions, ResolveOptions};

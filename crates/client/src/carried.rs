@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::message::{ClientToNode, Reply, Store};
-use tiffin_core::session::{Need, Put as Session, WriteResult};
-use tiffin_core::{SegmentId, SlotRef};
+use tiffin_session::{Need, Put as Session, WriteResult};
 use tiffin_transport::copy::copy_out;
+use tiffin_types::message::{ClientToNode, Reply, Store};
+use tiffin_types::{SegmentId, SlotRef};
 
 use crate::inner::Inner;
 use crate::put::{ToWrite, Writes};
@@ -121,9 +121,9 @@ fn gathered(put: &Put<'_>) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::message::{Commit, CommitItem, PutOptions};
-    use tiffin_core::{Key, SlotId, Stamp};
     use tiffin_transport::SourceBuf;
+    use tiffin_types::message::{Commit, CommitItem, PutOptions};
+    use tiffin_types::{Key, SlotId, Stamp};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Work of a client that no caller waits for.
 
-use tiffin_core::message::Reply;
-use tiffin_core::{Location, SegmentId};
+use tiffin_types::message::Reply;
+use tiffin_types::{Location, SegmentId};
 
 /// Work that no caller waits for.
 #[derive(Debug)]

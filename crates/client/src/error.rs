@@ -1,9 +1,9 @@
 //! What can go wrong, one variant per thing that a caller would handle differently.
 
-use tiffin_core::message::{Backlog, Full, Quota, Reason, Refusal, Resource, Usage};
-use tiffin_core::units::{Count, Size};
-use tiffin_core::{Generation, Key, KeyError};
 use tiffin_rpc::{AddressError, CallError};
+use tiffin_types::message::{Backlog, Full, Quota, Reason, Refusal, Resource, Usage};
+use tiffin_types::units::{Count, Size};
+use tiffin_types::{Generation, Key, KeyError};
 
 /// Why a call, or one item of it, did not do what was asked. [`Self::hint`] says what may help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::Reply;
-use tiffin_core::session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
-use tiffin_core::{Key, Location, SegmentId};
+use tiffin_session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::{Outcome, ReadOp, TargetBuf, TransferError};
+use tiffin_types::message::Reply;
+use tiffin_types::{Key, Location, SegmentId};
 use tokio::time::timeout_at;
 
 use crate::cached;
@@ -204,7 +204,7 @@ fn session(inner: &Inner, requests: Vec<GetRequest>, options: GetOptions) -> Ses
 }
 
 /// The nearest copy is read first.
-pub(crate) fn distance(inner: &Inner) -> tiffin_core::session::Distance {
+pub(crate) fn distance(inner: &Inner) -> tiffin_session::Distance {
     let me = inner.weak();
     Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.nodes.distance(info.segment)))
 }

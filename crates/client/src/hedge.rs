@@ -1,16 +1,16 @@
 //! Reads that may stall: wakes the session of a get when nothing arrives.
 //!
-//! The decisions are those of `core::session`: [`Paces`](crate::paces::Paces) says how long to wait and which
+//! The decisions are those of `session`: [`Paces`](crate::paces::Paces) says how long to wait and which
 //! nodes to ask last, and the session what to read instead. Reads of mapped memory do not stall, and cost
 //! nothing here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tiffin_core::SegmentId;
-use tiffin_core::session::{Get as Session, NeedId, ReadResult};
+use tiffin_session::{Get as Session, NeedId, ReadResult};
 use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::{Outcome, TransferError};
+use tiffin_types::SegmentId;
 use tokio::time::Instant;
 
 use crate::Deadline;

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{
+use tiffin_rpc::{Address, CallError, Connection, Reach};
+use tiffin_session::CallFailure;
+use tiffin_transport::{Counters, this_process};
+use tiffin_types::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Release, Reply, Reserve, ReserveOutcome,
     Reserved, Role,
 };
-use tiffin_core::session::CallFailure;
-use tiffin_core::{ClientId, Location, SegmentId};
-use tiffin_rpc::{Address, CallError, Connection, Reach};
-use tiffin_transport::{Counters, this_process};
+use tiffin_types::{ClientId, Location, SegmentId};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -508,7 +508,7 @@ pub(crate) fn leases(leased: &Leased) -> impl Iterator<Item = u64> + '_ {
 
 /// What a session is told of a call that failed.
 pub(crate) fn call_failure(error: &Error) -> CallFailure {
-    use tiffin_core::message::{Reason, Refusal};
+    use tiffin_types::message::{Reason, Refusal};
     let refused = |reason| CallFailure::Refused(Refusal { reason, message: error.to_string() });
     match error {
         Error::Invalid { .. } => refused(Reason::Invalid),

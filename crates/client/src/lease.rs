@@ -9,12 +9,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tiffin_core::message::{
+use tiffin_transport::TargetBuf;
+use tiffin_types::message::{
     self, Ack, AckItem, AckOutcome, ClientToMaster, Found, LeaseItem, LeaseOutcome, Reply, Resolve,
     ResolveOutcome,
 };
-use tiffin_core::{Generation, Key, Location};
-use tiffin_transport::TargetBuf;
+use tiffin_types::{Generation, Key, Location};
 
 use crate::chores::Chore;
 use crate::inner::Inner;

@@ -6,7 +6,7 @@
 //! 1. A client that has leases and lost its connection opens a new one at once, also if nobody calls.
 //! 2. An answer that was lost with its connection may have granted leases that nobody knows of. So after the
 //!    connection was replaced, and before anything else is leased, the master is told which are known
-//!    ([`KeepLeases`](tiffin_core::message::ClientToMaster::KeepLeases)), and ends the rest. No lease may
+//!    ([`KeepLeases`](tiffin_types::message::ClientToMaster::KeepLeases)), and ends the rest. No lease may
 //!    be on its way meanwhile: the lock [`Leases::gate`] sees to that.
 
 use std::collections::BTreeSet;

@@ -133,17 +133,17 @@ pub use pieces::Piece;
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
-pub use tiffin_core::attributes::Consumption;
-pub use tiffin_core::message::{
+pub use tiffin_rpc::{Blocking, with_blocking};
+pub use tiffin_transport::checksum::checksum;
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
+pub use tiffin_types::attributes::Consumption;
+pub use tiffin_types::message::{
     Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Forgotten, Found, Gone, GroupStat, Held, Here,
     Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
     PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat,
     Usage, Why,
 };
-pub use tiffin_core::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
-pub use tiffin_rpc::{Blocking, with_blocking};
-pub use tiffin_transport::checksum::checksum;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
+pub use tiffin_types::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use types::{
     Fetched, GetInto, Info, Object, Part, Presences, Put, PutEffect, Replica, Route, Stored, Watermark, Way,
 };

@@ -1,7 +1,7 @@
 //! How long things stay: pins, limits of the namespace, and why something is there or is not.
 
-use tiffin_core::Key;
-use tiffin_core::message::{
+use tiffin_types::Key;
+use tiffin_types::message::{
     Await, ClientToMaster, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten, NamespaceStat, Pin,
     PinOutcome, PolicyChange, Reply, Why,
 };

@@ -7,10 +7,10 @@
 
 use std::cmp::Reverse;
 
-use tiffin_core::message::Found;
-use tiffin_core::session::{Get as Session, GetOutcome, GetRequest};
-use tiffin_core::{Generation, Key, Location};
+use tiffin_session::{Get as Session, GetOutcome, GetRequest};
 use tiffin_transport::{ReadOp, TargetBuf};
+use tiffin_types::message::Found;
+use tiffin_types::{Generation, Key, Location};
 
 use crate::get::{self, Ended, Wants};
 use crate::inner::Inner;

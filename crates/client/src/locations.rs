@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::session::LocationCache;
+use tiffin_session::LocationCache;
+use tiffin_types::sabotage::Sabotage;
 
 /// Objects whose locations are cached. Each costs about two hundred bytes.
 const CACHED_MAX: usize = 1 << 17;

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use tiffin_core::message::{NodeStat, Record};
-use tiffin_core::units::{Count, Size};
-use tiffin_core::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
+use tiffin_types::message::{NodeStat, Record};
+use tiffin_types::units::{Count, Size};
+use tiffin_types::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
 
 use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
 
@@ -147,7 +147,7 @@ impl fmt::Display for Losses {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::attributes::{Attributes, SampleAttributes};
+    use tiffin_types::attributes::{Attributes, SampleAttributes};
 
     use super::*;
 

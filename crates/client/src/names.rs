@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tiffin_core::message::{
+use tiffin_types::message::{
     Ahead, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, Found, List,
     ListItem, Listed, NodeInfo, Pattern, Presence, Reply, Resolve, ResolveOutcome, Stat,
 };
-use tiffin_core::{Key, Keys, SegmentId};
+use tiffin_types::{Key, Keys, SegmentId};
 
 use crate::cached;
 use crate::inner::Inner;

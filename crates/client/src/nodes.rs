@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::message::{ClientToNode, NodeInfo, Reserved};
-use tiffin_core::session::Views;
-use tiffin_core::{SegmentId, SlotRef};
 use tiffin_rpc::{CallError, Connection};
+use tiffin_session::Views;
+use tiffin_types::message::{ClientToNode, NodeInfo, Reserved};
+use tiffin_types::{SegmentId, SlotRef};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::Reservation;
-use tiffin_core::session::{OfferSize, Preallocation};
+use tiffin_session::{OfferSize, Preallocation};
+use tiffin_types::Reservation;
 use tokio::time::Instant;
 
 use crate::Put;

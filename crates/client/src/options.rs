@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::NAMESPACE_DEFAULT;
-use tiffin_core::SegmentId;
-use tiffin_core::message::Ahead;
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::NodeMemory;
+use tiffin_types::NAMESPACE_DEFAULT;
+use tiffin_types::SegmentId;
+use tiffin_types::message::Ahead;
 use tokio::time::Instant;
 
 /// How long connecting may take, unless told otherwise.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::SegmentId;
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::session::Pace;
+use tiffin_session::Pace;
+use tiffin_types::SegmentId;
+use tiffin_types::sabotage::Sabotage;
 use tokio::time::Instant;
 
 use crate::Deadline;

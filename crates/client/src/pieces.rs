@@ -10,10 +10,10 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::message::ClientToMaster;
-use tiffin_core::session::{CallFailure, Need, Put as Session, PutOutcome, PutRequest, WriteResult};
-use tiffin_core::{Location, SegmentId};
+use tiffin_session::{CallFailure, Need, Put as Session, PutOutcome, PutRequest, WriteResult};
 use tiffin_transport::{SourceBuf, WriteOp};
+use tiffin_types::message::ClientToMaster;
+use tiffin_types::{Location, SegmentId};
 use tokio::time::timeout_at;
 
 use crate::inner::{Inner, call_failure};

@@ -8,9 +8,9 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use tiffin_core::message::{Reply, ReserveOutcome};
-use tiffin_core::session::{OfferOrder, OfferRound};
-use tiffin_core::{Reservation, SegmentId};
+use tiffin_session::{OfferOrder, OfferRound};
+use tiffin_types::message::{Reply, ReserveOutcome};
+use tiffin_types::{Reservation, SegmentId};
 
 use crate::chores::Chore;
 use crate::inner::Inner;
@@ -105,7 +105,7 @@ async fn keep(client: Weak<Inner>) {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::{Key, Location, SlotId, Stamp};
+    use tiffin_types::{Key, Location, SlotId, Stamp};
 
     use super::*;
     use crate::{Client, ConnectOptions};

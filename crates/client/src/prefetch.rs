@@ -1,7 +1,7 @@
 //! Bringing objects that only a disk has into memory, before they are asked for.
 
-use tiffin_core::Key;
-use tiffin_core::message::{Ahead, ClientToMaster, Prefetch, PrefetchOutcome, Reply};
+use tiffin_types::Key;
+use tiffin_types::message::{Ahead, ClientToMaster, Prefetch, PrefetchOutcome, Reply};
 
 use crate::inner::Inner;
 use crate::{Deadline, Error, batch};

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::message::{
-    ClientToMaster, ClientToNode, CommitOutcome, Publish, PublishItem, PutOptions, Reply,
-};
-use tiffin_core::session::{
+use tiffin_session::{
     CallFailure, Need, NeedId, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
 };
-use tiffin_core::{Location, Reservation, SegmentId, SlotRef};
 use tiffin_transport::{TransferError, WriteOp};
+use tiffin_types::message::{
+    ClientToMaster, ClientToNode, CommitOutcome, Publish, PublishItem, PutOptions, Reply,
+};
+use tiffin_types::{Location, Reservation, SegmentId, SlotRef};
 use tokio::time::timeout_at;
 
 use crate::carried::{self, Carried, Unanswered};
@@ -412,7 +412,7 @@ pub(crate) fn unreachable(why: Unreached, failures: &Failures, is_late: bool, op
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::{Key, SlotId, Stamp};
+    use tiffin_types::{Key, SlotId, Stamp};
 
     use super::*;
 

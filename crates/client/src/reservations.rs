@@ -8,7 +8,7 @@
 //! 2. An answer to a reservation that nobody waits for any more is aborted when it arrives.
 //! 3. An answer that was lost with its connection tells nobody what it contained. So after the connection
 //!    to the master was replaced, and before anything else is reserved, each node is told what the client
-//!    knows that it holds there ([`Keep`](tiffin_core::message::ClientToNode::Keep)), and gives the rest
+//!    knows that it holds there ([`Keep`](tiffin_types::message::ClientToNode::Keep)), and gives the rest
 //!    back. No reservation may be on its way meanwhile: the node would take it for one that was lost. The
 //!    lock [`Reservations::gate`] sees to that.
 //! 4. Room that was reserved ahead of its bytes ([`Reserved`](crate::Reserved)) is known like that of a put,
@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::{Location, SegmentId, SlotRef};
+use tiffin_types::{Location, SegmentId, SlotRef};
 use tokio::sync::{RwLock, mpsc};
 
 use crate::chores::Chore;

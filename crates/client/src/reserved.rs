@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::message::{ClientToNode, PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome};
-use tiffin_core::units::Count;
-use tiffin_core::{Key, Location, Reservation, SegmentId};
 use tiffin_transport::SourceBuf;
+use tiffin_types::message::{ClientToNode, PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome};
+use tiffin_types::units::Count;
+use tiffin_types::{Key, Location, Reservation, SegmentId};
 use tokio::sync::RwLock;
 use tokio::time::timeout_at;
 

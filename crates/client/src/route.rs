@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, NodeInfo, Welcome};
-use tiffin_core::session::{Seen, SeenState, is_valid_cached};
 use tiffin_rpc::{Address, Blocking, Connection, blocking};
+use tiffin_session::{Seen, SeenState, is_valid_cached};
 use tiffin_transport::control::{ControlReader, SlotState};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
@@ -21,6 +20,7 @@ use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::shm::{AttachError, Attachment, Shm, attach};
 use tiffin_transport::tcp::{Identity, ReadOptions, Tcp};
 use tiffin_transport::{Counters, MappedRange, Outcome, ReadOp, TransferError, Transport, WriteOp};
+use tiffin_types::message::{Hello, NodeInfo, Welcome};
 use tokio::time::Instant;
 
 use crate::link::Usable;

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::attributes::Consumption;
-use tiffin_core::message::PutOptions;
-use tiffin_core::{ATTRIBUTES_MAX, Generation, Key, OWNER_BYTES_MAX};
 use tiffin_transport::SourceBuf;
+use tiffin_types::attributes::Consumption;
+use tiffin_types::message::PutOptions;
+use tiffin_types::{ATTRIBUTES_MAX, Generation, Key, OWNER_BYTES_MAX};
 
 use crate::inner::Inner;
 use crate::manifest::{Dtype, Manifest, TENSOR_ALIGN, Tensor};

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use tiffin_core::message::{
+use tiffin_types::message::{
     self, ClientToMaster, DeletedMatching, EndStream, LeaseOutcome, OpenStream, Reply, StreamStat,
 };
-use tiffin_core::{Generation, Key};
+use tiffin_types::{Generation, Key};
 
 use crate::inner::Inner;
 use crate::lease::{self, Lease};
@@ -16,7 +16,7 @@ use crate::names::wait_ms;
 use crate::{Deadline, Error};
 
 /// The end of a stream.
-pub use tiffin_core::message::StreamEnd;
+pub use tiffin_types::message::StreamEnd;
 
 /// What to pull from a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{ClientToMaster, ClientToNode, Reply};
-use tiffin_core::{Location, SegmentId, SlotRef};
+use tiffin_types::message::{ClientToMaster, ClientToNode, Reply};
+use tiffin_types::{Location, SegmentId, SlotRef};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 

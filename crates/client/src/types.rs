@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use tiffin_core::message::{NodeInfo, PutOptions};
-use tiffin_core::units::Count;
-use tiffin_core::{Generation, Key, Location, SegmentId};
 use tiffin_transport::{SourceBuf, TargetBuf};
+use tiffin_types::message::{NodeInfo, PutOptions};
+use tiffin_types::units::Count;
+use tiffin_types::{Generation, Key, Location, SegmentId};
 
 use crate::Error;
 

@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tiffin_core::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, ResolveOutcome};
-use tiffin_core::session::Views;
-use tiffin_core::{Generation, Location, SegmentId};
+use tiffin_session::Views;
 use tiffin_transport::MappedRange;
+use tiffin_types::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, ResolveOutcome};
+use tiffin_types::{Generation, Location, SegmentId};
 
 use crate::chores::Chore;
 use crate::inner::Inner;

@@ -10,7 +10,7 @@
 //! **Invariant:** for any bytes, decoding returns a value or [`Malformed`]. It allocates in proportion to the
 //! bytes that were received, never to a length that they claim.
 
-use tiffin_core::{BATCH_ITEMS_MAX, ClientId, KeyError, RequestId, SegmentId, SlotId, Stamp};
+use tiffin_types::{BATCH_ITEMS_MAX, ClientId, KeyError, RequestId, SegmentId, SlotId, Stamp};
 
 use crate::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
 

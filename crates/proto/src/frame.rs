@@ -10,8 +10,8 @@
 //! **Invariant:** for any bytes, decoding returns a frame or a [`FrameError`], and allocates no memory for a
 //! length that a header only claims.
 
-use tiffin_core::RequestId;
-use tiffin_core::message::VERSION_MINOR;
+use tiffin_types::RequestId;
+use tiffin_types::message::VERSION_MINOR;
 use xxhash_rust::xxh3::Xxh3;
 
 /// The size of the header.

@@ -1,6 +1,6 @@
 //! Keys: single ones, and lists in one allocation. The encoding of a list is the same for both.
 
-use tiffin_core::{Key, Keys};
+use tiffin_types::{Key, Keys};
 
 use crate::codec::{Fault, Field, Malformed, Reader, Value, Wire, Writer, expect};
 

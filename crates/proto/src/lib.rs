@@ -13,8 +13,8 @@ mod keys;
 mod messages;
 mod state;
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{
+use tiffin_types::RequestId;
+use tiffin_types::message::{
     ClientToMaster, ClientToNode, MasterToMember, MemberToMaster, Reply, Request, RequestRef,
 };
 

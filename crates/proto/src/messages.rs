@@ -3,9 +3,8 @@
 //! **Invariant:** a released number keeps its meaning for ever. A field that is no longer used is removed and
 //! its number is noted in a comment. A new field gets the next number, and its default must mean "as before".
 
-use tiffin_core::attributes::{Attributes, Consumption, SampleAttributes};
-use tiffin_core::master::{Saved, SavedMember, SavedPolicy};
-use tiffin_core::message::{
+use tiffin_types::attributes::{Attributes, Consumption, SampleAttributes};
+use tiffin_types::message::{
     Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach,
     AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide,
     DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins,
@@ -18,7 +17,8 @@ use tiffin_core::message::{
     Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
     Viewer, Views, Welcome, Why,
 };
-use tiffin_core::{
+use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
+use tiffin_types::{
     ClientId, EXTENTS_MAX, Extent, Generation, Location, REPLICAS_MAX, RequestId, Reservation, SlotRef,
 };
 

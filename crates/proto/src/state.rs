@@ -10,7 +10,7 @@
 //!
 //! **Invariant:** for any bytes, decoding returns a [`Saved`] or a [`StateError`].
 
-use tiffin_core::master::Saved;
+use tiffin_types::saved::Saved;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
@@ -95,9 +95,9 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use tiffin_core::SegmentId;
-    use tiffin_core::master::{SavedMember, SavedPolicy};
-    use tiffin_core::message::{Demotion, Policy};
+    use tiffin_types::SegmentId;
+    use tiffin_types::message::{Demotion, Policy};
+    use tiffin_types::saved::{SavedMember, SavedPolicy};
 
     fn saved(count: u64) -> Saved {
         let member = |segment| SavedMember {

@@ -3,12 +3,12 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
 
 use prost::Message;
-use tiffin_core::message::{
-    Allocated, ClientToMaster, Pattern, PutOptions, Reply, Reserve, ReserveItem, Usage,
-};
-use tiffin_core::{Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, Stamp};
 use tiffin_proto::frame::{self, HEADER_BYTES};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request};
+use tiffin_types::message::{
+    Allocated, ClientToMaster, Pattern, PutOptions, Reply, Reserve, ReserveItem, Usage,
+};
+use tiffin_types::{Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, Stamp};
 
 #[derive(Clone, PartialEq, Message)]
 struct WireReserve {
@@ -199,8 +199,13 @@ fn an_enum_is_a_protobuf_oneof() {
         (Pattern::Prefix(Vec::new()), Which::Prefix(Vec::new())),
         (Pattern::Regex("a+".to_owned()), Which::Regex("a+".to_owned())),
     ] {
-        let list =
-            tiffin_core::message::List { pattern, pinned_by: None, cursor: 9, limit: 100, report_wait_ms: 0 };
+        let list = tiffin_types::message::List {
+            pattern,
+            pinned_by: None,
+            cursor: 9,
+            limit: 100,
+            report_wait_ms: 0,
+        };
         let pattern = Some(WirePattern { which: Some(which) });
         check(
             Incoming::Request(RequestId(1), ClientToMaster::List(list).into()),

@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use tiffin_core::message::*;
-use tiffin_core::*;
 use tiffin_proto::codec::{EncodeError, Fault};
 use tiffin_proto::frame::{self, Decoder, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use tiffin_proto::{DecodeError, Incoming, decode, encode_reply, encode_request, kinds};
+use tiffin_types::message::*;
+use tiffin_types::*;
 
 fn incoming(bytes: &[u8]) -> Result<Incoming, DecodeError> {
     let mut decoder = Decoder::new();

@@ -14,9 +14,9 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tiffin_core::RequestId;
 use tiffin_proto::frame::{self, Decoder, HEADER_BYTES};
 use tiffin_proto::{decode, encode_reply, encode_request, kinds};
+use tiffin_types::RequestId;
 
 const SEED: u64 = 0x7401;
 const CASES: usize = 200_000;

@@ -14,7 +14,7 @@ mod page;
 mod plot;
 pub mod replay;
 
-use tiffin_core::units::Size;
+use tiffin_types::units::Size;
 
 /// A number with three digits, or all digits before the point.
 #[must_use]

@@ -12,10 +12,10 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tiffin_core::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
-use tiffin_core::{ClientId, Key, RequestId};
 use tiffin_proto::{Incoming, encode_reply, encode_request};
 use tiffin_rpc::{Address, Blocking, Connection, Greeting, Inbox, Listener, Outbox, Reach, with_blocking};
+use tiffin_types::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
+use tiffin_types::{ClientId, Key, RequestId};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::Instant;
 

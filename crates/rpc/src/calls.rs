@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{Reason, Refusal, Reply};
 use tiffin_proto::Incoming;
+use tiffin_types::RequestId;
+use tiffin_types::message::{Reason, Refusal, Reply};
 use tokio::sync::oneshot;
 
 use crate::{Inbox, Outbox};

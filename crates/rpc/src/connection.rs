@@ -8,8 +8,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{ClientToMaster, Hello, Reply, RequestRef, Welcome};
+use tiffin_types::RequestId;
+use tiffin_types::message::{ClientToMaster, Hello, Reply, RequestRef, Welcome};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{
-    Hello, Reason, Refusal, Reply, Request, RequestRef, VERSION_MAJOR, VERSION_MINOR, Welcome,
-};
 use tiffin_proto::Incoming;
 use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
+use tiffin_types::RequestId;
+use tiffin_types::message::{
+    Hello, Reason, Refusal, Reply, Request, RequestRef, VERSION_MAJOR, VERSION_MINOR, Welcome,
+};
 use tokio::time::{Instant, timeout_at};
 
 use crate::mailbox::{self, Ended, Side};

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{ClientToMaster, Hello, Reply, Role};
 use tiffin_proto::Incoming;
+use tiffin_types::RequestId;
+use tiffin_types::message::{ClientToMaster, Hello, Reply, Role};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 

@@ -30,9 +30,9 @@ use std::io;
 use std::sync::Arc;
 
 use subtle::ConstantTimeEq;
-use tiffin_core::message::{Reason, Refusal};
 use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::FrameError;
+use tiffin_types::message::{Reason, Refusal};
 
 pub use address::{Address, AddressError};
 pub use blocking::{Blocking, blocking, with_blocking};

@@ -14,11 +14,11 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{Reason, Refusal, Reply, RequestRef};
 use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::{self, FrameError, HEADER_BYTES, Header};
 use tiffin_proto::{DecodeError, Incoming};
+use tiffin_types::RequestId;
+use tiffin_types::message::{Reason, Refusal, Reply, RequestRef};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};

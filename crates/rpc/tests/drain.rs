@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, MasterToMember, Reply, Request, Welcome};
-use tiffin_core::{ClientId, RequestId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Dialed, Greeting, Inbox, Listener, Outbox, Reach, SendError, dial};
+use tiffin_types::message::{Hello, MasterToMember, Reply, Request, Welcome};
+use tiffin_types::{ClientId, RequestId};
 use tokio::time::Instant;
 
 /// Far enough that only a hang reaches it.

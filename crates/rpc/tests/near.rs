@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tiffin_core::message::Hello;
 use tiffin_rpc::{Address, CallError, Connection, Listener, Peer, Reach, Stream};
+use tiffin_types::message::Hello;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 

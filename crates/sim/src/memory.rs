@@ -10,8 +10,8 @@ use tiffin_core::{
     EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
     extent::space_for,
     node::{SlotRecord, SlotState},
-    session::{Seen, SeenState},
 };
+use tiffin_session::{Seen, SeenState};
 
 use crate::keyspace::Name;
 

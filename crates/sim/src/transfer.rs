@@ -9,8 +9,8 @@ use tiffin_core::{
     message::{ClientToNode, Store},
     node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
-    session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached},
 };
+use tiffin_session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached};
 
 use crate::{
     client::{ClientEvent, SessionId},

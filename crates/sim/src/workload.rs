@@ -9,8 +9,8 @@ use tiffin_core::{
         OpenStream, Pattern, Pin, Policy, PolicyChange, Prefetch, Pull, PutOptions, Release, Resolve,
         StreamLimits,
     },
-    session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach},
 };
+use tiffin_session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach};
 
 use crate::{
     client::{ClientEvent, Kind},

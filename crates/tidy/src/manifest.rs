@@ -3,28 +3,41 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 20] = [
+pub const DIRECTION: [(&str, &[&str]); 22] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-sim-runner", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
-    ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle"]),
+    ("tiffin-types", &["tiffin-sabotage"]),
+    ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
+    ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
     ("tiffin-transport", &[]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
     ("tiffin-kv", &["tiffin-sabotage"]),
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
-    ("tiffin-proto", &["tiffin-core"]),
-    ("tiffin-report", &["tiffin-core", "tiffin-kv-replay"]),
-    ("tiffin-sim", &["tiffin-core", "tiffin-proto", "tiffin-sim-runner", "tiffin-ssd", "tiffin-throttle"]),
-    ("tiffin-rpc", &["tiffin-core", "tiffin-proto", "tiffin-transport"]),
+    ("tiffin-proto", &["tiffin-types"]),
+    ("tiffin-report", &["tiffin-types", "tiffin-kv-replay"]),
+    (
+        "tiffin-sim",
+        &[
+            "tiffin-core",
+            "tiffin-session",
+            "tiffin-proto",
+            "tiffin-sim-runner",
+            "tiffin-ssd",
+            "tiffin-throttle",
+        ],
+    ),
+    ("tiffin-rpc", &["tiffin-types", "tiffin-proto", "tiffin-transport"]),
     ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
-    ("tiffin-client", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
+    ("tiffin-client", &["tiffin-types", "tiffin-session", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
     ("tiffin-embedded", &["tiffin-client", "tiffin-server"]),
     ("tiffin-kv-exec", &["tiffin-kv", "tiffin-client", "tiffin-transport"]),
     (
         "tiffin-cli",
         &[
+            "tiffin-types",
             "tiffin-core",
             "tiffin-server",
             "tiffin-client",
@@ -37,7 +50,7 @@ pub const DIRECTION: [(&str, &[&str]); 20] = [
     (
         "tiffin-python",
         &[
-            "tiffin-core",
+            "tiffin-types",
             "tiffin-client",
             "tiffin-server",
             "tiffin-embedded",
@@ -76,8 +89,10 @@ pub fn check(path: &str, text: &str) -> Vec<String> {
         if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
             problems.push(format!("{path}:1: `{name}` must not depend on `{need}`"));
         }
-        if matches!(name.as_str(), "tiffin-core" | "tiffin-throttle" | "tiffin-kv")
-            && CORE_FORBIDDEN.contains(&need.as_str())
+        if matches!(
+            name.as_str(),
+            "tiffin-types" | "tiffin-session" | "tiffin-core" | "tiffin-throttle" | "tiffin-kv"
+        ) && CORE_FORBIDDEN.contains(&need.as_str())
         {
             problems.push(format!("{path}:1: `{name}` decides, and must not depend on `{need}`"));
         }
@@ -157,7 +172,7 @@ mod tests {
 
     #[test]
     fn dependencies_only_point_down() {
-        expect("tiffin-proto", "[dependencies]\ntiffin-core.workspace = true", &[]);
+        expect("tiffin-proto", "[dependencies]\ntiffin-types.workspace = true", &[]);
         expect(
             "tiffin-core",
             "[dependencies]\ntiffin-proto.workspace = true",

@@ -74,7 +74,7 @@ fn linked(packages: &[&str]) -> String {
         .expect("cargo runs");
     assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
     let tree = String::from_utf8(tree.stdout).expect("cargo prints text");
-    assert!(tree.contains("tiffin-core v"), "{tree}");
+    assert!(tree.contains("tiffin-types v"), "{tree}");
     tree
 }
 

@@ -341,7 +341,7 @@ impl MooncakeDistributedStore {
 /// Whether something was removed.
 async fn clear_one(
     client: &Client,
-    key: &tiffin_core::Key,
+    key: &tiffin_types::Key,
     segment: &str,
     deadline: Deadline,
 ) -> Result<bool, Error> {

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
-use tiffin_core::{Key, Keys};
+use tiffin_types::{Key, Keys};
 
 /// A key: text, which is stored as UTF-8, or bytes. It may be empty or too long: see [`KeyArg::key`].
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, OnExists, Patience,
     Pattern, Presences, Put, ResolveOptions,
 };
-use tiffin_core::units::Count;
+use tiffin_types::units::Count;
 
 use super::arguments::{KeyArg, NameArgs};
 use super::codes;

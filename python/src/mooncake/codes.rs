@@ -1,7 +1,7 @@
 //! Mooncake's return codes, and the one table that turns our errors into them.
 
 use tiffin_client::Error;
-use tiffin_core::message::Reason;
+use tiffin_types::message::Reason;
 
 /// Done.
 pub(crate) const OK: i64 = 0;

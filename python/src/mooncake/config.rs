@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tiffin_core::REPLICAS_MAX;
-use tiffin_core::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
+use tiffin_types::REPLICAS_MAX;
+use tiffin_types::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
 
 use super::arguments::{Flag, Items, Number};
 use super::codes;

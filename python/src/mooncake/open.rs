@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tiffin_client::arena::Arena;
 use tiffin_client::{Client, ConnectOptions, Deadline};
-use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
+use tiffin_types::NAMESPACE_BYTES_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;

@@ -15,8 +15,8 @@ use tiffin_client::{
     Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutOptions, ResolveOptions,
     SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, Why,
 };
-use tiffin_core::REPLICAS_MAX;
 use tiffin_server::host;
+use tiffin_types::REPLICAS_MAX;
 
 use super::codes;
 use super::enums::{TaskStatus, TaskType};

@@ -11,9 +11,9 @@ use tiffin_client::{
     Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, Generation, GetInto, GetOptions, Patience,
     Put, ResolveOptions, SamplePut, TensorRef,
 };
-use tiffin_core::Key;
 use tiffin_embedded::Embedded;
 use tiffin_report::document::Times;
+use tiffin_types::Key;
 
 use super::plan::{Limit, PAGES, SAMPLE_AUX, SAMPLE_LAST, SAMPLE_TOKENS, Shape, Task, Workload, ZIPF_KEYS};
 use crate::console::{Console, Failure, STATUS_OK};

@@ -14,7 +14,7 @@ use tiffin_client::{
     Client, ConnectOptions, Deadline, DeleteOptions, Error, Generation, GetInto, GetOptions, Landing, Put,
     TargetBuf, View,
 };
-use tiffin_core::Key;
+use tiffin_types::Key;
 
 use super::pattern::{self, HEAD_BYTES, Rng};
 use super::tally::Tally;

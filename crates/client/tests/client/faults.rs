@@ -12,10 +12,10 @@ use tiffin_client::{
     Client, ConnectOptions, Consumption, DeleteOptions, Dtype, Error, GetOptions, Key, OnExists, Patience,
     Pattern, Put, PutEffect, PutOptions, ResolveOptions, SamplePut, SourceBuf, SpaceRequest, TensorRef,
 };
-use tiffin_core::ClientId;
-use tiffin_core::message::{ClientToMaster, Hello, Lease, LeaseItem, Reply};
 use tiffin_rpc::Connection;
 use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::ClientId;
+use tiffin_types::message::{ClientToMaster, Hello, Lease, LeaseItem, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};

@@ -6,9 +6,9 @@ use tiffin_client::{
     Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, Patience, Pattern,
     PolicyChange, Put, ResolveOptions, Watermark, Why,
 };
-use tiffin_core::message::{ClientToNode, Hello, Record, Reply};
 use tiffin_embedded::Embedded;
 use tiffin_rpc::{Address, Connection};
+use tiffin_types::message::{ClientToNode, Hello, Record, Reply};
 use tokio::task::JoinHandle;
 
 use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};

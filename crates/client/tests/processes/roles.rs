@@ -4,9 +4,9 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Patience, Put, PutOptions, SpaceRequest};
-use tiffin_core::message::{ClientToMaster, Hello, Reply, Reserve, ReserveItem, ReserveOutcome};
 use tiffin_rpc::Connection;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::message::{ClientToMaster, Hello, Reply, Reserve, ReserveItem, ReserveOutcome};
 use tokio::time::Instant;
 
 use crate::support::{LONG, MEMORY, key, only, small, soon};

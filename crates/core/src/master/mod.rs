@@ -41,6 +41,7 @@ mod why;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
 use connections::{Caller, Party};
 use context::Context;
@@ -51,7 +52,7 @@ pub use notice::Notice;
 use objects::Objects;
 use quotas::Watches;
 use reserve::Reservations;
-pub use saved::{POLICIES_MAX, Saved, SavedMember, SavedPolicy};
+pub use saved::POLICIES_MAX;
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{PROMOTER, TierConfig};
 use unreported::Parked;

@@ -29,7 +29,7 @@ pub(super) struct PendingRetire {
 
 impl Default for PendingRetire {
     fn default() -> Self {
-        Self { key: Key(Arc::default()), node: NodeIndex(0), slot_ref: SLOT_REF_MIN }
+        Self { key: Key::first(), node: NodeIndex(0), slot_ref: SLOT_REF_MIN }
     }
 }
 

@@ -9,81 +9,22 @@
 //! told that a policy is set, or that an object is gone although a node has not confirmed that, only after
 //! this is synced. No other answer waits for the master's disk.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::{
-    Context, Effect, Master,
+    Context, Effect, Master, Saved, SavedMember, SavedPolicy,
     catalog::{NamespaceIndex, NodeIndex},
     members::Member,
     refuse,
 };
 use crate::{
-    ConnId, RequestId, SegmentId, SlotId, SlotRef, Stamp,
-    message::{NodeInfo, Policy, PolicyChange, Reason, Reply},
+    ConnId, RequestId,
+    message::{Policy, PolicyChange, Reason, Reply},
     sabotage::sabotaged,
 };
 
 /// Namespaces that may have a policy.
 pub const POLICIES_MAX: usize = 1 << 16;
-
-/// What survives a restart of the master.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Saved {
-    /// The epoch of the master that wrote it.
-    pub epoch: u64,
-    /// The roster: every member that may hold objects.
-    pub members: Vec<SavedMember>,
-    /// The namespaces that have a policy.
-    pub policies: Vec<SavedPolicy>,
-    /// Members that the operator declared lost.
-    pub forgotten: Vec<SegmentId>,
-}
-
-/// The policy of a namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SavedPolicy {
-    /// Its name.
-    pub namespace: String,
-    /// What was set for it.
-    pub policy: Policy,
-}
-
-/// A member of the roster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SavedMember {
-    /// Its memory, or its disk.
-    pub segment: SegmentId,
-    /// Its name, for people.
-    pub name: String,
-    /// The machine it runs on.
-    pub host: String,
-    /// It is a disk, in the node with this memory.
-    pub beside: Option<SegmentId>,
-    /// Where it listens for other hosts; empty if it does not.
-    pub tcp: String,
-    /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, the least significant
-    /// first.
-    pub owed: Vec<u8>,
-}
-
-impl SavedMember {
-    fn of(info: &NodeInfo) -> Self {
-        let NodeInfo { segment, name, host, beside, tcp, .. } = info;
-        let (name, host, tcp) = (name.clone(), host.clone(), tcp.clone());
-        Self { segment: *segment, name, host, beside: *beside, tcp, owed: Vec::new() }
-    }
-
-    /// See [`Self::owed`].
-    #[must_use]
-    pub fn owed_slot_refs(&self) -> BTreeSet<SlotRef> {
-        unpack(&self.owed)
-    }
-
-    pub(super) fn info(self) -> NodeInfo {
-        let Self { segment, name, host, beside, tcp, owed: _ } = self;
-        NodeInfo { segment, name, host, beside, tcp, ..NodeInfo::default() }
-    }
-}
 
 /// An answer that waits until a version is synced.
 #[derive(Debug)]
@@ -126,7 +67,7 @@ impl Context {
         let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
         let member = |it: &Member| {
             let owed = it.owed.iter().chain(&it.told_owed).chain(&it.retiring);
-            SavedMember { owed: pack(owed.filter(|_| !forgets_owed)), ..SavedMember::of(&it.info) }
+            SavedMember::of(&it.info).owing(owed.filter(|_| !forgets_owed))
         };
         let policies = self.quotas.policies().map(|(namespace, policy)| SavedPolicy {
             namespace: self.catalog.namespace_name(namespace).to_owned(),
@@ -203,28 +144,6 @@ impl Context {
             _ => self.saving.version,
         }
     }
-}
-
-/// Copies as bytes: slot and stamp of each.
-fn pack<'a>(slot_refs: impl Iterator<Item = &'a SlotRef>) -> Vec<u8> {
-    let bytes = slot_refs.flat_map(|it| {
-        let (slot, stamp) = (it.slot.0.to_le_bytes(), it.stamp.0.to_le_bytes());
-        slot.into_iter().chain(stamp)
-    });
-    bytes.collect()
-}
-
-/// See [`pack`]. What is left over at the end is ignored.
-fn unpack(mut bytes: &[u8]) -> BTreeSet<SlotRef> {
-    let mut slot_refs = BTreeSet::new();
-    while let Some((slot, rest)) = bytes.split_first_chunk()
-        && let Some((stamp, rest)) = rest.split_first_chunk()
-    {
-        let (slot, stamp) = (SlotId(u32::from_le_bytes(*slot)), Stamp(u64::from_le_bytes(*stamp)));
-        slot_refs.insert(SlotRef { slot, stamp });
-        bytes = rest;
-    }
-    slot_refs
 }
 
 impl Master {

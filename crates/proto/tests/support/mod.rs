@@ -4,9 +4,9 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tiffin_core::attributes::*;
-use tiffin_core::message::*;
-use tiffin_core::*;
+use tiffin_types::attributes::*;
+use tiffin_types::message::*;
+use tiffin_types::*;
 
 /// Any request.
 pub(crate) fn request() -> impl Strategy<Value = Request> {

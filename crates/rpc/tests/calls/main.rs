@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
-use tiffin_core::message::{
-    Allocate, ClientToMaster, Hello, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Resolved,
-    VERSION_MAJOR, Welcome,
-};
-use tiffin_core::{BATCH_ITEMS_MAX, ClientId, Key, RequestId};
 use tiffin_proto::frame::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request};
 use tiffin_rpc::{
     Address, CallError, Connection, Greeting, Inbox, Listener, OUTBOX_BYTES_MAX, Outbox, Peer, Reach,
     SendError, Stream, dial,
 };
+use tiffin_types::message::{
+    Allocate, ClientToMaster, Hello, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Resolved,
+    VERSION_MAJOR, Welcome,
+};
+use tiffin_types::{BATCH_ITEMS_MAX, ClientId, Key, RequestId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -199,7 +199,7 @@ async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
             inbox.next().await
         {
             let names = resolve.keys.iter().map(|key| key.to_string()).collect();
-            let item = tiffin_core::message::ResolveOutcome::Unavailable(names);
+            let item = tiffin_types::message::ResolveOutcome::Unavailable(names);
             outbox.reply(id, &Reply::Resolved(Resolved { items: vec![item], nodes: Vec::new() }));
         }
     })
@@ -213,7 +213,7 @@ async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
     });
     for call in calls.collect::<Vec<_>>() {
         let Reply::Resolved(resolved) = call.await.unwrap().unwrap() else { panic!() };
-        let tiffin_core::message::ResolveOutcome::Unavailable(names) = &resolved.items[0] else { panic!() };
+        let tiffin_types::message::ResolveOutcome::Unavailable(names) = &resolved.items[0] else { panic!() };
         assert_eq!((names.len(), names[59_999].as_str()), (60_000, format!("{:0100}", 59_999).as_str()));
     }
 }

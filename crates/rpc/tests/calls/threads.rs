@@ -1,7 +1,7 @@
 //! Calls of threads that may block, beside tasks.
 
-use tiffin_core::message::{Reserve, Role};
 use tiffin_rpc::{Blocking, LANES_MAX, with_blocking};
+use tiffin_types::message::{Reserve, Role};
 use tokio::runtime::Handle;
 
 use super::*;

@@ -157,7 +157,7 @@ mod tests {
     use std::sync::Arc;
 
     use tiffin_core::SegmentId;
-    use tiffin_core::master::SavedMember;
+    use tiffin_core::saved::SavedMember;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use crate::support::{http as support_http, *};
 use serde_json::{Value, json};
 use tiffin_core::SegmentId;
-use tiffin_core::master::{Saved, SavedMember};
 use tiffin_core::message::{ClientToMaster, PolicyChange, Reply};
+use tiffin_core::saved::{Saved, SavedMember};
 use tiffin_proto::encode_state;
 use tiffin_rpc::Address;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};

@@ -3,8 +3,8 @@
 use tiffin_core::{
     Key, Location, RequestId, SegmentId, SlotRef,
     message::{ClientToMaster, ClientToNode, Reply, Request, ReserveOutcome, Reserved},
-    session::{CallFailure, NeedId, Preallocation},
 };
+use tiffin_session::{CallFailure, NeedId, Preallocation};
 
 use super::{ClientEvent, OFFER_LIMITS, SessionId, Target, ViewKey};
 use crate::{coverage::Point, network::Way, world::World};

@@ -3,10 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
-    Location, SegmentId,
-    session::{NeedId, ReadResult},
-};
+use tiffin_core::{Location, SegmentId};
+use tiffin_session::{NeedId, ReadResult};
 
 use super::{ClientEvent, Kind, SessionId};
 use crate::{

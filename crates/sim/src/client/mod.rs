@@ -24,8 +24,8 @@ use tiffin_core::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
     message::{ClientToMaster, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
     sabotage::Sabotage,
-    session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views},
 };
+use tiffin_session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views};
 
 pub(crate) use calls::{Call, Purpose};
 pub(crate) use session::{Kind, Session, SessionId};

@@ -1,4 +1,4 @@
-//! Sessions of a client: puts and gets, run by `core::session`, and single calls.
+//! Sessions of a client: puts and gets, run by `session`, and single calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,9 @@ use tiffin_core::{
         AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, PinOutcome, PrefetchOutcome, Reply,
         ReserveOutcome, Reserved, ResolveOutcome, Resource, Store,
     },
-    session::{
-        CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Put, PutOutcome, ReadResult, WriteResult,
-    },
+};
+use tiffin_session::{
+    CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Put, PutOutcome, ReadResult, WriteResult,
 };
 
 use super::hedge::WatchedRead;

@@ -4,8 +4,8 @@ use tiffin_core::{
     ConnId, SegmentId, SlotRef,
     message::{ClientToNode, Found, Reply},
     node::SlotState,
-    session::Views,
 };
+use tiffin_session::Views;
 
 use super::{Client, ClientEvent, Purpose, Target};
 use crate::{

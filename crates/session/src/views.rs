@@ -2,7 +2,7 @@
 //!
 //! The node counts views per object, and a message that begins or ends one may be lost with its connection,
 //! or its answer. The client cannot tell. So the first message on a new connection lists all views that the
-//! client has ([`KeepViews`](crate::message::ClientToNode::KeepViews)), and the node ends the others.
+//! client has ([`KeepViews`](tiffin_types::message::ClientToNode::KeepViews)), and the node ends the others.
 //! Messages of the old connection do not count any more once the new one is open.
 //!
 //! **Invariant:** a view counts only if it was listed on the connection that is open, or began on it.
@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
+use tiffin_types::{
     SlotRef,
     sabotage::{Sabotage, sabotaged},
 };
@@ -89,7 +89,7 @@ impl Views {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SlotId, Stamp};
+    use tiffin_types::{SlotId, Stamp};
 
     const ONE: SlotRef = SlotRef { slot: SlotId(1), stamp: Stamp(7) };
     const TWO: SlotRef = SlotRef { slot: SlotId(2), stamp: Stamp(8) };

@@ -14,7 +14,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{GetOutcome, GetRequest};
-use crate::{
+use tiffin_types::{
     Generation, Key, Location, SegmentId,
     message::{CachedReads, ClientToMaster, Exists, Found, ResolveOutcome},
     names::Names,
@@ -391,7 +391,7 @@ fn hash(seed: u64, key: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SegmentId, SlotId, Stamp};
+    use tiffin_types::{SegmentId, SlotId, Stamp};
 
     fn key(number: u64) -> Key {
         Key::new(format!("key {number}").as_bytes()).unwrap()

@@ -20,7 +20,8 @@ pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Prealloc
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 pub use views::Views;
 
-use crate::{
+use tiffin_types::sabotage;
+use tiffin_types::{
     Location, Reservation, SegmentId,
     message::{ClientToMaster, ClientToNode},
 };
@@ -85,7 +86,7 @@ pub enum CallFailure {
     /// The peer cannot be reached, or the connection broke before the answer came.
     Unreachable,
     /// The peer refused; trying again does not help.
-    Refused(crate::message::Refusal),
+    Refused(tiffin_types::message::Refusal),
     /// A commit with the object's bytes inside was not sent, so nothing was stored or named.
     Unwritten,
 }

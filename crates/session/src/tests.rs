@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::{
+use tiffin_types::{
     Generation, Key, SlotId, SlotRef, Stamp,
     message::{
         CallPart, CommitOutcome, Found, Full, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome,
@@ -177,7 +177,7 @@ fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_commi
         let writes = [write(put.poll()), write(put.poll()), write(put.poll())];
         writes.iter().for_each(|(id, ..)| put.written(*id, WriteResult::Written));
         let (publish, request) = to_master(put.poll());
-        let homes = |it: &crate::message::Publish| it.items.iter().all(|it| it.home == SegmentId(1));
+        let homes = |it: &tiffin_types::message::Publish| it.items.iter().all(|it| it.home == SegmentId(1));
         assert!(matches!(&request, ClientToMaster::Publish(it) if homes(it)));
         let (commit, _, request) = to_node(put.poll());
         assert!(matches!(request, ClientToNode::Commit(it) if it.items.len() == 1));

@@ -10,7 +10,7 @@
 //! **Invariant:** nobody iterates the entries, so their order decides nothing.
 
 /// The number of nothing.
-pub(crate) const NIL: u32 = u32::MAX;
+pub const NIL: u32 = u32::MAX;
 
 /// How many tables: at ten million objects each has forty thousand, and grows in a millisecond.
 const TABLES: usize = 256;
@@ -21,7 +21,7 @@ const EMPTY: u64 = u64::MAX;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub struct Names {
     tables: Box<[Table]>,
 }
 
@@ -33,25 +33,27 @@ struct Table {
 }
 
 impl Names {
-    pub(crate) fn new() -> Self {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
         Self { tables: vec![Table::default(); TABLES].into() }
     }
 
     /// The object among those with that hash that is the right one.
-    pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+    pub fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let table = self.tables.get(table_of(hash))?;
         let place = table.probe(hash, is)?;
         table.places.get(place).map(|&entry| entry as u32)
     }
 
     /// Something of the cache line where the search for that hash begins, so that it is near afterwards.
-    pub(crate) fn warm(&self, hash: u64) -> u64 {
+    pub fn warm(&self, hash: u64) -> u64 {
         let table = self.tables.get(table_of(hash));
         table.and_then(|it| it.places.get(hash as usize & it.mask())).copied().unwrap_or(0)
     }
 
     /// Adds an object under a hash.
-    pub(crate) fn insert(&mut self, hash: u64, index: u32) {
+    pub fn insert(&mut self, hash: u64, index: u32) {
         assert!(index != NIL, "there are more objects than numbers for them");
         let Some(table) = self.tables.get_mut(table_of(hash)) else { return };
         if (table.taken + 1) * 4 > table.places.len() * 3 {
@@ -62,7 +64,7 @@ impl Names {
     }
 
     /// Takes an object out that was added under that hash.
-    pub(crate) fn remove(&mut self, hash: u64, index: u32) {
+    pub fn remove(&mut self, hash: u64, index: u32) {
         let Some(table) = self.tables.get_mut(table_of(hash)) else { return };
         if let Some(place) = table.probe(hash, |other| other == index) {
             table.clear(place);

@@ -4,7 +4,7 @@
 //! simulation must catch every one of them. Without the feature `sabotage` the type has a single value and
 //! every question about it is answered `false` at compile time.
 
-pub(crate) use tiffin_sabotage::sabotaged;
+pub use tiffin_sabotage::sabotaged;
 
 tiffin_sabotage::variants! {
     /// Every broken variant that simulated clusters must notice.

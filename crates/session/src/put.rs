@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{CallFailure, Need, NeedId, Unreached};
-use crate::{
+use tiffin_types::{
     Generation, Key, Location, Reservation, SegmentId, SlotRef,
     message::{
         Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish,
@@ -122,7 +122,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Begins. At most [`BATCH_ITEMS_MAX`](crate::BATCH_ITEMS_MAX) items.
+    /// Begins. At most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items.
     #[must_use]
     pub fn new(requests: Vec<PutRequest>) -> Self {
         let item = |request| Item {
@@ -171,7 +171,7 @@ impl Put {
     }
 
     /// These nodes run on the master's host: see
-    /// [`Reserved::same_host`](crate::message::Reserved::same_host).
+    /// [`Reserved::same_host`](tiffin_types::message::Reserved::same_host).
     #[must_use]
     pub fn publishing(self, same_host: BTreeSet<SegmentId>) -> Self {
         Self { same_host, ..self }

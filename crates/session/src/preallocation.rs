@@ -1,8 +1,8 @@
 //! Which memory a client asks for before it puts, and which of it a put uses.
 //!
 //! A client that puts objects of one size will probably put more of them. So it has the master preallocate
-//! some ([`Reserve::spare`](crate::message::Reserve::spare)); such a put writes and commits, and costs one
-//! call instead of two. What is preallocated is only *offered*: the transport claims an offer before the
+//! some ([`Reserve::spare`](tiffin_types::message::Reserve::spare)); such a put writes and commits, and costs
+//! one call instead of two. What is preallocated is only *offered*: the transport claims an offer before the
 //! first byte, and a node recalls unclaimed offers as soon as anything else needs the memory, whatever the
 //! client does. So holding offers costs others nothing. A put whose offer was recalled reserves as any other
 //! does.
@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
+use tiffin_types::{
     Key, Location, Reservation, SegmentId,
     message::{PutOptions, Reserve, ReserveItem},
 };
@@ -232,7 +232,7 @@ impl Preallocation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SlotId, Stamp};
+    use tiffin_types::{SlotId, Stamp};
 
     const NODE: SegmentId = SegmentId(1);
     const NOW: u64 = 1 << 40;
@@ -375,7 +375,10 @@ mod tests {
             PutOptions { replicas: 2, ..PutOptions::default() },
             PutOptions { hard_pin: true, ..PutOptions::default() },
             PutOptions { preferred: vec!["n".into()], ..PutOptions::default() },
-            PutOptions { sample: Some(crate::attributes::Consumption::default()), ..PutOptions::default() },
+            PutOptions {
+                sample: Some(tiffin_types::attributes::Consumption::default()),
+                ..PutOptions::default()
+            },
         ] {
             assert!(of(4, options.clone()).is_none(), "{options:?}");
         }

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use tiffin_types::{
     SegmentId,
     sabotage::{Sabotage, sabotaged},
 };

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{CallFailure, Need, NeedId, Unreached};
-use crate::{
+use tiffin_types::{
     Generation, Key, Location, SegmentId,
     message::{CallPart, ClientToMaster, Found, NodeInfo, Refusal, Reply, Resolve, ResolveOutcome},
 };
@@ -150,7 +150,8 @@ pub struct Get {
 }
 
 impl Get {
-    /// Begins. At most [`BATCH_ITEMS_MAX`](crate::BATCH_ITEMS_MAX) items. `lease` as in [`Resolve::lease`].
+    /// Begins. At most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items. `lease` as in
+    /// [`Resolve::lease`].
     #[must_use]
     pub fn new(requests: Vec<GetRequest>, lease: bool, distance: Distance) -> Self {
         let item = |request: GetRequest| Item {

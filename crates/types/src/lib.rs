@@ -1,0 +1,312 @@
+//! The types and messages that all parties share, and no I/O.
+//!
+//! - [`message`] is what clients, members and the master say to each other.
+//! - [`attributes`] is what is stored with an object's name.
+//! - [`sabotage`] lists the mutants of the rules.
+//!
+//! **Invariant:** no byte of user data and no pointer is in these types, only extents and lengths.
+
+pub mod attributes;
+mod keys;
+pub mod message;
+pub mod names;
+pub mod sabotage;
+pub mod saved;
+pub mod units;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use keys::Keys;
+
+/// The longest key, in bytes.
+pub const KEY_BYTES_MAX: usize = 1 << 20;
+/// The longest namespace name, in bytes.
+pub const NAMESPACE_BYTES_MAX: usize = 128;
+/// The most items one batch may hold.
+pub const BATCH_ITEMS_MAX: usize = 1 << 16;
+/// The most copies of one object.
+pub const REPLICAS_MAX: u32 = 16;
+/// The most pieces an object may be cut into on one node.
+pub const EXTENTS_MAX: usize = 1 << 16;
+/// The most pieces that one answer of a node names, over all of its objects: messages are bounded.
+pub const ANSWER_EXTENTS_MAX: usize = 1 << 20;
+/// Objects start at multiples of this, so that copies are aligned.
+pub const EXTENT_ALIGN: u64 = 64;
+/// The longest name of a pin's owner or of a consumer group, in bytes.
+pub const OWNER_BYTES_MAX: usize = 256;
+/// The most consumer groups of a sample, and the most pins of an object.
+pub const ATTRIBUTES_MAX: usize = 64;
+/// The most clients that an answer names of those who look at something.
+pub const VIEWERS_MAX: usize = 16;
+/// The namespace of a client that names none.
+pub const NAMESPACE_DEFAULT: &str = "default";
+
+/// Milliseconds since the shell started. Only differences mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tick(pub u64);
+
+impl Tick {
+    /// This moment, `ms` milliseconds on.
+    #[must_use]
+    pub fn after(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms))
+    }
+}
+
+/// Names a node's memory. Drawn at random when the segment is made, so that a location can never be
+/// mistaken for one in another segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u64);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+/// Names one client handle for its whole life, across reconnects. Drawn at random by the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+impl std::fmt::Display for ClientId {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+/// Names one connection of one shell; never reused by that shell. A party that reconnects has a new one,
+/// and whatever still arrives through the old one is ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);
+
+/// Matches a reply to its request on one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+impl RequestId {
+    /// The bits that are counted up; those above name the lane.
+    const COUNTER_BITS: u32 = 48;
+
+    /// The id of a request on a lane of a client. The client's first connection is lane 0.
+    #[must_use]
+    pub fn on_lane(lane: u32, counter: u64) -> Self {
+        let counter = counter & ((1 << Self::COUNTER_BITS) - 1);
+        Self((u64::from(lane) << Self::COUNTER_BITS) | counter)
+    }
+
+    /// The lane on which it was sent, and on which its reply is expected.
+    #[must_use]
+    pub fn lane(self) -> u32 {
+        (self.0 >> Self::COUNTER_BITS) as u32
+    }
+}
+
+/// One record of a node's control segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+impl SlotId {
+    /// The slot of every copy on a disk. A disk has no control segment: the stamp alone says which it is.
+    pub const DISK: Self = Self(u32::MAX);
+}
+
+/// Names one use of one slot. Only the node writes stamps and it never uses one twice; zero is nobody's.
+/// It is the reader's proof that bytes are still those it asked for, and the writer's fencing token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// The stamp of a slot that holds nothing.
+    pub const NONE: Self = Self(0);
+}
+
+/// Which put of a key this is. Later puts have larger generations; none is ever used twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation {
+    /// Which life of the master minted it.
+    pub epoch: u64,
+    /// Which one in that life.
+    pub counter: u64,
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}.{}", self.epoch, self.counter)
+    }
+}
+
+/// Where one replica lies: valid for as long as that slot carries that stamp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// The node's memory.
+    pub segment: SegmentId,
+    /// The record in its control segment.
+    pub slot: SlotId,
+    /// The use of that record.
+    pub stamp: Stamp,
+}
+
+impl Location {
+    /// The location without the segment, as the node itself knows it.
+    #[must_use]
+    pub fn slot_ref(self) -> SlotRef {
+        SlotRef { slot: self.slot, stamp: self.stamp }
+    }
+}
+
+/// One use of one slot, inside one segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotRef {
+    /// The record in the control segment.
+    pub slot: SlotId,
+    /// The use of that record.
+    pub stamp: Stamp,
+}
+
+impl SlotRef {
+    /// That copy on a disk.
+    #[must_use]
+    pub fn on_disk(stamp: Stamp) -> Self {
+        Self { slot: SlotId::DISK, stamp }
+    }
+
+    /// Whether it is a copy on a disk.
+    #[must_use]
+    pub fn is_on_disk(self) -> bool {
+        self.slot == SlotId::DISK
+    }
+}
+
+/// A run of bytes in a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Distance from the start of the segment.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// The first offset behind the run.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+}
+
+/// Room for one replica, until it is committed or given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservation {
+    /// Where it lies; the stamp is the writer's token.
+    pub location: Location,
+    /// The bytes, in order. Together exactly as many as were asked for.
+    pub extents: Vec<Extent>,
+}
+
+/// The name of an object within its namespace: any bytes, at least one, at most [`KEY_BYTES_MAX`].
+/// Clones share the bytes: a name is written down once and then handed from question to answer.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Arc<[u8]>);
+
+/// A key that is empty or longer than [`KEY_BYTES_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// A key has at least one byte.
+    #[error("the key is empty")]
+    Empty,
+    /// A key has at most [`KEY_BYTES_MAX`] bytes.
+    #[error("the key has {0} bytes, more than the {KEY_BYTES_MAX} allowed")]
+    TooLong(usize),
+}
+
+impl Key {
+    /// Checks and copies the bytes.
+    pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// The first of all keys in order: one zero byte.
+    #[must_use]
+    pub fn first() -> Self {
+        Self([0].into())
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn check(bytes: &[u8]) -> Result<(), KeyError> {
+        match bytes.len() {
+            0 => Err(KeyError::Empty),
+            len if len > KEY_BYTES_MAX => Err(KeyError::TooLong(len)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Key {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+/// Shows the key as text where it is text, escaped where it is not, and cut where it is long.
+impl fmt::Display for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN_MAX: usize = 120;
+        let shown = self.0.get(..SHOWN_MAX).unwrap_or(&self.0);
+        for chunk in shown.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                match u8::try_from(c) {
+                    Ok(byte) if c.is_ascii_control() => write!(out, "{}", std::ascii::escape_default(byte))?,
+                    _ if c.is_control() => write!(out, "{}", c.escape_unicode())?,
+                    _ => write!(out, "{c}")?,
+                }
+            }
+            write!(out, "{}", chunk.invalid().escape_ascii())?;
+        }
+        if shown.len() < self.0.len() {
+            write!(out, "… ({} bytes)", self.0.len())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "`{self}`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_at_least_one_byte_and_at_most_the_limit() {
+        assert_eq!(Key::new(b""), Err(KeyError::Empty));
+        assert!(Key::new(&vec![7; KEY_BYTES_MAX]).is_ok());
+        assert_eq!(Key::new(&vec![7; KEY_BYTES_MAX + 1]), Err(KeyError::TooLong(KEY_BYTES_MAX + 1)));
+    }
+
+    #[test]
+    fn a_key_is_shown_as_text_without_control_characters() {
+        for (key, shown) in
+            [(&b"a\xff\x00b"[..], "a\\xff\\x00b"), ("é\n\u{1b}[31m\u{85}".as_bytes(), "é\\n\\x1b[31m\\u{85}")]
+        {
+            assert_eq!(Key::new(key).unwrap().to_string(), shown);
+        }
+        assert!(Key::new(&vec![b'x'; 500]).unwrap().to_string().ends_with("… (500 bytes)"));
+    }
+
+    #[test]
+    fn generations_order_by_life_then_by_count() {
+        let old = Generation { epoch: 1, counter: 9 };
+        assert!(old < Generation { epoch: 2, counter: 0 });
+        assert!(old < Generation { epoch: 1, counter: 10 });
+    }
+}
