@@ -8,7 +8,7 @@ use crate::{
     message::{NodeInfo, Policy},
 };
 
-/// What survives a restart of the master.
+/// The state that survives a restart of the master.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
     /// The epoch of the master that wrote it.
@@ -26,7 +26,7 @@ pub struct Saved {
 pub struct SavedPolicy {
     /// Its name.
     pub namespace: String,
-    /// What was set for it.
+    /// Its settings.
     pub policy: Policy,
 }
 
@@ -35,16 +35,15 @@ pub struct SavedPolicy {
 pub struct SavedMember {
     /// Its memory, or its disk.
     pub segment: SegmentId,
-    /// Its name, for people.
+    /// Its name, for messages.
     pub name: String,
     /// The machine it runs on.
     pub host: String,
-    /// It is a disk, in the node with this memory.
+    /// For a disk: the memory of its node.
     pub beside: Option<SegmentId>,
-    /// Where it listens for other hosts; empty if it does not.
+    /// Its address for other hosts; empty if it has none.
     pub tcp: String,
-    /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, the least significant
-    /// first.
+    /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, little-endian.
     pub owed: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! Answers of nodes: which part each of them goes to.
+//! Replies of nodes: routes each of them to the module that waits for it.
 
 use super::{
     Master, Objects, Party, Wait,
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Master {
-    /// A node answers what it was asked.
+    /// Applies a node's reply to a request.
     pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         let Some(&Party::Node(Some(node))) = self.objects.cx.connections.get(conn) else { return };
         self.objects.cx.hear(node);
@@ -71,7 +71,7 @@ impl Master {
                 self.explanations.inspected(o, op, &items, &views);
             }
             (Wait::Inspect(op, items), _) => self.explanations.inspected(o, op, &items, &[]),
-            // A node that rejects a retire is not to be trusted with the name.
+            // A node that rejects a retire may still serve the old copy.
             (Wait::Retire(slot_refs, op), _) => self.retires.unconfirmed(o, node, id, &slot_refs, op),
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
             (Wait::Settle(replicas, op), _) => {
@@ -83,7 +83,7 @@ impl Master {
     }
 }
 
-/// The reservation in an answer about one object. What the node reports wakes no put, as in
+/// The reservation in a reply about one object. The node's report wakes no put, as in
 /// [`Reservations`](super::reserve::Reservations).
 fn one_allocated(o: &mut Objects, node: NodeIndex, reply: Reply) -> Option<Reservation> {
     let Reply::Allocated(mut allocated) = reply else { return None };
@@ -93,7 +93,7 @@ fn one_allocated(o: &mut Objects, node: NodeIndex, reply: Reply) -> Option<Reser
     allocated.items.pop().flatten()
 }
 
-/// A disk has written objects, or not.
+/// A disk has written objects, or failed to.
 fn demoted(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], moved: &Moved) {
     for end in ends(leaving, moved) {
         let index = end.0.index;
@@ -102,7 +102,7 @@ fn demoted(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], moved: &Moved)
             DemotionEnd::Refused => o.lose_copy(index, disk, Cause::NodeLost),
             DemotionEnd::Lost => {
                 o.lose_copy(index, disk, Cause::NodeLost);
-                // Where every object is to have a copy, it is tried again.
+                // With write-through, it is tried again.
                 o.tier.write_through(&o.cx, index);
             }
         }
@@ -132,7 +132,7 @@ pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Re
     Reply::Done
 }
 
-/// The request has ended. Memory that a node allocated for it too late is given back.
+/// The request has ended. Memory that a node allocated too late is returned.
 fn late_reply(o: &mut Objects, node: NodeIndex, reply: Reply) {
     if let Reply::Allocated(allocated) = reply {
         let found = allocated.items.into_iter().flatten();

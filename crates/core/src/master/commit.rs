@@ -1,7 +1,7 @@
-//! Deciding whether a written object gets its name.
+//! Decides whether a written object gets its name.
 //!
-//! A reservation claims no name: the first commit wins. So a writer that stalls or dies blocks no other, and
-//! there is nothing to time out.
+//! A reservation claims no name: the first commit wins. So a writer that stalls or dies blocks no other,
+//! and no timeout is needed.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +23,15 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// What the nodes of a batch are to be told, beside the one that asks.
+/// The messages to the nodes of a batch other than the one that asks.
 pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>;
 
-/// A written object that is to have a name.
+/// A written object that requests a name.
 pub(super) struct Written {
     pub(super) namespace: NamespaceIndex,
     pub(super) client: ClientId,
     pub(super) item: CommitItem,
-    /// Its home hears of it by the answer, and not with the others.
+    /// Its home node learns the decision from the reply, and not with the others.
     pub(super) home_asks: bool,
 }
 
@@ -60,9 +60,9 @@ impl Retires {
             replaced.extend(old);
             outcomes.push(outcome);
         }
-        // Until its node has recorded it, a copy is the writer's and goes with it; so the writer, who is
-        // free to go when it is answered, is answered after that. A node that is silent already is not
-        // waited for.
+        // Until its node has recorded it, a copy belongs to the writer and is lost with it. The writer may
+        // exit once it has its answer, so the answer waits for the copies. It does not wait for a node that
+        // is already silent.
         let op = o.cx.next_op();
         let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
@@ -78,7 +78,7 @@ impl Retires {
 }
 
 impl Objects {
-    /// Forgets replicas that their node could not commit.
+    /// Removes replicas from the catalog that their node could not commit.
     pub(super) fn settled(
         &mut self,
         node: NodeIndex,
@@ -86,7 +86,7 @@ impl Objects {
         lost: &[SlotRef],
     ) {
         for (index, generation, slot_ref) in replicas {
-            // A disk that could not write a copy may have another by now.
+            // A disk that could not write a copy may have another one by now.
             let is_it = |it: &Object| it.replicas().any(|it| it == (node, *slot_ref));
             let same = self.cx.catalog.get(*index).filter(|it| it.generation() == *generation);
             if same.is_some_and(is_it) && lost.contains(slot_ref) {
@@ -95,7 +95,7 @@ impl Objects {
         }
     }
 
-    /// Decides on one object, and which copies must go for it.
+    /// Decides on one object. Returns the outcome, and the copies that must be retired for it.
     pub(super) fn decide_one(
         &mut self,
         home: NodeIndex,
@@ -113,7 +113,8 @@ impl Objects {
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
         let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.was_removed(&replicas);
         if was_taken && !sabotaged!(self.cx.config.sabotage, NameRetired) {
-            // The node asks again about what was stored and taken away meanwhile; it has not heard of that.
+            // The node asks again about an object that was stored and removed meanwhile. It has not
+            // received the retire yet.
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
         }
         let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
@@ -122,8 +123,8 @@ impl Objects {
         {
             return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
-        // An offer is charged to nobody until it is written. Where a quota was set since, and does not allow
-        // it, the writer reserves anew, and is told so then.
+        // An offer is charged to no namespace until it is written. If a quota was set since that does not
+        // allow it, the writer reserves again and then learns of the quota.
         let is_over_quota = offered > self.cx.quota_left(namespace);
         if !is_asked_again && (is_over_quota || self.streams.is_over(namespace, &item.options).is_some()) {
             return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
@@ -139,9 +140,9 @@ impl Objects {
         };
         let generation = object.generation();
         if object.replicas().any(|replica| replicas.contains(&replica)) {
-            // The node asks again because the first answer was lost on the way: perhaps with an earlier life
-            // of the master, which the other copies had heard. Or its copy was taken away since, and others
-            // were not: it has yet to hear of that.
+            // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
+            // settled the other copies. Or the home copy was removed since and others were not; then the
+            // node has not received that retire yet.
             let is_leaving = self.cx.was_removed(&[(home, item.slot_ref)]);
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
@@ -158,8 +159,8 @@ impl Objects {
         (CommitOutcome::Replaced(generation), old)
     }
 
-    /// For a put that replaces one generation only: the generation of the object that it must not replace, or
-    /// zero if there is none. `None` if the put may proceed.
+    /// For a put that replaces only one generation: the generation of the object that it must not replace,
+    /// or zero if there is no object. `None` if the put may proceed.
     pub(super) fn not_replaceable(
         &self,
         namespace: NamespaceIndex,
@@ -176,7 +177,7 @@ impl Objects {
         (!is_it).then(|| object.generation())
     }
 
-    /// The reservations of a written object end; how much of that was only offered.
+    /// Ends the reservations of a written object. Returns the bytes that were only offered.
     fn end_grants(&mut self, replicas: &[(NodeIndex, SlotRef)]) -> u64 {
         let mut all = 0;
         for &(node, slot_ref) in replicas {
@@ -190,11 +191,12 @@ impl Objects {
         all
     }
 
-    /// Copies of older objects of that name that somebody who knows where they lie may still read. Asking
-    /// their nodes once more is harmless, and then they say that they have let go. A joining node is read
-    /// by nobody who has not asked, and lets go of what it owes before that changes; but that it joins is
-    /// sure only once it announces: that it registers may have been said long ago, on a connection that it
-    /// gave up.
+    /// Copies of older objects of that name that a client with a cached location may still read. A second
+    /// retire is harmless, and its confirmation proves that the copy is gone.
+    ///
+    /// A joining node is left out: it serves no cached locations, and applies its pending retires before it
+    /// does. But only an announcement proves that it is joining; a registration may be an old message of a
+    /// connection that the node gave up.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
         if sabotaged!(self.cx.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();
@@ -205,9 +207,9 @@ impl Objects {
         leaving
     }
 
-    /// Where the copies of a written object lie, the home first; not those on nodes that nobody knows, nor
-    /// on one that was lost and has yet to discard all. It may hear of this copy before it hears that it must
-    /// discard, and would then discard this copy too.
+    /// The locations of a written object's copies, the home first. Copies on unknown nodes are left out. So
+    /// are copies on a node that was lost and has yet to discard everything. It may learn of this copy
+    /// before it learns that it must discard, and would then discard this copy too.
     fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, SlotRef)> {
         let discards = |node| self.cx.members.get(node).is_some_and(|it| it.discard);
         let mut replicas = vec![(home, item.slot_ref)];
@@ -221,7 +223,7 @@ impl Objects {
         replicas
     }
 
-    /// Gives a written object its name, which is free, and notes what its other nodes must be told.
+    /// Gives a written object its name, which is free, and collects the messages to its other nodes.
     fn name(
         &mut self,
         written: Written,
@@ -281,7 +283,7 @@ impl Objects {
         generation
     }
 
-    /// A node that is joining may announce before it hears that it has this.
+    /// A joining node may announce before it learns that it has this copy.
     fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(member) = self.cx.members.get_mut(node)
             && member.standing == Standing::Joining
@@ -290,9 +292,9 @@ impl Objects {
         }
     }
 
-    /// The copies of an object that gets no name are given back. A node that is joining may tell of one
-    /// before it hears that, because an earlier life of the master had given the name: there it must go as
-    /// an object does.
+    /// Aborts the copies of an object that gets no name. An earlier epoch may have named the object, so a
+    /// joining node may announce its copy before it receives the abort. On such a node the copy is retired
+    /// instead.
     fn give_back(
         &self,
         replicas: &[(NodeIndex, SlotRef)],

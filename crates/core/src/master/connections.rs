@@ -40,7 +40,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// A client has a new connection; the one that it replaces, if there is one, which must be closed first.
+    /// Records a client's new connection. Returns the one that it replaces, which must be closed first.
     pub(super) fn replace_client(&mut self, client: ClientId, conn: ConnId) -> Option<ConnId> {
         self.clients.insert(client, conn)
     }
@@ -53,19 +53,19 @@ impl Connections {
         self.parties.insert(conn, Party::Client(Arc::new(caller)));
     }
 
-    /// A member connects, or registers, or leaves.
+    /// A member connects, registers, or leaves.
     pub(super) fn set_node(&mut self, conn: ConnId, node: Option<NodeIndex>) {
         self.parties.insert(conn, Party::Node(node));
     }
 
-    /// A connection is closed or replaced: its party, if it was open.
+    /// Closes a connection. Returns its party, if it was open.
     pub(super) fn close(&mut self, conn: ConnId) -> Option<Party> {
         self.same_host.remove(&conn);
         self.same_process.remove(&conn);
         self.parties.remove(&conn)
     }
 
-    /// The connection of a client was closed; whether it has no newer one.
+    /// Ends a client's connection. Returns whether the client has no newer one.
     pub(super) fn end_client(&mut self, client: ClientId, conn: ConnId) -> bool {
         let was_last = self.clients.get(&client) == Some(&conn);
         if was_last {
@@ -102,20 +102,20 @@ impl Connections {
         self.clients.len() as u64
     }
 
-    /// The name of a client, by its number.
+    /// The name of a client, by its index.
     pub(super) fn label(&self, index: LabelIndex) -> String {
         self.labels.name(index)
     }
 
-    /// A client for people: its name, or its number while it is not connected.
+    /// A client for messages: its name, or its id while it is not connected.
     pub(super) fn client_name(&self, client: ClientId) -> String {
         match self.caller(client) {
             Some(caller) => caller.label.clone(),
-            None => format!("client {client}, which is not connected"),
+            None => format!("client {client} (not connected)"),
         }
     }
 
-    /// The name of a client that wrote an object, and its number.
+    /// The index and the name of a client that wrote an object.
     pub(super) fn writer(&self, client: ClientId) -> (LabelIndex, String) {
         self.caller(client).map(|it| (it.index, it.label.clone())).unwrap_or_default()
     }
@@ -128,14 +128,15 @@ impl Connections {
     }
 }
 
-/// The names of clients, each once. The first is that of all clients that came after the table was full.
+/// The names of clients, each stored once. The first entry stands for all clients that came after the table
+/// was full.
 #[derive(Debug, Default)]
 struct Labels {
     names: Vec<String>,
     numbers: BTreeMap<String, LabelIndex>,
 }
 
-/// Names of clients that are told apart.
+/// Maximum number of distinct client names.
 const LABELS_MAX: usize = 1 << 16;
 
 impl Labels {

@@ -1,10 +1,11 @@
-//! What all parts of the master share: the time, the configuration, the catalog, the members, the space that
-//! is reserved, and the messages to nodes and clients.
+//! State that all modules of the master share: the time, the configuration, the catalog, the members, the
+//! reserved space, and the messages to nodes and clients.
 //!
-//! A part of the master, such as [`Tier`](super::tier::Tier), owns its state and is called with the context.
-//! No part knows another one; what concerns several parts, such as the removal of an object, the master does.
+//! A module of the master, such as [`Tier`](super::tier::Tier), owns its state and is called with the
+//! context. No module knows another one. The master does what concerns several of them, such as the removal
+//! of an object.
 //!
-//! **Invariant:** every request to a node that needs an answer has an entry in `waits` until the node answers
+//! **Invariant:** every request to a node that needs a reply has an entry in `waits` until the node replies
 //! or its connection is closed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,9 +26,9 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Copies that one message retires, so that a large one does not keep the others waiting.
+/// Maximum number of copies that one message retires, so that a large one does not delay others.
 const RETIRE_MAX: usize = 1 << 14;
-/// How long a node is not asked to poll again after it was.
+/// Minimum time between two requests to a node to read its ledger.
 const POLL_PAUSE_MS: u64 = 2;
 
 /// See the module.
@@ -41,11 +42,11 @@ pub(super) struct Context {
     pub(super) quotas: Quotas,
     pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
-    /// When operations must be answered, but for drops.
+    /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
     pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
     pub(super) effects: VecDeque<Effect>,
-    /// Objects that were evicted since the master started, and their bytes.
+    /// Number of objects evicted since the master started, and their bytes.
     pub(super) evicted: (u64, u64),
     next_id: u64,
 }
@@ -86,7 +87,7 @@ impl Context {
         self.effects.push_back(Effect::Notice(notice));
     }
 
-    /// Asks a node and remembers what for. `None` if it is not connected.
+    /// Sends a request to a node and records the continuation. `None` if the node is not connected.
     pub(super) fn ask(&mut self, node: NodeIndex, request: MasterToMember, wait: Wait) -> Option<RequestId> {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
@@ -99,8 +100,8 @@ impl Context {
         Some(id)
     }
 
-    /// Has a node process the publications in its socket, unless it was asked to a moment ago. Any request
-    /// does.
+    /// Makes a node process the publications in its socket, unless it was asked a moment ago. Any request
+    /// has that effect.
     pub(super) fn poll_node(&mut self, node: NodeIndex) {
         let member = self.members.get(node).filter(|it| it.ledger_bytes > 0 && it.looks_from <= self.now);
         if member.is_some() {
@@ -115,8 +116,8 @@ impl Context {
         self.ask(node, MasterToMember::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }
 
-    /// Tells the nodes to retire copies, and which of them could be told. The others owe it. What is gone
-    /// already is confirmed like the rest.
+    /// Sends retires to the nodes, and returns the requests. Nodes that are not connected owe their
+    /// retires. A node also confirms copies that it no longer has.
     pub(super) fn retire(
         &mut self,
         replicas: Vec<(NodeIndex, SlotRef)>,
@@ -162,7 +163,7 @@ impl Context {
         }
     }
 
-    /// Returns reservations that no client will use.
+    /// Aborts reservations that no client will use.
     pub(super) fn abort_all(&mut self, slot_refs: Vec<(NodeIndex, SlotRef)>) {
         let mut by_node: BTreeMap<NodeIndex, Vec<SlotRef>> = BTreeMap::new();
         for (node, slot_ref) in slot_refs {
@@ -175,7 +176,7 @@ impl Context {
         }
     }
 
-    /// A node said something, so it is not silent.
+    /// A message of the node arrived, so the node is not silent.
     pub(super) fn hear(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
         member.heard = self.now;
@@ -195,20 +196,20 @@ impl Context {
         }
     }
 
-    /// Counts an object that leaves memory for another one.
+    /// Counts an object that leaves memory in favour of another one.
     pub(super) fn count_eviction(&mut self, index: ObjectIndex) {
         let bytes = self.catalog.get(index).map_or(0, Object::len);
         self.evicted = (self.evicted.0 + 1, self.evicted.1 + bytes);
         self.notice(Notice::Evicted(1, bytes));
     }
 
-    /// What a namespace uses, reservations included.
+    /// Bytes that a namespace uses, reservations included.
     pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
         committed.saturating_add(self.quotas.granted(namespace))
     }
 
-    /// Announces an object that the catalog has now.
+    /// Emits a notice for an object that was added to the catalog.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
         let namespace = self.catalog.namespace_name(object.namespace()).to_owned();
@@ -218,7 +219,7 @@ impl Context {
         self.notice(stored);
     }
 
-    /// Announces that the catalog has no object of that name any more.
+    /// Emits a notice for a name that was removed from the catalog.
     pub(super) fn notice_removed(&mut self, name: &Name) {
         if self.config.events {
             let namespace = self.catalog.namespace_name(name.namespace).to_owned();
@@ -226,7 +227,7 @@ impl Context {
         }
     }
 
-    /// The greatest number of bytes that the namespace may use, if there is a limit.
+    /// Maximum number of bytes that the namespace may use, if it has a limit.
     pub(super) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
         let set = self.quotas.policy(namespace).and_then(|it| it.quota);
         if !self.config.tenants {
@@ -239,24 +240,24 @@ impl Context {
         if asked <= capacity {
             return Some(set);
         }
-        // The product of two sizes of 64 bits fits.
+        // The product of two 64-bit sizes fits.
         Some(u64::try_from(u128::from(set) * capacity / asked).unwrap_or(set))
     }
 
-    /// How much more the namespace may use as it is.
+    /// Bytes that the namespace may use in addition without evictions.
     pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
         let limit = self.quota(namespace);
         let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
         limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
     }
 
-    /// What becomes of the objects of a namespace when memory is short.
+    /// The demotion policy of a namespace, which applies when memory is short.
     pub(super) fn demotion(&self, namespace: NamespaceIndex) -> Demotion {
         let own = self.quotas.policy(namespace).and_then(|it| it.demotion);
         own.unwrap_or(self.config.tier.demotion)
     }
 
-    /// Whether a lease keeps an object from a delete that is not forced.
+    /// Whether a lease protects an object from a delete that is not forced.
     pub(super) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
         let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
         self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
@@ -272,7 +273,7 @@ impl Context {
         object.in_memory().any(|(node, _)| self.members.get(node).is_some_and(|it| it.readable()))
     }
 
-    /// An object as a client sees it, with its locations if it wants them.
+    /// An object as a client sees it, with its locations if requested.
     pub(super) fn found(&self, object: &Object, locate: bool, nodes: &mut BTreeSet<NodeIndex>) -> Found {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
@@ -303,7 +304,7 @@ impl Context {
         nodes.into_iter().filter_map(|node| Some(self.members.get(node)?.info.clone())).collect()
     }
 
-    /// What a node needs to know to hold a copy of an object.
+    /// The record that a node stores with a copy of an object.
     pub(super) fn record(&self, index: ObjectIndex, slot_ref: SlotRef) -> Option<Record> {
         let object = self.catalog.get(index)?;
         Some(Record {

@@ -1,8 +1,8 @@
-//! Deadlines of operations that wait, the next one first: so that an event costs only the operations whose
-//! time is up, however many wait.
+//! Deadlines of waiting operations, the next one first. An event costs only the operations whose deadline
+//! has passed, however many wait.
 //!
-//! **Invariant:** every operation that waits is listed for its deadline, or for an earlier time. One that has
-//! ended, or is listed for an earlier time too, costs one lookup that finds nothing to do.
+//! **Invariant:** every operation that waits is listed for its deadline, or for an earlier time. An entry
+//! of an operation that has ended, or a second entry for an earlier time, costs one lookup without effect.
 
 use std::collections::BTreeSet;
 
@@ -16,17 +16,17 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// The operation is to be looked at then.
+    /// Lists an operation for that time.
     pub(super) fn list(&mut self, at: Tick, op: OpId) {
         self.listed.insert((at, op));
     }
 
-    /// The operation has ended, which was listed for then.
+    /// Removes the entry of an operation that has ended.
     pub(super) fn strike(&mut self, at: Tick, op: OpId) {
         self.listed.remove(&(at, op));
     }
 
-    /// Takes away what is to be looked at by now.
+    /// Removes and returns the operations that are due.
     pub(super) fn take_due(&mut self, now: Tick) -> Vec<OpId> {
         let mut due = Vec::new();
         while let Some((_, op)) = self.listed.first().copied().filter(|(at, _)| *at <= now) {
@@ -36,7 +36,7 @@ impl Deadlines {
         due
     }
 
-    /// When there is something to look at.
+    /// When the next operation is due.
     pub(super) fn next(&self) -> Option<Tick> {
         self.listed.first().map(|(at, _)| *at)
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_due_is_taken_once_and_in_order() {
+    fn due_operations_are_taken_once_and_in_order() {
         let mut deadlines = Deadlines::default();
         assert_eq!((deadlines.next(), deadlines.take_due(Tick(9))), (None, vec![]));
         for (at, op) in [(5, 1), (3, 2), (7, 3), (3, 4), (3, 4), (4, 5)] {

@@ -1,11 +1,11 @@
 //! Deletes, and answers that wait until nodes have retired copies.
 //!
-//! [`Retires`] owns the answers that wait: of deletes, of replacements, of pins and acknowledgements, and of
-//! deletes by pattern ([`drop`](super::drop)).
+//! [`Retires`] owns the answers that wait: of deletes, of replacements, of pins and acknowledgements, and
+//! of deletes by pattern ([`drop`](super::drop)).
 //!
-//! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its stamp.
-//! A node that is not connected, or does not answer in time, makes it `Unconfirmed`; the retires that it owes
-//! are applied before the node is used again.
+//! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its
+//! stamp. If a node is not connected or does not reply in time, the answer is `Unconfirmed`. The retires
+//! that the node owes are applied before the node is used again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,7 +30,7 @@ use crate::{
 pub(super) struct Retires {
     confirms: BTreeMap<OpId, Confirming>,
     pub(super) drops: BTreeMap<OpId, Dropping>,
-    /// Drops under way, the next one first.
+    /// Drops in progress, the next one first.
     pub(super) jobs: VecDeque<OpId>,
 }
 
@@ -41,33 +41,33 @@ struct Confirming {
     id: RequestId,
     answer: Answer,
     outstanding: BTreeSet<RequestId>,
-    /// Which items of the answer hang on which node.
+    /// Which items of the answer depend on which node.
     items: BTreeMap<NodeIndex, Vec<usize>>,
     asked: BTreeMap<RequestId, NodeIndex>,
-    /// Those of them that are waited for beyond the deadline.
+    /// Requests that are awaited beyond the deadline.
     patient: BTreeSet<RequestId>,
     deadline: Option<Tick>,
 }
 
-/// What an answer waits for.
+/// The conditions of an answer.
 #[derive(Debug)]
 pub(super) struct Awaited {
     /// Which items of the answer depend on which node.
     pub(super) items: BTreeMap<NodeIndex, Vec<usize>>,
-    /// Requests that are waited for until the deadline. A node that was not asked cannot confirm.
+    /// Requests that are awaited until the deadline. A node without a request cannot confirm.
     pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     pub(super) in_any_case: BTreeMap<RequestId, NodeIndex>,
 }
 
-/// What will be said.
+/// The content of an answer.
 #[derive(Debug)]
 pub(super) enum Answer {
     Delete(Vec<DeleteOutcome>),
     Matching(DeletedMatching),
     Decide(Vec<CommitOutcome>),
-    /// And which items lie on which node.
+    /// And which items are stored on which node.
     Publish(Vec<Option<CommitOutcome>>, BTreeMap<NodeIndex, Vec<usize>>),
-    /// And which objects they are of.
+    /// And the objects of the items.
     Pin(Vec<PinOutcome>, Vec<(usize, ObjectIndex, Generation)>),
     Ack(Vec<AckOutcome>),
 }
@@ -105,7 +105,8 @@ impl Answer {
                     }
                 }
             }
-            // The new object is stored whatever became of the old one; its node will retire it on return.
+            // The new object is stored, whether or not the old one is gone. The node retires the old one
+            // when it returns.
             Self::Decide(outcomes) => {
                 for &index in items {
                     outcomes.get_mut(index).into_iter().for_each(|it| unconfirm(it, name));
@@ -119,7 +120,7 @@ impl Answer {
         }
     }
 
-    /// Sends the answer: if a node has not confirmed that a copy is gone, once its retire is saved.
+    /// Sends the answer. If a node has not confirmed a retire, the retire is saved first.
     pub(super) fn send(self, o: &mut Objects, (conn, id): (ConnId, RequestId)) {
         let saves = match &self {
             Self::Delete(outcomes) => outcomes.iter().any(|it| matches!(it, DeleteOutcome::Unconfirmed(_))),
@@ -152,7 +153,7 @@ fn is_unconfirmed(outcome: &CommitOutcome) -> bool {
     matches!(outcome, CommitOutcome::Unconfirmed(_))
 }
 
-/// A node did not confirm that what had this name before is gone.
+/// A node did not confirm the retire of the previous object of this name.
 fn unconfirm(outcome: &mut CommitOutcome, name: &str) {
     let (generation, replaced) = match outcome {
         CommitOutcome::Unconfirmed(it) => return note(&mut it.nodes, name),
@@ -164,7 +165,7 @@ fn unconfirm(outcome: &mut CommitOutcome, name: &str) {
     *outcome = CommitOutcome::Unconfirmed(Replacement { generation, replaced, nodes });
 }
 
-/// Names a node once, however many copies it has.
+/// Adds the name of a node, unless it is already listed.
 fn note(names: &mut Vec<String>, name: &str) {
     if !names.iter().any(|it| it == name) {
         names.push(name.to_owned());
@@ -256,7 +257,7 @@ impl Retires {
                     DeleteOutcome::Deleted
                 }
             });
-            // Copies of what had that name before may not be gone yet: they are asked for once more.
+            // Copies of earlier objects of that name may still exist; their nodes are asked once more.
             let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
             if !refused && !sabotaged!(o.cx.config.sabotage, ForgetPendingRetires) {
                 gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
@@ -265,8 +266,8 @@ impl Retires {
         self.retire_and_set_attributes(o, (conn, id), Answer::Delete(outcomes), gone, &[], delete.wait_ms);
     }
 
-    /// Retires copies, writes the attributes of objects, and answers when that is confirmed. An item of the
-    /// answer depends on each of them.
+    /// Retires copies, writes the attributes of objects, and answers when the nodes have confirmed. An item
+    /// of the answer depends on each of them.
     pub(super) fn retire_and_set_attributes(
         &mut self,
         o: &mut Objects,
@@ -292,7 +293,7 @@ impl Retires {
         self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
 
-    /// Answers when all that was asked of nodes is confirmed.
+    /// Answers when the nodes have confirmed all requests.
     pub(super) fn answer_when(
         &mut self,
         o: &mut Objects,
@@ -324,7 +325,7 @@ impl Retires {
         self.confirms.insert(op, confirming);
     }
 
-    /// A node has taken replicas away.
+    /// A node has retired copies.
     pub(super) fn retired(
         &mut self,
         o: &mut Objects,
@@ -350,7 +351,7 @@ impl Retires {
         }
     }
 
-    /// A node will not confirm any more on this connection.
+    /// A node will not confirm on this connection any more.
     pub(super) fn unconfirmed(
         &mut self,
         o: &mut Objects,
@@ -373,8 +374,7 @@ impl Retires {
         }
     }
 
-    /// Answers who has waited for nodes to confirm, if that time is up, but for what is waited for in any
-    /// case.
+    /// Answers a request whose deadline has passed, unless it waits for a node beyond the deadline.
     fn confirm_no_longer(&mut self, o: &mut Objects, op: OpId) {
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
         if confirming.deadline.is_none_or(|at| at > o.cx.now) {
@@ -393,7 +393,7 @@ impl Retires {
         }
     }
 
-    /// What was published cannot be said to have reached its node: the writer must ask that itself.
+    /// A publication may not have reached its node, so the writer must commit at the node.
     pub(super) fn not_published(&mut self, o: &mut Objects, id: RequestId, op: OpId) {
         if let Some(confirming) = self.confirms.get_mut(&op)
             && confirming.outstanding.contains(&id)
@@ -407,8 +407,8 @@ impl Retires {
         self.confirmed(o, id, Some(op));
     }
 
-    /// What is gone meanwhile is not pinned: its disk may have let go of the last copy before it heard of the
-    /// pin.
+    /// Changes the outcome of pins whose object is gone meanwhile: its disk may have dropped the last copy
+    /// before it received the pin.
     fn look_at_pinned(&self, o: &Objects, answer: &mut Answer) {
         let Answer::Pin(outcomes, pinned) = answer else { return };
         for (item, index, generation) in pinned {
@@ -432,10 +432,10 @@ impl Retires {
 }
 
 impl Master {
-    /// Answers the requests whose waiting time has passed. The nodes are still expected to confirm.
+    /// Answers the requests whose deadline has passed. The nodes are still expected to confirm.
     pub(super) fn end_waiting(&mut self) {
         for op in self.objects.cx.deadlines.take_due(self.objects.cx.now) {
-            // It is in one of these, or has ended.
+            // The operation is in one of these, or has ended.
             self.reservations.end_parked(&mut self.objects, op);
             self.retires.confirm_no_longer(&mut self.objects, op);
             self.watches.end_watch(&mut self.objects, op);

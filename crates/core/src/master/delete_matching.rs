@@ -1,13 +1,14 @@
 //! Deletes of all objects that match a pattern, a piece at a time.
 //!
-//! A namespace may hold millions of objects, and other clients want answers meanwhile. So such a delete is a
-//! job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the next one
-//! after it has served others. Only a few messages of a job are under way at a time, so that other requests
-//! to the nodes are not delayed either.
+//! A namespace may hold millions of objects, and other clients must be served meanwhile. So such a delete
+//! is a job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the
+//! next one after it has served other requests. Only a few messages of a job are in flight at a time, so
+//! that other requests to the nodes are not delayed either.
 //!
-//! **Invariant:** a job removes objects that existed when it began, and none that was put since.
+//! **Invariant:** a job removes only objects that existed when it began.
+//!
 //! **Invariant:** a job runs to its end even if its client is gone. It is answered when every node has
-//! confirmed, or after its time is up and every name is gone.
+//! confirmed, or when its deadline has passed and every name is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,14 +27,14 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Objects that one piece of a drop takes away, unless the operator decides otherwise.
+/// Default maximum number of objects that one piece of a drop removes.
 pub const PIECE_OBJECTS_MAX: usize = 1 << 11;
-/// Objects that one piece looks at, for each that it may take.
+/// Maximum number of objects that one piece scans, per object that it may remove.
 const SCAN_FACTOR: usize = 8;
-/// Messages of one drop that may wait for nodes at a time.
+/// Maximum number of messages of one drop that wait for nodes.
 const BATCHES_MAX: usize = 4;
 
-/// A drop under way.
+/// A drop in progress.
 pub(super) struct Dropping {
     conn: ConnId,
     id: RequestId,
@@ -41,7 +42,7 @@ pub(super) struct Dropping {
     label: String,
     matcher: Matcher,
     force: bool,
-    /// What was put later stays.
+    /// Objects with a greater generation stay.
     newest: Generation,
     stage: Phase,
     count: u64,
@@ -50,14 +51,14 @@ pub(super) struct Dropping {
     deadline: Tick,
 }
 
-/// How far it is.
+/// The progress of a drop.
 #[derive(Debug)]
 enum Phase {
-    /// Objects, from this number on.
+    /// Removes objects, from this index on.
     Objects(u64),
-    /// Every name is gone. Copies that others took away, and that are still to be confirmed: behind this one.
+    /// Every name is removed. Asks again for pending retires of earlier removals, after this one.
     PendingRetires(PendingRetire),
-    /// Everything was asked for.
+    /// All retires were sent.
     Done,
 }
 
@@ -69,12 +70,12 @@ impl std::fmt::Debug for Dropping {
 }
 
 impl Retires {
-    /// Whether there is a piece of a drop to be done now.
+    /// Whether a piece of a drop can be done now.
     fn has_work(&self, o: &Objects) -> bool {
         self.jobs.iter().any(|job| self.is_ready(o, *job))
     }
 
-    /// Does one piece of a drop, if there is any; drops take turns.
+    /// Does one piece of a drop, if there is any. Drops take turns.
     fn work(&mut self, o: &mut Objects) {
         for _ in 0..self.jobs.len() {
             let Some(job) = self.jobs.pop_front() else { break };
@@ -86,20 +87,20 @@ impl Retires {
         }
     }
 
-    /// Ends drops whose time is up. One may end at any event, when it has asked for everything.
+    /// Ends drops whose deadline has passed. After its last piece, a drop may end at any event.
     pub(super) fn end_late_drops(&mut self, o: &mut Objects) {
         let late = |op: &OpId| self.drops.get(op).is_some_and(|it| it.deadline <= o.cx.now);
         let late: Vec<_> = self.jobs.iter().copied().filter(late).collect();
         late.into_iter().for_each(|op| self.maybe_end_drop(o, op));
     }
 
-    /// When the time of the next drop is up. One whose time is up has work to do, and needs no wake-up.
+    /// The next deadline of a drop. A drop whose deadline has passed has work to do, and needs no wake-up.
     pub(super) fn next_deadline(&self, now: Tick) -> Option<Tick> {
         let deadlines = self.jobs.iter().filter_map(|op| Some(self.drops.get(op)?.deadline));
         deadlines.filter(|it| *it > now).min()
     }
 
-    /// How many answers wait.
+    /// Number of answers that wait.
     pub(super) fn len(&self) -> usize {
         self.confirm_count() + self.drops.len()
     }
@@ -136,11 +137,11 @@ impl Retires {
         let op = o.cx.next_op();
         self.drops.insert(op, dropping);
         self.jobs.push_back(op);
-        // What is small is done at once.
+        // A small drop ends at once.
         self.drop_piece(o, op);
     }
 
-    /// A node has taken away what it was asked for.
+    /// A node has retired the copies of a message.
     pub(super) fn drop_confirmed(&mut self, o: &mut Objects, op: OpId, id: RequestId) {
         if let Some(dropping) = self.drops.get_mut(&op) {
             dropping.outstanding.remove(&id);
@@ -148,7 +149,7 @@ impl Retires {
         }
     }
 
-    /// A node will not confirm.
+    /// A node will not confirm a message.
     pub(super) fn drop_unconfirmed(&mut self, o: &mut Objects, op: OpId, id: RequestId, node: &str) {
         if let Some(dropping) = self.drops.get_mut(&op) {
             dropping.unconfirmed.insert(node.to_owned());
@@ -157,7 +158,7 @@ impl Retires {
         }
     }
 
-    /// Answers, if every name is gone and nobody is waited for any more.
+    /// Answers, if every name is removed and no reply is awaited any more.
     pub(super) fn maybe_end_drop(&mut self, o: &mut Objects, op: OpId) {
         let Some(dropping) = self.drops.get(&op) else { return };
         let late = dropping.deadline <= o.cx.now;
@@ -174,8 +175,8 @@ impl Retires {
         Answer::Matching(matching).send(o, (dropping.conn, dropping.id));
     }
 
-    /// That nothing is left to be asked for is seen at once. A piece, however small, is for a turn of its
-    /// own: many drops may hear of one node in one event.
+    /// Ends the drop at once if no retire is left to send. A further piece, however small, gets a turn of
+    /// its own: one event of a node may concern many drops.
     fn go_on_dropping(&mut self, o: &mut Objects, op: OpId) {
         let Some(dropping) = self.drops.get(&op) else { return };
         let is_last = match &dropping.stage {
@@ -190,8 +191,8 @@ impl Retires {
         self.maybe_end_drop(o, op);
     }
 
-    /// Whether the next piece of a drop may be done. A node that does not speak is not waited for, nor is
-    /// any node once the time is up.
+    /// Whether the next piece of a drop may be done. It waits for silent nodes no longer, nor for any node
+    /// once the deadline has passed.
     fn is_ready(&self, o: &Objects, op: OpId) -> bool {
         let Some(dropping) = self.drops.get(&op) else { return false };
         let speaks = |node: &&NodeIndex| {
@@ -202,7 +203,7 @@ impl Retires {
         let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
             Phase::Objects(_) => late || waits < BATCHES_MAX,
-            // What the drop itself has asked for is then confirmed, or its node is known not to.
+            // Then the retires of the drop itself are confirmed, or their node is known not to confirm.
             Phase::PendingRetires(_) => late || dropping.outstanding.is_empty(),
             Phase::Done => false,
         }
@@ -228,9 +229,9 @@ impl Retires {
         self.go_on_dropping(o, op);
     }
 
-    /// Copies that others took away: their nodes are asked once more, and the answer waits for them too. A
-    /// node that is known not to confirm is not asked again. But what was only given up there is deleted now:
-    /// it must be pending, or it would count again after a restart of the master.
+    /// Asks the nodes again for pending retires of earlier removals, and the answer waits for them too. A
+    /// node that is known not to confirm is not asked again. But copies that were only given up there are
+    /// now deleted: their retire must be pending, or they would count again after a restart of the master.
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
@@ -289,19 +290,19 @@ impl Retires {
 }
 
 impl Master {
-    /// Whether there is a piece of work to be done now.
+    /// Whether a piece of work can be done now.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.retires.has_work(&self.objects)
     }
 
-    /// Does one piece of work, if there is any; jobs take turns. The shell drains the effects, lets others
-    /// in, and calls again while [`Self::has_work`] says so.
+    /// Does one piece of work, if there is any. Jobs take turns. The shell drains the effects, serves other
+    /// requests, and calls again while [`Self::has_work`] says so.
     pub fn work(&mut self, now: Tick) {
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);
         self.serve_the_waiting();
-        // What was taken away may have left memory, or a part of a quota, that promotions wait for.
+        // The removal may have freed memory or quota that promotions wait for.
         self.serve_tier();
     }
 }

@@ -1,16 +1,23 @@
 //! Samples: objects that are consumed.
 //!
-//! A sample is one object, whatever it is made of: its parts are reserved, committed, read and freed together
-//! because they lie under one stamp. [`Leases`] owns which client has leased it, and which samples are to be
-//! freed. The master asks it what became of a request, and removes the samples that it names.
+//! A sample is one object, whatever it is made of: its parts share one stamp, so they are reserved,
+//! committed, read and freed together. [`Leases`] owns which client has leased a sample, and which samples
+//! must be freed. The master asks it for the effect of a request, and removes the samples that it returns.
 //!
-//! **Invariant:** a sample is never evicted: it leaves when it is consumed, deleted, replaced, or has waited
-//! for longer than its namespace's policy allows while no client leased it.
-//! **Invariant:** a lease ends when it is released, when its sample is gone, when its client says goodbye or
-//! is proven dead, or when the client's connection has been broken for longer than the operator allows. A
-//! client that connects again in time has its leases as before.
-//! **Invariant:** a sample that was consumed while others had it leased is freed when the last of these
-//! leases ends, whatever ends it.
+//! **Invariant:** a sample is never evicted. It leaves when it is consumed, deleted or replaced, or when it
+//! has waited for longer than its namespace's policy allows while no client leased it.
+//!
+//! **Invariant:** a lease ends in these cases only:
+//!
+//! - it is released, or its sample is gone;
+//! - its client says goodbye, or is proven dead;
+//! - the client's connection has been broken for longer than the operator allows.
+//!
+//! A client that reconnects in time keeps its leases.
+//!
+//! **Invariant:** a sample that was consumed while other clients had it leased is freed when the last of
+//! these leases ends, for whatever reason.
+//!
 //! **Invariant:** an acknowledgement is written on the nodes before it is answered.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,31 +38,31 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Leases that one client may have.
+/// Maximum number of leases of one client.
 const LEASES_PER_CLIENT_MAX: usize = 1 << 16;
 
-/// Which client has leased what.
+/// The leases of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     next: u64,
     leases: BTreeMap<u64, Held>,
     by_object: BTreeSet<(ObjectIndex, u64)>,
     by_client: BTreeSet<(ClientId, u64)>,
-    /// Clients that have leases and are not connected: until when these are kept for them.
+    /// Disconnected clients that have leases, and how long the leases are kept for them.
     away: BTreeMap<ClientId, Tick>,
     /// Samples by namespace and by the time they were put.
     waiting: BTreeSet<(NamespaceIndex, Tick, ObjectIndex)>,
-    /// What was pulled from a stream by leases that have ended.
+    /// Samples pulled from a stream whose leases have ended.
     put_back: Vec<Pulled>,
-    /// Samples that were acknowledged while others had them leased.
+    /// Samples that were acknowledged while other clients had them leased.
     deferred: BTreeMap<ObjectIndex, Deferred>,
     /// Those of them whose last lease has ended.
     released: Vec<ObjectIndex>,
-    /// By namespace, the samples that waited too long and were freed, and their bytes.
+    /// By namespace: number of samples that waited too long and were freed, and their bytes.
     expired: BTreeMap<NamespaceIndex, (u64, u64)>,
 }
 
-/// What was pulled, from which stream, by which group.
+/// A pulled sample: its stream, the group, and its generation.
 type Pulled = (StreamIndex, String, Generation);
 
 #[derive(Debug)]
@@ -76,7 +83,7 @@ struct Deferred {
     label: String,
 }
 
-/// The sums of a namespace's samples.
+/// The totals of a namespace's samples.
 #[derive(Debug, Default)]
 pub(super) struct SampleStat {
     pub(super) count: u64,
@@ -85,12 +92,12 @@ pub(super) struct SampleStat {
     pub(super) bytes: u64,
     pub(super) bytes_leased: u64,
     pub(super) oldest_leased: Option<Tick>,
-    /// How many waited too long and were freed, and their bytes.
+    /// Number of samples that waited too long and were freed, and their bytes.
     pub(super) expired: (u64, u64),
 }
 
 impl Leases {
-    /// The number of the first lease is one more, so that two masters do not give the same ones.
+    /// Lease numbers start after `next`, so that two masters do not use the same ones.
     pub(super) fn after(next: u64) -> Self {
         Self { next, ..Self::default() }
     }
@@ -105,17 +112,17 @@ impl Leases {
         lease
     }
 
-    /// Leases what was pulled from a stream.
+    /// Leases a sample that was pulled from a stream.
     pub(super) fn grant_pulled(&mut self, object: ObjectIndex, caller: &Caller, pulled: Pulled) -> u64 {
         self.grant(object, caller, Some(pulled))
     }
 
-    /// What was pulled by leases that have ended since this was asked last.
+    /// Pulled samples whose leases have ended since the last call.
     pub(super) fn take_put_back(&mut self) -> Vec<Pulled> {
         std::mem::take(&mut self.put_back)
     }
 
-    /// How many more leases a client may have.
+    /// Number of further leases that a client may have.
     pub(super) fn left_for(&self, client: ClientId) -> usize {
         LEASES_PER_CLIENT_MAX.saturating_sub(self.of_client(client).count())
     }
@@ -144,24 +151,24 @@ impl Leases {
         ended.filter(|(_, it)| it.is_consumed).map(|(index, it)| (index, it.label)).collect()
     }
 
-    /// Ends the leases of a client, apart from those that it says it knows of.
+    /// Ends the leases of a client, except those that it knows of.
     pub(super) fn end_all_but(&mut self, client: ClientId, known: &[u64]) {
         let known: BTreeSet<_> = known.iter().copied().collect();
         let leases: Vec<_> = self.of_client(client).filter(|it| !known.contains(it)).collect();
         leases.into_iter().for_each(|lease| _ = self.end(lease, client));
     }
 
-    /// A client is connected again.
+    /// A client has reconnected.
     pub(super) fn client_returned(&mut self, client: ClientId) {
         self.away.remove(&client);
     }
 
-    /// A sample is there, and waits to be consumed.
+    /// A sample exists, and waits to be consumed.
     pub(super) fn arrive(&mut self, namespace: NamespaceIndex, put: Tick, object: ObjectIndex) {
         self.waiting.insert((namespace, put, object));
     }
 
-    /// A sample is gone, and so is the point of its leases.
+    /// A sample is gone, so its leases end.
     pub(super) fn leave(&mut self, namespace: NamespaceIndex, put: Tick, object: ObjectIndex) {
         self.waiting.remove(&(namespace, put, object));
         self.deferred.remove(&object);
@@ -173,7 +180,7 @@ impl Leases {
         }
     }
 
-    /// Every lease: of what, and whose.
+    /// Every lease: its object and its client.
     pub(super) fn held(&self) -> impl Iterator<Item = (ObjectIndex, &str)> {
         self.leases.values().map(|it| (it.object, it.label.as_str()))
     }
@@ -200,7 +207,7 @@ impl Leases {
     pub(super) fn lease(&mut self, cx: &mut Context, caller: &Caller, lease: &Lease) -> Reply {
         let many = self.of_client(caller.client).count() + lease.items.len() > LEASES_PER_CLIENT_MAX;
         if lease.items.len() > BATCH_ITEMS_MAX || many {
-            return refuse(Reason::Busy, "too many leases at a time");
+            return refuse(Reason::Busy, "too many leases: release some first");
         }
         let mut nodes = BTreeSet::new();
         let items = lease.items.iter().map(|item| self.lease_one(cx, caller, item, &lease.group, &mut nodes));
@@ -232,8 +239,8 @@ impl Leases {
             return LeaseOutcome::WrongGroup;
         }
         let is_acked = sample.is_consumed() || sample.acked.iter().any(|it| it == group);
-        // A sample that one client acknowledged while others had it leased can be leased until they
-        // release it.
+        // A sample that one client acknowledged while others had it leased can be leased until they release
+        // it.
         let is_once = sample.consumption == Consumption::Once;
         let deferred = self.deferred.get(&index).filter(|_| self.is_leased(index));
         let is_deferred = deferred.is_some_and(|it| is_once || it.groups.iter().any(|it| it == group));
@@ -250,8 +257,8 @@ impl Leases {
         leases.iter().for_each(|lease| _ = self.end(*lease, client));
     }
 
-    /// The connection of a client is closed, and it may connect again. Whether it has leases, which are kept
-    /// for it for a while.
+    /// The connection of a client is closed, and the client may reconnect. Returns whether it has leases,
+    /// which are kept for it for a while.
     pub(super) fn client_away(&mut self, cx: &Context, client: ClientId) -> bool {
         let has_any = self.of_client(client).next().is_some();
         if has_any {
@@ -273,7 +280,7 @@ impl Leases {
         self.away.iter().filter(|(_, until)| **until <= now).map(|it| *it.0).collect()
     }
 
-    /// A group has consumed a sample; what that leads to.
+    /// A group has consumed a sample. Returns the effect.
     pub(super) fn ack(
         &mut self,
         cx: &mut Context,
@@ -318,8 +325,8 @@ impl Leases {
             return Acked::Free(index, Cause::Consumed);
         }
         if waits {
-            // The end of the last lease frees it, also if the client that has it dies. What is written on the
-            // nodes frees it if the master dies first.
+            // The end of the last lease frees it, also if the client of that lease dies. The attributes on
+            // the nodes free it if the master dies first.
             let deferred = self.deferred.entry(index).or_default();
             deferred.groups.extend(is_new.then(|| group.clone()));
             (deferred.is_consumed, deferred.label) = (is_consumed, caller.label.clone());
@@ -332,8 +339,8 @@ impl Leases {
         Acked::SetAttributes(index)
     }
 
-    /// Whether a sample is to be removed because its consumption is complete, by what is written on the
-    /// nodes. If it is leased, the end of its last lease frees it.
+    /// Whether a sample must be removed because the attributes on the nodes say that it is consumed. If it
+    /// is leased, the end of its last lease frees it.
     pub(super) fn frees_consumed(&mut self, cx: &Context, index: ObjectIndex) -> bool {
         let sample = cx.catalog.get(index).and_then(|it| it.attributes()?.sample.as_ref());
         if !sample.is_some_and(SampleAttributes::is_consumed) {
@@ -346,8 +353,8 @@ impl Leases {
         !is_leased
     }
 
-    /// Samples that have waited for longer than their namespace allows while no client leased them. They are
-    /// counted as expired.
+    /// Samples that have waited for longer than their namespace allows while no client leased them. They
+    /// count as expired.
     pub(super) fn take_expired(&mut self, cx: &Context) -> Vec<ObjectIndex> {
         let mut late = Vec::new();
         for (namespace, policy) in cx.quotas.policies() {
@@ -398,12 +405,12 @@ impl Leases {
     }
 }
 
-/// What an acknowledgement leads to.
+/// The effect of an acknowledgement.
 #[derive(Debug)]
 pub(super) enum Acked {
     Nothing(AckOutcome),
     /// It must be written on the nodes.
     SetAttributes(ObjectIndex),
-    /// It was the last one: the sample is to be removed.
+    /// It was the last one: the sample must be removed.
     Free(ObjectIndex, Cause),
 }

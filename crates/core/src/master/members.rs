@@ -1,8 +1,13 @@
 //! The members (nodes and disks), their state, and the retires that they owe.
 //!
-//! A member is *ready* when everything it holds is in the catalog; *silent* while its connection stands but
-//! it says nothing; *away* once its connection is closed; *absent* when it has been away for longer than the
-//! policy allows. Time never loses a member.
+//! A member is:
+//!
+//! - *ready* when everything it holds is in the catalog;
+//! - *silent* while its connection stands but it sends nothing;
+//! - *away* once its connection is closed;
+//! - *absent* when it has been away for longer than the policy allows.
+//!
+//! Time alone never loses a member.
 //!
 //! **Invariant:** a retire that a member has not confirmed is repeated before the member is used again.
 
@@ -14,25 +19,25 @@ use crate::{
     message::{NodeInfo, NodeStat, Usage, Viewer},
 };
 
-/// Members that the operator declared lost, and that are remembered as such.
+/// Maximum number of members that the operator declared lost and the master remembers.
 pub(super) const FORGOTTEN_MAX: usize = 1 << 12;
 
-/// How a node is doing.
+/// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is telling what it holds.
+    /// It is announcing what it holds.
     Joining,
     /// It can be read from and written to.
     Ready,
-    /// It is connected and does not answer.
+    /// It is connected and sends nothing.
     Silent,
-    /// Its connection is closed, since then.
+    /// Its connection has been closed since then.
     Away(Tick),
     /// It has been away for longer than the policy allows.
     Absent,
 }
 
-/// One node.
+/// One member.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) info: NodeInfo,
@@ -40,45 +45,46 @@ pub(super) struct Member {
     pub(super) conn: Option<ConnId>,
     /// The connection on which it registered last, open or closed.
     pub(super) registered_on: Option<ConnId>,
-    /// What it is told through that arrives, whatever becomes of the master.
+    /// It is on the master's host: messages to it arrive, even if the master ends.
     pub(super) is_on_same_host: bool,
     pub(super) heard: Tick,
     pub(super) usage: Usage,
-    /// What is free as far as the master can tell: what the node said last, less what was asked for since.
-    /// Offers are free, because the node recalls them where that much is asked for.
+    /// Free memory as the master counts it: the node's last report, less the space requested since. Offers
+    /// count as free, because the node recalls them when that space is needed.
     pub(super) free: u64,
-    /// Who looks at what is gone, as it last said.
+    /// The views of retired objects, as last reported.
     pub(super) viewers: Vec<Viewer>,
-    /// Retires that it was asked for and has not confirmed yet.
+    /// Retires that were sent on this connection and are not confirmed.
     pub(super) retiring: BTreeSet<SlotRef>,
-    /// Retires that it must apply before it is used again, and has not been told on this connection.
+    /// Retires that it must apply before it is used again, and that were not sent on this connection.
     pub(super) owed: BTreeSet<SlotRef>,
-    /// Copies that were given up because it was absent for long: it retires them too. Nobody removed these
-    /// objects, so after a restart of the master they may count again.
+    /// Copies that were given up because it was absent for too long: it retires them too. No client removed
+    /// these objects, so after a restart of the master they may count again.
     pub(super) given_up: BTreeSet<SlotRef>,
-    /// Retires that it was told when it registered or announced: it has applied them when it says more.
+    /// Retires in the replies to its registration and announcements. It has applied them when it sends its
+    /// next message.
     pub(super) told_owed: BTreeSet<SlotRef>,
-    /// What was published there, and it has not confirmed: it is told again when it registers.
+    /// Publications that it has not confirmed; they are sent again when it registers.
     pub(super) unheard: BTreeMap<SlotRef, (ObjectIndex, Generation)>,
-    /// How much was entrusted to it since it was last asked to look, in bytes.
+    /// Bytes in its ledger since it was last asked to read it.
     pub(super) ledger_bytes: usize,
-    /// When it may be asked to look again.
+    /// When it may be asked to read the ledger again.
     pub(super) looks_from: Tick,
-    /// It had been declared lost, so it must retire everything before it is used again.
+    /// It was declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
-    /// While it is joining: it has said something since it was told that it is registered.
+    /// While it is joining: it has sent a message since the reply to its registration.
     pub(super) announces: bool,
-    /// While it is joining: the objects it told of.
+    /// While it is joining: the copies that it has announced.
     pub(super) told: BTreeSet<SlotRef>,
-    /// While it is joining: it has told of everything.
+    /// While it is joining: it has announced everything.
     pub(super) has_told_all: bool,
-    /// It belonged to an earlier life of the master, so what it holds may be news.
+    /// It belonged to an earlier epoch, so it may hold objects that this master does not know.
     pub(super) from_earlier_life: bool,
     /// It is in the roster.
     pub(super) is_recorded: bool,
 }
 
-/// All nodes.
+/// All members.
 #[derive(Debug, Default)]
 pub(super) struct Members {
     members: Vec<Option<Member>>,
@@ -89,7 +95,7 @@ pub(super) struct Members {
 }
 
 impl Member {
-    /// A member that is about to tell what it holds.
+    /// A member that is about to announce what it holds.
     pub(super) fn new(info: NodeInfo, usage: Usage, now: Tick) -> Self {
         Self {
             info,
@@ -117,7 +123,7 @@ impl Member {
         }
     }
 
-    /// The next retires to tell it, at most `count`.
+    /// The next retires to send to it, at most `count`.
     pub(super) fn tell_owed(&mut self, count: usize) -> Vec<SlotRef> {
         let mut page = Vec::new();
         for slot_refs in [&mut self.owed, &mut self.given_up] {
@@ -131,28 +137,28 @@ impl Member {
         page
     }
 
-    /// Whether it must retire a copy, and was not told so on this connection.
+    /// Whether it must retire a copy, and was not sent the retire on this connection.
     pub(super) fn owes(&self, slot_ref: SlotRef) -> bool {
         self.owed.contains(&slot_ref) || self.given_up.contains(&slot_ref)
     }
 
-    /// Whether there is more to tell.
+    /// Whether more retires must be sent.
     pub(super) fn owes_more(&self) -> bool {
         !self.owed.is_empty() || !self.given_up.is_empty()
     }
 
-    /// Whether it was given up before it had told this master what it holds.
+    /// Whether it was given up before it had reported to this master.
     pub(super) fn is_absent_and_unreported(&self) -> bool {
         self.standing == Standing::Absent && self.from_earlier_life
     }
 
-    /// Whether it is not memory.
+    /// Whether it is a disk, and not memory.
     pub(super) fn is_disk(&self) -> bool {
         self.info.beside.is_some()
     }
 
     pub(super) fn readable(&self) -> bool {
-        // What a joining node holds from before is as good as ever: only new objects must wait.
+        // The earlier copies of a joining node are valid: only new objects must wait.
         matches!(self.standing, Standing::Ready | Standing::Joining)
     }
 
@@ -166,22 +172,22 @@ impl Member {
         }
     }
 
-    /// A reservation became an object: the node need not say so for the books to be right.
+    /// A reservation became an object. The counters are correct without a report of the node.
     pub(super) fn count_commit(&mut self, space: u64) {
         self.usage.granted = self.usage.granted.saturating_sub(space);
         self.usage.committed += space;
         self.usage.objects += 1;
     }
 
-    /// An offer was claimed and written. What the node said last may know that already, so `free` stays as
-    /// it is: where it is too much, the node refuses and says how much there is.
+    /// An offer was claimed and written. The node's last report may include that already, so `free` does
+    /// not change. If it is too high, the node refuses and reports the actual value.
     pub(super) fn count_claim(&mut self, space: u64) {
         self.usage.offered = self.usage.offered.saturating_sub(space);
         self.usage.free = self.usage.free.saturating_sub(space);
         self.usage.granted += space;
     }
 
-    /// What is free and offered to nobody.
+    /// Free memory that is not offered.
     pub(super) fn unoffered(&self) -> u64 {
         self.free.min(self.usage.free).saturating_sub(self.usage.offered)
     }
@@ -197,8 +203,8 @@ impl Member {
 }
 
 impl Members {
-    /// The operator declares a member lost. Only so many are remembered: a process that starts again is a new
-    /// member.
+    /// The operator declares a member lost. Their number is limited, and the oldest entries are dropped: a
+    /// process that starts again is a new member.
     pub(super) fn forget(&mut self, segment: SegmentId) {
         self.forgotten.push_back(segment);
         if self.forgotten.len() > FORGOTTEN_MAX {
@@ -214,7 +220,7 @@ impl Members {
         self.forgotten.contains(&segment)
     }
 
-    /// A member that had been declared lost has discarded what it held.
+    /// A member that had been declared lost has discarded its objects.
     pub(super) fn has_discarded(&mut self, segment: SegmentId) {
         self.forgotten.retain(|it| *it != segment);
     }
@@ -242,22 +248,22 @@ impl Members {
         self.iter().filter_map(beside)
     }
 
-    /// Whether there is anything but memory.
+    /// Whether there is a disk.
     pub(super) fn has_disks(&self) -> bool {
         self.has_disks
     }
 
-    /// To be called when a member may have become something else.
+    /// Must be called when the kind of a member may have changed.
     pub(super) fn note_kinds(&mut self) {
         self.has_disks = self.members.iter().flatten().any(Member::is_disk);
     }
 
-    /// The memory beside a disk.
+    /// The memory of a disk's node.
     pub(super) fn beside(&self, disk: NodeIndex) -> Option<NodeIndex> {
         self.find(self.get(disk)?.info.beside?)
     }
 
-    /// How many copies the disks have, as they last said.
+    /// Number of copies on disks, as last reported.
     pub(super) fn disk_objects(&self) -> u64 {
         self.iter().filter(|(_, it)| it.is_disk()).map(|(_, it)| it.usage.objects).sum()
     }
@@ -266,7 +272,7 @@ impl Members {
         self.get(node).map_or_else(|| "a lost node".to_owned(), |it| it.info.name.clone())
     }
 
-    /// Adds a node. `None` if there are as many as there can be.
+    /// Adds a member. `None` if the maximum number is reached.
     pub(super) fn insert(&mut self, member: Member) -> Option<NodeIndex> {
         let free = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
         let index = NodeIndex(u16::try_from(free).ok()?);
@@ -279,7 +285,7 @@ impl Members {
         Some(index)
     }
 
-    /// Forgets a node. The catalog must have forgotten its replicas before.
+    /// Removes a member. The catalog must have removed its replicas before.
     pub(super) fn remove(&mut self, node: NodeIndex) -> Option<Member> {
         let member = self.members.get_mut(node.0 as usize).and_then(Option::take)?;
         self.by_segment.remove(&member.info.segment);

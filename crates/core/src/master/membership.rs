@@ -1,16 +1,16 @@
 //! Membership: nodes and disks that register, fall silent, disconnect, return, or are lost.
 //!
-//! A member registers, announces what it holds, and is then ready. [`Membership`] owns the durable roster;
-//! the state of each member is in [`members`](super::members). The master routes what a member will not
-//! answer any more.
+//! A member registers, announces what it holds, and is then ready. [`Membership`] records whether this
+//! master is superseded; the state of each member is in [`members`](super::members). When a connection
+//! ends, the master ends the requests that the member will not answer any more.
 //!
-//! A member that has been away for too long is *absent*. The objects that nothing protects and that only it
-//! has are removed: it retires them when it returns. Its pinned objects and unconsumed samples stay in the
+//! A member that has been away for too long is *absent*. Unprotected objects that only it has are removed,
+//! and the member retires them when it returns. Its pinned objects and unconsumed samples stay in the
 //! catalog, unavailable, until it returns.
 //!
-//! **Invariant:** only three things lose a member: its own word, proof that its process has ended, and the
-//! operator. A member that was lost in this epoch returns empty: objects that it still holds may have been
-//! deleted meanwhile, and the master keeps no list of them.
+//! **Invariant:** a member is lost in three cases only: it says goodbye, its process is proven to have
+//! ended, or the operator declares it lost. A member that was lost in this epoch returns empty. Objects
+//! that it still holds may have been deleted meanwhile, and the master keeps no list of them.
 
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// Whether a member has served a later epoch than this one's, or an equal one of another master: then
-    /// this master is not to be believed, and must be replaced.
+    /// Whether a member has served a later epoch than this one's, or an equal one of another master. Then
+    /// this master is outdated and must be replaced.
     fn supersedes(&mut self, o: &mut Objects, register: &Register) -> bool {
         let config = o.cx.config;
         let ignores_later = sabotaged!(config.sabotage, StayBehind)
@@ -55,7 +55,7 @@ impl Membership {
         true
     }
 
-    /// A member registers, whose earlier connection is closed.
+    /// Registers a member whose earlier connection is closed.
     fn register(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, register: Register) {
         let is_same_life = is_of_this_master(o, &register);
         let known = o.cx.members.find(register.info.segment);
@@ -80,7 +80,7 @@ impl Membership {
             }
         };
         let Some(node) = node else {
-            let reply = refuse(Reason::Busy, "the master has as many nodes as it can have");
+            let reply = refuse(Reason::Busy, "the master cannot register more members: forget lost ones");
             return o.cx.reply(conn, id, reply);
         };
         if has_served_another || may_bring_more {
@@ -91,8 +91,8 @@ impl Membership {
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
-        // A member that must discard what it holds is in the roster once it has: a later master must not
-        // adopt what it held.
+        // A member that must discard its objects enters the roster only afterwards: a later master must not
+        // adopt them.
         let discards = o.cx.members.get(node).is_some_and(|it| it.discard);
         if !discards || sabotaged!(o.cx.config.sabotage, EnrollTheLost) {
             o.cx.enroll(node, conn);
@@ -100,8 +100,8 @@ impl Membership {
         o.cx.registered_when_saved(node, conn, id);
     }
 
-    /// A member has been away for too long. What nothing protects is removed, and owed by the member. It is
-    /// not waited for if it has not reported since the master started.
+    /// A member has been away for too long. Its unprotected objects are removed, and it owes their retires.
+    /// If it has not reported since the master started, the master no longer waits for it.
     fn give_up(&mut self, o: &mut Objects, node: NodeIndex) {
         let Some(member) = o.cx.members.get_mut(node) else { return };
         member.standing = Standing::Absent;
@@ -127,7 +127,8 @@ impl Membership {
         o.reported(node);
     }
 
-    /// Forgets a node and what only it held: how many objects, and the version of the saved state without it.
+    /// Removes a node and the objects that only it held. Returns the number of objects, and the version of
+    /// the saved state without the node.
     fn lose(&mut self, o: &mut Objects, node: NodeIndex, notice: fn(String, u64) -> Notice) -> (u64, u64) {
         let name = o.cx.members.name(node);
         let mut lost = 0;
@@ -145,8 +146,8 @@ impl Membership {
     }
 }
 
-/// The members whose place a node has taken: it listens where they did, so their processes have ended, and
-/// their memory with them.
+/// The members that a node replaces. It listens on their address, so their processes have ended, and their
+/// memory with them.
 fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let machine = |it: &NodeInfo| it.host.split('/').next().unwrap_or_default().to_owned();
     let Some(new) = o.cx.members.get(node).filter(|it| !it.is_disk() && !it.info.tcp.is_empty()) else {
@@ -163,7 +164,7 @@ fn is_of_this_master(o: &Objects, register: &Register) -> bool {
     (register.epoch, register.instance) == (o.cx.config.epoch, o.cx.config.instance)
 }
 
-/// A member that is known registers again.
+/// Registers a known member again.
 fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -> Option<NodeIndex> {
     let is_on_same_host = o.cx.connections.is_on_same_host(conn);
     let member = o.cx.members.get_mut(node)?;
@@ -181,13 +182,13 @@ fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -
 
 pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> Reply {
     o.cx.hear(node);
-    // What it was told when it registered it has done; this answer may be lost too.
+    // It has applied the retires of the reply to its registration; this reply may be lost too.
     has_done_what_it_owed(o, node);
     if let Some(conn) = has_discarded(o, node) {
-        // It registers again, which is answered when the roster that contains it is saved. Were it used
-        // before, a later master would have it discard what was put since.
+        // It registers again, which is answered when the roster that contains it is saved. If it were used
+        // before that, a later master would make it discard objects that were put since.
         o.cx.effects.push_back(Effect::Disconnect(conn));
-        return refuse(Reason::Unavailable, "the master saves that the node starts empty; register again");
+        return refuse(Reason::Unavailable, "node was declared lost and starts empty: register again");
     }
     let mut retire = Vec::new();
     for record in announce.items {
@@ -216,13 +217,13 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     Reply::Announced(Announced { retire, more })
 }
 
-/// Takes an announced object into the catalog if it belongs there; else tells what it was called.
+/// Adopts an announced object into the catalog if it belongs there; otherwise returns its name.
 fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name> {
     let namespace = o.cx.catalog.intern(&record.namespace);
     let refused = |key| Err(Name { namespace, key });
     let Some(member) = o.cx.members.get_mut(node) else { return refused(record.key) };
     if member.retiring.contains(&record.slot_ref) || member.owes(record.slot_ref) {
-        // It was taken away meanwhile, and the node has not heard of that yet.
+        // It was removed meanwhile, and the node has not received the retire yet.
         return refused(record.key);
     }
     member.told.insert(record.slot_ref);
@@ -230,14 +231,14 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     let existing = o.cx.catalog.find(namespace, &record.key);
     if let Some((index, object)) = existing.and_then(|it| Some((it, o.cx.catalog.get(it)?))) {
         if object.replicas().any(|replica| replica == (node, record.slot_ref)) {
-            // It may have been on its way there when the node was last heard of.
+            // It may have been in flight to the node when the connection broke.
             o.cx.catalog.complete(index, node, record.slot_ref);
             o.correct_attributes(index, node, &record.attributes);
             return Ok(());
         }
         let older = object.generation() > record.generation;
         let is_same = object.generation() == record.generation;
-        // Of two copies that one node tells of, one is enough.
+        // One copy per node is enough.
         let is_second = is_same && object.is_on(node);
         if !news || is_second || (older && !sabotaged!(o.cx.config.sabotage, PreferOlder)) {
             return refused(record.key);
@@ -258,12 +259,12 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     }
     let name = Name { namespace, key: record.key };
     if !o.floors.accepts(&name, record.generation) {
-        // A newer object of that name was here, and is gone.
+        // A newer object of that name existed here, and was removed.
         return Err(name);
     }
     if record.attributes.sample.as_ref().is_some_and(SampleAttributes::is_consumed) {
-        // Only leases kept it, and they have ended with the earlier master. A copy whose node missed the
-        // last acknowledgement does not bring it back.
+        // Only leases kept it, and they ended with the earlier epoch. A copy whose node missed the last
+        // acknowledgement does not bring it back.
         o.raise_floor_above(&Arc::new(name.clone()), record.generation);
         return Err(name);
     }
@@ -287,8 +288,8 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     Ok(())
 }
 
-/// The node has told everything: what it did not tell of, it does not have. It may have the bytes, if it
-/// never heard that they became a copy. A client that knows of that copy must not read it any more, so the
+/// The node has announced everything, so it does not have the other copies. It may have their bytes, if it
+/// never learned that they were committed. Clients with a cached location must not read such a copy, so the
 /// node owes its retire.
 fn withdraw_untold(o: &mut Objects, node: NodeIndex) {
     let mut untold = Vec::new();
@@ -308,7 +309,7 @@ fn withdraw_untold(o: &mut Objects, node: NodeIndex) {
     }
 }
 
-/// The node has told everything, and knows everything that it owes.
+/// The node has announced everything, and has received all retires that it owes.
 fn end_joining(o: &mut Objects, node: NodeIndex) {
     let Some(member) = o.cx.members.get_mut(node) else { return };
     if member.standing != Standing::Joining {
@@ -323,7 +324,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     o.reported(node);
 }
 
-/// Records that a member has discarded what it held, if it had to. Returns its connection if that must be
+/// Records that a member has discarded its objects, if it had to. Returns its connection if that must be
 /// saved before the member is used.
 fn has_discarded(o: &mut Objects, node: NodeIndex) -> Option<ConnId> {
     let member = o.cx.members.get_mut(node)?;
@@ -337,12 +338,12 @@ fn has_discarded(o: &mut Objects, node: NodeIndex) -> Option<ConnId> {
     (is_recorded && o.cx.config.durable && !sabotaged!(o.cx.config.sabotage, EnrollTheLost)).then_some(conn)
 }
 
-/// The node knows what it owed: it has done that before it said anything else.
+/// The node has received its pending retires: it applies them before it sends anything else.
 fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
     let Some(member) = o.cx.members.get_mut(node) else { return };
     member.unheard.clear();
     for slot_ref in std::mem::take(&mut member.told_owed) {
-        // What it was asked for since is confirmed by its answer.
+        // A retire that was requested since is confirmed by its own reply.
         if !member.retiring.contains(&slot_ref) {
             o.cx.pending_retires.lay(node, slot_ref);
         }
@@ -351,7 +352,7 @@ fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
 
 pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Reply {
     o.cx.hear(node);
-    // It has heard the answer to all that it announced, or it would not beat.
+    // A node sends heartbeats only after it has received all replies to its announcements.
     has_done_what_it_owed(o, node);
     o.cx.report(node, beat.usage);
     if let Some(member) = o.cx.members.get_mut(node) {
@@ -361,7 +362,7 @@ pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Re
     Reply::Done
 }
 
-/// Reservations ended without the master.
+/// Ends reservations that the node has released on its own.
 pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) -> Reply {
     o.cx.hear(node);
     o.cx.report(node, released.usage);
@@ -380,7 +381,7 @@ pub(super) fn next_silence(cx: &Context) -> Option<Tick> {
     next.min()
 }
 
-/// How long that one may be away. A disk keeps what it has while its node is started again.
+/// How long a member may be away. A disk keeps its objects while its node restarts.
 fn away_ms_max(cx: &Context, node: NodeIndex) -> u64 {
     let is_disk = cx.members.get(node).is_some_and(Member::is_disk);
     if is_disk { cx.config.tier.away_ms_max } else { cx.config.away_ms_max }
@@ -400,7 +401,7 @@ impl Master {
         self.membership.register(&mut self.objects, conn, id, register);
     }
 
-    /// A node's connection is closed without a goodbye.
+    /// A node's connection was closed without a goodbye.
     pub(super) fn node_away(&mut self, node: NodeIndex, conn: ConnId) {
         let member = self.objects.cx.members.get(node).filter(|it| it.conn == Some(conn));
         if let Some(name) = member.map(|it| it.info.name.clone()) {
@@ -409,12 +410,12 @@ impl Master {
         }
     }
 
-    /// A node's connection has ended: the node will not answer what it was asked there.
+    /// A node's connection has ended: the node will not answer the requests that were sent on it.
     fn disconnect(&mut self, node: NodeIndex, conn: ConnId) {
         let member = self.objects.cx.members.get_mut(node).filter(|it| it.conn == Some(conn));
         let Some(member) = member else { return };
         member.conn = None;
-        // The answers may be lost.
+        // The replies may be lost.
         let told = std::mem::take(&mut member.told_owed);
         member.owed.extend(told);
         member.standing = Standing::Away(self.objects.cx.now);
@@ -429,7 +430,7 @@ impl Master {
                 Some((_, Wait::Retire(slot_refs, op))) => {
                     self.retires.unconfirmed(&mut self.objects, node, id, &slot_refs, op)
                 }
-                // What was to be put in writing is corrected when it comes back.
+                // The attributes are corrected when the node returns.
                 Some((_, Wait::SetAttributes(objects, op))) => {
                     self.retires.attributes_not_set(&mut self.objects, node, id, &objects, op)
                 }
@@ -444,9 +445,9 @@ impl Master {
                     self.objects.tier.promotion_has_memory(&mut self.objects.cx, node, (id, charged), None);
                 }
                 Some((_, Wait::Promote(_) | Wait::PromoteSettle(_))) => (),
-                // It tells what it committed when it comes back.
+                // The node announces its committed copies when it returns.
                 Some((_, Wait::Settle(_, op))) => self.retires.confirmed(&mut self.objects, id, op),
-                // It is told again when it comes back.
+                // The node receives it again when it returns.
                 Some((_, Wait::Publish(objects, op))) => {
                     if let Some(member) = self.objects.cx.members.get_mut(node) {
                         member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
@@ -458,7 +459,7 @@ impl Master {
         }
     }
 
-    /// A node says that it will not come back: what it held is lost now, and nobody need wait for it.
+    /// A node leaves for good: its objects are lost now, and no request waits for it.
     pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         self.objects.cx.connections.set_node(conn, None);
         self.forget_answers(conn);
@@ -479,7 +480,7 @@ impl Master {
         self.membership.lose(&mut self.objects, node, Notice::NodeLost);
     }
 
-    /// The operator declares the members of that name lost. One that is connected is refused.
+    /// The operator declares the members of that name lost. A connected member is refused.
     pub(super) fn forget_node(&mut self, conn: ConnId, id: RequestId, name: &str) {
         let named = self.objects.cx.members.iter().filter(|(_, it)| it.info.name == name);
         let named: Vec<_> = named.map(|(node, it)| (node, it.conn.is_some())).collect();
@@ -487,7 +488,7 @@ impl Master {
         if gone.is_empty() {
             let message = match named.is_empty() {
                 true => format!("no member of the cluster is called `{name}`"),
-                false => format!("`{name}` is connected, so it is not lost: stop it first"),
+                false => format!("`{name}` is connected: stop it first"),
             };
             return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message));
         }
@@ -530,7 +531,7 @@ impl Master {
         member.standing = Standing::Silent;
         let name = member.info.name.clone();
         self.objects.cx.notice(Notice::NodeSilent(name));
-        // New objects go elsewhere; what the silent node was asked for, others are asked for now.
+        // New objects go to other nodes, and its open allocations are requested from those.
         let allocations = self
             .objects
             .cx
@@ -543,7 +544,8 @@ impl Master {
                 self.reservations.not_allocated(&mut self.objects, node, op, &items);
             }
         }
-        // Nor does a put wait for its copy there; what became of that, the node tells when it speaks again.
+        // No put waits for its copy on the silent node. The node reports the state of that copy when it
+        // sends again.
         let copies = self.objects.cx.waits.iter().filter_map(|(id, (on, wait))| match wait {
             Wait::Settle(_, op) if *on == node => Some((*id, *op)),
             _ => None,
@@ -562,7 +564,7 @@ impl Master {
 }
 
 impl Context {
-    /// Tells a node that it is registered, and what it must do before it is used.
+    /// Confirms a registration, with the actions that the node must take before it is used.
     pub(super) fn answer_registered(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         let page_max = self.config.owed_page_max;
         let Some(member) = self.members.get_mut(node).filter(|it| it.conn == Some(conn)) else { return };

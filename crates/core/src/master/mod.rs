@@ -1,12 +1,12 @@
 //! The master's decisions: which key is which object, where its copies are, which objects are evicted.
 //!
-//! [`Master::handle`] routes each [`Event`] to the part that decides. The shell drains
-//! [`Master::poll_effect`] after every event, and calls [`Master::handle_timeout`] no later than
+//! [`Master::handle`] routes each [`Event`] to the module that decides. The shell drains
+//! [`Master::poll_effect`] after every event. It calls [`Master::handle_timeout`] no later than
 //! [`Master::poll_timeout`] says.
 //!
-//! The parts are layers. `Context` is what all of them share. `Tier`, `Leases` and `Streams` keep state for
-//! objects, and `Objects` removes an object from all of them. The operations of clients and members are
-//! built on that: `Reservations`, `Retires`, `Watches`, `Explanations` and `Membership`.
+//! The modules are layers. `Context` is the state that all of them share. `Tier`, `Leases` and `Streams`
+//! keep state for objects, and `Objects` removes an object from all of them. The operations of clients and
+//! members are built on that: `Reservations`, `Retires`, `Watches`, `Explanations` and `Membership`.
 //!
 //! **Invariant:** a message on a connection that was closed or replaced changes nothing.
 
@@ -69,18 +69,18 @@ use crate::{
     sabotage::{Sabotage, sabotaged},
 };
 
-/// What the operator decides.
+/// The settings of the operator.
 #[derive(Clone, Copy, Debug)]
 pub struct MasterConfig {
-    /// Which life of the master this is; larger than that of every earlier one.
+    /// The epoch of this master; larger than that of every earlier one.
     pub epoch: u64,
-    /// Drawn at random for each start, so that members can tell two masters of the same epoch apart.
+    /// A random number for each start. It lets members tell two masters of the same epoch apart.
     pub instance: u64,
-    /// The counter of the first generation is one more.
+    /// The counter of the first generation, minus one.
     pub first_counter: u64,
-    /// There is a state folder: see [`Saved`].
+    /// Whether there is a state folder: see [`Saved`].
     pub durable: bool,
-    /// A node that said nothing for this long is not read from or written to.
+    /// A node that sent nothing for this long is not read from or written to.
     pub silence_ms_max: u64,
     /// A node whose connection has been closed for this long is absent: it keeps protected objects only.
     pub away_ms_max: u64,
@@ -88,27 +88,27 @@ pub struct MasterConfig {
     pub lease_ms: u64,
     /// Whether a lease also refuses unforced removal.
     pub strict_leases: bool,
-    /// How long the leases of samples are kept for a client whose connection broke, unless it is known to be
-    /// dead.
+    /// How long the leases of samples outlive a broken connection, unless the client is known to be dead.
     pub lease_grace_ms: u64,
-    /// How long a soft pin lasts for which nobody has said it.
+    /// The duration of a soft pin whose request names none.
     pub soft_pin_ms: u64,
-    /// Whether soft-pinned objects may be evicted when nothing else is left.
+    /// Whether soft-pinned objects may be evicted when no other object can be.
     pub evict_soft_pinned: bool,
     /// Whether only namespaces with a quota may be written to. Quotas that exceed the memory of all nodes are
     /// then reduced in proportion.
     pub tenants: bool,
-    /// Whether there is a notice for every object that is stored or removed.
+    /// Whether every object that is stored or removed causes a notice.
     pub events: bool,
-    /// Retires that one answer to a returning member contains at most, beside those of announced objects.
+    /// Maximum number of retires in one reply to a returning member, not counting those of announced
+    /// objects.
     pub owed_page_max: usize,
-    /// Objects that one piece of a drop takes away, see [`Master::work`].
+    /// Maximum number of objects that one piece of a drop removes, see [`Master::work`].
     pub piece_objects_max: usize,
     /// How the disks are used.
     pub tier: TierConfig,
-    /// Drawn at random by the shell, so that nobody can choose keys that collide.
+    /// Drawn at random by the shell, so that no client can choose keys that collide.
     pub hash_seed: u64,
-    /// For the simulation only.
+    /// Fault injection, for the simulation only.
     pub sabotage: Sabotage,
 }
 
@@ -127,81 +127,83 @@ pub struct QuotaStat {
     pub objects: u64,
 }
 
-/// A page of retires that fits into one message.
+/// Number of retires that fit into one message.
 pub const OWED_PAGE_MAX: usize = 1 << 16;
 
-/// What happened outside.
+/// An input of the master.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A client or node was let in.
+    /// A client or node was accepted.
     Opened(ConnId, Hello),
-    /// It asks.
+    /// A request arrived.
     Request(ConnId, RequestId, Request),
-    /// A node answers.
+    /// A node replied.
     Reply(ConnId, RequestId, Reply),
     /// The connection is closed.
     Closed(ConnId),
-    /// What is sent through this connection is with the other side at once, so that it arrives whatever
-    /// becomes of the sender: said of a node, before it registers.
+    /// The node of this connection is on the master's host. A message that was written to the connection
+    /// arrives, even if the master ends. Reported before the node registers.
     SameHost(ConnId),
-    /// A node lives in the master's own process, so its memory ends with the master: said before it
-    /// registers.
+    /// The node of this connection runs in the master's own process, so its memory ends with the master.
+    /// Reported before the node registers.
     SameProcess(ConnId),
-    /// The kernel of the master's host says that the process at the other end of this connection has ended.
-    /// The connection may be closed already.
+    /// The kernel of the master's host reports that the process at the other end of this connection has
+    /// ended. The connection may be closed already.
     Ended(ConnId),
     /// The state folder contains this version of [`Effect::Persist`], or a later one.
     Persisted(u64),
 }
 
-/// What the shell must now do.
+/// An action that the shell must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Answer.
+    /// Send a reply.
     Reply(ConnId, RequestId, Reply),
-    /// Ask a node.
+    /// Send a request to a node.
     Ask(ConnId, RequestId, MasterToMember),
-    /// Ask a node that is near, and say so with [`Master::sent`] if the question is with it.
+    /// Send a request to a node on the master's host, and call [`Master::sent`] once it is in the node's
+    /// socket buffer.
     SendLedger(ConnId, RequestId, MasterToMember),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
-    /// Tell the operator.
+    /// Inform the operator.
     Notice(Notice),
     /// Write [`Master::saved`] into the state folder, sync it, and report [`Event::Persisted`] with this
     /// version.
     Persist(u64),
-    /// A member served a master of this epoch, which is not smaller than this one's: the state folder was
-    /// lost or is old. Replace the core by one with a greater epoch, saved before it is used, with what
-    /// [`Master::saved`] says, and close all connections. Nothing else that this core says counts any more.
+    /// A member has served a master of this epoch, which is not smaller than this one's: the state folder
+    /// was lost or is old. The shell replaces the core by one with a greater epoch and with the state of
+    /// [`Master::saved`]. It saves the new epoch before it uses the new core, and closes all connections.
+    /// All later effects of this core are void.
     Restart(u64),
 }
 
-/// Names an operation that waits.
+/// Identifies a waiting operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct OpId(u64);
 
-/// What is to be done when a node answers.
+/// The continuation of a request to a node.
 #[derive(Debug)]
 enum Wait {
-    /// Room for these items of a reservation.
+    /// Allocate memory for these items of a reservation.
     Allocate(OpId, Vec<usize>),
-    /// Objects were taken away; perhaps somebody waits for that.
+    /// Retire copies; an operation may wait for that.
     Retire(Vec<SlotRef>, Option<OpId>),
-    /// Replicas were committed; those that were not must be forgotten.
+    /// Commit replicas. Those that the node could not commit leave the catalog.
     Settle(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// The same for objects that were published there.
     Publish(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, OpId),
-    /// Marks were put in writing; a node that has no such object is no holder of it.
+    /// Write attributes. A node that has no such object is removed from its holders.
     SetAttributes(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
-    /// Who looks at these items of an explanation.
+    /// Inspect these items of an explanation.
     Inspect(OpId, Vec<usize>),
-    /// Objects go to a disk.
+    /// Demote objects to a disk.
     Demote(Vec<Leaving>),
-    /// Room for an object that comes back from a disk, and what that is charged to.
+    /// Allocate memory for a promotion, and the namespace and bytes that it is charged to.
     PromoteSpace(PromotionId, (NamespaceIndex, u64)),
-    /// Its bytes.
+    /// Read the bytes of a promotion.
     Promote(PromotionId),
-    /// Its slot.
+    /// Commit the slot of a promotion.
     PromoteSettle(PromotionId),
 }
 
@@ -216,18 +218,18 @@ pub struct Master {
     /// Requests that wait until all members have reported.
     parked: BTreeMap<OpId, Parked>,
     membership: Membership,
-    /// When leases will have run out that keep waiting puts from evicting.
+    /// The end of the leases that keep waiting puts from evicting.
     lease_end: Option<Tick>,
 }
 
 impl Master {
-    /// A master that knows nobody yet.
+    /// A master without members or clients.
     #[must_use]
     pub fn new(config: MasterConfig) -> Self {
         Self::recover(config, Saved::default())
     }
 
-    /// A master that knows what an earlier one has saved, and waits for the members of its roster.
+    /// A master with the saved state of an earlier one. It waits for the members of its roster.
     #[must_use]
     pub fn recover(config: MasterConfig, saved: Saved) -> Self {
         let mut master = Self {
@@ -244,7 +246,7 @@ impl Master {
         master
     }
 
-    /// Takes in one event. `now` never goes back.
+    /// Applies one event. `now` never goes back.
     pub fn handle(&mut self, now: Tick, event: Event) {
         self.handle_timeout(now);
         if self.membership.is_superseded {
@@ -263,8 +265,8 @@ impl Master {
         self.serve();
     }
 
-    /// Lets time pass. Time only tidies: it ends soft pins, notices silence, and answers who has waited
-    /// enough.
+    /// Applies the passage of time. It ends soft pins and leases, detects silent members, and answers
+    /// requests whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Tick) {
         self.objects.cx.now = self.objects.cx.now.max(now);
         if self.membership.is_superseded {
@@ -278,7 +280,7 @@ impl Master {
         self.serve();
     }
 
-    /// Goes on with whatever has become possible.
+    /// Continues everything that has become possible.
     fn serve(&mut self) {
         self.resume_parked();
         self.objects.free_released();
@@ -287,7 +289,7 @@ impl Master {
         self.serve_tier();
     }
 
-    /// Looks again at who waits for room, if anything changed that they wait for.
+    /// Retries the puts that wait for space, if the state that they depend on has changed.
     fn serve_the_waiting(&mut self) {
         let lease_ended = self.lease_end.is_some_and(|end| end <= self.objects.cx.now);
         if self.take_change() || lease_ended {
@@ -297,7 +299,7 @@ impl Master {
         self.lease_end = waits.then(|| self.objects.cx.catalog.next_lease_end(self.objects.cx.now)).flatten();
     }
 
-    /// Begins promotions and demotions that have become possible, and answers the requests that waited for
+    /// Starts promotions and demotions that have become possible, and answers the requests that waited for
     /// them.
     fn serve_tier(&mut self) {
         self.objects.tier.serve(&mut self.objects.cx);
@@ -320,7 +322,7 @@ impl Master {
         self.objects.cx.reply(conn, id, reply);
     }
 
-    /// When [`Self::handle_timeout`] has something to do, if nothing else happens first.
+    /// When [`Self::handle_timeout`] is due, if no other event occurs first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Tick> {
         if self.membership.is_superseded {
@@ -337,13 +339,13 @@ impl Master {
         wishes.into_iter().flatten().min()
     }
 
-    /// The next thing to do, oldest first.
+    /// The next effect, oldest first.
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.objects.cx.effects.pop_front()
     }
 
-    /// What the master knows of the cluster.
+    /// The master's view of the cluster.
     #[must_use]
     pub fn stat(&self) -> Stat {
         Stat {
@@ -430,26 +432,26 @@ impl Master {
         read(&mut self.objects, namespace)
     }
 
-    /// How many copies were taken away whose nodes have not confirmed that yet.
+    /// Number of removed copies whose nodes have not confirmed the retire.
     #[must_use]
     pub fn unconfirmed_count(&self) -> usize {
         self.objects.cx.pending_retires.len()
     }
 
-    /// What is wrong with the books, if anything is. For tests and simulations.
+    /// Checks internal consistency, and describes the first problem. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
         self.objects.streams.check(&self.objects.cx)?;
         self.objects.tier.check(&self.objects.cx)
     }
 
-    /// The generation that has a name, as far as this master knows. For tests and simulations.
+    /// The generation that has a name, according to this master. For tests and simulations.
     #[must_use]
     pub fn generation(&self, namespace: &str, key: &crate::Key) -> Option<Generation> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
         Some(self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?.generation())
     }
 
-    /// When an object was last used, and until when nobody may evict it. For tests and simulations.
+    /// When an object was last used, and the end of its lease. For tests and simulations.
     #[must_use]
     pub fn last_use(&self, namespace: &str, key: &crate::Key) -> Option<(Tick, Tick)> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
@@ -457,8 +459,7 @@ impl Master {
         Some((object.touched(), object.lease_until()))
     }
 
-    /// When an object was last used, if somebody has read it in this life of the master. For tests and
-    /// simulations.
+    /// When an object was last used, if it was read in this epoch. For tests and simulations.
     #[must_use]
     pub fn last_read(&self, namespace: &str, key: &crate::Key) -> Option<Tick> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
@@ -466,15 +467,15 @@ impl Master {
         Some(object.touched()).filter(|_| object.was_read())
     }
 
-    /// How many objects are on their way between memory and disks.
+    /// Number of objects that are being promoted or demoted.
     #[must_use]
     pub fn moving_count(&self) -> usize {
         self.objects.tier.moving_count()
     }
 
-    /// How much memory every node that is ready could give to a new object: what is free as far as the master
-    /// knows, and what may be evicted at once, but for promoted objects that are protected. Counted
-    /// object by object. For tests and simulations.
+    /// The memory that every ready node could give to a new object: its free memory as the master counts
+    /// it, and the bytes that may be evicted at once. Promoted objects that are protected do not count.
+    /// Counted object by object. For tests and simulations.
     #[must_use]
     pub fn available(&self) -> Vec<(SegmentId, u64, u64)> {
         let memory = self
@@ -498,7 +499,7 @@ impl Master {
         available.collect()
     }
 
-    /// How many operations wait for a node.
+    /// Number of operations that wait.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         let parts =
@@ -509,7 +510,7 @@ impl Master {
 
     fn opened(&mut self, conn: ConnId, hello: Hello) {
         match hello.role {
-            // The shell's business.
+            // Handled by the shell.
             Role::Ledger | Role::Lane => (),
             Role::Node => self.objects.cx.connections.set_node(conn, None),
             Role::Client => {
@@ -518,7 +519,7 @@ impl Master {
                 self.objects.leases.client_returned(client);
                 if let Some(old) = self.objects.cx.connections.replace_client(client, conn) {
                     self.fence(old);
-                    // Answers may be lost with the old connection, and reservations with them.
+                    // Replies may be lost with the old connection, and reservations with them.
                     self.lose_sight(client);
                     self.objects.client_broke(client, false);
                 }
@@ -527,7 +528,7 @@ impl Master {
         }
     }
 
-    /// What a replaced connection still says is not heard any more.
+    /// Ignores all further messages of a replaced connection.
     fn fence(&mut self, old: ConnId) {
         if sabotaged!(self.objects.cx.config.sabotage, HearOldConnections) {
             return;
@@ -538,7 +539,7 @@ impl Master {
         self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
 
-    /// The only place that refuses requests of another direction.
+    /// The only place that refuses requests of the wrong direction.
     fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
         let Some(party) = self.objects.cx.connections.get(conn) else { return };
         match (request, party) {
@@ -672,7 +673,8 @@ impl Master {
         }
     }
 
-    /// Tells every node. Only a hint: each decides by its own evidence what that client can still touch.
+    /// Informs every node. This is only a hint: each node uses its own evidence of what that client can
+    /// still touch.
     fn lose_sight(&mut self, client: ClientId) {
         let nodes: Vec<_> = self.objects.cx.members.iter().filter_map(|(_, it)| it.conn).collect();
         for node in nodes {
@@ -681,7 +683,7 @@ impl Master {
         }
     }
 
-    /// A connection is closed: its requests are not answered. Deletes and drops go on.
+    /// A connection is closed: its requests are not answered. Deletes and drops continue.
     fn forget_answers(&mut self, conn: ConnId) {
         self.objects.tier.fetches().forget(&mut self.objects.cx, conn);
         self.objects.streams.forget_pulls(&mut self.objects.cx, conn);
@@ -691,7 +693,7 @@ impl Master {
         self.forget_parked(conn);
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     fn cancel(&mut self, conn: ConnId, id: RequestId) -> Reply {
         self.reservations.cancel(&mut self.objects.cx, conn, id);
         self.watches.cancel(&mut self.objects.cx, conn, id);
@@ -704,7 +706,7 @@ impl Master {
 }
 
 fn unregistered() -> Reply {
-    refuse(Reason::Invalid, "a member must register first")
+    refuse(Reason::Invalid, "member is not registered: register first")
 }
 
 fn refuse(reason: Reason, message: &str) -> Reply {

@@ -1,69 +1,70 @@
-//! Notices: what the master reports to its operator.
+//! Notices: events that the master reports to its operator.
 
 use crate::{ConnId, Key, RequestId};
 
-/// What an operator would like to see in the log.
+/// An event for the operator's log and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A node can be used.
     NodeReady(String),
-    /// A node is connected, but does not answer.
+    /// A node is connected, but sends nothing.
     NodeSilent(String),
     /// A node's connection is closed.
     NodeAway(String),
-    /// A member has been away too long.
+    /// A member has been away for too long.
     NodeAbsent {
         /// Its name.
         node: String,
-        /// Objects that nothing protects and that only it has: they were removed.
+        /// Number of unprotected objects that only it has: they were removed.
         removed: u64,
-        /// Pinned objects and unconsumed samples there: they are unavailable until it returns.
+        /// Number of pinned objects and unconsumed samples there: they are unavailable until it returns.
         kept: u64,
     },
-    /// A node is lost: its process has ended, or the operator said so; so many objects went with it.
+    /// A node is lost: its process has ended, or the operator declared it lost. The number of objects lost
+    /// with it.
     NodeLost(String, u64),
-    /// A node left for good, as it said; so many objects went with it.
+    /// A node left for good. The number of objects lost with it.
     NodeLeft(String, u64),
-    /// A node that had been declared lost came back and must start empty.
+    /// A node that had been declared lost returned and must start empty.
     NodeDiscarded(String),
     /// These members of the roster have not reported since the master started; requests that depend on them
     /// wait.
     AwaitingReports(Vec<String>),
     /// Every member has reported, or was declared lost.
     AllReported,
-    /// A request that waited for reports goes on.
+    /// A deferred request continues.
     Resumed(ConnId, RequestId),
     /// A member served a later epoch than this master's: its name, and that epoch.
     Superseded(String, u64),
-    /// So many objects with so many bytes left to make room.
+    /// Objects were evicted: their number and bytes.
     Evicted(u64, u64),
-    /// Somebody will soon ask for objects: so many, and what that means for how many of them.
+    /// Objects were requested ahead of a get, by outcome.
     Prefetched {
-        /// All that were named.
+        /// Number of all requested keys.
         keys: u64,
         /// In memory already.
         resident: u64,
-        /// On their way from a disk.
+        /// Being promoted from a disk.
         running: u64,
         /// Could not be read a short while ago.
         failed: u64,
-        /// Not begun.
+        /// Not started.
         skipped: u64,
     },
-    /// A get was told of objects on disks, or waited for some that were on their way into memory.
+    /// A get found objects on disks, or waited for promotions.
     Got {
-        /// So many are in memory.
+        /// Number of objects in memory.
         memory: u64,
-        /// So many must be read from a disk.
+        /// Number of objects that must be read from a disk.
         disk: u64,
-        /// Of these, so many from one of another host.
+        /// How many of these are on a disk of another host.
         far: u64,
-        /// How long it waited; nothing if it did not.
+        /// How long it waited; `None` if it did not.
         waited_ms: Option<u64>,
-        /// It waited in vain for some of them.
+        /// The wait ended before all promotions had.
         late: bool,
     },
-    /// A disk works, and does not take an object because of its size.
+    /// A working disk refused an object because of its size.
     DemotionRefused {
         /// The disk.
         disk: String,
@@ -71,9 +72,9 @@ pub enum Notice {
         key: Key,
         /// Its bytes.
         bytes: u64,
-        /// The most bytes that the disk takes for one object now.
+        /// Maximum size of one object that the disk currently accepts.
         bytes_max: u64,
-        /// How many objects were refused so far.
+        /// Number of objects refused so far.
         total: u64,
     },
     /// An object was committed, or a member reported one that the master did not know. Only with
@@ -94,9 +95,9 @@ pub enum Notice {
         /// Its key.
         key: Key,
     },
-    /// An object that was on its way into memory is there, or will not be.
+    /// A promotion has ended.
     Promoted {
-        /// Whether it is there.
+        /// Whether it succeeded.
         done: bool,
         /// Its bytes.
         bytes: u64,

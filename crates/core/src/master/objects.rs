@@ -1,8 +1,9 @@
-//! The objects, and the state that each part of the master keeps for them.
+//! The objects, and the state that each module of the master keeps for them.
 //!
-//! Removing an object concerns every part: its copies are retired, its leases and its place in a stream end,
-//! and so do promotions of it. So only [`Objects::forget`] removes objects from the catalog. Operations such
-//! as reservations and deletes are built on top of this, and know nothing of the parts.
+//! The removal of an object concerns every module: its copies are retired, and its leases, its position in
+//! a stream and its promotions end. So only [`Objects::forget`] removes objects from the catalog.
+//! Operations such as reservations and deletes are built on top of this, and are independent of those
+//! modules.
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ pub(super) struct Objects {
     pub(super) history: History,
     /// Members that have not reported yet what they hold.
     pub(super) unreported: BTreeSet<NodeIndex>,
-    /// A member has reported, was given up or is lost: parked requests may go on.
+    /// A member has reported, was given up or is lost, so deferred requests may continue.
     pub(super) has_new_report: bool,
     pub(super) floors: Floors,
     pub(super) next_generation: u64,
@@ -57,7 +58,7 @@ impl Objects {
         }
     }
 
-    /// Takes an object out of the catalog, and notes why; its replicas are still to be retired.
+    /// Removes an object from the catalog, and records why. The caller must retire the returned replicas.
     pub(super) fn take_out(
         &mut self,
         index: ObjectIndex,
@@ -72,7 +73,8 @@ impl Objects {
         replicas
     }
 
-    /// Takes an object out of the catalog, and notes why; its replicas are no more, or nobody can say.
+    /// Removes an object from the catalog, and records why. The returned replicas are gone, or their state
+    /// is unknown.
     pub(super) fn forget(
         &mut self,
         index: ObjectIndex,
@@ -97,9 +99,9 @@ impl Objects {
         Some((name, generation, object.replicas().collect()))
     }
 
-    /// Forgets the copy on one node, and the object with its last copy. One that is being written to a disk
-    /// may be there already, whatever became of the answer: the disk will tell. What is still being brought
-    /// back into memory is taken away with the last.
+    /// Removes the copy on one node from the catalog, and the object with its last copy. A copy that is
+    /// being written to a disk may exist already, even if the reply was lost; the disk will report it.
+    /// Copies that are being promoted are retired with the last one.
     pub(super) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
         let last = self.cx.catalog.get(index).is_some_and(|it| it.homes().all(|on| on == node));
         if !last {
@@ -114,8 +116,8 @@ impl Objects {
         self.cx.retire(rest, None);
     }
 
-    /// Removes the copy on one member from the catalog, and the object with its last copy. The copy, which is
-    /// returned, is a pending retire: the member is still to be told.
+    /// Removes the copy on one member from the catalog, and the object with its last copy. The returned
+    /// copy is a pending retire: the caller must inform the member.
     pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<SlotRef> {
         let object = self.cx.catalog.get(index)?;
         let slot_ref = object.replicas().find(|(on, _)| *on == node).map(|(_, slot_ref)| slot_ref)?;
@@ -125,7 +127,7 @@ impl Objects {
         Some(slot_ref)
     }
 
-    /// Takes one object away to make room for another, on a node or within a quota.
+    /// Removes one object from memory to free space for another, on a node or within a quota.
     pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
         self.cx.count_eviction(victim);
         if self.tier.leave_memory(&mut self.cx, victim, node) {
@@ -134,11 +136,12 @@ impl Objects {
         self.tier.count_evicted(&self.cx, node);
         let gone = self.take_out(victim, Cause::Evicted, by);
         self.history.made_room(node.map_or_else(String::new, |node| self.cx.members.name(node)), key);
-        // Nobody waits for the answer: what needs the room follows on the same connection, in order.
+        // No operation waits for the reply: the request that needs the space follows on the same
+        // connection, in order.
         self.cx.retire(gone, None);
     }
 
-    /// The connection of a client broke, and it may connect again; or it has done so already.
+    /// The connection of a client broke. The client may reconnect, or has already done so.
     pub(super) fn client_broke(&mut self, client: ClientId, is_away: bool) {
         if sabotaged!(self.cx.config.sabotage, LeasesEndWithConnections) {
             return self.client_gone(client);
@@ -148,14 +151,14 @@ impl Objects {
         }
     }
 
-    /// A client is gone for good, as it said, or as a node has proof of.
+    /// A client is gone for good: it said so, or a node has proof of it.
     pub(super) fn client_gone(&mut self, client: ClientId) {
         self.streams.detach(client);
         self.leases.client_gone(&self.cx, client);
     }
 
     /// Ends the leases of clients that have been disconnected for too long, and frees samples that have
-    /// waited too long.
+    /// been held too long.
     pub(super) fn end_leases(&mut self) {
         self.leases.late_clients(self.cx.now).into_iter().for_each(|client| self.client_gone(client));
         for index in self.leases.take_expired(&self.cx) {
@@ -164,7 +167,7 @@ impl Objects {
         }
     }
 
-    /// Frees the samples whose consumption waited for the end of their leases.
+    /// Frees the consumed samples whose last lease has ended.
     pub(super) fn free_released(&mut self) {
         for (index, who) in self.leases.take_released() {
             if sabotaged!(self.cx.config.sabotage, KeepReleased) {

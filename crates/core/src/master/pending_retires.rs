@@ -1,9 +1,9 @@
-//! Pending retires: copies of removed objects that their nodes have not yet confirmed to have withdrawn.
-//! Until then a reader that knows their location may still validate them.
+//! Pending retires: copies of removed objects whose nodes have not confirmed the retire. Until then a
+//! client with a cached location may still validate such a copy.
 //!
-//! **Invariant:** a copy is here from the moment its name is removed until its node has confirmed, has
-//! announced what it holds after it was told of this, or is lost. If a parked question names it, the master
-//! knows that it was here until the question is answered.
+//! **Invariant:** a copy is here from the removal of its name until its node has confirmed, has announced
+//! after it received the retire, or is lost. If a deferred request names the copy, the master remembers its
+//! removal until the request is answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use super::catalog::{NamespaceIndex, NodeIndex};
 use crate::{Key, SlotId, SlotRef, Stamp};
 
-/// What an object was called.
+/// The name of a removed object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) namespace: NamespaceIndex,
     pub(super) key: Key,
 }
 
-/// One such copy. The least of them is none that there may be.
+/// One such copy. The default is less than every real one.
 #[derive(Clone, Debug)]
 pub(super) struct PendingRetire {
     pub(super) key: Key,
@@ -38,11 +38,11 @@ impl Default for PendingRetire {
 pub(super) struct PendingRetires {
     by_name: BTreeSet<(Arc<Name>, NodeIndex, SlotRef)>,
     names: BTreeMap<(NodeIndex, SlotRef), Arc<Name>>,
-    /// The copies that parked questions name, and whether they were withdrawn since.
+    /// The copies that deferred requests name, and whether they were withdrawn since.
     asked: BTreeMap<(NodeIndex, SlotRef), bool>,
 }
 
-/// The least and the greatest hold there may be.
+/// The least and the greatest slot reference.
 const SLOT_REF_MIN: SlotRef = SlotRef { slot: SlotId(0), stamp: Stamp(0) };
 const SLOT_REF_MAX: SlotRef = SlotRef { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
 
@@ -51,7 +51,7 @@ impl PendingRetires {
         self.names.len()
     }
 
-    /// A copy's name was taken away.
+    /// The name of a copy was removed.
     pub(super) fn insert(&mut self, name: &Arc<Name>, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(old) = self.names.insert((node, slot_ref), Arc::clone(name)) {
             self.by_name.remove(&(old, node, slot_ref));
@@ -59,7 +59,7 @@ impl PendingRetires {
         self.by_name.insert((Arc::clone(name), node, slot_ref));
     }
 
-    /// The copy validates no more.
+    /// The copy no longer validates.
     pub(super) fn lay(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(name) = self.names.remove(&(node, slot_ref)) {
             self.by_name.remove(&(name, node, slot_ref));
@@ -68,29 +68,29 @@ impl PendingRetires {
         self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
 
-    /// A question about these copies waits.
+    /// A deferred request names these copies.
     pub(super) fn ask(&mut self, copies: impl Iterator<Item = (NodeIndex, SlotRef)>) {
         copies.for_each(|copy| _ = self.asked.entry(copy).or_default());
     }
 
-    /// All questions are answered but those about these copies.
+    /// All deferred requests are answered, except those about these copies.
     pub(super) fn forget_answered(&mut self, open: &BTreeSet<(NodeIndex, SlotRef)>) {
         self.asked.retain(|copy, _| open.contains(copy));
     }
 
-    /// Nobody can speak for the copies on this node any more.
+    /// The node is lost, so no confirmation for its copies will arrive.
     pub(super) fn forget(&mut self, node: NodeIndex) {
         let all = self.names.range((node, SLOT_REF_MIN)..=(node, SLOT_REF_MAX));
         let slot_refs: Vec<_> = all.map(|((_, slot_ref), _)| *slot_ref).collect();
         slot_refs.into_iter().for_each(|slot_ref| self.lay(node, slot_ref));
     }
 
-    /// Whether one of these copies had a name that is gone.
+    /// Whether the object of one of these copies was removed.
     pub(super) fn has_any(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         copies.iter().any(|copy| self.names.contains_key(copy) || self.asked.get(copy) == Some(&true))
     }
 
-    /// The copies of what was called so.
+    /// The pending copies of objects of that name.
     pub(super) fn of(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
         if self.names.is_empty() {
             return Vec::new();

@@ -1,5 +1,4 @@
-//! Pins: protection from eviction on behalf of an owner. They are written on the nodes before they are
-//! answered.
+//! Pins: protection from eviction on behalf of an owner. The nodes write them before they are answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +15,11 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Marks that one message writes.
+/// Maximum number of objects whose attributes one message writes.
 const ATTRIBUTES_ITEMS_MAX: usize = 1 << 13;
 
-/// What nodes may have otherwise in writing than the catalog says, with the message that tells them, if one
-/// is under way. A node that was away is told when it is back.
+/// Attributes that nodes may have written differently from the catalog, with the message that corrects
+/// them, if one is in flight. A node that was away is corrected when it returns.
 #[derive(Debug, Default)]
 pub(super) struct Unwritten(BTreeMap<(ObjectIndex, NodeIndex), Option<RequestId>>);
 
@@ -29,7 +28,7 @@ impl Unwritten {
         self.0.insert((object, node), message);
     }
 
-    /// It is in writing, unless there is something newer to write.
+    /// The attributes are written, unless a newer message is in flight.
     fn confirmed(&mut self, object: ObjectIndex, node: NodeIndex, message: Option<RequestId>) {
         if self.0.get(&(object, node)) == Some(&message) {
             self.0.remove(&(object, node));
@@ -43,7 +42,7 @@ impl Unwritten {
         }
     }
 
-    /// The object is gone, and its number will be another's.
+    /// The object is gone, and its index may be reused.
     pub(super) fn forget(&mut self, object: ObjectIndex) {
         let of_it = (object, NodeIndex(0))..=(object, NodeIndex(u16::MAX));
         for place in self.0.range(of_it).map(|(place, _)| *place).collect::<Vec<_>>() {
@@ -66,7 +65,7 @@ impl Retires {
         pin: &Pin,
     ) {
         if pin.keys.len() > BATCH_ITEMS_MAX || pin.owner.len() > OWNER_BYTES_MAX {
-            let reply = refuse(Reason::Invalid, "the batch or the owner's name is too long");
+            let reply = refuse(Reason::Invalid, "the batch is too large, or the owner's name too long");
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(pin.keys.len());
@@ -78,7 +77,7 @@ impl Retires {
                 continue;
             };
             let outcome = o.pin_one(index, &pin.owner, pin.on);
-            // Also what was said before: it may not be in writing everywhere yet.
+            // Unchanged pins too: not all nodes may have written them yet.
             if outcome != PinOutcome::TooMany {
                 attributes_set.push((item, index));
             }
@@ -107,8 +106,8 @@ impl Retires {
         for &index in &pinned {
             o.pin_one(index, &drop.owner, false);
         }
-        // An earlier call may have ended these pins and not heard that it is in writing; so whoever asks
-        // again waits for what is not, whoever asked for it.
+        // An earlier call may have ended these pins without a confirmation from all nodes. So a repeated
+        // call waits for all unwritten attributes of the namespace, whichever call changed them.
         let is_here = |it: &ObjectIndex| o.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
         let unwritten = o.unwritten.objects().filter(is_here);
         let attributes_set: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
@@ -117,7 +116,7 @@ impl Retires {
         self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, drop.wait_ms);
     }
 
-    /// A node may or may not have marks in writing.
+    /// A node may or may not have written attributes.
     pub(super) fn attributes_not_set(
         &mut self,
         o: &mut Objects,
@@ -132,7 +131,7 @@ impl Retires {
 }
 
 impl Objects {
-    /// Sets or ends one pin, unless it is so already.
+    /// Sets or ends one pin, unless it is in that state already.
     fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> PinOutcome {
         let Some(object) = self.cx.catalog.get(index) else { return PinOutcome::Absent };
         let mut attributes = object.attributes().cloned().unwrap_or_default();
@@ -148,14 +147,15 @@ impl Objects {
             attributes.pins.push(owner.to_owned());
         } else {
             attributes.pins.retain(|it| it != owner);
-            // What nobody pins may be evicted, and somebody may be waiting for that.
+            // An unpinned object may be evicted, and a put may wait for that.
             self.cx.quotas.note_change();
         }
         self.cx.catalog.set_attributes(index, attributes);
         PinOutcome::Done
     }
 
-    /// Tells the nodes what the catalog says of these objects. A node that is away is told when it is back.
+    /// Sends the attributes of these objects to the nodes. A node that is away receives them when it
+    /// returns.
     pub(super) fn send_attributes(
         &mut self,
         indexes: Vec<ObjectIndex>,
@@ -185,8 +185,8 @@ impl Objects {
         asked
     }
 
-    /// The copies that marks must be written beside. What is on its way into memory, and is not told yet what
-    /// it is, will be told its marks with that.
+    /// The copies whose nodes must write attributes. A copy that is being promoted and is not settled yet
+    /// receives its attributes when it is settled.
     pub(super) fn written_beside<'a>(
         &'a self,
         object: &'a Object,
@@ -194,7 +194,7 @@ impl Objects {
         object.replicas().filter(|(node, _)| !self.tier.is_unsettled(object.generation(), *node))
     }
 
-    /// A node has marks in writing.
+    /// A node has written attributes.
     pub(super) fn attributes_set(
         &mut self,
         node: NodeIndex,
@@ -204,8 +204,8 @@ impl Objects {
         objects.iter().for_each(|(index, ..)| self.unwritten.confirmed(*index, node, Some(id)));
     }
 
-    /// One more copy of an object is known, from before this life of the master. Where its marks say more
-    /// than those of the others they count: the others may have been away when it was said.
+    /// Merges the attributes of one more copy, from an earlier epoch. Additional attributes count: the
+    /// nodes of the other copies may have been away when they were set.
     pub(super) fn merge_attributes(&mut self, index: ObjectIndex, written: &Attributes) {
         let Some(object) = self.cx.catalog.get(index) else { return };
         let known = object.attributes().cloned().unwrap_or_default();
@@ -224,7 +224,8 @@ impl Objects {
         }
     }
 
-    /// Whether a node has other marks in writing than the catalog; they are written anew then.
+    /// Compares the attributes that a node has written with the catalog, and sends them again if they
+    /// differ.
     pub(super) fn correct_attributes(&mut self, index: ObjectIndex, node: NodeIndex, written: &Attributes) {
         let attributes =
             self.cx.catalog.get(index).and_then(|it| it.attributes().cloned()).unwrap_or_default();

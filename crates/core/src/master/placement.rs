@@ -1,10 +1,10 @@
-//! Which nodes get the replicas of a new object: those requested by name, then those near the writer, then
-//! those with the most free memory.
+//! Which nodes get the replicas of a new object: first those requested by name, then those close to the
+//! writer, then those with the most free memory.
 
 use super::{catalog::NodeIndex, members::Member};
 use crate::SegmentId;
 
-/// Where the writer is, and what it wishes.
+/// The writer's location and preferences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
     pub(super) preferred: &'a [String],
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_comes_before_nearness_and_nearness_before_room() {
+    fn preference_then_locality_then_free_memory() {
         check(&[], None, "", [3, 1, 2]);
         check(&[], None, "a", [1, 3, 2]);
         check(&[], Some(2), "a", [2, 1, 3]);

@@ -1,21 +1,24 @@
 //! Publishing: the writer of an object asks the master directly, and its node learns of it later.
 //!
-//! Then a put needs one round trip: the master names the object, sends `Settle` to its node, and answers. Two
-//! rules make that as good as a commit at the node:
+//! Then a put needs one round trip: the master names the object, sends `Settle` to its node, and answers.
+//! Two rules make that as safe as a commit at the node:
 //!
-//! - The answer waits until the node will certainly receive the message, even if the master ends now: until
-//!   it is in the socket of a node on this host ([`SameHost`](super::Event::SameHost)), or the node has
-//!   confirmed it. A node reads all that is in the socket before it takes the link as broken.
+//! - The answer waits until the node will certainly receive the message, even if the master ends now. That
+//!   is when the message is in the socket buffer of a node on this host
+//!   ([`Event::SameHost`](super::Event::SameHost)), or when the node has confirmed it. A node reads its
+//!   socket to the end before it treats the link as broken.
 //! - A node frees the memory of a reservation only after the master has agreed that it ends. So the message
-//!   of a publication arrives before that, and none comes later.
+//!   of a publication arrives before that, and never later.
 //!
-//! What cannot be done like that is left to the home node, see
+//! Objects that cannot be published are left to the home node, see
 //! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
-//! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*, and the
-//! node does not confirm reads from cached locations. So it is asked to read the ledger when a client looks
-//! up one of these objects, because that client may read it again; and when much was sent, because the socket
-//! is bounded.
+//! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*, and
+//! the node does not confirm reads from cached locations. The master makes the node read the ledger when:
+//!
+//! - a client looks up one of these objects, because it may read the object again;
+//! - a disk is about to read an object of the node;
+//! - many bytes were sent, because the socket buffer is bounded.
 
 use std::collections::BTreeMap;
 
@@ -34,12 +37,12 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// So many bytes are entrusted to a node before it is asked to look: some 200 puts of one object, or 40 of
-/// many. A socket holds half as much again where nobody has set its limits.
+/// Maximum number of bytes in the ledger before the node is asked to read it: about 200 puts of one object,
+/// or 40 of many. With default limits, a socket buffer holds 1.5 times as much.
 const LEDGER_BYTES_MAX: usize = 256 << 10;
-/// What a message takes of a socket, however short it is.
+/// Socket buffer space of a message, however short it is.
 const MESSAGE_BYTES: usize = 1 << 10;
-/// What the word of an object takes beside its name, or that of room that nothing came of.
+/// Bytes of a message per committed object, without its name, or per aborted reservation.
 const WORD_BYTES: usize = 128;
 
 impl Retires {
@@ -95,7 +98,7 @@ impl Retires {
         behind.into_iter().for_each(|node| o.cx.poll_node_now(node));
     }
 
-    /// A node has heard of what was published there, or refuses what it must do.
+    /// A node has applied publications, or refuses the message.
     pub(super) fn heard_of(
         &mut self,
         o: &mut Objects,
@@ -115,7 +118,7 @@ impl Retires {
         self.not_published(o, id, op);
     }
 
-    /// The other things that a node has heard of, and answers at once.
+    /// Applies the confirmation of further publications that one reply of a node contains.
     pub(super) fn heard_of_all(&mut self, o: &mut Objects, node: NodeIndex, settled: &Settled) {
         for id in &settled.also {
             let is_its = |it: &(NodeIndex, Wait)| it.0 == node && matches!(it.1, Wait::Publish(..));
@@ -128,8 +131,9 @@ impl Retires {
 }
 
 impl Objects {
-    /// The node that has what a client would publish, if it is near and this is all there is to it: one copy
-    /// without marks, in room that is the client's as far as anybody knows.
+    /// The home node of an object, if the object can be published. The node must be on the master's host.
+    /// The object must have one copy and no attributes, and its reservation must belong to the client as
+    /// far as the master knows.
     fn home_of(&self, caller: &Caller, publish: &PublishItem) -> Option<NodeIndex> {
         let PublishItem { home, item } = publish;
         let node = self.cx.members.find(*home)?;
@@ -146,7 +150,7 @@ impl Objects {
 }
 
 impl Master {
-    /// What was [entrusted](super::Effect::SendLedger) to a node is with it.
+    /// The message of an [`Effect::SendLedger`](super::Effect::SendLedger) is in the node's socket buffer.
     pub fn sent(&mut self, id: RequestId) {
         if let Some((_, Wait::Publish(_, op))) = self.objects.cx.waits.get(&id) {
             let op = *op;
@@ -156,7 +160,7 @@ impl Master {
 }
 
 impl Context {
-    /// What a node that registers may not have heard of, though it was published.
+    /// Records of published objects that a registering node may not have received.
     pub(super) fn unheard(&self, node: NodeIndex) -> Vec<Record> {
         if sabotaged!(self.config.sabotage, ForgetPublished) {
             return Vec::new();
@@ -170,7 +174,7 @@ impl Context {
                 key: object.key().clone(),
                 generation: *generation,
                 len: object.len(),
-                // What was pinned since is put in writing when the node tells of the object.
+                // Pins added since are written when the node announces the object.
                 attributes: Attributes::default(),
             })
         });

@@ -19,48 +19,48 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// What each namespace has reserved and may have, and who waits.
+/// The policies and reservations of each namespace, and the queues of waiting puts.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     policies: BTreeMap<NamespaceIndex, Policy>,
     granted: BTreeMap<NamespaceIndex, u64>,
-    /// What each reservation is charged to.
+    /// Which namespace each reservation is charged to.
     grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
     queues: BTreeMap<QueueKey, VecDeque<OpId>>,
-    /// What is about to be put into each stream: samples, and their bytes.
+    /// Samples that are about to be put into each stream: their number and bytes.
     streams: BTreeMap<StreamIndex, (u64, u64)>,
-    /// Which reservations that is: the first copy of each, and its bytes.
+    /// The reservations of these samples: the first copy of each, and its bytes.
     streamed: BTreeMap<(NodeIndex, SlotRef), (StreamIndex, u64)>,
-    /// Something changed that puts or watchers may be waiting for.
+    /// State has changed that puts or watchers may wait for.
     changed: bool,
 }
 
-/// Who waits together: those of a namespace who put into the same stream, or into none.
+/// Identifies a queue: the puts of a namespace into the same stream, or into none.
 pub(super) type QueueKey = (NamespaceIndex, String);
 
-/// What a reservation is charged to, and who has it.
+/// The namespace that a reservation is charged to, and its client.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     namespace: NamespaceIndex,
     who: LabelIndex,
     space: u64,
-    /// It is an offer, which is charged to nobody: its node may recall it.
+    /// It is an offer, which is charged to no namespace: its node may recall it.
     offered: bool,
-    /// None if no client has it.
+    /// None if it belongs to no client.
     terms: Option<Terms>,
 }
 
-/// Whose a reservation is, and what for.
+/// The client of a reservation, and the object that it is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) client: ClientId,
-    /// The bytes of the object, exactly.
+    /// The exact length of the object.
     pub(super) len: u64,
-    /// The most bytes of its name, that of the namespace included.
+    /// Maximum length of its name, the namespace's name included.
     pub(super) name_len: u64,
 }
 
-/// Somebody who wants to know when a namespace has filled or emptied so far.
+/// A client that waits until the usage of a namespace has reached a limit.
 #[derive(Debug)]
 struct Watching {
     conn: ConnId,
@@ -89,7 +89,7 @@ impl Quotas {
         self.policies.iter().map(|(namespace, policy)| (*namespace, policy))
     }
 
-    /// Whether one more namespace may have a policy.
+    /// Whether the namespace may have a policy, given the maximum number of policies.
     pub(super) fn may_set_policy(&self, namespace: NamespaceIndex, max: usize) -> bool {
         self.policies.contains_key(&namespace) || self.policies.len() < max
     }
@@ -102,19 +102,19 @@ impl Quotas {
         }
     }
 
-    /// Charges room that is about to be asked for.
+    /// Charges space that is about to be requested.
     pub(super) fn plan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
         *granted = granted.saturating_add(space);
     }
 
-    /// The room was not found after all. Nobody is woken by that: nothing became free.
+    /// The space was not found. This wakes no waiting put, because nothing became free.
     pub(super) fn unplan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
         *granted = granted.saturating_sub(space);
     }
 
-    /// Planned room became a reservation.
+    /// Planned space became a reservation.
     pub(super) fn grant(
         &mut self,
         node: NodeIndex,
@@ -130,7 +130,7 @@ impl Quotas {
         }
     }
 
-    /// A node has offered this to a client. Nothing was planned for it.
+    /// A node has offered this to a client. No space was planned for it.
     pub(super) fn offer(
         &mut self,
         node: NodeIndex,
@@ -143,12 +143,12 @@ impl Quotas {
         self.grants.insert((node, slot_ref), grant);
     }
 
-    /// How much is offered there, if this is an offer.
+    /// The bytes of an offer, if this is one.
     pub(super) fn offered(&self, node: NodeIndex, slot_ref: SlotRef) -> Option<u64> {
         self.grants.get(&(node, slot_ref)).filter(|it| it.offered).map(|it| it.space)
     }
 
-    /// Whether such a reservation stands.
+    /// Whether such a reservation exists.
     pub(super) fn is_granted(
         &self,
         node: NodeIndex,
@@ -160,7 +160,7 @@ impl Quotas {
         grant.is_some_and(|it| it.namespace == namespace && it.terms.as_ref().is_some_and(fits))
     }
 
-    /// A reservation became an object, or nothing.
+    /// A reservation became an object, or was given up.
     pub(super) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(Grant { namespace, space, offered, .. }) = self.grants.remove(&(node, slot_ref)) {
             if !offered {
@@ -173,7 +173,7 @@ impl Quotas {
         }
     }
 
-    /// All reservations on a node are gone with it.
+    /// A node was lost, with all reservations on it.
     pub(super) fn end_grants_on(&mut self, node: NodeIndex) {
         let slot_refs: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
         slot_refs.into_iter().for_each(|slot_ref| self.end_grant(node, slot_ref));
@@ -189,7 +189,7 @@ impl Quotas {
         *planned = (planned.0 + 1, planned.1.saturating_add(len));
     }
 
-    /// It is there, or will not be.
+    /// The sample was stored, or will not be.
     pub(super) fn unplan_stream(&mut self, index: StreamIndex, len: u64) {
         let planned = self.streams.entry(index).or_default();
         *planned = (planned.0.saturating_sub(1), planned.1.saturating_sub(len));
@@ -198,12 +198,12 @@ impl Quotas {
         }
     }
 
-    /// How many samples are about to be put into a stream, and their bytes.
+    /// Number of samples that are about to be put into a stream, and their bytes.
     pub(super) fn stream_granted(&self, index: StreamIndex) -> (u64, u64) {
         self.streams.get(&index).copied().unwrap_or_default()
     }
 
-    /// Whether anybody waits whom a put must not overtake: in its own line, or for room.
+    /// Whether a put must wait behind others: in its own queue, or in the namespace's queue for space.
     pub(super) fn has_queue(&self, queue_key: &QueueKey) -> bool {
         let waits = |queue_key: &QueueKey| self.queues.get(queue_key).is_some_and(|it| !it.is_empty());
         waits(queue_key) || !queue_key.1.is_empty() && waits(&(queue_key.0, String::new()))
@@ -234,7 +234,7 @@ impl Quotas {
         self.queues.values().filter_map(next).collect()
     }
 
-    /// Whether nobody in its line came before it.
+    /// Whether it is the first in its queue.
     pub(super) fn is_first(&self, op: OpId) -> bool {
         self.queues.values().any(|queue_key| queue_key.front() == Some(&op))
     }
@@ -245,7 +245,7 @@ impl Quotas {
 }
 
 impl Watches {
-    /// Answers those whose mark is passed.
+    /// Answers the watchers whose limit is reached.
     pub(super) fn look_at_all(&mut self, o: &mut Objects) {
         for op in self.all.keys().copied().collect::<Vec<_>>() {
             self.look_at_watch(o, op);
@@ -257,7 +257,7 @@ impl Watches {
         self.all.retain(|_, it| it.conn != conn);
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
         for (op, watching) in self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
             watching.deadline = watching.deadline.min(cx.now);
@@ -265,7 +265,7 @@ impl Watches {
         }
     }
 
-    /// How many wait.
+    /// Number of watchers.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
@@ -285,7 +285,7 @@ impl Watches {
         self.look_at_watch(o, op);
     }
 
-    /// Answers a watcher whose time is up.
+    /// Answers a watcher whose deadline has passed.
     pub(super) fn end_watch(&mut self, o: &mut Objects, op: OpId) {
         if self.all.get(&op).is_some_and(|it| it.deadline <= o.cx.now) {
             self.answer_watch(o, op);
@@ -314,9 +314,9 @@ impl Watches {
 }
 
 impl Objects {
-    /// Whether the namespace may have that much more, after evicting what it no longer needs; else how it
-    /// stands, and nothing was evicted. Objects that a disk has, too, leave first; a put that may wait
-    /// waits for a disk, so that no object is lost.
+    /// Evicts objects of a namespace until it may use `need` more bytes. If that is impossible, evicts
+    /// nothing and returns the state of the quota. Objects that also have a disk copy leave first. A put
+    /// that may wait waits for a disk, so that no object is lost.
     pub(super) fn within_quota(
         &mut self,
         namespace: NamespaceIndex,
@@ -352,14 +352,14 @@ impl Objects {
             };
             self.evict(victim, None, whose);
         }
-        // The next to come find something that may leave.
+        // Demotes ahead of need, so that the next puts find objects to evict.
         if self.cx.used(namespace).saturating_add(need) > limit / 4 * 3 {
             self.tier.demote_namespace(&mut self.cx, namespace, need);
         }
         Ok(())
     }
 
-    /// How many bytes eviction could free in a namespace, or a little more than that.
+    /// Upper bound of the bytes that eviction could free in a namespace.
     fn evictable_in(&self, namespace: NamespaceIndex) -> u64 {
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, demoting_too: true, ..Eviction::default() };
@@ -368,7 +368,7 @@ impl Objects {
         unshielded.saturating_add(shielded)
     }
 
-    /// The quota of a namespace, if an object with that charge exceeds it even in an empty namespace.
+    /// The state of the quota, if an object with that charge exceeds it even in an empty namespace.
     pub(super) fn quota_exceeded_alone(&self, namespace: NamespaceIndex, need: u64) -> Option<Quota> {
         let limit = self.cx.quota(namespace)?;
         let quota = Quota { used: self.cx.used(namespace), limit, need };
@@ -414,7 +414,7 @@ impl Objects {
         owners
     }
 
-    /// Which clients keep what of a namespace, so that a leak has a name.
+    /// The clients that hold memory of a namespace, so that a leak can be attributed.
     fn holders(&self, index: NamespaceIndex) -> Vec<Holder> {
         let mut sums: BTreeMap<(Held, String), (u64, u64)> = BTreeMap::new();
         let mut add = |held, who: String, bytes: u64| {
@@ -438,9 +438,9 @@ impl Objects {
 }
 
 impl Master {
-    /// Looks at everybody again who waits for room or for a mark to be passed.
+    /// Retries the puts and watchers that wait.
     pub(super) fn wake(&mut self) {
-        // Serving one may make room for the next; each is served at most once per change.
+        // Serving one put may free space for the next; each is served at most once per change.
         let last_first = sabotaged!(self.objects.cx.config.sabotage, ServeTheLast);
         for op in self.objects.cx.quotas.heads(last_first) {
             self.reservations.try_again(&mut self.objects, op);

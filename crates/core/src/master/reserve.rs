@@ -1,10 +1,11 @@
 //! Reservations: finding space for new objects.
 //!
-//! A reservation takes rounds. Each round plans, for every item that still lacks a copy, a node with enough
-//! space; where no node has any, it evicts just enough on the best one. The nodes allocate. An item that a
-//! node refuses is planned again, and the master evicts what the node says is missing. Rounds end: a node
-//! that refuses an item twice although nothing had to be evicted, or where nothing can be, is not asked for
-//! it again.
+//! A reservation takes rounds. For every item that still lacks a copy, a round plans a node with enough
+//! space. If no node has enough, it evicts just enough on the best one. The nodes allocate.
+//!
+//! An item that a node refuses is planned again, and the master evicts as much as the node says is missing.
+//! Rounds end: a node is not asked again for an item if it refused twice although no eviction was needed,
+//! or if nothing can be evicted there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,30 +33,30 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// This part of a node's memory stays free of offers, so that few puts must recall any.
+/// One part in this many of a node's memory stays free of offers, so that few puts must recall one.
 const UNOFFERED_SHARE: u64 = 8;
 
-/// All reservations under way.
+/// All reservations in progress.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     all: BTreeMap<OpId, Reserving>,
 }
 
-/// A reservation under way.
+/// A reservation in progress.
 #[derive(Debug)]
 struct Reserving {
     conn: ConnId,
     id: RequestId,
     caller: Arc<Caller>,
     avoid: Vec<SegmentId>,
-    /// How many items stand for one that was asked for, for objects that may come; see [`Reserve::spare`].
+    /// Number of preallocated items per requested item, or 0 for a put; see [`Reserve::spare`].
     spare: usize,
     items: Vec<Item>,
-    /// Nodes that have not answered yet in this round.
+    /// Nodes that have not replied yet in this round.
     outstanding: u32,
-    /// Until when it may wait for room.
+    /// How long it may wait for space.
     deadline: Tick,
-    /// It stands in its line.
+    /// Whether it is in the queue for space.
     queued: bool,
     queue_key: QueueKey,
 }
@@ -66,9 +67,9 @@ struct Item {
     got: Vec<(NodeIndex, Reservation)>,
     refusals: BTreeMap<NodeIndex, Refused>,
     done: Option<ReserveOutcome>,
-    /// The stream that counts it, as long as it has no room.
+    /// The stream that counts it while it has no space.
     counted: Option<StreamIndex>,
-    /// It was planned on memory that is offered to others, and may be claimed.
+    /// It was planned on memory that is offered to clients and may be claimed.
     needs_recall: bool,
 }
 
@@ -95,7 +96,7 @@ impl Reservations {
         }
         let stream = reserve.items.first().map(|it| it.options.stream.clone()).unwrap_or_default();
         if reserve.items.iter().any(|it| it.options.stream != stream) {
-            let reply = refuse(Reason::Invalid, "the batch is for more than one stream");
+            let reply = refuse(Reason::Invalid, "the batch names more than one stream");
             return o.cx.reply(conn, id, reply);
         }
         let look = |request| self.first_look(o, caller, request, spare > 0);
@@ -116,7 +117,7 @@ impl Reservations {
         let op = o.cx.next_op();
         let overtakes = sabotaged!(o.cx.config.sabotage, OvertakeTheWaiting);
         if o.cx.quotas.has_queue(&reserving.queue_key) && !overtakes {
-            // Who came first is served first: room that is found now belongs to those who wait.
+            // First come, first served: space that is found now belongs to the puts in the queue.
             for index in 0..reserving.items.len() {
                 if let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) {
                     let exceeded = o.quota_exceeded_alone(caller.namespace, charge(&item.request));
@@ -130,7 +131,7 @@ impl Reservations {
         self.go_on(o, op, reserving);
     }
 
-    /// Room may have been found for the first in a line.
+    /// Retries the first put of a queue, because space may have become free.
     pub(super) fn try_again(&mut self, o: &mut Objects, op: OpId) {
         let Some(mut reserving) = self.take_parked(op) else { return };
         for item in &mut reserving.items {
@@ -142,14 +143,14 @@ impl Reservations {
         self.go_on(o, op, reserving);
     }
 
-    /// Answers a put that has waited for room long enough.
+    /// Answers a put whose waiting time for space has passed.
     pub(super) fn end_parked(&mut self, o: &mut Objects, op: OpId) {
         let is_late = |it: &Reserving| it.is_parked() && it.deadline <= o.cx.now;
         if !self.all.get(&op).is_some_and(is_late) {
             return;
         }
-        // A disk that cannot keep up costs nobody a put: what may be evicted is looked at once more. Who is
-        // not the first in its line has no claim on that.
+        // A slow disk must not fail a put, so the eviction candidates are checked once more. Only the first
+        // put of its queue is entitled to that.
         if o.cx.members.disks().next().is_some() && o.cx.quotas.is_first(op) {
             self.try_again(o, op);
         }
@@ -162,7 +163,7 @@ impl Reservations {
         self.all.get(&op).is_some_and(Reserving::is_parked).then(|| self.all.remove(&op)).flatten()
     }
 
-    /// A connection is closed: its puts do not wait any more.
+    /// A connection is closed: its puts no longer wait.
     pub(super) fn forget(&mut self, o: &mut Objects, conn: ConnId) {
         let moot = self.all.iter().filter(|(_, it)| it.conn == conn && it.is_parked()).map(|it| *it.0);
         for op in moot.collect::<Vec<_>>() {
@@ -172,7 +173,7 @@ impl Reservations {
         }
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
         for (op, reserving) in self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
             reserving.deadline = reserving.deadline.min(cx.now);
@@ -180,7 +181,7 @@ impl Reservations {
         }
     }
 
-    /// How many are under way.
+    /// Number of reservations in progress.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
@@ -193,7 +194,7 @@ impl Reservations {
         items: &[usize],
         allocated: Allocated,
     ) {
-        // Without waking anybody: a node that refuses has no more room than before, whatever it reports.
+        // Wakes no waiting put: a node that refuses has no more space than before, whatever it reports.
         if let Some(member) = o.cx.members.get_mut(node) {
             member.report(o.cx.now, allocated.usage);
         }
@@ -241,7 +242,8 @@ impl Reservations {
                         o.cx.quotas.unplan(whose.0, space);
                     }
                     item.counted = stream.map(|it| it.0);
-                    // Offers were claimed that the master took for free. What the node has said now is true.
+                    // Offers that the master counted as free were claimed. The node's reply now has the
+                    // actual numbers.
                     let is_excused = std::mem::take(&mut item.needs_recall) && !has_offers;
                     if !is_excused {
                         item.refusals.entry(node).or_default().again(shortage);
@@ -256,15 +258,17 @@ impl Reservations {
         }
     }
 
-    /// What can be said of an item without asking any node.
+    /// Checks an item as far as possible without a request to a node.
     fn first_look(&self, o: &Objects, caller: &Caller, request: ReserveItem, spare: bool) -> Item {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
-            Some(ReserveOutcome::Invalid(format!("{replicas} replicas: it must be 1 to {REPLICAS_MAX}")))
+            Some(ReserveOutcome::Invalid(format!(
+                "invalid number of replicas {replicas}: it must be 1 to {REPLICAS_MAX}"
+            )))
         } else if let Some(problem) = Attributes::problem(&request.options) {
             Some(ReserveOutcome::Invalid(problem))
         } else if spare && request.options.elsewhere > 0 {
-            Some(ReserveOutcome::Invalid("nothing of what may come lies elsewhere".to_owned()))
+            Some(ReserveOutcome::Invalid("a preallocation cannot include bytes in another store".to_owned()))
         } else if let Some(why) = o.streams.is_over(caller.namespace, &request.options) {
             Some(ReserveOutcome::Invalid(why))
         } else if let Some(it) = o.streams.used_up(&o.cx, caller.namespace, &request.options, &request.key) {
@@ -313,7 +317,7 @@ impl Reservations {
         self.all.insert(op, reserving);
     }
 
-    /// The nodes to ask for one item in this round; none if it is done.
+    /// The nodes to ask for one item in this round; none if the item is done.
     fn plan_item(&mut self, o: &mut Objects, reserving: &mut Reserving, index: usize) -> Vec<NodeIndex> {
         let Some(item) = reserving.items.get(index).filter(|it| it.done.is_none()) else { return Vec::new() };
         let wanted = (item.request.options.replicas as usize).saturating_sub(item.got.len());
@@ -351,7 +355,8 @@ impl Reservations {
                 chosen.push(node);
             }
         }
-        // Fewer copies than wanted are better than evicting for more, and no copy is no object.
+        // Fewer copies than requested are better than evictions for more. But without any copy there is no
+        // object.
         if chosen.is_empty() && first {
             let candidates: Vec<_> = candidates.into_iter().map(|node| (node, lack(node))).collect();
             let made = o.make_space_somewhere(&candidates, need.bytes, whose, may_wait);
@@ -378,7 +383,7 @@ impl Reservations {
         chosen
     }
 
-    /// Plans offers: one round, because nobody counts on them.
+    /// Plans offers in a single round, because no put depends on them.
     fn plan_spares(
         &mut self,
         o: &mut Objects,
@@ -400,8 +405,9 @@ impl Reservations {
         }
     }
 
-    /// The node to ask for an offer: one with free memory that is offered to nobody, and more than this.
-    /// Nothing is evicted or recalled for an offer, and while a put waits for memory there is none.
+    /// The node to ask for an offer. It must have free memory that is not offered, with a reserve beyond
+    /// the offer. No object is evicted and no offer is recalled for an offer, and there is none while a put
+    /// waits for memory.
     fn plan_spare(
         &mut self,
         o: &mut Objects,
@@ -425,7 +431,7 @@ impl Reservations {
         Some(node)
     }
 
-    /// Nodes that might take the item, best first.
+    /// Nodes that might store the item, best first.
     fn candidates(&self, o: &Objects, reserving: &Reserving, item: &Item, need: u64) -> Vec<NodeIndex> {
         let wish = Wish {
             preferred: &item.request.options.preferred,
@@ -443,7 +449,7 @@ impl Reservations {
         rank(possible, wish)
     }
 
-    /// What a copy of an item needs on any node.
+    /// The resources that a copy of an item needs on any node.
     fn need(&self, o: &Objects, reserving: &Reserving, item: &Item) -> Demand {
         let namespace_len = o.cx.catalog.namespace_name(reserving.caller.namespace).len();
         let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
@@ -457,7 +463,7 @@ impl Reservations {
         if !known().any(|(_, it)| is_ready(it)) {
             return ReserveOutcome::NoNode;
         }
-        // A node that is away may return, and its memory is known.
+        // A node that is away may return, and its capacity is known.
         let never = |(node, it): (NodeIndex, &Member)| {
             need.bytes > it.usage.capacity || item.refusals.get(&node).is_some_and(Refused::is_for_ever)
         };
@@ -471,7 +477,7 @@ impl Reservations {
         ReserveOutcome::Full(Full { usage, lacks, never: known().all(never) })
     }
 
-    /// Answers, or stands in line if there is no room yet and time to wait for it.
+    /// Answers, or joins the queue if there is no space yet and time to wait for it.
     fn end_reserve(&mut self, o: &mut Objects, op: OpId, mut reserving: Reserving) {
         let is_there = o.cx.connections.is_open(reserving.conn);
         if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
@@ -499,7 +505,7 @@ impl Reservations {
         });
         let locations: Vec<_> = reservations.flatten().map(|it| it.location).collect();
         if !is_there {
-            // The client is gone, or has a new connection and does not wait for this answer.
+            // The client is gone, or has reconnected and does not wait for this answer.
             let slot_refs =
                 locations.iter().filter_map(|it| Some((o.cx.members.find(it.segment)?, it.slot_ref())));
             let slot_refs: Vec<_> = slot_refs.collect();
@@ -514,8 +520,8 @@ impl Reservations {
         o.cx.reply(reserving.conn, reserving.id, reply);
     }
 
-    /// One item is done for this round: with what it has got, or else with that outcome. Nobody is to be
-    /// asked.
+    /// Ends one item for this round: with the copies it has, or else with that outcome. Returns no nodes to
+    /// ask.
     fn finish(
         &mut self,
         o: &mut Objects,
@@ -555,8 +561,8 @@ impl Reservations {
 }
 
 impl Objects {
-    /// Makes room on one of these nodes: first of all with what disks have, too. A put that may wait waits
-    /// for a disk, so that nothing is lost.
+    /// Frees space on one of these nodes. Objects that also have a disk copy leave first. A put that may
+    /// wait then waits for a disk, so that no object is lost.
     fn make_space_somewhere(
         &mut self,
         candidates: &[(NodeIndex, Lack)],
@@ -569,7 +575,7 @@ impl Objects {
             return Some(*node);
         }
         let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUndemoted);
-        // What lacks no bytes lacks a slot or space for its name, which any object has that leaves.
+        // A need that is not for bytes is for a slot or for name space. Any object that leaves frees both.
         let is_awaited = |master: &mut Self, node| {
             let free = master.cx.members.get(node).map_or(0, |it| it.free);
             master.tier.frees_memory(&mut master.cx, node, need.max(free.saturating_add(1)))
@@ -581,7 +587,8 @@ impl Objects {
         made.map(|(node, _)| *node)
     }
 
-    /// Evicts on one node until an object fits there, and nothing if all that may be evicted would not do.
+    /// Evicts on one node until an object fits there. Evicts nothing if all evictable objects together are
+    /// too small.
     fn make_space(
         &mut self,
         (node, mut lack): (NodeIndex, Lack),
@@ -596,7 +603,7 @@ impl Objects {
         if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
             return false;
         }
-        // Records and names of what leaves are freed, too, as far as the node has no other use for them.
+        // The records and names of evicted objects are freed too, as far as the node does not reuse them.
         let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
         let (mut shrinks, mut evicts) = (0, false);
         while free + shrinks < need || !lack.is_met() {
@@ -612,12 +619,12 @@ impl Objects {
         if let Some(member) = self.cx.members.get_mut(node) {
             member.free = free;
         }
-        // Where nothing is left to evict, only the node can tell what that has freed.
+        // When nothing is left to evict, only the node knows how much memory that has freed.
         let may_fit = evicts && need <= free + usage.metadata;
         may_fit || (need <= free && lack.is_met())
     }
 
-    /// How many bytes eviction could free on a node, or a little more than that.
+    /// Upper bound of the bytes that eviction could free on a node.
     fn evictable(&self, node: NodeIndex) -> u64 {
         let sabotage = self.cx.config.sabotage;
         let is_broken = sabotaged!(sabotage, EvictPinned) || sabotaged!(sabotage, EvictLeased);
@@ -651,7 +658,7 @@ impl Objects {
     }
 }
 
-/// All offers for an item, as one answer.
+/// Combines all offers for an item into one outcome.
 fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
     let reservations = outcomes.iter().filter_map(|it| match it {
         ReserveOutcome::Space(reservations) => Some(reservations),
@@ -659,7 +666,7 @@ fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
     });
     let reservations: Vec<_> = reservations.flatten().cloned().collect();
     match outcomes.first() {
-        // That there is nothing to preallocate is no failure.
+        // A preallocation without any offer is not a failure.
         Some(outcome) if reservations.is_empty() && !matches!(outcome, ReserveOutcome::Full(_)) => {
             outcome.clone()
         }
@@ -667,18 +674,19 @@ fn together(outcomes: &[ReserveOutcome]) -> ReserveOutcome {
     }
 }
 
-/// What a copy of an item is charged with, once it is an object: its room, and what lies elsewhere.
+/// The bytes that a copy of an item is charged with once it is an object: its memory and its bytes in
+/// another store.
 fn charge(request: &ReserveItem) -> u64 {
     let elsewhere = if request.options.stream.is_empty() { request.options.elsewhere } else { 0 };
     space_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
 }
 
-/// What its stream counts.
+/// The bytes that its stream counts.
 fn in_stream(request: &ReserveItem) -> u64 {
     request.len.saturating_add(request.options.elsewhere)
 }
 
-/// Whether an item was not given what it asked for, and may find it later.
+/// Whether an item lacks space now and may find it later.
 fn may_fit_later(item: &Item) -> bool {
     match &item.done {
         Some(ReserveOutcome::Full(full)) => !full.never,

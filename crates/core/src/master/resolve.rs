@@ -1,4 +1,4 @@
-//! Lookups: where objects are, whether they exist, and which there are.
+//! Lookups: the locations of objects, their existence, and listings.
 
 use std::collections::BTreeSet;
 
@@ -16,11 +16,11 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Objects that one page may look at, so that a listing never stalls the others for long.
+/// Maximum number of objects that one page scans, so that a listing delays other requests only briefly.
 const LIST_SCAN_MAX: usize = 1 << 16;
-/// Bytes of keys after which a page ends: keys may be long, messages may not.
+/// Bytes of keys after which a page ends, because a message is bounded and keys may be long.
 const LIST_BYTES_MAX: usize = 8 << 20;
-/// Bytes that a compiled regular expression may take.
+/// Maximum size of a compiled regular expression.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
 /// A [`Pattern`] that is ready for use.
@@ -31,7 +31,7 @@ pub(super) enum Matcher {
 }
 
 impl Matcher {
-    /// Compiles the pattern, or says why it cannot be.
+    /// Compiles the pattern, or describes the problem.
     pub(super) fn new(pattern: &Pattern) -> Result<Self, String> {
         Ok(match pattern {
             Pattern::All => Self::All,
@@ -54,7 +54,8 @@ impl Matcher {
 }
 
 impl Objects {
-    /// Finds objects. `waited` is how long the request has waited for promotions, and whether in vain.
+    /// Finds objects. `waited` is how long the request has waited for promotions, and whether its deadline
+    /// passed.
     pub(super) fn resolve(
         &mut self,
         caller: &Caller,
@@ -86,7 +87,7 @@ impl Objects {
                 let is_read = resolve.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
                 self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(caller.index));
             }
-            // After they count as read: what is brought for one of them must not drive out another.
+            // This follows the touch, so that a promotion for one of them does not evict another.
             let counts = resolve.touch || sabotaged!(self.cx.config.sabotage, LookCounts);
             if counts && resolve.locate {
                 let (host, found) = (&caller.host, found.iter().flatten());
@@ -117,7 +118,7 @@ impl Objects {
                     *found = None;
                 }
                 items.push(presence);
-                // Mostly it is that of the key before, and has been asked.
+                // It is usually the node of the previous key, which was already asked.
                 if let Some(node) = node.filter(|_| node != last) {
                     last = Some(node);
                     self.cx.poll_node(node);
@@ -148,7 +149,7 @@ impl Objects {
         Reply::Present(items)
     }
 
-    /// Whether an object can be read, and on which node to begin with.
+    /// Whether an object can be read, and the first node to read it from.
     fn presence(&self, index: Option<ObjectIndex>) -> (Presence, Option<NodeIndex>) {
         let object = index.and_then(|index| self.cx.catalog.get(index));
         let Some(object) = object else { return (Presence::Absent, None) };

@@ -1,13 +1,16 @@
-//! What the master keeps in its state folder: its epoch, its members and the retires that they owe, and the
+//! The state in the master's state folder: its epoch, its members and the retires that they owe, and the
 //! policies of namespaces.
 //!
-//! The core requests a write with [`Effect::Persist`]; the shell writes and syncs [`Master::saved`], and
+//! The core requests a write with [`Effect::Persist`]. The shell writes and syncs [`Master::saved`], and
 //! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the
 //! shell may skip versions.
 //!
-//! **Invariant:** a node is told that it is registered only after it is in the synced roster, and a client is
-//! told that a policy is set, or that an object is gone although a node has not confirmed that, only after
-//! this is synced. No other answer waits for the master's disk.
+//! **Invariant:** only these answers wait for a sync:
+//!
+//! - a node's registration, until the node is in the synced roster;
+//! - a policy change;
+//! - the removal of a member from the roster;
+//! - a removal of objects that a node has not confirmed.
 
 use std::collections::VecDeque;
 
@@ -23,18 +26,18 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Namespaces that may have a policy.
+/// Maximum number of namespaces that have a policy.
 pub const POLICIES_MAX: usize = 1 << 16;
 
 /// An answer that waits until a version is synced.
 #[derive(Debug)]
 enum Held {
-    /// That a node is registered. What it must retire is determined when the answer is sent.
+    /// The reply to a registration. Its retires are determined when the reply is sent.
     Registered(NodeIndex, ConnId, RequestId),
     Effect(Effect),
 }
 
-/// Which versions were emitted and synced, and the answers that wait for one.
+/// The versions that were emitted and synced, and the answers that wait for one.
 #[derive(Debug, Default)]
 pub(super) struct Saving {
     version: u64,
@@ -43,8 +46,8 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    /// A connection is closed: no answer goes there any more. A state folder that cannot be written for long
-    /// holds no more answers than there are connections that wait.
+    /// A connection is closed: its answers are dropped. So while the state folder cannot be written, only
+    /// open connections have answers here.
     pub(super) fn forget(&mut self, conn: ConnId) {
         self.held.retain(|(_, held)| match held {
             Held::Registered(_, to, _) => *to != conn,
@@ -53,7 +56,7 @@ impl Saving {
         });
     }
 
-    /// How many answers wait. For tests.
+    /// Number of answers that wait. For tests.
     #[cfg(test)]
     pub(super) fn held_count(&self) -> usize {
         self.held.len()
@@ -61,7 +64,7 @@ impl Saving {
 }
 
 impl Context {
-    /// The state as it should be in the state folder now.
+    /// The state that the state folder should contain now.
     fn saved(&self) -> Saved {
         let recorded = self.members.iter().filter(|(_, it)| it.is_recorded);
         let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
@@ -82,7 +85,8 @@ impl Context {
         }
     }
 
-    /// Has the current state saved, unless nothing is kept; the version that contains it.
+    /// Requests a write of the current state, if there is a state folder. Returns the version that contains
+    /// it.
     pub(super) fn save(&mut self) -> u64 {
         if self.config.durable {
             self.saving.version += 1;
@@ -91,7 +95,7 @@ impl Context {
         self.saving.version
     }
 
-    /// A version is synced, and so are all before it.
+    /// A version is synced, and so are all earlier ones.
     pub(super) fn persisted(&mut self, version: u64) {
         self.saving.synced = self.saving.synced.max(version);
         while self.saving.held.front().is_some_and(|(at, _)| *at <= self.saving.synced) {
@@ -111,13 +115,14 @@ impl Context {
         self.saving.held.push_back((version, Held::Effect(effect)));
     }
 
-    /// Answers once what is pending for members is synced: the answer promises that it is not forgotten.
+    /// Answers once the pending retires of members are synced: the answer promises that they are not
+    /// forgotten.
     pub(super) fn reply_when_saved(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         let version = self.save();
         self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
-    /// Tells a node that it is registered, once the roster that contains it is synced.
+    /// Confirms a registration once the roster that contains the node is synced.
     pub(super) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         let is_synced = self.saving.synced >= self.saving.version;
         if is_synced || !self.config.durable || sabotaged!(self.config.sabotage, CountUnsaved) {
@@ -126,7 +131,7 @@ impl Context {
         self.saving.held.push_back((self.saving.version, Held::Registered(node, conn, id)));
     }
 
-    /// Writes a member into the roster, unless it is there already.
+    /// Adds a member to the roster, unless it is there already.
     pub(super) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
         let is_in_same_process = self.connections.is_in_same_process(conn);
         let Some(member) = self.members.get_mut(node) else { return };
@@ -137,7 +142,7 @@ impl Context {
         }
     }
 
-    /// Takes a member that is gone for good out of the roster; the version without it.
+    /// Removes a lost member from the roster. Returns the version without it.
     pub(super) fn erase(&mut self, member: Option<Member>) -> u64 {
         match member {
             Some(member) if member.is_recorded => self.save(),
@@ -147,13 +152,13 @@ impl Context {
 }
 
 impl Master {
-    /// The state as it should be in the state folder now.
+    /// The state that the state folder should contain now.
     #[must_use]
     pub fn saved(&self) -> Saved {
         self.objects.cx.saved()
     }
 
-    /// Restores what an earlier master has saved.
+    /// Restores the saved state of an earlier master.
     pub(super) fn restore(&mut self, saved: Saved) {
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
@@ -177,7 +182,8 @@ impl Master {
         change: &PolicyChange,
     ) {
         if !self.objects.cx.quotas.may_set_policy(namespace, POLICIES_MAX) {
-            let reply = refuse(Reason::Busy, "too many namespaces have a policy");
+            let reply =
+                refuse(Reason::Busy, "too many namespaces have a policy: reset those that are not needed");
             return self.objects.cx.reply(conn, id, reply);
         }
         let before = self.objects.cx.quotas.policy(namespace).cloned().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Which objects are evicted for a new one on a node: as many as it lacks of one resource, and no more.
+//! Which objects are evicted for a new one on a node: just enough of the one resource that is missing.
 //!
-//! The master knows how many bytes a node has free, and the node reports how long a name it can still take.
-//! The rest is learned by asking: a node that refuses an object says what was missing, and that much is
-//! evicted there before it is asked again.
+//! The master knows the free bytes of a node, and the node reports the maximum length of a further name.
+//! The rest is learned by asking: a node that refuses an object names the missing resource and amount. That
+//! much is evicted there before the node is asked again.
 
 use super::{
     Objects,
@@ -15,27 +15,27 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// A node that goes on to refuse an object after this many evictions for it is passed over.
+/// Maximum number of eviction rounds for one object on one node. After that the node is skipped.
 const ROUNDS_MAX: u32 = 64;
-/// How often a node may refuse an object for which nothing was evicted before it is not asked again.
+/// Maximum number of refusals without evictions before the node is not asked again.
 const REFUSALS_MAX: u32 = 2;
-/// From this round on, each evicts twice as much as the one before.
+/// From this round on, each round evicts twice as much as the one before.
 const EXACT_ROUNDS: u32 = 2;
 
-/// The longest step by which a node's records or names grow.
+/// The largest step by which a node's records or names grow.
 const GROWTH_BYTES: u64 = 64 << 10;
 
-/// A name is long that takes more than this part of a node.
+/// A name is long if it takes more than one part in this many of a node.
 const LONG_NAME_SHARE: u64 = 16;
 
 /// How often a node refused an object, and why.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Refused {
-    /// Since something was evicted there for it.
+    /// Number of refusals since the last eviction for it.
     count: u32,
-    /// How often something was.
+    /// Number of eviction rounds for it.
     rounds: u32,
-    /// What was missing the last time, unless it was freed since.
+    /// The shortage of the last refusal, unless it was freed since.
     shortage: Option<Shortage>,
 }
 
@@ -46,13 +46,13 @@ impl Refused {
         self.shortage = shortage;
     }
 
-    /// What was missing is freed, as far as can be told.
+    /// The shortage is removed, as far as the master can tell.
     pub(super) fn freed(&mut self) {
         (self.count, self.shortage) = (0, None);
         self.rounds += 1;
     }
 
-    /// Whether it is not to be asked any more.
+    /// Whether the node must not be asked any more.
     pub(super) fn is_final(&self) -> bool {
         self.is_for_ever() || self.count >= REFUSALS_MAX || self.rounds >= ROUNDS_MAX
     }
@@ -63,21 +63,21 @@ impl Refused {
     }
 }
 
-/// What an object needs on a node.
+/// The resources that an object needs on a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Bytes of its value, rounded as they are allocated.
+    /// Bytes of its value, rounded up to the allocation size.
     pub(super) bytes: u64,
-    /// Bytes of its name, that of the namespace included.
+    /// Bytes of its name, the namespace's name included.
     pub(super) name_len: u64,
 }
 
-/// What must still be freed on a node before it is asked for space for an object.
+/// The amount to free on a node before it is asked again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lack {
     resource: Resource,
     amount: u64,
-    /// So many bytes of values do as well.
+    /// Freeing this many bytes of values is also sufficient.
     bytes: u64,
 }
 
@@ -90,7 +90,7 @@ impl Lack {
         self.amount == 0 || self.bytes == 0
     }
 
-    /// An object is evicted.
+    /// Counts an evicted object.
     pub(super) fn count(&mut self, object: &Object, namespace_len: usize) {
         let space = space_for(object.len()).unwrap_or(0);
         self.bytes = self.bytes.saturating_sub(space);
@@ -108,7 +108,7 @@ impl Lack {
 }
 
 impl Objects {
-    /// What must be freed on a node for an object, beside what its bytes call for.
+    /// The amount to free on a node for an object, in addition to its bytes.
     pub(super) fn lack(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
         let lack = self.lack_of(node, refused, need);
         let is_kept = match lack.resource {
@@ -131,9 +131,9 @@ impl Objects {
         let bytes = need.bytes.saturating_add(need.name_len).saturating_add(GROWTH_BYTES);
         match name_max {
             max if need.name_len <= max => Lack::default(),
-            // The node recalls offers, which have records and space for names, before it refuses.
+            // The node recalls offers, which have records and name space, before it refuses.
             _ if usage.offered > 0 => Lack::default(),
-            // The node can tell whether it would ever fit; then nothing is evicted in vain.
+            // The node can tell whether the name would ever fit, so nothing is evicted needlessly.
             _ if need.name_len > usage.capacity / LONG_NAME_SHARE => Lack::default(),
             0 => Lack { resource: Resource::Slots, amount: 1, bytes },
             _ => Lack { resource: Resource::KeySpace, amount: need.name_len, bytes },

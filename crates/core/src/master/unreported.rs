@@ -1,19 +1,19 @@
 //! Members that have not reported since the master started, and the requests that wait for them.
 //!
-//! While a member of the roster has not told what it holds, a key that it may hold is neither present nor
-//! absent. A request that depends on such a key is parked. It is resumed when every member has reported or
-//! was declared lost, and it is refused by name when its time is up.
+//! While a member of the roster has not reported, a key that it may hold is neither present nor absent. A
+//! request that depends on such a key is deferred. It continues when every member has reported or was
+//! declared lost. When its deadline passes, it is refused, and the refusal names the members.
 //!
-//! A member that has been away for too long is not waited for any more. Only a put that has a copy there
-//! still waits: an earlier epoch may have named that copy, and no clock tells. It goes on when the member has
-//! reported or is lost.
+//! The master stops waiting for a member that has been away for too long. Only a put with a copy on that
+//! member still waits: an earlier epoch may have named that copy, and no timer can rule that out. It
+//! continues when the member has reported or is lost.
 //!
-//! A key is decided before that only if its object was put in this epoch: its generation is greater than any
-//! that an earlier epoch made. A copy from an earlier epoch decides nothing, because the absent member may
+//! A key is decided before that only if its object was put in this epoch: its generation is greater than
+//! any of an earlier epoch. A copy from an earlier epoch decides nothing, because the missing member may
 //! have a newer one.
 //!
-//! **Invariant:** a report never brings back an object that is older than one that left the catalog since the
-//! master started: the name's *floor* is the least generation that is still accepted.
+//! **Invariant:** a report never brings back an object that is older than one that left the catalog since
+//! the master started. The name's *floor* is the least generation that is still accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,13 +34,14 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Requests that may be parked; the next one is refused at once.
+/// Maximum number of deferred requests; further ones are refused at once.
 pub(super) const PARKED_MAX: usize = 1 << 14;
-/// Names whose floor is remembered; with more, nothing is evicted until all members have reported.
+/// Maximum number of names whose floor is remembered. Beyond it, nothing is evicted until all members have
+/// reported.
 pub(super) const FLOORS_MAX: usize = 1 << 18;
-/// How long a request that names no time waits for reports.
+/// How long a request without a wait time of its own waits for reports.
 pub(super) const REPORT_WAIT_MS: u64 = 5_000;
-/// Members that a message names.
+/// Maximum number of members that a message names.
 const NAMED_MAX: usize = 8;
 
 /// A request that waits for reports.
@@ -50,7 +51,7 @@ pub(super) struct Parked {
     id: RequestId,
     question: Question,
     since: Tick,
-    /// A question of a node has none: its client gives up by itself.
+    /// A request of a node has none: its client times out by itself.
     deadline: Option<Tick>,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Parked {
 #[derive(Debug)]
 enum Question {
     Client(ClientToMaster),
-    /// Of this node.
+    /// From this node.
     Decide(NodeIndex, Decide),
 }
 
@@ -86,7 +87,7 @@ impl Floors {
 }
 
 impl Objects {
-    /// A member of the roster is expected to report.
+    /// Adds a member of the roster that must report.
     pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<SlotRef>) {
         let mut member = Member::new(info, Usage::default(), self.cx.now);
         member.standing = Standing::Away(self.cx.now);
@@ -96,7 +97,7 @@ impl Objects {
         }
     }
 
-    /// Tells the operator who is waited for.
+    /// Emits a notice with the members that the master waits for.
     pub(super) fn tell_unreported(&mut self) {
         if !self.unreported.is_empty() {
             let names = self.unreported_names();
@@ -104,7 +105,7 @@ impl Objects {
         }
     }
 
-    /// A member has told everything, was given up or is lost. Parked requests go on after this event.
+    /// A member has reported, was given up or is lost. Deferred requests continue after this event.
     pub(super) fn reported(&mut self, node: NodeIndex) {
         self.has_new_report = true;
         if self.unreported.remove(&node) && self.unreported.is_empty() {
@@ -117,7 +118,8 @@ impl Objects {
         self.raise_floor(name, Generation { counter: removed.counter + 1, ..removed });
     }
 
-    /// The last known copy of an object is lost: a report may bring back another copy, and no older object.
+    /// The last known copy of an object is lost. A report may bring back another copy of it, but no older
+    /// object.
     pub(super) fn raise_floor(&mut self, name: &Arc<Name>, least: Generation) {
         if !self.unreported.is_empty() && !sabotaged!(self.cx.config.sabotage, ForgetFloors) {
             self.floors.raise(name, least);
@@ -186,8 +188,8 @@ impl Objects {
         object.is_none_or(|it| it.generation().epoch != self.cx.config.epoch)
     }
 
-    /// Whether it cannot be decided yet if a written object gets its name. A copy on a member that has not
-    /// reported may have been named by an earlier master whose answer was lost.
+    /// Whether the name of a written object cannot be decided yet. An earlier epoch may have named a copy
+    /// on an unreported member, and its reply may have been lost.
     fn is_undecidable(&self, namespace: &str, item: &CommitItem) -> bool {
         let given_up_too = !sabotaged!(self.cx.config.sabotage, DecideUnreported);
         let has_not_reported = |it: &Location| {
@@ -200,8 +202,8 @@ impl Objects {
         item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
     }
 
-    /// A node asks about copies that may have been named by an earlier master, and waits: they may be
-    /// evicted, and withdrawn, before it is answered.
+    /// Records the copies that a deferred request of a node names. An earlier epoch may have named them,
+    /// and they may be evicted and withdrawn before the reply.
     fn remember_copies(&mut self, home: NodeIndex, decide: &Decide) {
         let copies = self.copies_asked_about(home, decide);
         self.cx.pending_retires.ask(copies.into_iter());
@@ -219,7 +221,7 @@ impl Objects {
         self.unreported.iter().map(|node| self.cx.members.name(*node)).collect()
     }
 
-    /// For people: which members the master waits for.
+    /// A message for users: the members that the master waits for.
     pub(super) fn unreported_message(&self) -> String {
         let names = self.unreported_names();
         let shown = names.get(..NAMED_MAX).unwrap_or(&names).join(", ");
@@ -227,7 +229,7 @@ impl Objects {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        format!("not every member has reported to the restarted master yet: waiting for {shown}{more}")
+        format!("not all members have reported to the restarted master: waiting for {shown}{more}")
     }
 }
 
@@ -238,7 +240,7 @@ impl Master {
         self.objects.unreported_names()
     }
 
-    /// For people: which members the master waits for.
+    /// A message for users: the members that the master waits for.
     #[must_use]
     pub fn unreported_message(&self) -> String {
         self.objects.unreported_message()
@@ -253,7 +255,7 @@ impl Master {
         sabotaged!(self.objects.cx.config.sabotage, AnswerUnreported)
     }
 
-    /// Parks a client's request that depends on members that have not reported; else returns it.
+    /// Defers a client's request that depends on unreported members; otherwise returns it.
     pub(super) fn park(
         &mut self,
         conn: ConnId,
@@ -270,7 +272,7 @@ impl Master {
         None
     }
 
-    /// The same for a question of a node.
+    /// The same for a request of a node.
     pub(super) fn park_decide(
         &mut self,
         conn: ConnId,
@@ -316,8 +318,9 @@ impl Master {
         }
     }
 
-    /// Resumes parked requests, oldest first, after a report: those of clients once every member has reported
-    /// or was given up, those of nodes once the members have reported that they depend on.
+    /// Continues deferred requests after a report, oldest first. Requests of clients continue once every
+    /// member has reported or was given up; requests of nodes once the members that they depend on have
+    /// reported.
     pub(super) fn resume_parked(&mut self) {
         if !std::mem::take(&mut self.objects.has_new_report) {
             return;
@@ -354,7 +357,7 @@ impl Master {
         }
     }
 
-    /// The master need not know any more which copies were withdrawn, but for those that a question names.
+    /// Forgets which copies were withdrawn, except those that a deferred request names.
     fn forget_answered(&mut self) {
         let o = &self.objects;
         let open = self.parked.values().filter_map(|it| match &it.question {
@@ -365,7 +368,7 @@ impl Master {
         self.objects.cx.pending_retires.forget_answered(&open);
     }
 
-    /// Answers a parked request whose time is up.
+    /// Refuses a deferred request whose deadline has passed.
     pub(super) fn end_parking(&mut self, op: OpId) {
         let is_late = |it: &Parked| it.deadline.is_some_and(|at| at <= self.objects.cx.now);
         if self.parked.get(&op).is_some_and(is_late)
@@ -375,7 +378,7 @@ impl Master {
         }
     }
 
-    /// A connection is closed: its parked requests are not answered.
+    /// A connection is closed: its deferred requests are not answered.
     pub(super) fn forget_parked(&mut self, conn: ConnId) {
         for (op, parked) in self.parked.extract_if(.., |_, it| it.conn == conn) {
             if let Some(deadline) = parked.deadline {
@@ -384,7 +387,7 @@ impl Master {
         }
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel_parked(&mut self, conn: ConnId, id: RequestId) {
         let cx = &mut self.objects.cx;
         for (op, parked) in self.parked.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
@@ -399,7 +402,7 @@ impl Master {
             let (namespace, now) = (caller.namespace, Await { wait_ms: 0, ..it });
             return self.watches.watch(&mut self.objects, conn, id, namespace, now);
         } else if let Question::Client(ClientToMaster::Pull(_)) = question {
-            // A pull that ends without samples says nothing about those that may exist.
+            // A pull that ends without samples makes no statement about existing ones.
             Reply::Pulled(Pulled::default())
         } else if let Question::Client(ClientToMaster::Publish(it)) = question {
             // The client commits at the home node instead.
@@ -411,12 +414,12 @@ impl Master {
     }
 }
 
-/// Whether the outcome of a put depends on what has the name before.
+/// Whether the outcome of a put depends on the previous object of that name.
 fn depends_on_others(options: &PutOptions) -> bool {
     options.on_exists == OnExists::Keep || !options.stream.is_empty() || options.replaces.is_some()
 }
 
-/// A request that was resumed has less time left.
+/// A request that continues has less time left.
 fn shorten(request: &mut ClientToMaster, waited_ms: u64) {
     let wait_ms = match request {
         ClientToMaster::Reserve(it) => &mut it.wait_ms,

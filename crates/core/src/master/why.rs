@@ -1,4 +1,4 @@
-//! Explanations: why an object is still there, or why it is gone.
+//! Explanations: why an object still exists, or why it is gone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
     message::{Cause, Found, Gone, Here, MasterToMember, Reason, Reply, Views, Why},
 };
 
-/// Removals that are remembered.
+/// Maximum number of removals that are remembered.
 const HISTORY_MAX: usize = 1 << 16;
 
 /// The last removals, newest last.
@@ -42,7 +42,7 @@ pub(super) struct Explanations {
     all: BTreeMap<OpId, Explaining>,
 }
 
-/// An explanation that waits for the nodes to say which clients have views.
+/// An explanation that waits for the nodes to report which clients have views.
 #[derive(Debug)]
 struct Explaining {
     conn: ConnId,
@@ -76,21 +76,22 @@ impl History {
         });
     }
 
-    /// Notes where the last removal made room, and for what.
+    /// Records where the last removal freed space, and for which key.
     pub(super) fn made_room(&mut self, node: String, key: &Key) {
         if let Some(past) = self.past.back_mut() {
             (past.node, past.for_key) = (node, Some(key.clone()));
         }
     }
 
-    /// Notes the most that its disk takes, if that had refused the last that was removed.
+    /// Records the maximum object size of its disk, if that disk had refused the object of the last
+    /// removal.
     pub(super) fn had_been_refused(&mut self, disk_bytes_max: u64) {
         if let Some(past) = self.past.back_mut() {
             past.disk_bytes_max = disk_bytes_max;
         }
     }
 
-    /// Notes the node that the last removal is due to.
+    /// Records the node that caused the last removal.
     pub(super) fn went_with(&mut self, node: String) {
         if let Some(past) = self.past.back_mut() {
             past.node = node;
@@ -108,7 +109,7 @@ impl Explanations {
         self.all.retain(|_, it| it.conn != conn);
     }
 
-    /// How many wait.
+    /// Number of explanations that wait.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
@@ -148,7 +149,7 @@ impl Explanations {
         self.explained(o, op);
     }
 
-    /// A node said who looks, or did not.
+    /// A node reported the views, or did not.
     pub(super) fn inspected(&mut self, o: &mut Objects, op: OpId, items: &[usize], views: &[Views]) {
         let name = |it: &Views| {
             it.clients.iter().take(VIEWERS_MAX).map(|it| o.cx.connections.client_name(*it)).collect()
@@ -200,7 +201,7 @@ impl Objects {
         let (acked, sample) = attributes.sample.map(|it| (it.acked, it.consumption)).unzip();
         let name = |node| self.cx.members.name(node);
         let readable = |node| self.cx.members.get(node).is_some_and(|it| it.readable());
-        // What is only being written is not there yet.
+        // A copy that is being written does not exist yet.
         let nodes: Vec<_> = object.copies().map(|(node, _)| node).collect();
         Why::Here(Here {
             found: Found {

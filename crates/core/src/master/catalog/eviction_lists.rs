@@ -1,52 +1,54 @@
-//! In which order objects leave.
+//! The eviction order.
 //!
-//! Each replica hangs in one line of its node and namespace, oldest use first: the eviction order is kept,
-//! never searched. The ends of all lines of a node lie side by side and say when their oldest object was
-//! used and until when it is leased, so that the next victim is found without a look at any object.
+//! Each replica is in one eviction list of its node and namespace, least recently used first. So the
+//! eviction order is maintained, never searched. The ends of all lists of a node are stored side by side,
+//! with the last use and the lease end of their oldest object. So the next victim is found without access
+//! to any object.
 //!
-//! **Invariant:** every replica is in exactly one line, the one that its object's protection and lease call
-//! for.
-//! **Invariant:** what an end says of its oldest object is so.
+//! **Invariant:** every replica is in exactly one list, the one that matches its object's protection and
+//! lease.
+//!
+//! **Invariant:** the times stored with a list's ends are those of its oldest object.
 
 use std::collections::BTreeSet;
 
 use super::{Catalog, NIL, NamespaceIndex, NodeIndex, Object, ObjectIndex, Slab};
 use crate::Tick;
 
-/// The lines that the replicas of one namespace hang in on one node.
+/// The eviction lists of the replicas of one namespace on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EvictionList {
     /// Read since they were put, and not leased since their last use.
     Idle = 0,
-    /// Leased, so in the order in which leases run out.
+    /// Leased, so in the order in which leases end.
     Leased = 1,
     /// As `Idle`, with a soft pin.
     SoftIdle = 2,
     /// As `Leased`, with a soft pin.
     SoftLeased = 3,
-    /// With a hard pin: nothing is ever evicted from here.
+    /// With a hard pin: never evicted.
     Pinned = 4,
-    /// As `Idle`, with a copy on a disk: nothing is lost when the one in memory goes.
+    /// As `Idle`, with a disk copy: no object is lost when the copy in memory goes.
     OnDiskIdle = 5,
-    /// As `Leased`, with a copy on a disk.
+    /// As `Leased`, with a disk copy.
     OnDiskLeased = 6,
-    /// As `SoftIdle`, with a copy on a disk.
+    /// As `SoftIdle`, with a disk copy.
     OnDiskSoftIdle = 7,
-    /// As `SoftLeased`, with a copy on a disk.
+    /// As `SoftLeased`, with a disk copy.
     OnDiskSoftLeased = 8,
-    /// Copies on disks, which choose themselves what leaves, and those that cannot be read yet.
+    /// Copies on disks, which evict on their own, and copies that cannot be read yet.
     Aside = 9,
-    /// Copies that a disk is reading, whatever else is true of them but a hard pin: to take them away makes
-    /// no memory available before the disk has read them.
+    /// Copies that a disk is reading, except hard-pinned ones. Their removal frees no memory before the
+    /// disk has read them.
     Demoting = 10,
-    /// As `Idle`, but only written and never read.
+    /// As `Idle`, but never read since they were put.
     Unread = 11,
-    /// As `Unread`, with a copy on a disk.
+    /// As `Unread`, with a disk copy.
     OnDiskUnread = 12,
 }
 
 const LIST_COUNT: usize = 13;
-/// The lines of copies in memory that are also on a disk.
+/// The lists of copies in memory whose objects also have a disk copy.
 const ON_DISK: [EvictionList; 5] = [
     EvictionList::OnDiskIdle,
     EvictionList::OnDiskLeased,
@@ -54,7 +56,7 @@ const ON_DISK: [EvictionList; 5] = [
     EvictionList::OnDiskSoftLeased,
     EvictionList::OnDiskUnread,
 ];
-/// The lines of copies that may have to go to a disk, the hard-pinned ones last.
+/// The lists of copies that may have to be demoted, the hard-pinned ones last.
 const NOT_ON_DISK: [EvictionList; 6] = [
     EvictionList::Idle,
     EvictionList::Leased,
@@ -63,11 +65,11 @@ const NOT_ON_DISK: [EvictionList; 6] = [
     EvictionList::SoftLeased,
     EvictionList::Pinned,
 ];
-/// The lines of copies whose objects were read: they are cold after a while.
+/// The lists of copies whose objects were read: they become cold after a while.
 const READ: [EvictionList; 4] =
     [EvictionList::Idle, EvictionList::Leased, EvictionList::OnDiskIdle, EvictionList::OnDiskLeased];
 
-/// The lines that eviction may take from, and those of them with leases and with soft pins.
+/// The lists that eviction may use. Below: those of them with leases, and those with soft pins.
 const EVICTABLE: [EvictionList; 10] = [
     EvictionList::Idle,
     EvictionList::Unread,
@@ -95,47 +97,48 @@ const SOFT: [EvictionList; 4] = [
     EvictionList::OnDiskSoftLeased,
 ];
 
-/// How many objects of a line are looked at behind one whose lease keeps it.
+/// Maximum number of objects that are scanned behind a leased one.
 const HIDDEN_SCAN_MAX: usize = 256;
 
-/// The ends of a line.
+/// The ends of a list.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     oldest: u32,
     newest: u32,
     /// When the oldest was last used.
     touched: Tick,
-    /// Until when the oldest is leased.
+    /// The end of the oldest one's lease.
     lease_until: Tick,
-    /// The memory of all copies in the line.
+    /// The memory of all copies in the list.
     bytes: u64,
 }
 
 const EMPTY: Ends = Ends { oldest: NIL, newest: NIL, touched: Tick(0), lease_until: Tick(0), bytes: 0 };
 
-/// What eviction may take.
+/// The rules of eviction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::master) struct Eviction {
     pub(in crate::master) soft_pinned_too: bool,
-    /// Only what has a copy on a disk.
+    /// Only objects that have a disk copy.
     pub(in crate::master) on_disk_only: bool,
-    /// Also, if there is nothing else, what a disk is reading: that ends its charge, not its use of memory.
+    /// If there is nothing else, also copies that a disk is reading. That ends their charge, not their use
+    /// of memory.
     pub(in crate::master) demoting_too: bool,
-    /// Only when sabotaged.
+    /// For mutants only.
     pub(in crate::master) even_pinned: bool,
 }
 
-/// All lines: by node, by namespace.
+/// All lists: by node, by namespace.
 #[derive(Debug, Default)]
 pub(super) struct EvictionLists {
     nodes: Vec<Vec<[Ends; LIST_COUNT]>>,
-    /// By node, the room of what may leave at once because a disk has it, too.
+    /// By node: memory of copies that may leave at once because the object also has a disk copy.
     readable_on_disks: Vec<u64>,
-    /// By node, the part of it that was never read.
+    /// By node: the part of it that was never read.
     unread: Vec<u64>,
 }
 
-/// Where something is to make way.
+/// Where space is needed.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::master) enum Scope {
     /// In the memory of a node.
@@ -171,8 +174,9 @@ impl EvictionLists {
         &mut of_node[namespace][list as usize]
     }
 
-    /// Hangs every replica of an object at the recent end of its rightful line, or at the other one if it was
-    /// unused for longer than all others there: it left the line for a while, and comes back to its place.
+    /// Inserts every replica of an object at the recent end of its list. If the object was unused for
+    /// longer than all others there, it goes to the other end: it had left the list for a while, and
+    /// returns to its position.
     pub(super) fn enlist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let Some(object) = objects.get(index.0) else { return };
         let (namespace, space, touched) = (object.namespace(), object.space_of_one(), object.touched());
@@ -202,7 +206,7 @@ impl EvictionLists {
         }
     }
 
-    /// Takes every replica of an object out of its line.
+    /// Removes every replica of an object from its list.
     pub(super) fn delist(&mut self, objects: &mut Slab<Object>, index: ObjectIndex) {
         let mut at = 0;
         while let Some((object, replica)) = objects.get(index.0).and_then(|it| Some((it, it.replica(at)?))) {
@@ -223,8 +227,8 @@ impl EvictionLists {
         }
     }
 
-    /// Whether an object that has changed its times stays where it is: at the recent end of its lines. Says
-    /// so where it is the oldest, too.
+    /// Whether an object with changed times stays in its position, the recent end of its lists. If it is
+    /// also the oldest one, updates the times stored with the ends.
     pub(super) fn stays(&mut self, objects: &Slab<Object>, index: ObjectIndex) -> bool {
         let Some(object) = objects.get(index.0) else { return true };
         if object.all().any(|it| it.newer != NIL || it.list != object.rightful_list(it)) {
@@ -259,8 +263,8 @@ impl Ends {
     }
 }
 
-/// The object that was unused for longest, soft-pinned ones only if all others are gone and it is allowed.
-/// Never a leased one, never a hard-pinned one.
+/// The least recently used object. Soft-pinned objects are chosen only if no others are left and the rules
+/// allow it. Leased and hard-pinned objects are never chosen.
 fn victim<'a>(
     ends: impl Iterator<Item = &'a [Ends; LIST_COUNT]> + Clone,
     now: Tick,
@@ -297,7 +301,7 @@ fn victim<'a>(
 }
 
 impl Catalog {
-    /// The next object to leave a node.
+    /// The next victim on a node.
     pub(in crate::master) fn next_victim(
         &self,
         node: NodeIndex,
@@ -308,8 +312,8 @@ impl Catalog {
         victim(ends(), now, rules).or_else(|| self.hidden_victim(ends().map(|it| (node, it)), now, rules))
     }
 
-    /// The next object to leave where the oldest of every line is leased. Objects that were used since
-    /// without a lease stand behind those with a longer one, so the first few of each line are looked at.
+    /// The next victim if the oldest object of every list is leased. Objects that were used later without a
+    /// lease are behind those with a longer one, so the first objects of each list are scanned.
     fn hidden_victim<'a>(
         &self,
         ends: impl Iterator<Item = (NodeIndex, &'a [Ends; LIST_COUNT])>,
@@ -340,7 +344,7 @@ impl Catalog {
         best.map(|(_, index)| ObjectIndex(index))
     }
 
-    /// How many bytes eviction could free, or a little more than that.
+    /// Upper bound of the bytes that eviction could free.
     pub(in crate::master) fn evictable(&self, scope: Scope, now: Tick, rules: Eviction) -> u64 {
         let is_allowed = |list: &&EvictionList| {
             (rules.soft_pinned_too || !SOFT.contains(list)) && (!rules.on_disk_only || ON_DISK.contains(list))
@@ -366,8 +370,9 @@ impl Catalog {
         }
     }
 
-    /// The bytes of a line's objects whose leases have ended. Leases end in the order of the line, but for a
-    /// few objects near its front: behind one that is leased, no more is looked at than eviction would.
+    /// The bytes of a list's objects whose leases have ended. Leases end in the order of the list, except
+    /// for a few objects near its front. So no more objects are scanned behind a leased one than eviction
+    /// would scan.
     fn unleased_bytes(&self, node: NodeIndex, ends: &Ends, now: Tick) -> u64 {
         let (mut sum, mut rest, mut next) = (0_u64, ends.bytes, ends.oldest);
         let mut is_leased = false;
@@ -382,7 +387,7 @@ impl Catalog {
         if is_leased { sum } else { sum.saturating_add(rest) }
     }
 
-    /// The next object of one namespace to leave any node.
+    /// The next victim of one namespace, on any node.
     pub(in crate::master) fn next_victim_of(
         &self,
         namespace: NamespaceIndex,
@@ -394,21 +399,26 @@ impl Catalog {
             .or_else(|| self.hidden_victim(ends, now, rules))
     }
 
-    /// The room of what could leave a node at once, because a disk has it, too.
+    /// The memory of copies that could leave a node at once, because the object also has a disk copy.
     pub(in crate::master) fn on_disk_space(&self, node: NodeIndex) -> u64 {
         self.lists.readable_on_disks.get(node.0 as usize).copied().unwrap_or(0)
     }
 
-    /// The memory of those of them that were never read.
+    /// The part of [`Self::on_disk_space`] that was never read.
     pub(in crate::master) fn on_disk_unread_space(&self, node: NodeIndex) -> u64 {
         self.lists.unread.get(node.0 as usize).copied().unwrap_or(0)
     }
 
-    /// Objects that are on a disk, too, and whose memory, `need` bytes or more, is better used for promoted
-    /// objects. Those that were never read and never leased come first, then those that were not used for a
-    /// while; the least recently used first. Leased and soft-pinned objects stay, and so does an object that
-    /// was read or promoted after `since`. An ended lease alone protects nothing. `is_promoted` tells which
-    /// objects were promoted and not read since. `None` if they are not enough.
+    /// Objects with a disk copy whose memory, `need` bytes or more, is better used for promoted objects.
+    ///
+    /// - First come objects that were never read and never leased, then those that were not used for a
+    ///   while; in each, the least recently used first.
+    /// - Leased and soft-pinned objects stay, and so does an object that was read or promoted after
+    ///   `since`.
+    /// - An ended lease alone protects nothing.
+    ///
+    /// `is_promoted` says which objects were promoted and not read since. `None` if the objects are not
+    /// enough.
     pub(in crate::master) fn cold_victims(
         &self,
         scope: Scope,
@@ -428,13 +438,13 @@ impl Catalog {
                 let Some((_, at)) = oldest else { break };
                 let (node, index) = next.swap_remove(at);
                 let Some(object) = self.objects.get(index) else { continue };
-                // A promotion protects by a lease, so the first lines have no promoted objects.
+                // A promotion protects by a lease, so the first lists have no promoted objects.
                 let is_promoted = lists != [EvictionList::OnDiskUnread] && is_promoted(ObjectIndex(index));
                 let (warm_ms, last) = match object.was_read() || is_promoted {
                     true => (read_ms, since),
                     false => (unread_ms, Tick(u64::MAX)),
                 };
-                // The objects that follow in the same line were used later.
+                // The objects that follow in the same list were used later.
                 let is_warm = warm_ms > 0 && object.touched().after(warm_ms) > now;
                 if object.leased(now) || is_warm || object.touched() > last {
                     continue;
@@ -450,7 +460,7 @@ impl Catalog {
         (sum >= need).then_some(found)
     }
 
-    /// The longest unused of each of these lines.
+    /// The least recently used object of each of these lists.
     fn heads(&self, scope: Scope, lists: &[EvictionList]) -> Vec<(NodeIndex, u32)> {
         let nodes = self.lists.nodes.iter().enumerate().map(|(at, it)| (NodeIndex(at as u16), it));
         let mut heads = Vec::new();
@@ -467,8 +477,8 @@ impl Catalog {
         heads
     }
 
-    /// When the next lease on a node ends, or the next object that was read is cold, as far as the least
-    /// recently used object of each line tells.
+    /// When the next lease on a node ends, or the next object that was read becomes cold. Only the least
+    /// recently used object of each list is considered.
     pub(in crate::master) fn next_cold(&self, node: NodeIndex, now: Tick, warm_ms: u64) -> Option<Tick> {
         let heads = self.lists.of_node(node).flat_map(|it| READ.map(|list| it.get(list as usize)));
         let held = heads.flatten().filter(|it| it.oldest != NIL);
@@ -476,8 +486,8 @@ impl Catalog {
         times.filter(|at| *at > now).min()
     }
 
-    /// The object on a node that was unused for longest and is not on a disk, of those that are wanted there.
-    /// Looks at no more than `scan` objects of a line.
+    /// The least recently used object on a node that has no disk copy and is wanted. Scans at most `scan`
+    /// objects of a list.
     pub(in crate::master) fn next_to_demote(
         &self,
         node: NodeIndex,
@@ -507,7 +517,7 @@ impl Catalog {
         best.map(|(_, index)| ObjectIndex(index))
     }
 
-    /// When the next lease ends that keeps an object from eviction.
+    /// When the next lease ends that protects an object from eviction.
     pub(in crate::master) fn next_lease_end(&self, now: Tick) -> Option<Tick> {
         let lists = self.lists.nodes.iter().flatten();
         let all = [
@@ -534,7 +544,7 @@ impl Catalog {
         found
     }
 
-    /// Something of what these objects' neighbours in their lines are, so that they are near afterwards.
+    /// Reads the neighbours of these objects in their lists, so that they are cached afterwards.
     pub(super) fn warm_neighbours(&self, indexes: impl Iterator<Item = ObjectIndex>) -> u64 {
         let mut sum = 0;
         for replica in indexes.filter_map(|index| self.objects.get(index.0)?.replica(0)) {
@@ -547,7 +557,7 @@ impl Catalog {
 
 #[cfg(test)]
 impl Catalog {
-    /// Panics if a line is broken, or not what its objects call for.
+    /// Panics if a list is broken, or does not match its objects.
     pub(super) fn assert_lines(&self) {
         let mut hanging = 0;
         for (node, namespaces) in self.lists.nodes.iter().enumerate() {

@@ -1,13 +1,13 @@
-//! Which key is which object, and where its replicas lie.
+//! The catalog: which key is which object, and where its replicas are.
 //!
-//! Objects are numbered; names are found through hash tables of numbers, so that an object costs one record
-//! and one table entry. [`lists`] keeps the order in which they leave.
+//! Objects have indexes, and hash tables map names to indexes. So an object costs one record and one table
+//! entry. [`lists`] keeps the eviction order.
 //!
-//! At ten million objects nearly everything that a lookup touches is far from the processor. So many names
-//! are looked up in steps, each of which only touches what the next one needs, for all names: the misses
-//! overlap, and a name of a batch costs a fraction of what it costs alone.
+//! With ten million objects, nearly every memory access of a lookup is a cache miss. So names are looked up
+//! in batches and in steps. Each step touches what the next one needs, for all names of the batch. The
+//! misses overlap, so a name of a batch costs a fraction of a single lookup.
 //!
-//! **Invariant:** no hash table is ever iterated; pages of objects follow the numbers.
+//! **Invariant:** no hash table is ever iterated; pages of objects follow the indexes.
 
 mod eviction_lists;
 mod object;
@@ -31,11 +31,11 @@ use crate::{
     names::{NIL, Names},
 };
 
-/// The place of a node in the master's table. Reused only after everything that names it is gone.
+/// The index of a node in the master's table. Reused only after all references to it are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeIndex(pub(super) u16);
 
-/// The number of an object. Reused after the object is gone.
+/// The index of an object. Reused after the object is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ObjectIndex(u32);
 
@@ -44,20 +44,20 @@ impl ObjectIndex {
     pub(super) const MAX: Self = Self(u32::MAX);
 }
 
-/// The number of what a client calls itself.
+/// The index of a client's label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LabelIndex(pub(super) u16);
 
-/// The number of a namespace; never reused.
+/// The index of a namespace; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamespaceIndex(u32);
 
-/// Names that are looked up together: what they touch fits into the nearest cache.
+/// Number of names that are looked up together: the data that they touch fits into the L1 cache.
 pub(super) const TOGETHER: usize = 64;
-/// Names for which it pays.
+/// Minimum number of names for which the steps pay off.
 const FEW: usize = 3;
 
-/// What a new object is.
+/// The properties of a new object.
 #[derive(Debug)]
 pub(super) struct NewObject {
     pub(super) namespace: NamespaceIndex,
@@ -72,7 +72,7 @@ pub(super) struct NewObject {
     pub(super) replicas: Vec<(NodeIndex, SlotRef)>,
 }
 
-/// What one owner pins in one namespace.
+/// The objects that one owner pins in one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pinned {
     pub(super) objects: u64,
@@ -87,7 +87,7 @@ impl Pinned {
     }
 }
 
-/// Takes one object off what an owner pins. Who pins nothing is not kept.
+/// Subtracts one object from the pins of an owner. An owner without pins is removed.
 fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
     let Entry::Occupied(mut entry) = owners.entry(owner) else { return };
     let pinned = entry.get_mut();
@@ -97,17 +97,17 @@ fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
     }
 }
 
-/// One namespace's name and sums.
+/// One namespace's name and totals.
 #[derive(Debug, Default)]
 pub(super) struct Namespace {
     pub(super) name: String,
     pub(super) objects: u64,
     pub(super) bytes: u64,
-    /// Room of its objects on all nodes, each copy counted.
+    /// Memory of its objects on all nodes, each copy counted.
     pub(super) committed: u64,
 }
 
-/// What became of names that were looked up together, in their order.
+/// The results of names that were looked up together, in their order.
 pub(super) type Together = [Option<ObjectIndex>; TOGETHER];
 
 /// The catalog.
@@ -123,7 +123,7 @@ pub(super) struct Catalog {
     soft: BTreeSet<(Tick, u32)>,
     /// Hard pins, by owner.
     pins: BTreeSet<(NamespaceIndex, String, u32)>,
-    /// What that comes to, by owner.
+    /// The totals of the hard pins, by owner.
     owners: Owners,
 }
 
@@ -142,7 +142,7 @@ impl Catalog {
         }
     }
 
-    /// The number of a namespace, made if need be.
+    /// The index of a namespace; created if necessary.
     pub(super) fn intern(&mut self, name: &str) -> NamespaceIndex {
         if let Some(&index) = self.namespace_names.get(name) {
             return index;
@@ -153,7 +153,7 @@ impl Catalog {
         index
     }
 
-    /// The number of a namespace, if anybody has named it.
+    /// The index of a namespace, if it is known.
     pub(super) fn namespace_index(&self, name: &str) -> Option<NamespaceIndex> {
         self.namespace_names.get(name).copied()
     }
@@ -230,7 +230,7 @@ impl Catalog {
         Some(ObjectIndex(index))
     }
 
-    /// Takes an object out, and tells where its replicas lie.
+    /// Removes an object, and returns it with its replicas.
     pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<Object> {
         self.lists.delist(&mut self.objects, index);
         let object = self.objects.remove(index.0)?;
@@ -250,8 +250,8 @@ impl Catalog {
         Some(object)
     }
 
-    /// Counts a use: the object moves to the recent end of its line. With a lease, nobody evicts it until
-    /// then.
+    /// Counts a use: the object moves to the recent end of its eviction list. With a lease, it is not
+    /// evicted before the lease ends.
     pub(super) fn touch(&mut self, index: ObjectIndex, now: Tick, lease_until: Option<Tick>) {
         if let Some(object) = self.objects.get_mut(index.0) {
             object.touch(now, lease_until);
@@ -261,8 +261,8 @@ impl Catalog {
         }
     }
 
-    /// Counts one use of each object that was found. `reader` is the client that reads them, if they are used
-    /// for a read.
+    /// Counts one use of each object that was found. `reader` is the client that reads them, if they are
+    /// used for a read.
     pub(super) fn touch_all(
         &mut self,
         found: &[Option<ObjectIndex>],
@@ -281,7 +281,7 @@ impl Catalog {
         }
     }
 
-    /// Ends what keeps an object from eviction until then, so that it is leased as it was before.
+    /// Ends the protection of an object that lasts until `until`, and restores its lease of before.
     pub(super) fn end_protection(&mut self, index: ObjectIndex, before: Tick, until: Tick) {
         let object = self.objects.get_mut(index.0).filter(|it| it.lease_until() <= until);
         if object.map(|it| it.lease_again(before)).is_some() {
@@ -289,7 +289,7 @@ impl Catalog {
         }
     }
 
-    /// Ends the soft pins whose time has come.
+    /// Ends the soft pins that have expired.
     pub(super) fn end_soft_pins(&mut self, now: Tick) {
         while let Some(&(until, index)) = self.soft.first().filter(|it| it.0 <= now) {
             self.soft.remove(&(until, index));
@@ -304,7 +304,7 @@ impl Catalog {
         self.soft.first().map(|it| it.0)
     }
 
-    /// Writes other marks on an object: it moves to the line that they call for.
+    /// Replaces the attributes of an object, and moves it to the matching eviction list.
     pub(super) fn set_attributes(&mut self, index: ObjectIndex, attributes: Attributes) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
         let (namespace, len, before) = (object.namespace(), object.len(), object.space());
@@ -324,7 +324,7 @@ impl Catalog {
         self.relist(index);
     }
 
-    /// Who pins how much in a namespace, in the order of the names.
+    /// The pins of each owner in a namespace, in the order of the names.
     pub(super) fn owners(&self, namespace: NamespaceIndex) -> impl Iterator<Item = (&str, Pinned)> {
         let all = self.owners.range((namespace, String::new())..);
         all.take_while(move |it| it.0.0 == namespace).map(|((_, owner), pinned)| (owner.as_str(), *pinned))
@@ -337,31 +337,31 @@ impl Catalog {
         self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
     }
 
-    /// Adds one more copy of an object that is known.
+    /// Adds one more copy of a known object.
     pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) {
         self.change_replicas(index, |object| object.add(Replica::new((node, slot_ref))));
     }
 
-    /// Adds a copy that is being written: nobody reads it, but it is taken away with the others.
+    /// Adds a copy that is being written: it cannot be read, but it is retired with the others.
     pub(super) fn add_pending(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) {
         self.change_replicas(index, |object| object.add(Replica::pending((node, slot_ref))));
     }
 
-    /// A disk begins to read the copy in the memory of that node, or has ended to.
+    /// A disk begins to read the copy in the memory of that node, or has finished.
     pub(super) fn set_demoting(&mut self, index: ObjectIndex, node: NodeIndex, demoting: bool) {
         if self.get(index).is_some_and(|it| it.is_demoting(node) != demoting) {
             self.change_replicas(index, |object| object.set_demoting(node, demoting));
         }
     }
 
-    /// A copy that was being written can be read from now on; `false` if there is none such.
+    /// Makes a copy readable that was being written. `false` if there is no such copy.
     pub(super) fn complete(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) -> bool {
         let mut completed = false;
         self.change_replicas(index, |object| completed = object.complete(node, slot_ref));
         completed
     }
 
-    /// Forgets the copy on one node. The whole object if it was the last one.
+    /// Removes the copy on one node, and the object with its last copy.
     pub(super) fn drop_replica(&mut self, index: ObjectIndex, node: NodeIndex) {
         let Some(object) = self.get(index).filter(|it| it.on(node).is_some()) else { return };
         if object.all().count() == 1 {
@@ -371,7 +371,7 @@ impl Catalog {
         self.change_replicas(index, |object| object.forget(node));
     }
 
-    /// Changes where an object lies, and the books with it.
+    /// Changes the copies of an object, and updates the totals.
     fn change_replicas(&mut self, index: ObjectIndex, change: impl FnOnce(&mut Object)) {
         self.lists.delist(&mut self.objects, index);
         if let Some(object) = self.objects.get_mut(index.0) {
@@ -383,8 +383,8 @@ impl Catalog {
         self.lists.enlist(&mut self.objects, index);
     }
 
-    /// Shows objects from number `first` on until one is not wanted, looking at no more than `scan` numbers,
-    /// and tells where to go on.
+    /// Visits objects from index `first` on until `wanted` returns `false`, and scans at most `scan`
+    /// indexes. Returns the index to continue from, or 0 at the end.
     pub(super) fn page(
         &self,
         first: u64,

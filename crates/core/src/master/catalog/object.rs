@@ -1,4 +1,4 @@
-//! The record of one object. Kept small: there may be fifty million.
+//! The record of one object. It is kept small, because there may be fifty million.
 
 use super::{EvictionList, LabelIndex, NIL, NamespaceIndex, NewObject, NodeIndex};
 use crate::{Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, extent::space_for};
@@ -19,7 +19,7 @@ impl Moment {
     }
 }
 
-/// One copy of an object, and its place in a line of its node.
+/// One copy of an object, and its links in an eviction list of its node.
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
     stamp: Stamp,
@@ -31,15 +31,15 @@ pub(super) struct Replica {
     state: CopyState,
 }
 
-/// What is being done with one copy.
+/// The state of one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CopyState {
-    /// Nothing: it can be read.
+    /// It can be read.
     Complete,
-    /// It is being written, and cannot be read yet. But it must be taken away with the others.
+    /// It is being written, and cannot be read yet. It is retired with the others.
     Pending,
-    /// It can be read, and a disk is reading it: its memory cannot be used for anything else before that
-    /// ends, even if the object is taken away.
+    /// It can be read, and a disk is reading it. Its memory cannot be reused before that ends, even if the
+    /// object is removed.
     Demoting,
 }
 
@@ -77,7 +77,7 @@ impl Replica {
     }
 }
 
-/// One object: two cache lines, wherever it lies.
+/// One object. It touches two cache lines at any address of its alignment.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(in crate::master) struct Object {
@@ -85,10 +85,10 @@ pub(in crate::master) struct Object {
     generation: Generation,
     len: u64,
     first: Replica,
-    /// Nothing in the many objects that have one copy and no marks.
+    /// `None` in the many objects that have one copy and no attributes.
     extra: Option<Box<Extra>>,
     namespace: NamespaceIndex,
-    /// How long after its last use nobody may evict it.
+    /// How long after its last use it is protected from eviction.
     lease_ms: u32,
     put: Moment,
     touched: Moment,
@@ -96,7 +96,7 @@ pub(in crate::master) struct Object {
     reader: LabelIndex,
 }
 
-/// What few objects have.
+/// Fields that few objects have.
 #[derive(Debug, Default)]
 struct Extra {
     more: Vec<Replica>,
@@ -145,7 +145,7 @@ impl Object {
     pub(in crate::master) fn writer(&self) -> LabelIndex {
         self.writer
     }
-    /// Who used it last; nobody if that is the label of nobody.
+    /// The client that used it last; the default label if there is none.
     pub(in crate::master) fn reader(&self) -> LabelIndex {
         self.reader
     }
@@ -153,7 +153,7 @@ impl Object {
         self.touched.tick()
     }
 
-    /// Until when nobody may evict it; zero if it was not leased when it was last used.
+    /// The end of its lease; zero if it was not leased when it was last used.
     pub(in crate::master) fn lease_until(&self) -> Tick {
         if self.lease_ms == 0 { Tick(0) } else { self.touched().after(u64::from(self.lease_ms)) }
     }
@@ -177,23 +177,24 @@ impl Object {
         self.soft_until() > Tick(0)
     }
 
-    /// What one copy takes up.
+    /// The memory of one copy.
     pub(in crate::master) fn space_of_one(&self) -> u64 {
         space_for(self.len).unwrap_or(0)
     }
 
-    /// What it is charged with: what its copies take up in memory together, and what lies elsewhere.
+    /// The bytes that it is charged with: the memory of all its copies, and its bytes in another store.
     pub(super) fn space(&self) -> u64 {
         (self.space_of_one() * self.in_memory().count() as u64).wrapping_add(self.elsewhere())
     }
 
-    /// Its bytes in another store that its namespace is charged with; a stream counts those of its samples.
+    /// Its bytes in another store that its namespace is charged with. A stream counts those of its samples
+    /// itself.
     pub(in crate::master) fn elsewhere(&self) -> u64 {
         let sample = self.attributes().and_then(|it| it.sample.as_ref());
         sample.filter(|it| it.stream.is_empty()).map_or(0, |it| it.elsewhere)
     }
 
-    /// Every copy, also those that are only being written.
+    /// Every copy, including those that are being written.
     pub(in crate::master) fn replicas(&self) -> impl Iterator<Item = (NodeIndex, SlotRef)> + '_ {
         self.all().map(|it| (it.node, it.slot_ref()))
     }
@@ -204,7 +205,7 @@ impl Object {
         self.in_memory().chain(on_disks)
     }
 
-    /// Where it is, or may turn out to be: a disk that it is on its way to may have it already.
+    /// The members that have it, or may have it: a disk that is writing it may be done already.
     pub(in crate::master) fn homes(&self) -> impl Iterator<Item = NodeIndex> + '_ {
         self.all().filter(|it| !it.is_pending() || it.slot_ref().is_on_disk()).map(|it| it.node)
     }
@@ -224,12 +225,12 @@ impl Object {
         self.on(node).is_some()
     }
 
-    /// Whether a copy is only being written.
+    /// Whether a copy is being written.
     pub(in crate::master) fn is_pending(&self, node: NodeIndex) -> bool {
         self.on(node).is_some_and(Replica::is_pending)
     }
 
-    /// The disks that it is on, or on its way to, and whether it is only on its way.
+    /// The disks that have it or are writing it, and whether they are still writing.
     pub(in crate::master) fn on_disks(&self) -> impl Iterator<Item = (NodeIndex, bool)> + '_ {
         self.all().filter(|it| it.slot_ref().is_on_disk()).map(|it| (it.node, it.is_pending()))
     }
@@ -258,12 +259,12 @@ impl Object {
         }
     }
 
-    /// Something of each cache line of the record, so that it is near afterwards.
+    /// Reads each cache line of the record, so that it is cached afterwards.
     pub(super) fn warm(&self) -> u64 {
         self.len ^ u64::from(self.first.older) ^ u64::from(self.lease_ms) ^ self.generation.counter
     }
 
-    /// The same of the key's bytes.
+    /// The same for the key's bytes.
     pub(super) fn warm_key(&self) -> u64 {
         let ends = [self.key.as_bytes().first(), self.key.as_bytes().last()];
         ends.into_iter().flatten().map(|&byte| u64::from(byte)).sum()
@@ -280,7 +281,7 @@ impl Object {
         self.extra.as_mut()?.more.iter_mut().find(|it| it.node == node)
     }
 
-    /// A copy that was being written can be read from now on; `false` if there is none such.
+    /// Makes a copy readable that was being written. `false` if there is no such copy.
     pub(super) fn complete(&mut self, node: NodeIndex, slot_ref: SlotRef) -> bool {
         let replica = self.on_mut(node).filter(|it| it.is_pending() && it.slot_ref() == slot_ref);
         replica.map(|it| it.state = CopyState::Complete).is_some()
@@ -291,7 +292,7 @@ impl Object {
         self.on(node).is_some_and(|it| it.state == CopyState::Demoting)
     }
 
-    /// A disk begins to read the copy in the memory of that node, or has ended to.
+    /// A disk begins to read the copy in the memory of that node, or has finished.
     pub(super) fn set_demoting(&mut self, node: NodeIndex, demoting: bool) {
         if let Some(replica) = self.on_mut(node).filter(|it| it.is_in_memory()) {
             replica.state = if demoting { CopyState::Demoting } else { CopyState::Complete };
@@ -300,11 +301,11 @@ impl Object {
 
     /// Adds a copy on a node that has none.
     pub(super) fn add(&mut self, replica: Replica) {
-        debug_assert!(!self.is_on(replica.node), "an object has one copy on a node");
+        debug_assert!(!self.is_on(replica.node), "object has a second copy on one node");
         self.extra.get_or_insert_default().more.push(replica);
     }
 
-    /// Forgets the copy on one node, which is not the only one.
+    /// Removes the copy on one node, which must not be the only one.
     pub(super) fn forget(&mut self, node: NodeIndex) {
         let Some(extra) = &mut self.extra else { return };
         if self.first.node == node && !extra.more.is_empty() {
@@ -315,7 +316,7 @@ impl Object {
         self.tidy();
     }
 
-    /// A use, at which leases begin and others end.
+    /// Counts a use. An expired lease is dropped, and a new one may begin.
     pub(super) fn touch(&mut self, now: Tick, lease_until: Option<Tick>) {
         let still = self.lease_until();
         let until = lease_until.map_or(still, |until| until.max(still));
@@ -327,17 +328,17 @@ impl Object {
         self.reader = reader;
     }
 
-    /// Whether anybody has read it since it was put.
+    /// Whether it was read since it was put.
     pub(in crate::master) fn was_read(&self) -> bool {
         self.reader != LabelIndex::default()
     }
 
-    /// It is leased until then, and no longer.
+    /// Sets the end of its lease.
     pub(super) fn lease_again(&mut self, until: Tick) {
         self.lease_ms = until.0.saturating_sub(self.touched().0).min(u64::from(u32::MAX)) as u32;
     }
 
-    /// Writes other marks, and tells the old ones.
+    /// Replaces the attributes, and returns the old ones.
     pub(super) fn set_attributes(&mut self, attributes: Attributes) -> Attributes {
         let old = std::mem::replace(&mut self.extra.get_or_insert_default().attributes, attributes);
         self.tidy();
@@ -351,7 +352,8 @@ impl Object {
         self.tidy();
     }
 
-    /// The line that its protection, its lease and a copy on a disk call for, for its copies in memory.
+    /// The eviction list of its copies in memory, according to its protection, its lease and its disk
+    /// copies.
     pub(super) fn list_in_memory(&self) -> EvictionList {
         let protected = self.attributes().is_some_and(Attributes::protect);
         match (protected, self.soft_pin(), self.lease_ms > 0, self.readable_on_disks().next().is_some()) {
@@ -369,7 +371,7 @@ impl Object {
         }
     }
 
-    /// The line that one of its copies belongs in.
+    /// The eviction list that one of its copies belongs to.
     pub(super) fn rightful_list(&self, replica: &Replica) -> EvictionList {
         match (replica.is_in_memory(), self.list_in_memory()) {
             (false, _) => EvictionList::Aside,
@@ -395,12 +397,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_two_cache_lines() {
+    fn object_has_96_bytes() {
         assert_eq!(size_of::<Option<Object>>(), 96);
     }
 
     #[test]
-    fn a_moment_is_a_tick() {
+    fn moment_converts_to_the_same_tick() {
         for ms in [0, 1, 0xffff, 0x1_0000, 0x1234_5678_9abc, (1 << 48) - 1] {
             assert_eq!(Moment::of(Tick(ms)).tick(), Tick(ms));
         }

@@ -1,7 +1,7 @@
-//! Numbered things. Numbers are reused; the things never move, so that adding one costs the same whether
-//! there are a thousand or ten million.
+//! A slab of indexed entries. Indexes are reused. Entries never move, so an insertion costs the same with a
+//! thousand entries as with ten million.
 
-/// How many things are allocated at a time.
+/// Number of entries that are allocated at a time.
 const CHUNK: usize = 1 << 13;
 
 /// See the module.
@@ -16,7 +16,7 @@ impl<T> Slab<T> {
         Self { chunks: Vec::new(), unused: Vec::new() }
     }
 
-    /// Numbers that are or were in use: all are below this.
+    /// All indexes that are or were in use are below this.
     pub(super) fn bound(&self) -> usize {
         match self.chunks.last() {
             Some(last) => (self.chunks.len() - 1) * CHUNK + last.len(),
@@ -32,7 +32,7 @@ impl<T> Slab<T> {
         self.chunks.get_mut(index as usize / CHUNK)?.get_mut(index as usize % CHUNK)?.as_mut()
     }
 
-    /// Adds a thing, and tells its number.
+    /// Adds an entry, and returns its index.
     pub(super) fn insert(&mut self, thing: T) -> u32 {
         if let Some(index) = self.unused.pop() {
             let chunk = self.chunks.get_mut(index as usize / CHUNK);
@@ -53,7 +53,7 @@ impl<T> Slab<T> {
         index
     }
 
-    /// Takes a thing out.
+    /// Removes an entry.
     pub(super) fn remove(&mut self, index: u32) -> Option<T> {
         let chunk = self.chunks.get_mut(index as usize / CHUNK)?;
         let thing = chunk.get_mut(index as usize % CHUNK)?.take()?;
@@ -61,7 +61,7 @@ impl<T> Slab<T> {
         Some(thing)
     }
 
-    /// The things whose numbers lie in that range, in their order.
+    /// The entries with an index in that range, in order.
     pub(super) fn range(&self, numbers: std::ops::Range<usize>) -> impl Iterator<Item = (u32, &T)> {
         numbers.filter_map(|number| Some((number as u32, self.get(number as u32)?)))
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_reused_and_things_stay() {
+    fn indexes_are_reused_and_entries_do_not_move() {
         let mut slab = Slab::new();
         let count = CHUNK as u32 + 3;
         assert!((0..count).all(|it| slab.insert(it) == it));

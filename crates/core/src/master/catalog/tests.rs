@@ -1,4 +1,4 @@
-//! The catalog's rules, without a master around it.
+//! The rules of the catalog, tested without a master.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn victims(catalog: &mut Catalog, now: u64, rules: Eviction) -> Vec<String> {
 }
 
 #[test]
-fn the_one_unused_for_longest_leaves_first() {
+fn least_recently_used_object_is_evicted_first() {
     let mut catalog = Catalog::new(0);
     for (name, now) in [("a", 1), ("b", 2), ("c", 3)] {
         put(&mut catalog, now, name, false, 0);
@@ -48,7 +48,7 @@ fn the_one_unused_for_longest_leaves_first() {
 }
 
 #[test]
-fn leased_and_hard_pinned_objects_stay_and_soft_pinned_ones_leave_last() {
+fn eviction_respects_leases_and_pins() {
     let mut catalog = Catalog::new(0);
     let leased = put(&mut catalog, 1, "leased", false, 0);
     put(&mut catalog, 2, "pinned", true, 0);
@@ -63,7 +63,7 @@ fn leased_and_hard_pinned_objects_stay_and_soft_pinned_ones_leave_last() {
 }
 
 #[test]
-fn a_soft_pin_ends() {
+fn expired_soft_pin_does_not_protect() {
     let mut catalog = Catalog::new(0);
     put(&mut catalog, 1, "soft", false, 100);
     catalog.end_soft_pins(Tick(99));
@@ -73,7 +73,7 @@ fn a_soft_pin_ends() {
 }
 
 #[test]
-fn an_object_goes_with_its_last_replica() {
+fn object_is_removed_with_its_last_replica() {
     let mut catalog = Catalog::new(0);
     let index = put(&mut catalog, 1, "a", false, 0);
     catalog.drop_replica(index, NODE);
@@ -85,7 +85,7 @@ fn an_object_goes_with_its_last_replica() {
 }
 
 proptest! {
-    /// Against a sorted list of (touched, name).
+    /// Compared with a model, a sorted list of (touched, name).
     #[test]
     fn eviction_follows_the_order_of_use(steps in prop::collection::vec((0u8..4, 0u8..12), 1..120)) {
         let mut catalog = Catalog::new(7);
@@ -116,9 +116,9 @@ proptest! {
         prop_assert_eq!(victims(&mut catalog, u64::MAX, Eviction::default()), expected);
     }
 
-    /// Whatever happens, every line is whole and its end tells the truth.
+    /// After every step, every list is intact and its ends are correct.
     #[test]
-    fn lines_stay_in_order(steps in prop::collection::vec((0u8..8, 0u8..6, 0u8..2), 1..150)) {
+    fn eviction_lists_stay_consistent(steps in prop::collection::vec((0u8..8, 0u8..6, 0u8..2), 1..150)) {
         let mut catalog = Catalog::new(7);
         for (now, (what, name, namespace)) in (1u64..).zip(steps) {
             let namespace = catalog.intern(["a", "b"][usize::from(namespace)]);
@@ -158,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn a_namespace_over_its_quota_gives_up_its_own_objects_only() {
+fn quota_eviction_is_limited_to_the_namespace() {
     let mut catalog = Catalog::new(0);
     for now in 1..10_000 {
         put(&mut catalog, now, &format!("other {now}"), false, 0);
@@ -179,7 +179,7 @@ fn a_namespace_over_its_quota_gives_up_its_own_objects_only() {
 }
 
 #[test]
-fn names_are_found_together_as_alone() {
+fn batch_lookup_equals_single_lookups() {
     let mut catalog = Catalog::new(3);
     let namespace = catalog.intern("default");
     for now in 1..=200 {

@@ -1,22 +1,26 @@
 //! Streams: samples in the order in which they were put, for consumer groups to pull.
 //!
-//! A stream is nothing beside its samples: a sample that names one is in it from its commit on, at the place
-//! of its generation, and leaves it when it is consumed or removed. So an append is the put itself and cannot
-//! be lost between the two. The nodes store with each sample which stream it is in, and the next epoch of the
-//! master reads that again. A pull is a lease of the next samples: a sample that a consumer has pulled is
-//! ready for its group again when that lease ends without an acknowledgement.
+//! A stream consists of its samples only. A sample that names a stream is in it from its commit until it is
+//! consumed or removed, in the order of generations. So an append is the put itself, and no failure can
+//! separate the two. The nodes store each sample's stream, and the next epoch of the master restores it
+//! from them.
+//!
+//! A pull is a lease of the next samples. When the lease ends without an acknowledgement, the sample is
+//! ready for its group again.
 //!
 //! [`Streams`] owns the streams and the pulls that wait. The master calls it when samples are committed,
 //! removed and acknowledged, and after every event ([`Streams::serve`]).
 //!
 //! **Invariant:** a sample is given to one client of a group at a time, and to none after the group's
 //! acknowledgement.
-//! **Invariant:** a stream has at most as many samples as its high mark says, including those that are about
-//! to be put.
-//! **Invariant:** a name that a group has acknowledged is used up: a put that is repeated does not bring the
-//! sample back, for as long as the stream remembers.
 //!
-//! Limits, ends and counts live in the master's memory.
+//! **Invariant:** the samples of a stream, including those that are about to be put, do not exceed its high
+//! mark.
+//!
+//! **Invariant:** a name that a group has acknowledged is used up. While the stream remembers it, a
+//! repeated put does not bring the sample back.
+//!
+//! Limits, ends and counters are only in the master's memory.
 
 mod state;
 #[cfg(test)]
@@ -46,14 +50,14 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Streams that one master knows.
+/// Maximum number of streams of one master.
 const STREAMS_MAX: usize = 1 << 16;
-/// Samples that one pull gives.
+/// Maximum number of samples in one pull.
 const PULL_ITEMS_MAX: usize = 1 << 12;
-/// Bytes of their names, together.
+/// Maximum number of bytes of their names, together.
 const PULL_NAMES_MAX: usize = 1 << 22;
 
-/// Names one stream, in this epoch of the master.
+/// Identifies a stream, in this epoch of the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StreamIndex(u32);
 
@@ -63,7 +67,7 @@ pub(super) struct Streams {
     numbers: BTreeMap<(NamespaceIndex, String), StreamIndex>,
     streams: BTreeMap<StreamIndex, Stream>,
     next: u32,
-    /// Those where something changed that pulls may be waiting for.
+    /// Streams with a change that pulls may wait for.
     changed: BTreeSet<StreamIndex>,
     pulls: BTreeMap<OpId, Pulling>,
 }
@@ -79,9 +83,9 @@ struct Pulling {
     deadline: Tick,
 }
 
-/// What there is for a pull now.
+/// The result of a pull at this time.
 enum Next {
-    /// It waits.
+    /// The pull waits.
     Nothing,
     Items(Vec<Generation>),
     End(StreamEnd),
@@ -93,7 +97,7 @@ impl Streams {
         self.numbers.get(&(namespace, name.to_owned())).copied()
     }
 
-    /// The stream of that name, new if need be. None if there are too many.
+    /// The stream of that name, created if necessary. `None` if there are too many.
     fn intern(&mut self, namespace: NamespaceIndex, name: &str) -> Option<StreamIndex> {
         if let Some(index) = self.find(namespace, name) {
             return Some(index);
@@ -113,20 +117,21 @@ impl Streams {
     /// The stream that a request names.
     fn named(&mut self, caller: &Caller, name: &str) -> Result<StreamIndex, Box<Reply>> {
         if name.is_empty() || name.len() > OWNER_BYTES_MAX {
-            let message = format!("a stream's name has 1 to {OWNER_BYTES_MAX} bytes, and not {}", name.len());
+            let message =
+                format!("invalid stream name of {} bytes: it must have 1 to {OWNER_BYTES_MAX}", name.len());
             return Err(Box::new(Reply::Refused(Refusal { reason: Reason::Invalid, message })));
         }
         let index = self.intern(caller.namespace, name);
-        index.ok_or_else(|| Box::new(refuse(Reason::Busy, "there are too many streams")))
+        index.ok_or_else(|| Box::new(refuse(Reason::Busy, "too many streams: end those that are not needed")))
     }
 
-    /// A stream that is about to change: its pulls are tried again.
+    /// A stream that is about to change: its pulls are retried.
     fn change(&mut self, index: StreamIndex) -> Option<&mut Stream> {
         self.changed.insert(index);
         self.streams.get_mut(&index)
     }
 
-    /// A client is gone: it consumes nothing any more.
+    /// A client is gone, and consumes no more samples.
     pub(super) fn detach(&mut self, client: ClientId) {
         self.streams.values_mut().for_each(|it| it.detach(client));
     }
@@ -156,12 +161,12 @@ impl Streams {
         let granted = cx.quotas.stream_granted(index);
         _ = stream.admits(granted);
         let stat = stream.stat(granted);
-        // Puts that wait for it may have their turn.
+        // Puts into the stream that wait may proceed.
         cx.quotas.note_change();
         Reply::Stream(stat)
     }
 
-    /// Ends a stream. Its samples, if they are to be removed; else the answer.
+    /// Ends a stream. Returns its samples if they must be removed, otherwise the answer.
     pub(super) fn end(
         &mut self,
         cx: &mut Context,
@@ -180,7 +185,7 @@ impl Streams {
         }
     }
 
-    /// Has a pull wait. It is answered after this event, if there is something for it.
+    /// Lets a pull wait. It is answered after this event, if there are samples for it.
     pub(super) fn pull(
         &mut self,
         cx: &mut Context,
@@ -192,7 +197,7 @@ impl Streams {
         if pull.items_max == 0 || pull.items_min > pull.items_max || pull.items_max as usize > PULL_ITEMS_MAX
         {
             let what = format!(
-                "{} to {} samples: a pull is for 1 to {PULL_ITEMS_MAX}",
+                "invalid pull of {} to {} samples: it must be for 1 to {PULL_ITEMS_MAX}",
                 pull.items_min, pull.items_max
             );
             return Err(Box::new(refuse(Reason::Invalid, &what)));
@@ -200,7 +205,7 @@ impl Streams {
         let most = self.streams.get(&index).map_or(u64::MAX, |it| most_in_flight(it.limits()));
         if pull.behind.is_none() && u64::from(pull.items_min) > most {
             let what = format!(
-                "{} samples at once: only {most} are sure to be in flight in the stream `{}`",
+                "invalid pull of {} samples: only {most} are guaranteed to be in flight in stream `{}`",
                 pull.items_min, pull.stream
             );
             return Err(Box::new(refuse(Reason::Invalid, &what)));
@@ -219,7 +224,7 @@ impl Streams {
         Ok(())
     }
 
-    /// A sample has its name, and its place in a stream if it is for one.
+    /// A sample got its name, and its position in its stream, if it has one.
     pub(super) fn enter(&mut self, cx: &Context, object: ObjectIndex, is_new: bool) {
         let Some(found) = cx.catalog.get(object) else { return };
         let Some(sample) = sample_of(found) else { return };
@@ -250,7 +255,7 @@ impl Streams {
         }
     }
 
-    /// The put of that name that makes another one in the stream void.
+    /// The earlier put of that name that makes a further one into the stream void.
     pub(super) fn used_up(
         &self,
         cx: &Context,
@@ -264,7 +269,7 @@ impl Streams {
         self.streams.get(&self.find(namespace, &options.stream)?)?.seen(key)
     }
 
-    /// Whether a stream accepts no more for good, and why.
+    /// Whether a stream has ended, and why.
     pub(super) fn is_over(&self, namespace: NamespaceIndex, options: &PutOptions) -> Option<String> {
         if options.stream.is_empty() {
             return None;
@@ -274,8 +279,8 @@ impl Streams {
         Some(format!("the stream `{}` has ended{why}", options.stream))
     }
 
-    /// Counts one more sample that is about to be put into a stream; else says how far behind its consumers
-    /// are.
+    /// Counts one more sample that is about to be put into a stream. If the stream is full, returns its
+    /// backlog.
     pub(super) fn admit(
         &mut self,
         cx: &mut Context,
@@ -299,7 +304,7 @@ impl Streams {
         Ok(Some(index))
     }
 
-    /// Tries pulls again wherever something changed.
+    /// Retries the pulls of streams that have changed.
     pub(super) fn serve(&mut self, cx: &mut Context, leases: &mut Leases) {
         for (index, group, generation) in leases.take_put_back() {
             if let Some(stream) = self.change(index)
@@ -325,12 +330,12 @@ impl Streams {
         }
     }
 
-    /// How many pulls wait.
+    /// Number of pulls that wait.
     pub(super) fn waiting_count(&self) -> usize {
         self.pulls.len()
     }
 
-    /// Answers a pull whose time is up.
+    /// Answers a pull whose deadline has passed.
     pub(super) fn end_pull(&mut self, cx: &mut Context, leases: &mut Leases, op: OpId) {
         if self.pulls.get(&op).is_some_and(|it| it.deadline <= cx.now) {
             self.try_pull(cx, leases, op);
@@ -345,7 +350,7 @@ impl Streams {
         }
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel_pull(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
         for (op, pulling) in &mut self.pulls {
             if (pulling.conn, pulling.id) == (conn, id) {
@@ -364,7 +369,8 @@ impl Streams {
         Some(pulling)
     }
 
-    /// Answers a pull if there is enough for it, or no more, or its time is up.
+    /// Answers a pull if there are enough samples for it, if the stream has ended, or if its deadline has
+    /// passed.
     fn try_pull(&mut self, cx: &mut Context, leases: &mut Leases, op: OpId) -> bool {
         let Some(pulling) = self.pulls.get(&op) else { return false };
         let (items, end) = match self.next_for(cx, leases, pulling) {
@@ -402,8 +408,8 @@ impl Streams {
         match stream.end() {
             None => Next::Nothing,
             Some(_) if !items.is_empty() => Next::Items(items),
-            // A client that has samples is told, so that it can acknowledge them; the others may have to do
-            // what those clients leave undone.
+            // A client that holds samples learns of the end, so that it can acknowledge them. The others
+            // wait, because those samples may become ready again.
             Some(_) if pull.behind.is_some() => Next::End(StreamEnd::default()),
             Some(_) => match stream.out(&pull.group, pulling.caller.client) {
                 (own, outstanding) if own > 0 || outstanding == 0 => {
@@ -414,7 +420,7 @@ impl Streams {
         }
     }
 
-    /// Leases samples to the client that pulled them, or only shows them.
+    /// Leases samples to the client that pulled them, or only lists them.
     fn give(
         &mut self,
         cx: &mut Context,
@@ -457,7 +463,7 @@ impl Streams {
         self.streams.values().next().is_some_and(|it| it.entry(generation).is_some())
     }
 
-    /// What is inconsistent, if anything is.
+    /// Checks internal consistency.
     pub(super) fn check(&self, cx: &Context) -> Result<(), String> {
         let is_there =
             |object, generation| cx.catalog.get(object).is_some_and(|it| it.generation() == generation);
@@ -471,5 +477,5 @@ fn sample_of(object: &Object) -> Option<&SampleAttributes> {
 }
 
 fn no_stream() -> Reply {
-    refuse(Reason::Busy, "there is no such stream")
+    refuse(Reason::Busy, "the stream does not exist")
 }

@@ -1,7 +1,7 @@
 //! One stream: its samples, which client has which of them, and whether it accepts more.
 //!
-//! **Invariant:** of each group, what is ready and what is out are apart, and both are there and were not
-//! acknowledged by the group.
+//! **Invariant:** for each group, the ready samples and those that are out are disjoint. All of them exist,
+//! and the group has acknowledged none of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,14 +12,15 @@ use crate::{
     message::{Backlog, GroupStat, StreamEnd, StreamLimits, StreamStat},
 };
 
-/// Names of consumed samples that a stream remembers, so that a repeated put does not bring them back.
+/// Maximum number of names of consumed samples that a stream remembers, so that a repeated put does not
+/// bring them back.
 const SEEN_MAX: usize = 1 << 16;
 
 /// One stream.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     limits: StreamLimits,
-    /// What is there, in order: generations are minted when samples are named.
+    /// The samples, in order: generations are minted when samples are named.
     entries: BTreeMap<Generation, Entry>,
     bytes: u64,
     groups: BTreeMap<String, Group>,
@@ -28,7 +29,7 @@ pub(super) struct Stream {
     appended: u64,
     recovered: u64,
     consumed: u64,
-    /// What a group has acknowledged, and in which order that was heard.
+    /// Names that a group has acknowledged, and the order in which that was recorded.
     seen: BTreeMap<Key, Generation>,
     seen_order: VecDeque<Key>,
     /// Pulls that wait, first come first served.
@@ -49,11 +50,11 @@ pub(super) struct Entry {
 /// A consumer group.
 #[derive(Debug, Default)]
 struct Group {
-    /// What nobody of the group has.
+    /// Samples that no client of the group has.
     ready: BTreeSet<Generation>,
-    /// Who has what.
+    /// Samples that clients have.
     out: BTreeMap<Generation, ClientId>,
-    /// How many samples each takes before it acknowledges any.
+    /// The number of samples that each client takes before it acknowledges any.
     consumers: BTreeMap<ClientId, u64>,
     delivered: u64,
     acked: u64,
@@ -69,14 +70,14 @@ impl Entry {
         is_named && !self.acked.contains(group)
     }
 
-    /// What one group has acknowledged is consumed for all, even if leases keep it for a while.
+    /// A sample that one group has acknowledged is consumed for all, even if leases keep it for a while.
     fn is_consumed(&self) -> bool {
         self.consumption == Consumption::Once && !self.acked.is_empty()
     }
 }
 
 impl Stream {
-    /// A sample is there: just put, or found on a node.
+    /// Adds a sample: just put, or found on a node.
     pub(super) fn arrive(
         &mut self,
         generation: Generation,
@@ -99,7 +100,7 @@ impl Stream {
         self.entries.insert(generation, entry);
     }
 
-    /// A sample is gone, perhaps because everybody has consumed it.
+    /// A sample is gone, perhaps because every group has consumed it.
     pub(super) fn leave(&mut self, generation: Generation, is_consumed: bool) {
         let Some(entry) = self.entries.remove(&generation) else { return };
         self.bytes = self.bytes.saturating_sub(entry.len);
@@ -113,7 +114,7 @@ impl Stream {
         }
     }
 
-    /// A group is done with a sample.
+    /// A group has acknowledged a sample.
     pub(super) fn acked(&mut self, generation: Generation, group: &str) {
         let Some(entry) = self.entries.get_mut(&generation) else { return };
         if !entry.acked.insert(group.to_owned()) {
@@ -123,7 +124,8 @@ impl Stream {
         if entry.consumption == Consumption::Once {
             self.groups.values_mut().for_each(|group| _ = group.ready.remove(&generation));
         }
-        // A group that never pulled may acknowledge what it leased by name; the rest is still to come to it.
+        // A group that never pulled may acknowledge a sample that it leased by name. The other samples are
+        // still ready for it.
         self.meet(group);
         if let Some(group) = self.groups.get_mut(group) {
             group.acked += 1;
@@ -133,7 +135,7 @@ impl Stream {
         self.remember(key, generation);
     }
 
-    /// Nobody of the group has it any more, and it was not acknowledged: another one is to have it.
+    /// The client's lease ended without an acknowledgement: the sample is ready for the group again.
     pub(super) fn put_back(&mut self, generation: Generation, group: &str) {
         let is_for_it = self.entries.get(&generation).is_some_and(|it| it.is_for(group));
         if let Some(group) = self.groups.get_mut(group)
@@ -153,7 +155,7 @@ impl Stream {
         }
     }
 
-    /// The group, which may be new. Then all that is there and meant for it is ready.
+    /// Adds a group, if it is new. All existing samples that are meant for it are ready.
     pub(super) fn meet(&mut self, name: &str) {
         if !self.groups.contains_key(name) {
             let ready = self.entries.iter().filter(|(_, it)| it.is_for(name)).map(|it| *it.0).collect();
@@ -161,12 +163,12 @@ impl Stream {
         }
     }
 
-    /// The next samples that nobody of the group has.
+    /// The next samples that no client of the group has.
     pub(super) fn ready(&self, group: &str) -> impl Iterator<Item = Generation> + '_ {
         self.groups.get(group).into_iter().flat_map(|it| it.ready.iter().copied())
     }
 
-    /// What is there and comes behind that, whoever has it.
+    /// The samples after that position, whether clients have them or not.
     pub(super) fn behind(&self, place: Generation) -> impl Iterator<Item = Generation> + '_ {
         use std::ops::Bound::{Excluded, Unbounded};
         self.entries.range((Excluded(place), Unbounded)).map(|it| *it.0)
@@ -180,14 +182,14 @@ impl Stream {
         self.entries.values().map(|it| it.object).collect()
     }
 
-    /// How many samples a client of the group has, and how many the others have.
+    /// Number of samples that a client of the group has, and that the others have.
     pub(super) fn out(&self, group: &str, client: ClientId) -> (u64, u64) {
         let Some(group) = self.groups.get(group) else { return (0, 0) };
         let own = group.out.values().filter(|it| **it == client).count() as u64;
         (own, group.out.len() as u64 - own)
     }
 
-    /// The put of that name that a group has acknowledged, if there was one: the name is used up.
+    /// The put of that name that a group has acknowledged, if any: the name is used up.
     pub(super) fn seen(&self, key: &Key) -> Option<Generation> {
         self.seen.get(key).copied()
     }
@@ -201,12 +203,12 @@ impl Stream {
         }
     }
 
-    /// Whether it takes in one more, with so much about to be put; else how it stands.
+    /// Whether it accepts one more sample, given those that are about to be put; otherwise its backlog.
     pub(super) fn admits(&mut self, granted: (u64, u64)) -> Result<(), Backlog> {
         let (refs, bytes) = (self.entries.len() as u64 + granted.0, self.bytes.saturating_add(granted.1));
         let limits = self.limits;
-        // Bytes do not stop a stream whose consumers have yet to fill a window, or nobody would ever
-        // acknowledge anything.
+        // The limit in bytes does not apply before the consumers can fill a window. Otherwise they would
+        // never acknowledge a sample.
         let widest = self.groups.values().map(Group::window).max().unwrap_or(0);
         let (counts_refs, counts_bytes) = (limits.refs_high > 0, limits.bytes_high > 0 && refs >= widest);
         self.is_shut = if self.is_shut {
@@ -217,7 +219,7 @@ impl Stream {
         if self.is_shut { Err(Backlog { refs, bytes, limits }) } else { Ok(()) }
     }
 
-    /// Whether windows of these groups can be filled under these limits; else the arithmetic.
+    /// Checks whether the windows of the groups can be filled under these limits, and explains the problem.
     pub(super) fn problem(&self, limits: StreamLimits) -> Option<String> {
         if limits.refs_low > limits.refs_high || limits.bytes_low > limits.bytes_high {
             return Some("a low mark is above its high mark".to_owned());
@@ -226,9 +228,9 @@ impl Stream {
         let (name, group) = self.groups.iter().find(|(_, group)| group.window() > most)?;
         let windows: Vec<_> = group.consumers.values().map(u64::to_string).collect();
         Some(format!(
-            "{} consumers of group `{name}` take {} = {} samples before they acknowledge any, and only \
-             {most} are sure to be in flight: the high mark is {} and, once it was reached, the low mark \
-             {} plus one",
+            "{} consumers of group `{name}` take {} = {} samples before they acknowledge any, but only \
+             {most} are guaranteed to be in flight: the high mark is {} and, once it was reached, \
+             the low mark {} plus one",
             group.consumers.len(),
             windows.join(" + "),
             group.window(),
@@ -241,7 +243,7 @@ impl Stream {
         self.limits
     }
 
-    /// It is used again after its end, from the beginning, if nothing of it is left.
+    /// Sets the limits. After its end, an empty stream starts again from the beginning.
     pub(super) fn open(&mut self, limits: StreamLimits) {
         self.limits = limits;
         if self.end.is_some() && self.entries.is_empty() {
@@ -251,13 +253,13 @@ impl Stream {
         }
     }
 
-    /// A client belongs to a group. What it had said before comes back, to be said again.
+    /// Adds a client to a group. Returns its previous window.
     pub(super) fn attach(&mut self, group: &str, client: ClientId, window: u64) -> Option<u64> {
         self.meet(group);
         self.groups.get_mut(group).and_then(|it| it.consumers.insert(client, window))
     }
 
-    /// Takes back the last [`Self::attach`].
+    /// Undoes the last [`Self::attach`].
     pub(super) fn unattach(&mut self, group: &str, client: ClientId, before: Option<u64>) {
         if let Some(group) = self.groups.get_mut(group) {
             match before {
@@ -267,19 +269,19 @@ impl Stream {
         }
     }
 
-    /// A client is gone: it consumes nothing any more.
+    /// A client is gone, and consumes no more samples.
     pub(super) fn detach(&mut self, client: ClientId) {
         for group in self.groups.values_mut() {
             group.consumers.remove(&client);
         }
     }
 
-    /// Whether it has ended, and nothing of it is left.
+    /// Whether it has ended and is empty.
     pub(super) fn is_over(&self) -> bool {
         self.entries.is_empty() && self.parked.is_empty() && self.end.is_some()
     }
 
-    /// A client that pulls belongs to the group, if it has not said so.
+    /// Adds a pulling client to the group, if it has not attached.
     pub(super) fn pulls(&mut self, group: &str, client: ClientId) {
         self.meet(group);
         if let Some(group) = self.groups.get_mut(group) {
@@ -287,7 +289,7 @@ impl Stream {
         }
     }
 
-    /// It has ended. What went wrong first is what everybody hears.
+    /// Ends the stream. The first failure is the one that clients receive.
     pub(super) fn finish(&mut self, failure: Option<String>) {
         let end = self.end.get_or_insert_default();
         if end.failure.is_none() {
@@ -336,40 +338,43 @@ impl Stream {
         }
     }
 
-    /// What is wrong with the books, if anything is.
+    /// Checks internal consistency.
     pub(super) fn check(&self, is_there: impl Fn(ObjectIndex, Generation) -> bool) -> Result<(), String> {
         let sum: u64 = self.entries.values().map(|it| it.len).sum();
         if sum != self.bytes {
-            return Err(format!("a stream says {} bytes and has {sum}", self.bytes));
+            return Err(format!("stream counts {} bytes and has {sum}", self.bytes));
         }
         for (generation, entry) in &self.entries {
             if !is_there(entry.object, *generation) {
                 return Err(format!(
-                    "sample `{}` of generation {generation} is only in its stream",
+                    "sample `{}` of generation {generation} is in its stream, but not in the catalog",
                     entry.key
                 ));
             }
             for (name, group) in &self.groups {
                 let (is_ready, is_out) =
                     (group.ready.contains(generation), group.out.contains_key(generation));
-                // Others may still have out what one has consumed.
+                // Other clients may still have a sample that one has consumed.
                 let is_awaited = if entry.is_consumed() { is_out } else { entry.is_for(name) };
                 if (is_ready && is_out) || (is_ready || is_out) != is_awaited {
-                    return Err(format!("sample `{}` is lost to group `{name}`, or there twice", entry.key));
+                    return Err(format!(
+                        "sample `{}` is missing in group `{name}`, or listed twice",
+                        entry.key
+                    ));
                 }
             }
         }
         for group in self.groups.values() {
             if group.ready.iter().chain(group.out.keys()).any(|it| !self.entries.contains_key(it)) {
-                return Err("a group waits for what is gone".to_owned());
+                return Err("a group lists a sample that is gone".to_owned());
             }
         }
         Ok(())
     }
 }
 
-/// How many samples are sure to come before anything is acknowledged: a stream that was full takes in more
-/// only at its low mark.
+/// Number of samples that are guaranteed to be available before any is acknowledged: a stream that was full
+/// accepts more only at its low mark.
 pub(super) fn most_in_flight(limits: StreamLimits) -> u64 {
     match limits.refs_high {
         0 => u64::MAX,

@@ -1,4 +1,5 @@
-//! The rules of streams, one test each; and pipelines of producers and consumers that die, with a model.
+//! The rules of streams, one test each; and pipelines of producers and consumers that die, compared with a
+//! model.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +75,7 @@ impl Cluster {
         }
     }
 
-    /// The names that a pull gives at once.
+    /// The names that a pull returns at once.
     fn names(&mut self, group: &str, items_max: u32) -> Vec<String> {
         names(&self.pull_as(CLIENT, group, (1, items_max)).unwrap())
     }
@@ -144,15 +145,15 @@ fn leases(pulled: &Pulled) -> Vec<u64> {
 }
 
 #[test]
-fn a_group_gets_each_sample_once_and_in_the_order_of_the_puts() {
+fn group_gets_each_sample_once_in_the_order_of_puts() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     for name in ["c", "a", "b", "d"] {
         cluster.put(name, UNIT, streamed(&["g", "h"]));
     }
     assert_eq!(cluster.names("g", 2), ["c", "a"]);
     assert_eq!(cluster.names("g", 9), ["b", "d"]);
-    assert_eq!(cluster.names("g", 9), [""; 0], "it has them all");
-    assert_eq!(cluster.names("h", 9), ["c", "a", "b", "d"], "and so has each other group");
+    assert_eq!(cluster.names("g", 9), [""; 0], "it has all of them");
+    assert_eq!(cluster.names("h", 9), ["c", "a", "b", "d"], "each group gets all samples");
     let stat = cluster.stream();
     assert_eq!((stat.refs, stat.bytes, stat.appended, stat.consumed), (4, 4 * UNIT, 4, 0));
     assert_eq!(cluster.names("stranger", 9), [""; 0], "they are not for it");
@@ -160,7 +161,7 @@ fn a_group_gets_each_sample_once_and_in_the_order_of_the_puts() {
 }
 
 #[test]
-fn an_acknowledged_window_is_counted_once_and_freed_with_the_last_group() {
+fn samples_are_freed_after_the_last_group() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     for name in ["a", "b", "c"] {
         cluster.put(name, UNIT, streamed(&["g", "h"]));
@@ -178,7 +179,7 @@ fn an_acknowledged_window_is_counted_once_and_freed_with_the_last_group() {
 }
 
 #[test]
-fn a_group_that_acknowledges_before_it_pulls_gets_all_the_others() {
+fn group_that_acknowledges_before_pulling_gets_the_rest() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     for name in ["a", "b", "c"] {
         cluster.put(name, UNIT, streamed(&["g", "h"]));
@@ -190,7 +191,7 @@ fn a_group_that_acknowledges_before_it_pulls_gets_all_the_others() {
 }
 
 #[test]
-fn what_a_consumer_leaves_undone_comes_again_at_its_place() {
+fn unacknowledged_samples_are_delivered_again_in_order() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.open(OTHER, 8);
     for name in ["a", "b", "c", "d"] {
@@ -200,16 +201,16 @@ fn what_a_consumer_leaves_undone_comes_again_at_its_place() {
     assert_eq!(cluster.names("g", 1), ["c"]);
     let release = Release { leases: leases(&first)[1..].to_vec() };
     cluster.ask_as(OTHER, ClientToMaster::Release(release));
-    assert_eq!(cluster.names("g", 9), ["b", "d"], "what was released");
+    assert_eq!(cluster.names("g", 9), ["b", "d"], "the released sample is ready again");
     cluster.event(Event::Closed(OTHER));
-    assert_eq!(cluster.names("g", 9), [""; 0], "it may come back");
+    assert_eq!(cluster.names("g", 9), [""; 0], "the client may reconnect");
     cluster.wait(300);
-    assert_eq!(cluster.names("g", 9), ["a"], "what the dead had");
+    assert_eq!(cluster.names("g", 9), ["a"], "the sample of the lost client is ready again");
     cluster.master.check().unwrap();
 }
 
 #[test]
-fn an_answer_that_was_lost_gives_nobody_anything() {
+fn samples_of_a_lost_reply_are_delivered_again() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.open(OTHER, 8);
     cluster.put("a", UNIT, streamed(&[]));
@@ -222,17 +223,13 @@ fn an_answer_that_was_lost_gives_nobody_anything() {
 }
 
 #[test]
-fn a_pull_waits_for_its_window_and_is_answered_when_it_is_there() {
+fn pull_waits_for_its_window() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.open(OTHER, 8);
     let window = cluster.send_pull(CLIENT, "g", (2, 3), 1000);
     let next = cluster.send_pull(OTHER, "g", (1, 1), 1000);
     cluster.put("a", UNIT, streamed(&[]));
-    assert_eq!(
-        (cluster.pulled(window), cluster.pulled(next)),
-        (None, None),
-        "who came first is served first"
-    );
+    assert_eq!((cluster.pulled(window), cluster.pulled(next)), (None, None), "first come, first served");
     cluster.put("b", UNIT, streamed(&[]));
     assert_eq!(names(&cluster.pulled(window).unwrap()), ["a", "b"]);
     cluster.put("c", UNIT, streamed(&[]));
@@ -240,7 +237,7 @@ fn a_pull_waits_for_its_window_and_is_answered_when_it_is_there() {
     let late = cluster.send_pull(CLIENT, "g", (2, 2), 50);
     cluster.put("d", UNIT, streamed(&[]));
     cluster.wait(50);
-    assert_eq!(names(&cluster.pulled(late).unwrap()), ["d"], "what there is when the time is up");
+    assert_eq!(names(&cluster.pulled(late).unwrap()), ["d"], "the samples available at the deadline");
     let cancelled = cluster.send_pull(CLIENT, "g", (1, 1), 1000);
     cluster.ask(ClientToMaster::Cancel(cancelled));
     assert_eq!(names(&cluster.pulled(cancelled).unwrap()), [""; 0]);
@@ -250,7 +247,7 @@ fn a_pull_waits_for_its_window_and_is_answered_when_it_is_there() {
 }
 
 #[test]
-fn whoever_looks_sees_everything_and_takes_nothing() {
+fn pull_behind_a_position_lists_without_leases() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.put("a", UNIT, streamed(&[]));
     cluster.put("b", UNIT, streamed(&[]));
@@ -269,7 +266,7 @@ fn whoever_looks_sees_everything_and_takes_nothing() {
 }
 
 #[test]
-fn a_stream_is_shut_at_its_high_mark_until_it_is_at_its_low_mark() {
+fn stream_is_shut_from_its_high_mark_to_its_low_mark() {
     let mut cluster = Cluster::new(&[32 * UNIT]);
     cluster.open_stream(Some(refs(3, 1)), None).unwrap();
     cluster.put("a", UNIT, streamed(&[]));
@@ -278,12 +275,12 @@ fn a_stream_is_shut_at_its_high_mark_until_it_is_at_its_low_mark() {
     let behind = cluster.reserve("d", UNIT, streamed(&[]));
     assert!(
         matches!(&behind, ReserveOutcome::Behind(it) if it.refs == 3),
-        "one is about to be put: {behind:?}"
+        "a reservation counts: {behind:?}"
     );
     cluster.commit("c", UNIT, streamed(&[]), &space);
     let waiting = [cluster.reserve_streamed("d", 500), cluster.reserve_streamed("e", 500)];
     cluster.put("plain", UNIT, plain());
-    assert!(cluster.has("plain"), "who puts elsewhere does not wait");
+    assert!(cluster.has("plain"), "puts outside of the stream do not wait");
     let pulled = cluster.pull_as(CLIENT, "g", (1, 3)).unwrap();
     let one = Pulled { keys: pulled.keys[..1].to_vec(), ..pulled.clone() };
     cluster.ack_all(&one, "g");
@@ -299,7 +296,7 @@ fn a_stream_is_shut_at_its_high_mark_until_it_is_at_its_low_mark() {
 }
 
 #[test]
-fn bytes_stop_a_stream_too_but_not_before_a_window_is_full() {
+fn byte_limit_applies_after_a_full_window() {
     let mut cluster = Cluster::new(&[32 * UNIT]);
     let limits = StreamLimits { bytes_high: 2 * UNIT, bytes_low: UNIT, ..StreamLimits::default() };
     cluster.open_stream(Some(limits), None).unwrap();
@@ -313,7 +310,7 @@ fn bytes_stop_a_stream_too_but_not_before_a_window_is_full() {
 }
 
 #[test]
-fn a_stream_counts_what_its_samples_have_elsewhere() {
+fn stream_counts_sample_bytes_in_other_stores() {
     let mut cluster = Cluster::new(&[32 * UNIT]);
     let limits = StreamLimits { bytes_high: 9 * UNIT, bytes_low: UNIT, ..StreamLimits::default() };
     cluster.open_stream(Some(limits), None).unwrap();
@@ -325,7 +322,7 @@ fn a_stream_counts_what_its_samples_have_elsewhere() {
 }
 
 #[test]
-fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
+fn windows_that_cannot_be_filled_are_refused() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.open(OTHER, 8);
     cluster.open_stream(Some(refs(16, 11)), None).unwrap();
@@ -339,7 +336,7 @@ fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
     for part in ["2 consumers of group `train`", "8 + 5 = 13", "only 12", "high mark is 16", "low mark 11"] {
         assert!(refusal.message.contains(part), "{part} is not in {}", refusal.message);
     }
-    assert_eq!(cluster.group("train").window, 8, "who is refused does not count");
+    assert_eq!(cluster.group("train").window, 8, "a refused consumer does not count");
     cluster.open_stream(None, Some(attach(7))).unwrap();
     assert!(matches!(cluster.ask_as(OTHER, ClientToMaster::OpenStream(second)), Some(Reply::Stream(_))));
     let small = cluster.open_stream(Some(refs(8, 8)), None).unwrap_err();
@@ -350,7 +347,7 @@ fn windows_that_cannot_be_filled_are_refused_with_the_arithmetic() {
 }
 
 #[test]
-fn the_end_is_seen_by_everybody_after_the_last_sample_and_a_failure_at_once() {
+fn end_follows_the_last_sample_and_failure_is_immediate() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.open(OTHER, 8);
     cluster.put("a", UNIT, streamed(&[]));
@@ -358,11 +355,11 @@ fn the_end_is_seen_by_everybody_after_the_last_sample_and_a_failure_at_once() {
     let late = cluster.reserve("b", UNIT, streamed(&[]));
     assert!(matches!(late, ReserveOutcome::Invalid(why) if why.contains("ended")));
     let last = cluster.pull_as(CLIENT, "g", (4, 4)).unwrap();
-    assert_eq!((names(&last), last.end), (vec!["a".to_owned()], None), "there is no more to wait for");
+    assert_eq!((names(&last), last.end), (vec!["a".to_owned()], None), "no further samples will come");
     let own = cluster.send_pull(CLIENT, "g", (1, 1), 500);
     assert!(cluster.pulled(own).is_some_and(|it| it.end.is_some()), "it must be able to acknowledge");
     let other = cluster.send_pull(OTHER, "g", (1, 1), 500);
-    assert_eq!(cluster.pulled(other), None, "it may have to do what the first leaves undone");
+    assert_eq!(cluster.pulled(other), None, "the first client's sample may become ready again");
     let last = Pulled { keys: vec![key("a")], leased: last.leased, end: None };
     cluster.ack_all(&last, "g");
     assert!(cluster.pulled(other).is_some_and(|it| it.end.is_some_and(|it| it.outstanding == 0)));
@@ -377,7 +374,7 @@ fn the_end_is_seen_by_everybody_after_the_last_sample_and_a_failure_at_once() {
 }
 
 #[test]
-fn what_was_about_to_be_put_when_the_stream_ended_is_not_in_it() {
+fn commit_after_the_end_of_the_stream_is_stale() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, streamed(&[])) else { panic!() };
     cluster.end_stream(None);
@@ -386,7 +383,7 @@ fn what_was_about_to_be_put_when_the_stream_ended_is_not_in_it() {
 }
 
 #[test]
-fn a_dropped_stream_leaves_nothing_behind() {
+fn dropped_stream_leaves_nothing_behind() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.put("a", UNIT, streamed(&["g"]));
     cluster.put("b", UNIT, streamed(&["g"]));
@@ -402,7 +399,7 @@ fn a_dropped_stream_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_name_is_appended_once_unless_nobody_has_acknowledged_it() {
+fn acknowledged_name_cannot_be_appended_again() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.put("a", UNIT, streamed(&["g", "h"]));
     cluster.names("g", 9);
@@ -418,11 +415,11 @@ fn a_name_is_appended_once_unless_nobody_has_acknowledged_it() {
     assert_eq!(cluster.reserve("a", UNIT, streamed(&["g", "h"])), ReserveOutcome::Exists(generation(2)));
     assert_eq!(cluster.nodes[0].usage().free, 16 * UNIT);
     cluster.put("a", UNIT, plain());
-    assert!(cluster.has("a"), "elsewhere the name is free");
+    assert!(cluster.has("a"), "outside of the stream the name is free");
 }
 
 #[test]
-fn another_life_of_the_master_finds_the_stream_and_what_was_acknowledged() {
+fn stream_and_acknowledgements_survive_a_restart() {
     let mut cluster = Cluster::new(&[16 * UNIT, 16 * UNIT]);
     for name in ["d", "a", "c", "b"] {
         cluster.put(name, UNIT, streamed(&["g", "h"]));
@@ -442,7 +439,7 @@ fn another_life_of_the_master_finds_the_stream_and_what_was_acknowledged() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     let pull = |items_min, items_max, stream: &str| {
         ClientToMaster::Pull(Pull { stream: stream.into(), items_min, items_max, ..Pull::default() })
@@ -464,7 +461,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(matches!(cluster.ask(ClientToMaster::Reserve(reserve)), Some(Reply::Refused(_))));
 }
 
-/// What happens in a pipeline.
+/// A step of a pipeline.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Put(u8),
@@ -472,7 +469,7 @@ enum Step {
         who: u8,
         max: u8,
     },
-    /// The first so many that it has.
+    /// Acknowledges the first `count` samples that it has.
     Ack {
         who: u8,
         count: u8,
@@ -507,7 +504,7 @@ const GROUPS: [&str; 2] = ["g", "h"];
 /// Two consumers of each of two groups, and one producer.
 struct Pipeline {
     cluster: Cluster,
-    /// What each consumer has: name, generation, lease.
+    /// The samples of each consumer: name, generation, lease.
     has: [Vec<(crate::Key, Generation, u64)>; 4],
     instances: [u64; 4],
     epoch: u64,
@@ -571,7 +568,7 @@ impl Pipeline {
             Step::RestartMaster => {
                 self.epoch += 1;
                 self.cluster.restart_master(self.epoch);
-                // Another life of the master knows no leases.
+                // A new epoch of the master knows no leases.
                 self.has.iter_mut().for_each(Vec::clear);
                 self.begin();
                 Ok(())
@@ -594,7 +591,7 @@ impl Pipeline {
         match self.cluster.commit(&name, UNIT, streamed(&GROUPS), &space) {
             CommitOutcome::Stored(generation) => _ = self.put.insert(generation),
             CommitOutcome::Replaced(generation) => {
-                // What it replaced is gone, and nobody had acknowledged it.
+                // The replaced sample is gone, and no group had acknowledged it.
                 self.put.insert(generation);
                 for has in &mut self.has {
                     has.retain(|it| it.0 != key(&name));
@@ -604,14 +601,16 @@ impl Pipeline {
                 for old in old {
                     let by: Vec<_> = self.acked.iter().filter(|it| it.contains(&old)).collect();
                     if by.len() == 1 {
-                        return Err(format!("sample {name} comes again to who has acknowledged it"));
+                        return Err(format!(
+                            "sample {name} is delivered again to a group that has acknowledged it"
+                        ));
                     }
                     if by.is_empty() {
                         self.put.remove(&old);
                     }
                 }
             }
-            other => return Err(format!("{other:?} to a put of {name}")),
+            other => return Err(format!("{other:?} in reply to a put of {name}")),
         }
         Ok(())
     }
@@ -623,15 +622,15 @@ impl Pipeline {
     fn pull(&mut self, who: usize, max: u8) -> Result<(), String> {
         let group = who % 2;
         let pulled = self.cluster.pull_as(self.conn(who), GROUPS[group], (1, u32::from(max)));
-        let pulled = pulled.ok_or("no answer to a pull whose time is up")?;
+        let pulled = pulled.ok_or("no reply to a pull at its deadline")?;
         let what = pulled.keys.iter().zip(generations(&pulled)).zip(leases(&pulled));
         for ((key, generation), lease) in what {
             if self.acked[group].contains(&generation) {
-                return Err(format!("{key} comes again after its acknowledgement"));
+                return Err(format!("{key} is delivered again after its acknowledgement"));
             }
             let mates = (0..4).filter(|it| it % 2 == group);
             if mates.flat_map(|it| &self.has[it]).any(|it| it.1 == generation) {
-                return Err(format!("{key} is with two of a group"));
+                return Err(format!("{key} is with two clients of a group"));
             }
             self.has[who].push((key.clone(), generation, lease));
         }
@@ -647,12 +646,12 @@ impl Pipeline {
             Ack { items: items.collect(), group: GROUPS[who % 2].into(), wait_ms: 500, ..Ack::default() };
         let Some(Reply::Acked(outcomes)) = self.cluster.ask_as(self.conn(who), ClientToMaster::Ack(ack))
         else {
-            return Err("no answer to an acknowledgement".into());
+            return Err("no reply to an acknowledgement".into());
         };
         for ((key, generation, _), outcome) in taken.iter().zip(outcomes) {
             match outcome {
                 AckOutcome::Freed | AckOutcome::Recorded => _ = self.acked[who % 2].insert(*generation),
-                other => return Err(format!("{other:?} to an acknowledgement of {key}")),
+                other => return Err(format!("{other:?} in reply to an acknowledgement of {key}")),
             }
         }
         let leases = taken.iter().map(|it| it.2).collect();
@@ -674,7 +673,7 @@ impl Pipeline {
         self.connect(who);
     }
 
-    /// Everybody dies, and one of each group does what is left.
+    /// All consumers die, and one of each group consumes the rest.
     fn finish(&mut self) -> Result<(), String> {
         (0..4).for_each(|who| self.die(who));
         for who in 0..2 {
@@ -704,14 +703,14 @@ impl Pipeline {
 
 proptest! {
     #[test]
-    fn pipelines_lose_nothing_and_repeat_nothing(steps in prop::collection::vec(step(), 1..120)) {
+    fn pipelines_neither_lose_nor_repeat_samples(steps in prop::collection::vec(step(), 1..120)) {
         prop_assert_eq!(Pipeline::run(Sabotage::None, &steps), Ok(()));
     }
 }
 
 #[cfg(feature = "sabotage")]
 #[test]
-fn broken_rules_of_streams_are_noticed() {
+fn mutants_of_streams_are_noticed() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
 
     for &sabotage in Sabotage::OF_STREAMS {

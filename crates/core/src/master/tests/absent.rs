@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[test]
-fn an_absent_node_keeps_its_protected_objects_and_retires_the_others_when_it_returns() {
+fn absent_node_keeps_only_its_protected_objects() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("plain", UNIT, plain());
     cluster.put("pinned", UNIT, pinned());
@@ -31,13 +31,13 @@ fn an_absent_node_keeps_its_protected_objects_and_retires_the_others_when_it_ret
 }
 
 #[test]
-fn a_delete_is_unconfirmed_for_as_long_as_a_node_is_absent() {
+fn delete_is_unconfirmed_while_a_node_is_absent() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.put("k", UNIT, PutOptions { preferred: vec!["node1".into()], ..plain() });
     cluster.unlink(0);
     cluster.wait(1_000_000);
     cluster.node_event(1, node::Event::Beat);
-    // It may be cut off only, and its clients may still read the object there.
+    // It may only be cut off, and its clients may still read the object there.
     let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
     assert_eq!(cluster.delete("k", true), Some(unconfirmed));
     assert!(matches!(cluster.put("k", UNIT, plain()), CommitOutcome::Unconfirmed(_)));
@@ -46,7 +46,7 @@ fn a_delete_is_unconfirmed_for_as_long_as_a_node_is_absent() {
 }
 
 #[test]
-fn a_node_whose_process_has_ended_is_lost_at_once() {
+fn node_whose_process_ended_is_lost_at_once() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     cluster.put("a", UNIT, pinned());
     cluster.demote("b", 1);
@@ -60,7 +60,7 @@ fn a_node_whose_process_has_ended_is_lost_at_once() {
 }
 
 #[test]
-fn only_the_process_that_registered_a_node_is_proof_of_its_end() {
+fn only_the_end_of_the_registered_process_loses_a_node() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, pinned());
     let first = cluster.links[0];
@@ -81,7 +81,7 @@ fn only_the_process_that_registered_a_node_is_proof_of_its_end() {
 }
 
 #[test]
-fn a_node_that_takes_the_place_of_one_that_ended_is_proof_of_that() {
+fn node_on_the_same_address_replaces_its_predecessor() {
     let place = |segment: u64, tcp: &str, host: &str| NodeInfo {
         segment: SegmentId(segment),
         name: "node".into(),
@@ -113,7 +113,7 @@ fn a_node_that_takes_the_place_of_one_that_ended_is_proof_of_that() {
 }
 
 #[test]
-fn a_node_that_the_operator_declares_lost_comes_back_empty() {
+fn node_declared_lost_returns_empty() {
     let mut cluster = Cluster::durable(&[4 * UNIT]);
     cluster.put("a", UNIT, pinned());
     let forget = |cluster: &mut Cluster, name: &str| {
@@ -145,7 +145,7 @@ fn lost_node_returns_empty_although_two_masters_died_meanwhile() {
     cluster.wait(2_000);
     cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node1".into() }));
     cluster.restart_alone(6);
-    // Its registration is received, and everything is saved, but the answer is lost.
+    // Its registration is received, and everything is saved, but the reply is lost.
     let conn = ConnId(900);
     let info = NodeInfo { segment: SegmentId(1), name: "node1".into(), ..NodeInfo::default() };
     let register = Register { info, epoch: 5, instance: 1, ..Register::default() };
@@ -157,7 +157,7 @@ fn lost_node_returns_empty_although_two_masters_died_meanwhile() {
     cluster.link(0);
     assert_eq!(cluster.nodes[0].usage().objects, 0);
     assert_eq!(cluster.resolve("a", false), ResolveOutcome::Absent);
-    // From then on it keeps what it is given.
+    // From then on it keeps its objects.
     cluster.put("b", UNIT, pinned());
     assert_eq!((cluster.state.members.len(), cluster.state.forgotten.len()), (1, 0));
     cluster.restart_master(8);
@@ -165,7 +165,7 @@ fn lost_node_returns_empty_although_two_masters_died_meanwhile() {
 }
 
 #[test]
-fn what_was_deleted_while_a_node_was_away_stays_deleted_after_a_restart() {
+fn unconfirmed_delete_survives_a_restart() {
     let mut cluster = Cluster::durable(&[8 * UNIT]);
     let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
     for (key, options) in [("deleted", pinned()), ("kept", pinned()), ("given up", plain())] {
@@ -177,12 +177,12 @@ fn what_was_deleted_while_a_node_was_away_stays_deleted_after_a_restart() {
     cluster.restart_alone(6);
     cluster.link(0);
     assert!(!cluster.has("deleted") && cluster.has("kept"));
-    assert!(cluster.has("given up"), "nobody removed it");
+    assert!(cluster.has("given up"), "no client removed it");
     assert_eq!((cluster.nodes[0].usage().objects, cluster.master.stat().nodes[0].owed), (2, 0));
 }
 
 #[test]
-fn an_unconfirmed_delete_is_answered_when_it_will_not_be_forgotten() {
+fn unconfirmed_delete_is_answered_after_the_sync() {
     let mut cluster = Cluster::durable(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
@@ -197,7 +197,7 @@ fn an_unconfirmed_delete_is_answered_when_it_will_not_be_forgotten() {
 }
 
 #[test]
-fn a_node_that_owes_more_than_one_answer_holds_is_told_in_pages() {
+fn pending_retires_are_sent_in_pages() {
     for (page, count) in [(2, 1), (2, 2), (2, 3), (2, 7), (100, 7)] {
         let mut cluster = Cluster::with(&[10 * UNIT], |config| config.owed_page_max = page);
         for at in 0..count {
@@ -217,7 +217,7 @@ fn a_node_that_owes_more_than_one_answer_holds_is_told_in_pages() {
 }
 
 #[test]
-fn a_node_that_was_declared_lost_returns_empty_to_a_later_master_too() {
+fn node_declared_lost_returns_empty_to_a_later_master() {
     let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..pinned() };
     cluster.put("a", UNIT, on("node1"));
@@ -226,7 +226,7 @@ fn a_node_that_was_declared_lost_returns_empty_to_a_later_master_too() {
     cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node1".into() }));
     cluster.restart_alone(6);
     assert_eq!(cluster.master.unreported(), ["node2"]);
-    // One that has not reported may be declared lost, too.
+    // A member that has not reported may be declared lost, too.
     cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: "node2".into() }));
     cluster.link(0);
     cluster.link(1);
@@ -239,7 +239,7 @@ fn a_node_that_was_declared_lost_returns_empty_to_a_later_master_too() {
 }
 
 #[test]
-fn only_so_many_lost_members_are_remembered() {
+fn number_of_remembered_lost_members_is_bounded() {
     let mut members = Members::default();
     for segment in 0..=FORGOTTEN_MAX as u64 {
         members.forget(SegmentId(segment));

@@ -1,4 +1,4 @@
-//! Drops in pieces, answers that wait for nodes, and puts that nobody waits for any more.
+//! Drops in pieces, answers that wait for nodes, and puts whose clients no longer wait.
 
 use super::*;
 use crate::message::{
@@ -20,7 +20,7 @@ impl Cluster {
         }
     }
 
-    /// One piece of work; whether there was one.
+    /// Does one piece of work. Returns whether there was one.
     fn work(&mut self) -> bool {
         let works = self.master.has_work();
         self.master.work(self.now);
@@ -32,7 +32,7 @@ impl Cluster {
         (0..count).for_each(|index| _ = self.put(&format!("k{index}"), 1, plain()));
     }
 
-    /// How many copies the first node, which is held up, was asked to take away since this was last called.
+    /// Number of copies that the stalled first node was asked to retire since the last call.
     fn copies_asked_for(&mut self) -> usize {
         let asked = std::mem::take(&mut self.held_up[0]).into_iter().map(|(_, request)| match request {
             MasterToMember::Retire(retire) => retire.slot_refs.len(),
@@ -59,7 +59,7 @@ fn unconfirmed(count: u64, node: &str) -> Option<DeletedMatching> {
 }
 
 #[test]
-fn a_drop_takes_a_bounded_number_at_a_time_and_others_are_answered_in_between() {
+fn drop_removes_a_bounded_number_per_turn() {
     let mut cluster = in_pieces_of(4, &[64 * UNIT]);
     cluster.put_many(18);
     let id = cluster.drop_all();
@@ -74,11 +74,11 @@ fn a_drop_takes_a_bounded_number_at_a_time_and_others_are_answered_in_between() 
 }
 
 #[test]
-fn a_drop_spares_what_was_put_since_it_began() {
+fn drop_spares_objects_put_since_it_began() {
     let mut cluster = in_pieces_of(2, &[64 * UNIT]);
     cluster.put_many(6);
     let id = cluster.drop_all();
-    // One of them takes the place of what the drop has yet to come to, the other a number that it has passed.
+    // One of them takes a name that the drop has not reached yet, the other an index that it has passed.
     assert!(matches!(cluster.put("k5", 1, plain()), CommitOutcome::Replaced(_)));
     assert!(matches!(cluster.put("k0", 1, plain()), CommitOutcome::Stored(_)));
     while cluster.work() {}
@@ -108,7 +108,7 @@ fn drops_take_turns() {
 }
 
 #[test]
-fn only_a_few_messages_of_a_drop_wait_for_a_node_at_a_time() {
+fn messages_in_flight_of_a_drop_are_bounded() {
     let mut cluster = in_pieces_of(1, &[64 * UNIT]);
     cluster.put_many(20);
     cluster.hold_up(0);
@@ -121,7 +121,7 @@ fn only_a_few_messages_of_a_drop_wait_for_a_node_at_a_time() {
 }
 
 #[test]
-fn a_drop_is_answered_without_a_node_that_does_not_confirm_but_not_before_every_name_is_gone() {
+fn late_drop_is_answered_after_every_name_is_gone() {
     let mut cluster = in_pieces_of(1, &[64 * UNIT]);
     cluster.put_many(20);
     cluster.hold_up(0);
@@ -131,7 +131,7 @@ fn a_drop_is_answered_without_a_node_that_does_not_confirm_but_not_before_every_
     assert_eq!(cluster.dropped(id), None);
     while cluster.work() {}
     assert_eq!((cluster.dropped(id), cluster.left()), (unconfirmed(20, "node1"), 0));
-    // It is still so when it is asked once more, until the node has done what it owes.
+    // A repeated drop is unconfirmed, too, until the node has applied its pending retires.
     let again = cluster.drop_all();
     cluster.wait(500);
     while cluster.work() {}
@@ -143,9 +143,9 @@ fn a_drop_is_answered_without_a_node_that_does_not_confirm_but_not_before_every_
 }
 
 #[test]
-fn one_turn_asks_for_a_bounded_number_of_copies_that_others_took_away() {
+fn pending_retires_per_turn_are_bounded() {
     const PIECE: usize = 3;
-    // Copies of many names, or of one name that was replaced again and again.
+    // Copies of many names, or of one name that was replaced many times.
     for one_name in [false, true] {
         let mut cluster = in_pieces_of(PIECE, &[64 * UNIT]);
         let name = |index: usize| if one_name { "k".to_owned() } else { format!("k{index:02}") };
@@ -164,21 +164,21 @@ fn one_turn_asks_for_a_bounded_number_of_copies_that_others_took_away() {
         cluster.wait(500);
         cluster.held_up[0].clear();
         let id = cluster.drop_all();
-        // From here on nothing is waited for, so that there is always another piece to be done.
+        // From here on the deadline has passed, so that there is always another piece to do.
         cluster.wait(500);
         assert_eq!(cluster.dropped(id), None);
         let mut turns = vec![cluster.copies_asked_for()];
         while cluster.work() {
             turns.push(cluster.copies_asked_for());
         }
-        assert!(turns.iter().all(|&asked| asked <= PIECE), "one turn asks for too many: {turns:?}");
+        assert!(turns.iter().all(|&asked| asked <= PIECE), "too many retires in one turn: {turns:?}");
         assert_eq!(turns.iter().sum::<usize>(), owed, "{turns:?}");
         assert_eq!(cluster.dropped(id), unconfirmed(0, "node1"));
     }
 }
 
 #[test]
-fn a_drop_goes_on_when_whoever_asked_is_gone() {
+fn drop_continues_without_its_client() {
     let mut cluster = in_pieces_of(2, &[64 * UNIT]);
     cluster.put_many(9);
     cluster.drop_all();
@@ -189,7 +189,7 @@ fn a_drop_goes_on_when_whoever_asked_is_gone() {
 }
 
 #[test]
-fn a_drop_waits_for_what_others_took_away_meanwhile() {
+fn drop_waits_for_concurrent_removals() {
     let mut cluster = in_pieces_of(8, &[64 * UNIT, 64 * UNIT]);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     cluster.put("k", 1, on("node2"));
@@ -204,7 +204,7 @@ fn a_drop_waits_for_what_others_took_away_meanwhile() {
 }
 
 #[test]
-fn a_delete_that_is_repeated_is_unconfirmed_for_as_long_as_the_copy_is_owed() {
+fn repeated_delete_is_unconfirmed_while_a_retire_is_owed() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
@@ -218,7 +218,7 @@ fn a_delete_that_is_repeated_is_unconfirmed_for_as_long_as_the_copy_is_owed() {
 }
 
 #[test]
-fn a_delete_that_is_repeated_waits_for_a_node_that_only_takes_its_time() {
+fn repeated_delete_waits_for_a_slow_node() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.hold_up(0);
@@ -231,7 +231,7 @@ fn a_delete_that_is_repeated_waits_for_a_node_that_only_takes_its_time() {
 }
 
 #[test]
-fn a_key_twice_in_a_batch_has_the_same_answer_twice() {
+fn duplicate_key_in_a_batch_gets_the_same_answer() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
@@ -253,7 +253,7 @@ fn replace_on_another_node(before: impl FnOnce(&mut Cluster)) -> (Cluster, Reque
 }
 
 #[test]
-fn a_replace_names_the_nodes_that_could_not_confirm_in_time() {
+fn replacement_names_the_nodes_without_confirmation() {
     let generation = Generation { epoch: 5, counter: 2 };
     let unconfirmed = Replacement { generation, replaced: true, nodes: vec!["node2".into()] };
     let unconfirmed = Some(Reply::Committed(vec![CommitOutcome::Unconfirmed(unconfirmed)]));
@@ -270,7 +270,7 @@ fn a_replace_names_the_nodes_that_could_not_confirm_in_time() {
 }
 
 #[test]
-fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
+fn cancelled_put_leaves_the_queue_at_once() {
     let mut cluster = Cluster::new(&[2 * UNIT]);
     cluster.put("held", 2 * UNIT, pinned());
     let waiting = |cluster: &mut Cluster, name: &str, len| {
@@ -282,7 +282,7 @@ fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
     assert_eq!(cluster.ask(ClientToMaster::Cancel(first)), Some(Reply::Done));
     assert!(matches!(cluster.replies.remove(&first), Some(Reply::Reserved(_))));
     assert_eq!(cluster.master.stat().namespaces[0].waiting, 1);
-    // An answer that was given, or a request that never was, is none the worse for it.
+    // Cancelling an answered request, or an unknown one, has no effect.
     assert_eq!(cluster.ask(ClientToMaster::Cancel(first)), Some(Reply::Done));
     assert_eq!(cluster.ask(ClientToMaster::Cancel(RequestId(77))), Some(Reply::Done));
     assert!(!cluster.replies.contains_key(&second));
@@ -292,7 +292,7 @@ fn a_put_that_nobody_waits_for_any_more_leaves_the_line_at_once() {
 }
 
 #[test]
-fn a_request_of_somebody_else_cannot_be_cancelled() {
+fn request_of_another_client_cannot_be_cancelled() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("held", UNIT, pinned());
     let items = vec![ReserveItem { key: key("k"), len: UNIT, options: plain() }];
@@ -304,7 +304,7 @@ fn a_request_of_somebody_else_cannot_be_cancelled() {
 }
 
 #[test]
-fn a_drop_removes_what_was_given_up_for_good() {
+fn drop_removes_given_up_objects_for_good() {
     let mut cluster = Cluster::durable(&[8 * UNIT]);
     cluster.put("given up", UNIT, plain());
     cluster.put("kept", UNIT, PutOptions { hard_pin: true, ..plain() });

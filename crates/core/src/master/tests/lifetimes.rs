@@ -1,4 +1,4 @@
-//! Pins, waiting for room, quotas, samples and explanations, one rule a test.
+//! Pins, waiting for space, quotas, samples and explanations, one rule per test.
 
 use super::*;
 use crate::{
@@ -122,7 +122,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_pin_set_later_protects_and_an_unpinned_object_may_go() {
+fn pin_protects_until_its_owner_drops_it() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, plain());
     assert_eq!(cluster.pin("a", "run", true), PinOutcome::Done);
@@ -136,7 +136,7 @@ fn a_pin_set_later_protects_and_an_unpinned_object_may_go() {
 }
 
 #[test]
-fn a_soft_pin_without_a_time_lasts_as_long_as_the_master_says() {
+fn soft_pin_without_a_time_lasts_the_default() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     let soft = |soft_pin_ms| PutOptions { soft_pin_ms, ..plain() };
     let puts = [("none", None), ("short", Some(10)), ("default", Some(SOFT_PIN_DEFAULT))];
@@ -149,7 +149,7 @@ fn a_soft_pin_without_a_time_lasts_as_long_as_the_master_says() {
 }
 
 #[test]
-fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
+fn pins_are_per_owner_and_dropped_in_one_call() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("a", UNIT, owned("one"));
     cluster.put("b", UNIT, owned("one"));
@@ -176,7 +176,7 @@ fn each_owner_has_a_pin_of_its_own_and_all_of_an_owner_go_in_one_call() {
 }
 
 #[test]
-fn a_pin_is_in_writing_on_the_node_before_it_is_answered() {
+fn pin_is_written_before_it_is_answered() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.hold_up(0);
@@ -190,7 +190,7 @@ fn a_pin_is_in_writing_on_the_node_before_it_is_answered() {
 }
 
 #[test]
-fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
+fn returning_node_receives_changed_pins() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
     cluster.unlink(0);
@@ -202,7 +202,7 @@ fn a_node_that_was_away_is_told_of_the_pins_that_changed() {
 }
 
 #[test]
-fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
+fn repeated_drop_of_pins_waits_for_unwritten_ones() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
     let drop = || ClientToMaster::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
@@ -212,7 +212,7 @@ fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
     };
     cluster.unlink(0);
     assert_eq!(cluster.ask(drop()), dropped(1, &["node1"]));
-    assert_eq!(cluster.ask(drop()), dropped(0, &["node1"]), "it is still not in writing");
+    assert_eq!(cluster.ask(drop()), dropped(0, &["node1"]), "it is still not written");
     cluster.link(0);
     assert_eq!(cluster.ask(drop()), dropped(0, &[]));
     cluster.restart_master(6);
@@ -220,7 +220,7 @@ fn dropping_pins_again_waits_for_what_the_first_time_left_unwritten() {
 }
 
 #[test]
-fn dropping_pins_again_does_not_ask_for_what_is_in_writing() {
+fn repeated_drop_of_pins_skips_written_ones() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
     let drop = || ClientToMaster::DropPins(DropPins { owner: "run".into(), wait_ms: 500 });
@@ -231,7 +231,7 @@ fn dropping_pins_again_does_not_ask_for_what_is_in_writing() {
 }
 
 #[test]
-fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
+fn waiting_put_continues_when_space_is_freed() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, pinned());
     let id = cluster.reserve_waiting("b", UNIT, 500);
@@ -242,7 +242,7 @@ fn a_put_waits_for_room_and_is_woken_by_what_makes_it() {
 }
 
 #[test]
-fn a_put_that_waited_long_enough_is_told_how_full_it_is() {
+fn late_put_receives_the_usage() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, pinned());
     let id = cluster.reserve_waiting("b", UNIT, 500);
@@ -255,25 +255,25 @@ fn a_put_that_waited_long_enough_is_told_how_full_it_is() {
 }
 
 #[test]
-fn who_came_first_is_served_first() {
+fn waiting_puts_are_served_in_order() {
     let mut cluster = Cluster::new(&[2 * UNIT]);
     cluster.put("a", UNIT, pinned());
     cluster.put("b", UNIT, pinned());
     let large = cluster.reserve_waiting("large", 2 * UNIT, 500);
     let small = cluster.reserve_waiting("small", UNIT, 500);
     cluster.delete("a", true);
-    assert_eq!(cluster.reserved(small), None, "what would fit must not overtake what came first");
-    assert!(cluster.is_full("now"), "nor what will not wait");
+    assert_eq!(cluster.reserved(small), None, "a put that fits must not overtake an earlier one");
+    assert!(cluster.is_full("now"), "nor may a put that does not wait");
     cluster.delete("b", true);
     let Some(ReserveOutcome::Space(space)) = cluster.reserved(large) else { panic!() };
     assert_eq!(cluster.reserved(small), None);
     cluster.commit("large", 2 * UNIT, plain(), &space);
-    // The new object may be evicted for the next in line.
+    // The new object may be evicted for the next put of the queue.
     assert!(matches!(cluster.reserved(small), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
-fn a_waiting_put_is_served_when_a_lease_runs_out_or_a_pin_is_dropped() {
+fn waiting_put_continues_when_a_lease_or_pin_ends() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.resolve("a", true);
@@ -289,7 +289,7 @@ fn a_waiting_put_is_served_when_a_lease_runs_out_or_a_pin_is_dropped() {
 }
 
 #[test]
-fn a_client_that_goes_leaves_the_line() {
+fn disconnected_client_leaves_the_queue() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, pinned());
     cluster.reserve_waiting("b", UNIT, 5_000);
@@ -301,7 +301,7 @@ fn a_client_that_goes_leaves_the_line() {
 }
 
 #[test]
-fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
+fn quota_counts_reservations_and_objects() {
     let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
     cluster.policy(Some(2 * UNIT), None);
     assert!(matches!(cluster.reserve("a", UNIT, pinned()), ReserveOutcome::Space(_)));
@@ -310,13 +310,13 @@ fn a_quota_counts_reservations_and_copies_and_says_what_it_is() {
     assert_eq!((quota.used, quota.limit), (2 * UNIT, 2 * UNIT));
     cluster.policy(Some(0), None);
     assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::OverQuota(_)));
-    assert!(cluster.has("b"), "a smaller quota takes nothing away");
+    assert!(cluster.has("b"), "a smaller quota removes nothing");
     cluster.policy(None, None);
     assert!(matches!(cluster.reserve("c", 1, plain()), ReserveOutcome::Space(_)));
 }
 
 #[test]
-fn a_quota_counts_what_samples_have_elsewhere_also_after_a_restart() {
+fn quota_counts_sample_bytes_in_other_stores() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     let elsewhere = |bytes| PutOptions { elsewhere: bytes, ..sample(Consumption::Once) };
     cluster.policy(Some(10 * UNIT), None);
@@ -351,7 +351,7 @@ fn policy_change_keeps_unnamed_limits() {
 }
 
 #[test]
-fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
+fn put_over_the_quota_evicts_in_its_namespace_or_waits() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("old", UNIT, plain());
     cluster.policy(Some(UNIT), None);
@@ -364,14 +364,14 @@ fn a_namespace_over_its_quota_evicts_its_own_and_waits_if_it_may() {
 }
 
 #[test]
-fn a_put_larger_than_the_quota_is_refused_at_once() {
+fn put_larger_than_the_quota_is_refused_at_once() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("old", UNIT, plain());
     cluster.policy(Some(2 * UNIT), None);
     let id = cluster.reserve_waiting("large", 3 * UNIT, 500);
     let quota = Quota { used: UNIT, limit: 2 * UNIT, need: 3 * UNIT };
     assert_eq!(cluster.reserved(id), Some(ReserveOutcome::OverQuota(quota)));
-    assert!(cluster.has("old"), "nothing is evicted in vain");
+    assert!(cluster.has("old"), "nothing is evicted needlessly");
     // A put that does not fit now, but would into an empty namespace, waits.
     cluster.put("pinned", UNIT, pinned());
     let id = cluster.reserve_waiting("next", 2 * UNIT, 500);
@@ -386,7 +386,7 @@ fn a_put_larger_than_the_quota_is_refused_at_once() {
 }
 
 #[test]
-fn room_that_is_given_back_is_not_charged_any_more() {
+fn aborted_reservation_is_not_charged() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.policy(Some(UNIT), None);
     let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, plain()) else { panic!() };
@@ -397,7 +397,7 @@ fn room_that_is_given_back_is_not_charged_any_more() {
 }
 
 #[test]
-fn a_program_can_wait_for_a_watermark() {
+fn client_can_wait_for_a_usage_limit() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("a", 2 * UNIT, plain());
     let low = Await { at_most: Some(UNIT), at_least: None, wait_ms: 500 };
@@ -414,7 +414,7 @@ fn a_program_can_wait_for_a_watermark() {
 }
 
 #[test]
-fn a_sample_is_never_evicted_and_is_gone_when_it_was_consumed_once() {
+fn sample_leaves_when_consumed_not_by_eviction() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("s", UNIT, sample(Consumption::Once));
     assert!(cluster.is_full("b"));
@@ -429,7 +429,7 @@ fn a_sample_is_never_evicted_and_is_gone_when_it_was_consumed_once() {
 }
 
 #[test]
-fn a_sample_that_is_aborted_is_gone_whoever_was_to_consume_it() {
+fn aborted_sample_is_removed_for_all_groups() {
     let mut cluster = Cluster::new(&[UNIT]);
     for (at, consumption) in
         [Consumption::Once, groups(&["a", "b"]), Consumption::Retained].into_iter().enumerate()
@@ -473,14 +473,14 @@ fn each_group_consumes_a_sample_once() {
     assert_eq!(cluster.ack("s", generation(1), "a"), AckOutcome::Recorded);
     assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed);
     cluster.restart_master(6);
-    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed, "it is in writing on the node");
+    assert_eq!(cluster.lease("s", None, "a"), LeaseOutcome::Consumed, "it is written on the node");
     assert!(matches!(cluster.lease("s", None, "b"), LeaseOutcome::Leased(_)));
     assert_eq!(cluster.ack("s", generation(1), "b"), AckOutcome::Freed);
     assert_eq!(cluster.nodes[0].usage().free, 8 * UNIT);
 }
 
 #[test]
-fn a_retained_sample_stays_until_it_is_deleted() {
+fn retained_sample_stays_until_it_is_deleted() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("s", UNIT, sample(Consumption::Retained));
     assert_eq!(cluster.ack("s", generation(1), "g"), AckOutcome::Recorded);
@@ -490,7 +490,7 @@ fn a_retained_sample_stays_until_it_is_deleted() {
 }
 
 #[test]
-fn the_refs_of_a_replaced_sample_fail_and_its_acks_do_nothing() {
+fn references_to_a_replaced_sample_are_stale() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("s", UNIT, sample(Consumption::Once));
     cluster.put("s", UNIT, sample(Consumption::Once));
@@ -502,7 +502,7 @@ fn the_refs_of_a_replaced_sample_fail_and_its_acks_do_nothing() {
 }
 
 #[test]
-fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_too_long() {
+fn leased_sample_does_not_expire() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.policy(None, Some(300));
     cluster.put("s", UNIT, sample(Consumption::Once));
@@ -532,7 +532,7 @@ fn a_lease_ends_with_its_release_or_its_client_and_only_then_is_a_sample_held_to
 }
 
 #[test]
-fn consumption_waits_for_the_last_lease_whatever_ends_it() {
+fn consumption_waits_for_the_last_lease() {
     let ends: [fn(&mut Cluster, u64); 3] = [
         |cluster, lease| _ = cluster.ask(ClientToMaster::Release(Release { leases: vec![lease] })),
         |cluster, _| _ = cluster.ask(Request::Goodbye),
@@ -559,7 +559,7 @@ fn consumption_waits_for_the_last_lease_whatever_ends_it() {
 }
 
 #[test]
-fn a_deferred_consumption_ends_with_its_generation() {
+fn deferred_consumption_ends_with_its_generation() {
     let (mut cluster, lease) = leased();
     let items = vec![AckItem { key: key("s"), generation: generation(1) }];
     let ack = Ack { items, unless_leased: true, wait_ms: 500, ..Ack::default() };
@@ -567,12 +567,12 @@ fn a_deferred_consumption_ends_with_its_generation() {
     cluster.put("s", UNIT, PutOptions { on_exists: OnExists::Replace, ..sample(Consumption::Once) });
     cluster.ask(ClientToMaster::Release(Release { leases: vec![lease] }));
     cluster.wait(10);
-    assert!(cluster.has("s"), "what was put since then is not consumed");
+    assert!(cluster.has("s"), "the new object is not consumed");
 }
 
-/// An acknowledgement is in writing before it is answered, also if a lease keeps the sample.
+/// An acknowledgement is written before it is answered, also if a lease keeps the sample.
 #[test]
-fn a_deferred_consumption_survives_the_master() {
+fn deferred_consumption_survives_a_restart() {
     for consumption in [Consumption::Once, groups(&["g", "h"])] {
         let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
         cluster.put("s", UNIT, PutOptions { replicas: 2, ..sample(consumption.clone()) });
@@ -591,9 +591,9 @@ fn a_deferred_consumption_survives_the_master() {
     }
 }
 
-/// Of two copies one may have missed the last acknowledgement: it does not bring the sample back.
+/// One of two copies may have missed the last acknowledgement: it does not bring the sample back.
 #[test]
-fn one_copy_that_tells_of_the_consumption_suffices() {
+fn consumption_written_on_one_copy_is_sufficient() {
     for told in [0, 1] {
         let mut cluster = Cluster::with(&[8 * UNIT, 8 * UNIT], |config| config.durable = true);
         cluster.put("s", UNIT, PutOptions { replicas: 2, ..sample(groups(&["g"])) });
@@ -611,7 +611,7 @@ fn one_copy_that_tells_of_the_consumption_suffices() {
 }
 
 #[test]
-fn samples_that_waited_too_long_are_counted() {
+fn expired_samples_are_counted() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.policy(None, Some(100));
     cluster.put("a", UNIT, sample(Consumption::Once));
@@ -626,7 +626,7 @@ fn samples_that_waited_too_long_are_counted() {
     assert_eq!((stat.samples_expired, stat.sample_bytes_expired), (2, UNIT + 8));
 }
 
-/// A sample that the client has leased; and how many are leased.
+/// A cluster with a sample that the client has leased, and the number of the lease.
 fn leased() -> (Cluster, u64) {
     let mut cluster = Cluster::with(&[8 * UNIT], |config| config.lease_grace_ms = 300);
     cluster.put("s", UNIT, sample(Consumption::Once));
@@ -640,7 +640,7 @@ fn count_leased(cluster: &Cluster) -> u64 {
 }
 
 #[test]
-fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
+fn lease_survives_a_timely_reconnect() {
     let (mut cluster, lease) = leased();
     cluster.event(Event::Closed(CLIENT));
     cluster.wait(299);
@@ -649,7 +649,7 @@ fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
     assert_eq!(cluster.ask(ClientToMaster::KeepLeases(vec![lease, 999])), Some(Reply::Done));
     cluster.wait(10_000);
     assert_eq!(count_leased(&cluster), 1);
-    // A new connection that replaces the old one before that is seen to be broken is as good.
+    // The same holds for a new connection that replaces the old one before the old one is closed.
     cluster.open(ConnId(2), 7);
     cluster.event(Event::Closed(CLIENT));
     cluster.wait(10_000);
@@ -660,20 +660,20 @@ fn a_lease_outlives_a_broken_connection_of_a_client_that_comes_back_in_time() {
 }
 
 #[test]
-fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
+fn lease_ends_when_its_client_is_away_too_long() {
     let (mut cluster, _) = leased();
     cluster.event(Event::Closed(CLIENT));
     let ends = cluster.now.after(300);
     assert!(cluster.master.poll_timeout().is_some_and(|at| at <= ends));
     cluster.wait(300);
     assert_eq!(count_leased(&cluster), 0);
-    // Who comes back then may lease anew.
+    // A client that returns later may lease again.
     cluster.open(CLIENT, 7);
     assert!(matches!(cluster.lease("s", None, "g"), LeaseOutcome::Leased(_)));
 }
 
 #[test]
-fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
+fn lease_with_a_lost_reply_ends_on_keep_leases() {
     let (mut cluster, known) = leased();
     let LeaseOutcome::Leased(_lost) = cluster.lease("s", None, "g") else { panic!() };
     let LeaseOutcome::Leased(other) = ({
@@ -688,7 +688,7 @@ fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
     assert_eq!(count_leased(&cluster), 1);
     let Why::Here(here) = cluster.why("s") else { panic!() };
     assert_eq!(here.leases, ["client 7"], "one of two is left");
-    // What is listed but not held, or somebody else's, changes nothing.
+    // Listed leases that the client does not have, or that belong to another one, have no effect.
     cluster.open(ConnId(2), 8);
     cluster.event(Event::Request(
         ConnId(2),
@@ -699,8 +699,8 @@ fn a_lease_whose_answer_was_lost_ends_when_the_client_says_what_it_knows_of() {
 }
 
 #[test]
-fn a_lease_ends_at_once_when_a_node_has_proof_that_its_client_is_dead() {
-    // The proof may come before or after the connection is seen to be closed.
+fn lease_ends_at_once_when_its_client_is_proven_dead() {
+    // The proof may come before or after the end of the connection.
     for closed_first in [false, true] {
         let (mut cluster, _) = leased();
         if closed_first {
@@ -708,18 +708,18 @@ fn a_lease_ends_at_once_when_a_node_has_proof_that_its_client_is_dead() {
         }
         assert_eq!(count_leased(&cluster), 1);
         cluster.node_event(0, node::Event::Dead(ClientId(8)));
-        assert_eq!(count_leased(&cluster), 1, "that was another one");
+        assert_eq!(count_leased(&cluster), 1, "that was another client");
         cluster.node_event(0, node::Event::Dead(ClientId(7)));
         assert_eq!(count_leased(&cluster), 0);
     }
-    // That a client of the node's own process lets go of the memory is no proof.
+    // A client in the node's own process that detaches is not dead.
     let (mut cluster, _) = leased();
     cluster.node_event(0, node::Event::Detached(ClientId(7)));
     assert_eq!(count_leased(&cluster), 1);
 }
 
 #[test]
-fn a_client_cannot_declare_another_one_dead() {
+fn client_cannot_declare_another_client_dead() {
     let (mut cluster, _) = leased();
     cluster.open(ConnId(2), 8);
     cluster.event(Event::Request(ConnId(2), RequestId(1), MemberToMaster::ClientDied(ClientId(7)).into()));
@@ -728,14 +728,14 @@ fn a_client_cannot_declare_another_one_dead() {
 }
 
 #[test]
-fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
+fn viewers_of_objects_are_named() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("k", 2 * UNIT, plain());
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     let slot_ref = found.replicas[0].slot_ref();
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
     cluster.node_request(0, ClientToNode::BeginViews(vec![slot_ref, slot_ref]));
-    // Somebody who talks to the node, but not to the master.
+    // A client that is connected to the node, but not to the master.
     cluster.node_event(0, node::Event::Mapped(ClientId(9)));
     let opened =
         node::Event::Opened { conn: ConnId(9), client: ClientId(9), namespace: "default".to_owned() };
@@ -743,7 +743,7 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
     let request = ClientToNode::BeginViews(vec![slot_ref]);
     cluster.node_event(0, node::Event::Request { conn: ConnId(9), id: RequestId(5), request });
     let Why::Here(here) = cluster.why("k") else { panic!() };
-    let stranger = "client 0000000000000009, which is not connected";
+    let stranger = "client 0000000000000009 (not connected)";
     assert_eq!((here.views, here.viewers_more, here.sends), (3, 0, 0));
     assert_eq!(here.viewers, [stranger, "client 7"]);
     assert!(cluster.nodes[0].begin_send(slot_ref, 0, 1, None).is_some());
@@ -753,7 +753,7 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
 
     let holders = |cluster: &Cluster| cluster.master.stat().nodes.remove(0).holders;
     cluster.node_event(0, node::Event::Beat);
-    assert_eq!(holders(&cluster), [], "what is there keeps nothing from being used again");
+    assert_eq!(holders(&cluster), [], "views of stored objects hold no memory back");
     cluster.delete("k", true);
     cluster.node_event(0, node::Event::Beat);
     let holder = |who: &str| Holder { held: Held::Viewed, who: who.into(), objects: 1, bytes: 2 * UNIT };
@@ -765,7 +765,7 @@ fn who_looks_at_an_object_has_a_name_and_so_has_who_keeps_what_is_gone() {
 }
 
 #[test]
-fn why_tells_who_holds_an_object_or_what_took_it_away() {
+fn why_explains_presence_and_absence() {
     let mut cluster = Cluster::new(&[2 * UNIT]);
     cluster.put("a", UNIT, owned("run"));
     cluster.wait(5);
@@ -792,7 +792,7 @@ fn why_tells_who_holds_an_object_or_what_took_it_away() {
 }
 
 #[test]
-fn what_was_in_the_way_of_a_quota_says_so() {
+fn why_explains_quota_evictions() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.policy(Some(UNIT), None);
     cluster.put("old", UNIT, plain());
@@ -802,7 +802,7 @@ fn what_was_in_the_way_of_a_quota_says_so() {
 }
 
 #[test]
-fn what_clients_keep_has_their_name() {
+fn holders_of_memory_are_named() {
     let mut cluster = Cluster::new(&[64 * UNIT]);
     cluster.put("s", 7, sample(Consumption::Once));
     let LeaseOutcome::Leased(granted) = cluster.lease("s", None, "") else { panic!() };

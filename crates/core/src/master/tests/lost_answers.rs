@@ -1,4 +1,4 @@
-//! What the simulation found: answers to nodes and clients may be lost, and words may cross.
+//! Cases that the simulation found: replies to nodes and clients may be lost, and messages may cross.
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Cluster {
-    /// The first node registers on a connection that breaks before it hears the answer.
+    /// The first node registers on a connection that breaks before the reply arrives.
     fn register_in_vain(&mut self) -> Registered {
         let (conn, registered) = self.register(0);
         self.event(Event::Closed(conn));
@@ -27,7 +27,7 @@ impl Cluster {
         assert!(matches!(forgotten, Some(Reply::Forgotten(_))), "{forgotten:?}");
     }
 
-    /// A node registers on a connection of which it hears nothing.
+    /// A node registers on a connection whose messages it does not receive.
     fn register(&mut self, index: usize) -> (ConnId, Registered) {
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
@@ -43,7 +43,7 @@ impl Cluster {
         }
     }
 
-    /// On such a connection it tells all that it holds, and is to be told what it must drop.
+    /// On such a connection it announces everything that it holds. Returns the retires of the reply.
     fn announce(&mut self, conn: ConnId, items: Vec<Record>) -> Vec<SlotRef> {
         let id = RequestId(902);
         self.event(Event::Request(conn, id, MemberToMaster::Announce(Announce { items, last: true }).into()));
@@ -55,7 +55,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_retire_is_owed_until_the_node_has_heard_of_it() {
+fn retire_is_owed_until_the_node_receives_it() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
@@ -71,7 +71,7 @@ fn a_retire_is_owed_until_the_node_has_heard_of_it() {
 }
 
 #[test]
-fn a_lost_node_must_discard_until_it_has_heard_of_it() {
+fn lost_node_is_told_to_discard_until_it_has() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
     cluster.unlink(0);
@@ -83,7 +83,7 @@ fn a_lost_node_must_discard_until_it_has_heard_of_it() {
 }
 
 #[test]
-fn a_node_that_has_yet_to_discard_gets_no_copy() {
+fn node_that_must_discard_gets_no_copy() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let options = PutOptions { replicas: 2, preferred: vec!["node1".into()], ..plain() };
     let space = cluster.reserve("k", UNIT, options.clone());
@@ -93,7 +93,7 @@ fn a_node_that_has_yet_to_discard_gets_no_copy() {
     cluster.forget(1);
     let (conn, registered) = cluster.register(1);
     assert!(registered.discard);
-    // If it heard of the copy first, it would discard that too.
+    // If it learned of the copy first, it would discard that too.
     let outcome = cluster.commit("k", UNIT, options, &reservations);
     assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     cluster.announce(conn, vec![]);
@@ -105,7 +105,7 @@ fn a_node_that_has_yet_to_discard_gets_no_copy() {
 }
 
 #[test]
-fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
+fn decision_after_a_removal_is_stale() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     let space = cluster.reserve("k", UNIT, plain());
     let ReserveOutcome::Space(reservations) = space else { panic!("{space:?}") };
@@ -113,7 +113,7 @@ fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
     assert!(matches!(cluster.commit("k", UNIT, plain(), &reservations), CommitOutcome::Stored(_)));
     cluster.hold_up(0);
     cluster.delete("k", true);
-    // The node has not heard of the removal, and asks about the same object once more.
+    // The node has not received the retire, and asks about the same object once more.
     let item = CommitItem { slot_ref, key: key("k"), len: UNIT, options: plain(), others: vec![] };
     let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
     let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
@@ -125,11 +125,11 @@ fn a_question_that_crosses_a_removal_is_stale_and_leaves_no_ghost() {
 }
 
 #[test]
-fn room_is_given_back_that_was_found_for_a_client_whose_answer_was_lost() {
+fn reservation_with_a_lost_reply_is_returned() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     assert!(matches!(cluster.reserve("k", UNIT, plain()), ReserveOutcome::Space(_)));
     assert_eq!(cluster.nodes[0].usage().granted, UNIT);
-    // The client never came to the node; it connects to the master anew.
+    // The client never connected to the node, and reconnects to the master.
     cluster.open(ConnId(2), 7);
     assert_eq!(cluster.nodes[0].usage().granted, 0);
 }
@@ -148,8 +148,8 @@ fn every_copy_counts_against_the_quota() {
     assert!(matches!(cluster.reserve("c", UNIT, twice), ReserveOutcome::OverQuota(_)));
 }
 
-/// Two nodes with an object of the same name each, of which the first one's is older: the first was away
-/// when it was replaced.
+/// Two nodes with an object of the same name each. The first one's is older: that node was away during the
+/// replacement.
 fn rivals() -> Cluster {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
@@ -160,7 +160,7 @@ fn rivals() -> Cluster {
 }
 
 impl Cluster {
-    /// Another life of the master begins; only these nodes register, in this order.
+    /// Starts a master of another epoch. Only these nodes register, in this order.
     fn restart_with(&mut self, epoch: u64, nodes: &[usize]) {
         let instance = self.master.objects.cx.config.instance + 1;
         self.master = Master::new(MasterConfig { epoch, instance, ..self.master.objects.cx.config });
@@ -171,7 +171,7 @@ impl Cluster {
         }
     }
 
-    /// The generation that a name has, and on how many nodes.
+    /// The generation that a name has, and its number of replicas.
     fn found(&mut self, name: &str) -> (u64, usize) {
         match self.resolve(name, false) {
             ResolveOutcome::Found(found) => (found.generation.counter, found.replicas.len()),
@@ -193,7 +193,7 @@ impl Cluster {
 }
 
 #[test]
-fn of_rivals_for_a_name_the_newer_wins_whoever_comes_first() {
+fn newer_of_two_reported_objects_wins() {
     for order in [[0, 1], [1, 0]] {
         let mut cluster = rivals();
         cluster.restart_with(6, &order);
@@ -203,7 +203,7 @@ fn of_rivals_for_a_name_the_newer_wins_whoever_comes_first() {
 }
 
 #[test]
-fn of_two_copies_that_one_node_tells_of_it_must_drop_the_second() {
+fn second_announced_copy_of_one_node_is_retired() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.restart_with(6, &[]);
     let (conn, _) = cluster.register(0);
@@ -220,10 +220,10 @@ fn of_two_copies_that_one_node_tells_of_it_must_drop_the_second() {
 }
 
 #[test]
-fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
+fn retire_of_an_announced_copy_is_owed_until_received() {
     let mut cluster = rivals();
     cluster.restart_with(6, &[1]);
-    // The first node announces its old copy, and its link breaks before it hears that it must drop it.
+    // The first node announces its old copy, and its link breaks before it receives the retire.
     cluster.register_in_vain();
     let (conn, _) = cluster.register(0);
     let slot_ref = SlotRef { slot: SlotId(0), stamp: Stamp(1) };
@@ -243,13 +243,13 @@ fn a_refusal_of_what_was_announced_is_owed_until_the_node_has_heard_it() {
 }
 
 #[test]
-fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
+fn unreceived_copy_of_a_joining_node_is_kept() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
     let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
     let (home, other) = (space[0].location, space[1].location);
     let joining = other.segment.0 as usize - 1;
-    // The other node's link breaks; it registers, and announces before it hears that it has a copy.
+    // The other node's link breaks. It registers, and announces before it learns that it has a copy.
     cluster.unlink(joining);
     let (conn, _) = cluster.register(joining);
     cluster.send_commit("k", UNIT, twice, &space);
@@ -258,15 +258,15 @@ fn a_copy_that_a_joining_node_has_yet_to_hear_of_is_not_forgotten() {
     assert_eq!(found.replicas, [home, other]);
 }
 
-/// An object with two copies, of which one is on a node that never hears that it became one: its link breaks
-/// before. The locations of both.
+/// An object with two copies. The link of one node breaks before it receives the commit of its copy.
+/// Returns the locations of both.
 fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
     let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
     let (home, other) = (space[0].location, space[1].location);
     let away = other.segment.0 as usize - 1;
-    // The writer stays connected to that node, so its room is not given back for that reason.
+    // The writer stays connected to that node, so its reservation does not end for that reason.
     let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
     cluster.node_event(away, opened);
     cluster.hold_up(away);
@@ -280,14 +280,14 @@ fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
 }
 
 #[test]
-fn a_copy_that_its_node_never_heard_of_is_taken_away_when_it_returns() {
+fn unreceived_copy_is_retired_when_its_node_returns() {
     let (mut cluster, [home, other]) = with_an_unheard_copy();
     let away = other.segment.0 as usize - 1;
     assert_eq!(cluster.nodes[away].usage().granted, UNIT);
     cluster.link(away);
     let ResolveOutcome::Found(found) = cluster.resolve("k", false) else { panic!() };
     assert_eq!(found.replicas, [home]);
-    // Whoever was told where it lies reads nothing there.
+    // A client with a cached location reads nothing there.
     assert_eq!(cluster.nodes[away].usage().free, 4 * UNIT);
     cluster.node_event(away, node::Event::Beat);
     assert_eq!(cluster.master.unconfirmed_count(), 0);
@@ -295,11 +295,11 @@ fn a_copy_that_its_node_never_heard_of_is_taken_away_when_it_returns() {
 }
 
 #[test]
-fn a_delete_is_not_confirmed_before_a_node_has_heard_to_drop_what_it_did_not_tell_of() {
+fn delete_waits_for_the_retire_of_an_unannounced_copy() {
     let (mut cluster, [_, other]) = with_an_unheard_copy();
     let away = other.segment.0 as usize - 1;
     let name = format!("node{}", away + 1);
-    // It comes back, and its link breaks again before it hears the answer.
+    // It returns, and its link breaks again before the reply arrives.
     let (conn, registered) = cluster.register(away);
     assert_eq!(registered.retire, []);
     assert_eq!(cluster.announce(conn, vec![]), [other.slot_ref()]);
@@ -312,20 +312,20 @@ fn a_delete_is_not_confirmed_before_a_node_has_heard_to_drop_what_it_did_not_tel
 }
 
 #[test]
-fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() {
+fn decision_is_stale_while_a_retire_is_unconfirmed() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
     let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
     assert!(matches!(cluster.commit("k", UNIT, twice.clone(), &space), CommitOutcome::Stored(_)));
     let (home, other) = (space[0].location, space[1].location);
     let (asking, slow) = (home.segment.0 as usize - 1, other.segment.0 as usize - 1);
-    // The master forgets the home, and what it owes; the other one is only slow.
+    // The master forgets the home, and the retires that it owes. The other node is only slow.
     cluster.hold_up(slow);
     cluster.unlink(asking);
     assert_eq!(cluster.delete("k", true), None);
     cluster.forget(asking);
     cluster.link(asking);
-    // The home never heard that the object was stored: what was prepared there is asked about once more.
+    // The home never learned that the object was stored, so it asks about the prepared object once more.
     let item = CommitItem {
         slot_ref: home.slot_ref(),
         key: key("k"),
@@ -343,7 +343,7 @@ fn a_question_about_what_was_deleted_is_stale_while_any_copy_is_not_confirmed() 
 }
 
 #[test]
-fn a_pin_that_one_copy_has_in_writing_counts_for_all_of_them() {
+fn pin_written_on_one_node_counts_for_all_copies() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.put("k", UNIT, PutOptions { replicas: 2, ..plain() });
     cluster.unlink(0);
@@ -352,13 +352,13 @@ fn a_pin_that_one_copy_has_in_writing_counts_for_all_of_them() {
     assert_eq!(cluster.ask(ClientToMaster::Pin(pin)), Some(Reply::Pinned(vec![unconfirmed])));
     cluster.restart_with(6, &[0, 1]);
     assert_eq!(cluster.pins("k"), ["run"]);
-    // The other one has it in writing now, too.
+    // The other node has written it now, too.
     cluster.restart_with(7, &[0]);
     assert_eq!(cluster.pins("k"), ["run"]);
 }
 
 #[test]
-fn a_pin_is_not_confirmed_by_asking_again() {
+fn repeated_pin_is_not_confirmed_without_its_node() {
     for on in [true, false] {
         let mut cluster = Cluster::new(&[4 * UNIT]);
         cluster.put("k", UNIT, plain());
@@ -371,7 +371,7 @@ fn a_pin_is_not_confirmed_by_asking_again() {
         let unconfirmed = Some(Reply::Pinned(vec![PinOutcome::Unconfirmed(vec!["node1".into()])]));
         assert_eq!(cluster.ask(pin(on)), unconfirmed);
         assert_eq!(cluster.ask(pin(on)), unconfirmed);
-        // Nobody was told of it but this life of the master.
+        // Only this instance of the master knows of it.
         cluster.restart_with(6, &[0]);
         assert_eq!(cluster.pins("k").is_empty(), on);
         assert_eq!(cluster.ask(pin(on)), done);
@@ -382,7 +382,7 @@ fn a_pin_is_not_confirmed_by_asking_again() {
 }
 
 #[test]
-fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it() {
+fn object_stays_when_its_attributes_do_not_fit() {
     let mut cluster = Cluster::new(&[64 * UNIT]);
     let owner = |index: usize| format!("{index:0>OWNER_BYTES_MAX$}");
     let mut pin = |name: &str, index: usize| {
@@ -395,22 +395,22 @@ fn an_object_stays_when_its_node_has_no_room_for_what_is_to_be_written_beside_it
             other => panic!("{other:?}"),
         }
     };
-    // Names and marks have little memory here: before long there is no room for another owner.
+    // The heap for names and attributes is small here: soon there is no space for another owner.
     let names: Vec<_> = (0..16).map(|it| format!("k{it}")).collect();
     let pins = names.iter().flat_map(|name| (0..ATTRIBUTES_MAX - 1).map(move |index| (name, index)));
     let refused = pins.map(|(name, index)| (name, pin(name, index))).find(|it| it.1 != PinOutcome::Done);
-    let (name, outcome) = refused.expect("the heap is larger than all marks");
+    let (name, outcome) = refused.expect("the heap holds all attributes");
     assert_eq!(outcome, PinOutcome::Unconfirmed(vec!["node1".into()]));
     assert!(cluster.has(name));
 }
 
 #[test]
-fn a_decision_waits_for_a_node_that_may_know_the_name() {
+fn decision_waits_for_a_node_that_may_know_the_name() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.restart_with(6, &[0]);
     let end = EndStream { name: "s".into(), ..EndStream::default() };
     assert!(matches!(cluster.ask(ClientToMaster::EndStream(end)), Some(Reply::Stream(_))));
-    // The other node has a copy that the last life of the master had named, before the stream had ended.
+    // The other node has a copy that the last epoch had named, before the stream ended.
     let (conn, _) = cluster.register(1);
     let other = Location { segment: SegmentId(2), slot: SlotId(3), stamp: Stamp(9) };
     let sample = Some(Consumption::Groups(vec!["g".into()]));
@@ -433,5 +433,5 @@ fn a_decision_waits_for_a_node_that_may_know_the_name() {
         attributes,
     };
     assert_eq!(cluster.announce(conn, vec![record]), []);
-    assert_eq!(cluster.found("k"), (4, 2), "the first answer was lost: it has the name already");
+    assert_eq!(cluster.found("k"), (4, 2), "the first reply was lost, and the object has its name");
 }

@@ -1,4 +1,4 @@
-//! The master's rules, one test each, with real nodes at the other end of in-memory connections.
+//! The rules of the master, one test each, with real nodes behind in-memory connections.
 
 mod absent;
 mod drops;
@@ -31,7 +31,7 @@ use crate::{
 pub(super) const CLIENT: ConnId = ConnId(1);
 pub(super) const UNIT: u64 = 64;
 
-/// A master, its nodes, and connections that deliver at once and in order, unless they are held up.
+/// A master, its nodes, and connections that deliver at once and in order, unless a node is stalled.
 pub(super) struct Cluster {
     pub(super) master: Master,
     pub(super) nodes: Vec<Node>,
@@ -43,15 +43,15 @@ pub(super) struct Cluster {
     pub(super) next_conn: u64,
     pub(super) replies: BTreeMap<RequestId, Reply>,
     pub(super) notices: Vec<Notice>,
-    /// What is said to a node that is near is with it, also if it is held up.
+    /// Messages to a node on the master's host are in its socket buffer at once, even while it is stalled.
     pub(super) takes_at_once: bool,
-    /// Nodes that link from now on are near.
+    /// Nodes that connect from now on are on the master's host.
     pub(super) is_on_same_host: bool,
     /// See [`tier`].
     disks: Vec<TestDisk>,
     /// Offers that their client has claimed, by node.
     pub(super) claimed: BTreeSet<(usize, SlotRef)>,
-    /// What is in the state folder, and versions that are not synced yet while it is held up.
+    /// The content of the state folder, and the versions that are not synced yet while syncs are stalled.
     pub(super) state: Saved,
     pub(super) unsynced: Option<Vec<(u64, Saved)>>,
 }
@@ -108,7 +108,7 @@ impl Cluster {
         cluster
     }
 
-    /// One more node joins.
+    /// Adds a node, which joins.
     pub(super) fn add_node(&mut self, capacity: u64, change: impl Fn(&mut NodeConfig)) {
         let segment = self.nodes.len() as u64 + 1;
         let mut config = NodeConfig {
@@ -157,7 +157,7 @@ impl Cluster {
         self.event(Event::Closed(self.links[index]));
     }
 
-    /// Another life of the master begins, and every node registers with it.
+    /// Starts a master of another epoch, and every node registers with it.
     pub(super) fn restart_master(&mut self, epoch: u64) {
         let config = MasterConfig {
             epoch,
@@ -172,14 +172,14 @@ impl Cluster {
         }
     }
 
-    /// Asks a node, as the client.
+    /// Sends a request to a node, as the client.
     pub(super) fn node_request(&mut self, index: usize, request: ClientToNode) {
         let opened = node::Event::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
         self.node_event(index, opened);
         self.node_event(index, node::Event::Request { conn: CLIENT, id: RequestId(5), request });
     }
 
-    /// The node does nothing until it is let go: what it is asked waits.
+    /// Stalls a node: requests to it wait.
     pub(super) fn hold_up(&mut self, index: usize) {
         self.is_held_up[index] = true;
     }
@@ -220,7 +220,7 @@ impl Cluster {
                     let index = self.disk_at(conn).unwrap();
                     self.disk_event(index, disk::Event::MasterRequest(id, request));
                 }
-                // A node that is told to register again is disconnected, and connects again.
+                // A node that must register again is disconnected, and reconnects.
                 Effect::Reply(conn, _, Reply::Refused(refusal))
                     if refusal.reason == Reason::Unavailable && self.links.contains(&conn) =>
                 {
@@ -269,7 +269,7 @@ impl Cluster {
         }
     }
 
-    /// Asks the master; the reply if it came at once.
+    /// Sends a request to the master. Returns the reply if it came at once.
     pub(super) fn ask(&mut self, request: impl Into<Request>) -> Option<Reply> {
         let id = self.send(request);
         self.replies.remove(&id)
@@ -384,7 +384,7 @@ pub(super) fn generation(counter: u64) -> Generation {
 }
 
 #[test]
-fn a_put_can_be_found_and_deleted_once() {
+fn put_object_is_found_and_deleted_once() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     assert_eq!(cluster.put("a", 100, plain()), CommitOutcome::Stored(generation(1)));
     assert!(cluster.has("a"));
@@ -395,7 +395,7 @@ fn a_put_can_be_found_and_deleted_once() {
 }
 
 #[test]
-fn the_first_commit_wins_and_the_second_is_told() {
+fn first_commit_wins() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let ReserveOutcome::Space(first) = cluster.reserve("a", 10, keep()) else { panic!() };
     let ReserveOutcome::Space(second) = cluster.reserve("a", 10, keep()) else { panic!() };
@@ -406,7 +406,7 @@ fn the_first_commit_wins_and_the_second_is_told() {
 }
 
 #[test]
-fn a_replacement_retires_the_old_object_before_it_answers() {
+fn replacement_retires_the_old_object() {
     let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
     assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
     assert_eq!(cluster.put("a", 20, plain()), CommitOutcome::Replaced(generation(2)));
@@ -417,10 +417,10 @@ fn a_replacement_retires_the_old_object_before_it_answers() {
 }
 
 #[test]
-fn a_conditional_replacement_spares_newer_objects() {
+fn conditional_replacement_spares_newer_objects() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let only = |counter| PutOptions { replaces: Some(generation(counter)), ..plain() };
-    // There is nothing to replace.
+    // There is no object to replace.
     assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(Generation::default()));
     assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
     let ReserveOutcome::Space(early) = cluster.reserve("a", 10, only(1)) else { panic!() };
@@ -429,7 +429,7 @@ fn a_conditional_replacement_spares_newer_objects() {
     // The other writer saw the first object, and must not overwrite the second.
     assert_eq!(cluster.commit("a", 10, only(1), &late), CommitOutcome::Exists(generation(2)));
     assert_eq!(cluster.reserve("a", 10, only(1)), ReserveOutcome::Exists(generation(2)));
-    // Neither may it bring back what was deleted.
+    // Nor may it bring back a deleted object.
     let ReserveOutcome::Space(space) = cluster.reserve("a", 10, only(2)) else { panic!() };
     assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
     assert_eq!(cluster.commit("a", 10, only(2), &space), CommitOutcome::Exists(Generation::default()));
@@ -438,12 +438,12 @@ fn a_conditional_replacement_spares_newer_objects() {
 }
 
 #[test]
-fn a_draining_node_is_read_and_gets_no_new_objects() {
+fn draining_node_is_readable_and_gets_no_objects() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let there = PutOptions { preferred: vec!["node1".into()], ..plain() };
     cluster.put("old", UNIT, there.clone());
     cluster.node_event(0, node::Event::Drain);
-    assert_eq!(cluster.master.stat().nodes[0].usage.capacity, 0, "the master hears of it at once");
+    assert_eq!(cluster.master.stat().nodes[0].usage.capacity, 0, "the master learns of it at once");
     for name in ["a", "b", "c", "d"] {
         assert!(matches!(cluster.put(name, UNIT, there.clone()), CommitOutcome::Stored(_)));
     }
@@ -457,7 +457,7 @@ fn a_draining_node_is_read_and_gets_no_new_objects() {
 }
 
 #[test]
-fn a_conditional_replacement_refuses_samples() {
+fn conditional_replacement_refuses_samples() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let sample = PutOptions { sample: Some(crate::attributes::Consumption::Once), ..plain() };
     assert_eq!(cluster.put("a", 10, sample), CommitOutcome::Stored(generation(1)));
@@ -466,7 +466,7 @@ fn a_conditional_replacement_refuses_samples() {
 }
 
 #[test]
-fn a_full_store_evicts_the_oldest_unpinned_object() {
+fn full_store_evicts_the_oldest_unpinned_object() {
     let mut cluster = Cluster::new(&[3 * UNIT]);
     cluster.put("pinned", UNIT, pinned());
     cluster.wait(1);
@@ -480,7 +480,7 @@ fn a_full_store_evicts_the_oldest_unpinned_object() {
 }
 
 #[test]
-fn a_store_full_of_pins_says_so_with_the_numbers() {
+fn store_full_of_pins_reports_its_usage() {
     let mut cluster = Cluster::new(&[2 * UNIT]);
     cluster.put("a", UNIT, pinned());
     cluster.put("b", UNIT, pinned());
@@ -490,7 +490,7 @@ fn a_store_full_of_pins_says_so_with_the_numbers() {
 }
 
 #[test]
-fn an_object_larger_than_every_node_evicts_nothing() {
+fn object_larger_than_every_node_evicts_nothing() {
     let mut cluster = Cluster::new(&[2 * UNIT]);
     cluster.put("a", UNIT, plain());
     assert!(matches!(cluster.reserve("big", 3 * UNIT, plain()), ReserveOutcome::Full(_)));
@@ -499,7 +499,7 @@ fn an_object_larger_than_every_node_evicts_nothing() {
 }
 
 #[test]
-fn a_lease_keeps_an_object_from_eviction_for_its_time() {
+fn lease_protects_from_eviction_until_it_ends() {
     let mut cluster = Cluster::new(&[UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.resolve("a", true);
@@ -509,7 +509,7 @@ fn a_lease_keeps_an_object_from_eviction_for_its_time() {
 }
 
 #[test]
-fn a_lease_refuses_removal_only_in_strict_mode_and_only_unforced() {
+fn lease_refuses_unforced_removal_in_strict_mode_only() {
     for strict in [false, true] {
         let mut cluster = Cluster::with(&[4 * UNIT], |config| config.strict_leases = strict);
         cluster.put("a", UNIT, plain());
@@ -523,7 +523,7 @@ fn a_lease_refuses_removal_only_in_strict_mode_and_only_unforced() {
 }
 
 #[test]
-fn replicas_lie_on_different_nodes_and_reads_survive_one_of_them() {
+fn replicas_are_on_different_nodes() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.put("a", UNIT, twice());
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!() };
@@ -538,7 +538,7 @@ fn replicas_lie_on_different_nodes_and_reads_survive_one_of_them() {
 }
 
 #[test]
-fn more_replicas_than_nodes_are_as_many_as_there_are_nodes() {
+fn replicas_are_limited_by_the_number_of_nodes() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     let ReserveOutcome::Space(space) = cluster.reserve("a", 1, twice()) else { panic!() };
     assert_eq!(space.len(), 1);
@@ -547,7 +547,7 @@ fn more_replicas_than_nodes_are_as_many_as_there_are_nodes() {
 }
 
 #[test]
-fn the_other_replicas_of_a_refused_commit_are_given_back() {
+fn refused_commit_returns_the_other_replicas() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let options = PutOptions { on_exists: OnExists::Keep, ..twice() };
     let ReserveOutcome::Space(space) = cluster.reserve("a", 1, options.clone()) else { panic!() };
@@ -557,7 +557,7 @@ fn the_other_replicas_of_a_refused_commit_are_given_back() {
 }
 
 #[test]
-fn a_delete_waits_for_its_node_and_is_unconfirmed_when_that_takes_too_long() {
+fn delete_waits_for_its_node_until_the_deadline() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.put("b", UNIT, plain());
@@ -577,7 +577,7 @@ fn a_delete_waits_for_its_node_and_is_unconfirmed_when_that_takes_too_long() {
 }
 
 #[test]
-fn what_was_deleted_while_a_node_was_away_is_retired_before_it_is_readmitted() {
+fn returning_node_applies_its_pending_retires_first() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.put("b", UNIT, plain());
@@ -591,7 +591,7 @@ fn what_was_deleted_while_a_node_was_away_is_retired_before_it_is_readmitted() {
 }
 
 #[test]
-fn a_node_that_leaves_for_good_is_not_waited_for() {
+fn node_that_left_is_not_waited_for() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.put("both", UNIT, twice());
     cluster.put("there", UNIT, PutOptions { preferred: vec!["node1".into()], ..keep() });
@@ -600,14 +600,14 @@ fn a_node_that_leaves_for_good_is_not_waited_for() {
     assert!(cluster.has("both"));
     assert_eq!(cluster.master.stat().nodes.len(), 1);
     assert!(matches!(cluster.put("there", UNIT, keep()), CommitOutcome::Stored(_)));
-    // What it still says on that connection is not heard, and when it closes nothing happens.
+    // Further messages on that connection are ignored, and its end has no effect.
     cluster.event(Event::Request(cluster.links[0], RequestId(10), Request::Goodbye));
     cluster.unlink(0);
     assert!(cluster.has("both") && cluster.has("there"));
 }
 
 #[test]
-fn a_silent_node_is_passed_over_and_never_lost_by_time_alone() {
+fn silent_node_is_skipped_but_never_lost() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.wait(1_000);
@@ -620,7 +620,7 @@ fn a_silent_node_is_passed_over_and_never_lost_by_time_alone() {
 }
 
 #[test]
-fn room_that_a_silent_node_finds_too_late_is_given_back() {
+fn late_allocation_of_a_silent_node_is_returned() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     cluster.hold_up(0);
     cluster.hold_up(1);
@@ -635,7 +635,7 @@ fn room_that_a_silent_node_finds_too_late_is_given_back() {
 }
 
 #[test]
-fn a_restarted_master_learns_from_its_nodes() {
+fn restarted_master_learns_from_its_nodes() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, pinned());
     cluster.put("b", UNIT, plain());
@@ -649,7 +649,7 @@ fn a_restarted_master_learns_from_its_nodes() {
 }
 
 #[test]
-fn what_a_replaced_connection_still_says_is_not_heard() {
+fn messages_of_a_replaced_connection_are_ignored() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", UNIT, plain());
     cluster.open(ConnId(2), 7);
@@ -659,7 +659,7 @@ fn what_a_replaced_connection_still_says_is_not_heard() {
 }
 
 #[test]
-fn a_pattern_takes_all_that_match_and_a_bad_one_is_refused() {
+fn pattern_deletes_all_matches_and_is_validated() {
     let mut cluster = Cluster::new(&[64 * UNIT]);
     for name in ["rx_1", "rx_2", "other_rx_1", "x"] {
         cluster.put(name, 1, plain());
@@ -680,7 +680,7 @@ fn a_pattern_takes_all_that_match_and_a_bad_one_is_refused() {
 }
 
 #[test]
-fn a_listing_comes_in_pages_and_names_everything_once() {
+fn listing_is_paged_and_lists_each_object_once() {
     let mut cluster = Cluster::new(&[64 * UNIT]);
     for number in 0..10 {
         cluster.put(&format!("k{number}"), number + 1, plain());
@@ -707,7 +707,7 @@ fn a_listing_comes_in_pages_and_names_everything_once() {
 }
 
 #[test]
-fn namespaces_do_not_see_each_other() {
+fn namespaces_are_isolated() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("a", 1, plain());
     let hello = Hello { client: ClientId(7), namespace: "other".into(), ..Hello::default() };
@@ -717,7 +717,7 @@ fn namespaces_do_not_see_each_other() {
 }
 
 #[test]
-fn room_for_a_client_that_is_gone_is_given_back() {
+fn reservation_of_a_lost_client_is_returned() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.hold_up(0);
     let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
@@ -729,7 +729,7 @@ fn room_for_a_client_that_is_gone_is_given_back() {
 }
 
 #[test]
-fn a_lost_replica_is_forgotten_when_its_node_says_so() {
+fn replica_that_its_node_lost_leaves_the_catalog() {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let ReserveOutcome::Space(mut space) = cluster.reserve("a", 1, twice()) else { panic!() };
     let segment = space[1].location.segment;
@@ -739,15 +739,15 @@ fn a_lost_replica_is_forgotten_when_its_node_says_so() {
     assert_eq!(found.replicas, [space[0].location]);
 }
 
-/// A writer that has its answer may leave at once, and takes with it what no node has recorded.
+/// A writer that has its answer may exit at once, and copies that no node has recorded are lost with it.
 #[test]
-fn a_put_is_answered_when_every_copy_is_recorded() {
+fn put_is_answered_when_every_copy_is_recorded() {
     let endings: [fn(&mut Cluster, usize); 3] =
         [Cluster::let_go, Cluster::unlink, |cluster, _| cluster.wait(1_000)];
     for ending in endings {
         let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
         let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else {
-            panic!("there is room")
+            panic!("there is space")
         };
         let other = space[1].location.segment.0 as usize - 1;
         cluster.hold_up(other);
@@ -759,7 +759,7 @@ fn a_put_is_answered_when_every_copy_is_recorded() {
 }
 
 #[test]
-fn exists_tells_what_is_there_and_what_cannot_be_reached() {
+fn exists_distinguishes_absent_from_unavailable() {
     let mut cluster = Cluster::new(&[64 * UNIT, 64 * UNIT]);
     cluster.put("here", 10, PutOptions { replicas: 1, ..PutOptions::default() });
     let keys = ["here", "nowhere"].map(key).to_vec();
@@ -774,7 +774,7 @@ fn exists_tells_what_is_there_and_what_cannot_be_reached() {
 }
 
 #[test]
-fn requests_of_another_direction_are_refused() {
+fn requests_of_the_wrong_direction_are_refused() {
     let client = || Request::from(ClientToMaster::Stat);
     let member = || Request::from(MemberToMaster::ClientDied(ClientId(9)));
     let neither = || [MasterToMember::Inspect(vec![]).into(), ClientToNode::Abort(vec![]).into()];

@@ -1,4 +1,4 @@
-//! Offers: what is preallocated for a client is free for everybody else until the client claims it.
+//! Offers: preallocated memory stays free for all others until its client claims it.
 
 use super::*;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Cluster {
-    /// Offers of one unit each.
+    /// Requests offers of one unit each.
     fn offers(&mut self, options: &PutOptions, count: u32) -> Vec<Reservation> {
         let items = vec![ReserveItem { key: key("k"), len: UNIT, options: options.clone() }];
         let reserve = Reserve { items, spare: count, wait_ms: 1000, ..Reserve::default() };
@@ -24,7 +24,7 @@ impl Cluster {
         }
     }
 
-    /// The client writes there.
+    /// The client claims these offers.
     fn claim(&mut self, offers: &[Reservation]) {
         let node = |it: &Reservation| it.location.segment.0 as usize - 1;
         self.claimed.extend(offers.iter().map(|it| (node(it), it.location.slot_ref())));
@@ -50,16 +50,16 @@ fn offers_come_from_free_memory_only() {
     cluster.policy(Some(8 * UNIT), None);
     assert_eq!(cluster.offers(&keep, 1).len(), 0, "memory under a quota is not preallocated");
     cluster.policy(None, None);
-    assert_eq!(cluster.offers(&keep, 9).len(), 6, "an eighth is left, and the name is not looked at");
+    assert_eq!(cluster.offers(&keep, 9).len(), 6, "an eighth is left, and the name is not checked");
     assert_eq!(cluster.offers(&keep, 1).len(), 0);
-    assert!(matches!(cluster.why("k"), Why::Here(_)), "nothing is evicted for it");
+    assert!(matches!(cluster.why("k"), Why::Here(_)), "no object is evicted for it");
     let stat = cluster.master.stat();
-    assert_eq!((stat.namespaces[0].granted, stat.namespaces[0].used), (0, UNIT), "it is charged to nobody");
+    assert_eq!((stat.namespaces[0].granted, stat.namespaces[0].used), (0, UNIT), "offers are not charged");
     assert_eq!((stat.nodes[0].usage.free, stat.nodes[0].usage.offered), (7 * UNIT, 6 * UNIT));
 }
 
 #[test]
-fn offers_are_asked_of_one_node_once() {
+fn offers_are_requested_from_one_node_once() {
     let mut cluster = Cluster::new(&[8 * UNIT, 8 * UNIT]);
     assert_eq!(cluster.offers(&plain(), 2).len(), 2, "not one on each of the nodes");
     let batch = u32::try_from(crate::BATCH_ITEMS_MAX).unwrap() + 1;
@@ -77,7 +77,7 @@ fn no_offers_while_a_put_waits() {
 }
 
 #[test]
-fn a_put_recalls_offers_before_it_evicts() {
+fn put_recalls_offers_before_it_evicts() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("old", UNIT, plain());
     let offers = cluster.offers(&plain(), 6);
@@ -90,7 +90,7 @@ fn a_put_recalls_offers_before_it_evicts() {
 }
 
 #[test]
-fn a_claimed_offer_is_kept_and_the_rest_is_evicted_for() {
+fn claimed_offers_are_not_recalled() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     cluster.put("old", UNIT, plain());
     cluster.put("young", UNIT, plain());
@@ -99,7 +99,7 @@ fn a_claimed_offer_is_kept_and_the_rest_is_evicted_for() {
     cluster.put("four", 4 * UNIT, plain());
     assert!(cluster.has("old") && cluster.has("young"), "four units were free or unclaimed");
     cluster.put("one", UNIT, plain());
-    assert!(!cluster.has("old") && cluster.has("young"), "and no more than one more is needed");
+    assert!(!cluster.has("old") && cluster.has("young"), "one more unit is needed");
     assert!(matches!(cluster.publish_offer("a", &offers[0]), Some(CommitOutcome::Stored(_))));
     assert!(matches!(cluster.commit("b", UNIT, plain(), &offers[1..2]), CommitOutcome::Stored(_)));
     assert!(cluster.has("a") && cluster.has("b"));
@@ -108,7 +108,7 @@ fn a_claimed_offer_is_kept_and_the_rest_is_evicted_for() {
 }
 
 #[test]
-fn a_full_store_of_pins_is_full_only_without_offers() {
+fn store_of_pins_and_claimed_offers_is_full() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     let offers = cluster.offers(&plain(), 7);
     cluster.claim(&offers[..1]);
@@ -121,31 +121,31 @@ fn a_full_store_of_pins_is_full_only_without_offers() {
 }
 
 #[test]
-fn a_refusal_because_of_claims_does_not_count() {
+fn refusal_caused_by_claims_does_not_count() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     for round in 0..3 {
         cluster.put(&format!("{round}"), UNIT, plain());
     }
     let offers = cluster.offers(&plain(), 4);
     cluster.claim(&offers);
-    // The master takes five units for free, and one is.
+    // The master counts five units as free, but only one is.
     cluster.put("new", 4 * UNIT, plain());
     assert!((0..3).all(|it| !cluster.has(&it.to_string())) && cluster.has("new"));
 }
 
 #[test]
-fn a_waiting_put_takes_what_comes_from_offers() {
+fn waiting_put_gets_the_memory_of_released_offers() {
     let mut cluster = Cluster::new(&[8 * UNIT]);
     let offers = cluster.offers(&plain(), 7);
     cluster.claim(&offers);
     let waiting = cluster.reserve_waiting("large", 4 * UNIT, 1000);
-    assert_eq!(cluster.reserved(waiting), None, "all is claimed");
+    assert_eq!(cluster.reserved(waiting), None, "all offers are claimed");
     cluster.node_event(0, node::Event::Dead(ClientId(7)));
     assert!(matches!(cluster.reserved(waiting), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
-fn a_quota_set_later_holds_for_offers_too() {
+fn quota_set_later_applies_to_offers() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     let offers = cluster.offers(&plain(), 4);
     cluster.policy(Some(2 * UNIT), None);

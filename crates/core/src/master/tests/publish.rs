@@ -1,4 +1,4 @@
-//! What was written is published without its node, one test for each rule.
+//! The rules of publishing, one test each.
 
 use super::*;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Cluster {
-    /// Room for an object of ten bytes.
+    /// Reserves memory for an object of ten bytes.
     fn space(&mut self, name: &str) -> Reservation {
         match self.reserve(name, 10, plain()) {
             ReserveOutcome::Space(mut space) => space.remove(0),
@@ -31,7 +31,7 @@ impl Cluster {
         self.send(ClientToMaster::Publish(Publish { items, wait_ms: 500 }))
     }
 
-    /// What became of it, or that its node is to be asked; nothing while there is no answer.
+    /// The outcome, or `Some(None)` if the client must commit at the node. `None` while there is no answer.
     fn published(&mut self, id: RequestId) -> Option<Option<CommitOutcome>> {
         match self.replies.remove(&id) {
             Some(Reply::Published(mut outcomes)) => Some(outcomes.remove(0)),
@@ -56,11 +56,11 @@ fn stored(counter: u64) -> Option<Option<CommitOutcome>> {
     Some(Some(CommitOutcome::Stored(generation(counter))))
 }
 
-/// The home node is to be asked.
+/// The client must commit at the home node.
 const ASK: Option<Option<CommitOutcome>> = Some(None);
 
 #[test]
-fn what_is_published_can_be_found_and_its_node_has_it() {
+fn published_object_is_found_and_stored_on_its_node() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     assert_eq!(cluster.publish("a", plain()), stored(1));
     assert_eq!(cluster.inventory(0), ["a"]);
@@ -71,13 +71,13 @@ fn what_is_published_can_be_found_and_its_node_has_it() {
     assert_eq!(cluster.publish("a", plain()), Some(Some(CommitOutcome::Replaced(generation(2)))));
     assert_eq!(cluster.publish("a", keep()), Some(Some(CommitOutcome::Exists(generation(2)))));
     let usage = cluster.nodes[0].usage();
-    assert_eq!((usage.objects, usage.granted), (1, 0), "what got no name is given back");
+    assert_eq!((usage.objects, usage.granted), (1, 0), "the copy without a name is returned");
     assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
     assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
 }
 
 #[test]
-fn the_answer_waits_until_the_word_is_with_the_node() {
+fn publish_is_answered_when_the_message_is_sent() {
     for is_taken in [true, false] {
         let mut cluster = Cluster::new(&[10 * UNIT]);
         let space = cluster.space("a");
@@ -93,7 +93,7 @@ fn the_answer_waits_until_the_word_is_with_the_node() {
 }
 
 #[test]
-fn one_answer_confirms_all_that_a_node_has_heard_of() {
+fn one_reply_confirms_several_publications() {
     let mut cluster = Cluster::new(&[10 * UNIT, 0]);
     let reservations = ["a", "b", "c"].map(|name| cluster.space(name));
     assert!(reservations.iter().all(|it| it.location.segment == reservations[0].location.segment));
@@ -108,7 +108,7 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
     });
     let mut words: Vec<_> = words.collect();
     assert_eq!(words.len(), 3);
-    // Somebody else cannot answer for it, nor it for what it was not asked.
+    // No other node can confirm for it, nor can it confirm an unknown request.
     let also: Vec<_> = words.iter().map(|it| it.0).chain([RequestId(u64::MAX)]).collect();
     let settled = Settled { also, ..Settled::default() };
     cluster.event(Event::Reply(cluster.links[1], RequestId(u64::MAX), Reply::Settled(settled)));
@@ -130,7 +130,7 @@ fn one_answer_confirms_all_that_a_node_has_heard_of() {
 }
 
 #[test]
-fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
+fn lookup_makes_the_node_read_its_ledger() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let reservations = ["a", "b"].map(|name| cluster.space(name));
     cluster.hold_up(0);
@@ -139,7 +139,7 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
         cluster.held_up[0].iter().filter(|(_, request)| *request == look).count()
     };
     cluster.send_publish("a", plain(), &reservations[0]);
-    assert_eq!(asked(&cluster), 0, "nobody wants to know");
+    assert_eq!(asked(&cluster), 0, "no client has looked it up");
     assert!(cluster.has("a") && cluster.has("a"));
     assert_eq!(asked(&cluster), 1);
     cluster.send_publish("b", plain(), &reservations[1]);
@@ -149,16 +149,16 @@ fn a_node_is_asked_to_look_when_something_of_it_is_found_and_not_too_often() {
     let exists = Exists { keys: [key("c"), key("b")].iter().collect(), ..Exists::default() };
     let present = Reply::Present(vec![Presence::Absent, Presence::Here]);
     assert_eq!(cluster.ask(ClientToMaster::Exists(exists)), Some(present));
-    assert_eq!(asked(&cluster), 2, "who asks for names may come for what they name");
+    assert_eq!(asked(&cluster), 2, "a client that probes may read the object");
     cluster.wait(2);
     assert!(cluster.has("a"));
-    assert_eq!(asked(&cluster), 2, "nothing is new");
+    assert_eq!(asked(&cluster), 2, "the ledger is empty");
     cluster.let_go(0);
     assert_eq!(cluster.inventory(0), ["a", "b"]);
 }
 
 #[test]
-fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
+fn lookup_makes_every_involved_node_read_its_ledger() {
     let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
     let on = |node: usize| PutOptions { preferred: vec![format!("node{node}")], ..plain() };
     for (name, node) in [("a", 1), ("b", 2), ("c", 3)] {
@@ -174,7 +174,7 @@ fn every_node_of_the_names_that_somebody_asks_for_is_asked_to_look() {
 }
 
 #[test]
-fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
+fn demotion_makes_the_node_read_its_ledger() {
     for is_through in [true, false] {
         let mut cluster = Cluster::tiered(&[10], |_| ());
         if is_through {
@@ -194,8 +194,8 @@ fn a_node_is_asked_to_look_when_its_disk_waits_for_that() {
 }
 
 #[test]
-fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
-    // By its bytes, which are mostly those of long names.
+fn full_ledger_makes_the_node_read_it() {
+    // By the number of bytes, most of which are in long names.
     for (name_len, count_max) in [(16, 225), (1024, 121)] {
         let mut cluster = Cluster::new(&[100 * UNIT]);
         let name = "n".repeat(name_len);
@@ -214,7 +214,7 @@ fn a_node_is_asked_to_look_when_much_was_entrusted_to_it() {
 }
 
 #[test]
-fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
+fn aborts_are_sent_through_the_ledger_too() {
     let mut cluster = Cluster::new(&[100 * UNIT]);
     assert_eq!(cluster.publish("a", plain()), stored(1));
     let mut asked = 0;
@@ -225,14 +225,14 @@ fn the_word_that_an_object_has_no_name_is_entrusted_to_its_node_too() {
         assert_eq!(cluster.published(id), Some(Some(CommitOutcome::Exists(generation(1)))));
         let look = MasterToMember::Settle(Settle::default());
         asked += cluster.held_up[0].iter().filter(|(_, request)| *request == look).count();
-        // The first word of all is that of the object.
+        // The first message is the one of the object itself.
         assert_eq!(asked, [227, 455].into_iter().filter(|it| count >= *it).count(), "{count}");
         cluster.let_go(0);
     }
 }
 
 #[test]
-fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
+fn lost_publication_is_sent_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let space = cluster.space("a");
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
@@ -245,20 +245,20 @@ fn what_did_not_reach_its_node_is_asked_of_it_and_told_again() {
     assert_eq!(cluster.published(id), ASK);
     cluster.let_go(0);
     cluster.link(0);
-    assert_eq!(cluster.inventory(0), ["a"], "it stands nevertheless");
+    assert_eq!(cluster.inventory(0), ["a"], "it is stored nevertheless");
     assert!(cluster.has("a"));
     let again = cluster.commit("a", 10, plain(), &[space]);
-    assert_eq!(again, CommitOutcome::Stored(generation(1)), "and who asks the node hears that");
+    assert_eq!(again, CommitOutcome::Stored(generation(1)), "a commit at the node confirms that");
 }
 
 #[test]
-fn what_was_deleted_since_is_not_told_again() {
+fn lost_publication_of_a_deleted_object_is_not_sent_again() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let space = cluster.space("a");
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
     cluster.hold_up(0);
     let id = cluster.send_publish("a", plain(), &space);
-    assert_eq!(cluster.published(id), stored(1), "it is with the node");
+    assert_eq!(cluster.published(id), stored(1), "the message is in the node's socket buffer");
     cluster.held_up[0].clear();
     cluster.unlink(0);
     assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Unconfirmed(vec!["node1".into()])));
@@ -270,7 +270,7 @@ fn what_was_deleted_since_is_not_told_again() {
 }
 
 #[test]
-fn a_silent_node_is_asked_by_who_publishes() {
+fn client_commits_at_a_silent_node_itself() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let (first, second) = (cluster.space("a"), cluster.space("b"));
     cluster.takes_at_once = false;
@@ -285,15 +285,14 @@ fn a_silent_node_is_asked_by_who_publishes() {
 }
 
 #[test]
-fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
+fn only_plain_objects_on_the_masters_host_are_published() {
     let mut cluster = Cluster::new(&[20 * UNIT, 20 * UNIT]);
     let space = cluster.space("a");
     for options in [pinned(), PutOptions { sample: Some(crate::attributes::Consumption::Once), ..plain() }] {
         let id = cluster.send_publish("a", options, &space);
-        assert_eq!(cluster.published(id), ASK, "it has marks");
+        assert_eq!(cluster.published(id), ASK, "it has attributes");
     }
-    let id =
-        cluster.send_publish("a name that is longer than the one that there is room for", plain(), &space);
+    let id = cluster.send_publish("a name that is longer than the reservation allows", plain(), &space);
     assert_eq!(cluster.published(id), ASK);
     let CommitItem { slot_ref, .. } = CommitItem {
         slot_ref: space.location.slot_ref(),
@@ -318,11 +317,11 @@ fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
         id,
         ClientToMaster::Publish(Publish { items, wait_ms: 0 }).into(),
     ));
-    assert_eq!(cluster.published(id), ASK, "another client's room");
+    assert_eq!(cluster.published(id), ASK, "the reservation of another client");
     let id = cluster.send_publish("a", plain(), &space);
     assert_eq!(cluster.published(id), stored(1));
     let id = cluster.send_publish("a", plain(), &space);
-    assert_eq!(cluster.published(id), ASK, "it is used up");
+    assert_eq!(cluster.published(id), ASK, "the reservation is used up");
     let index = space.location.segment.0 as usize - 1;
     cluster.is_on_same_host = false;
     cluster.unlink(index);
@@ -330,11 +329,11 @@ fn only_one_plain_copy_in_ones_own_room_on_a_near_node_is_published() {
     let far = PutOptions { preferred: vec![format!("node{}", index + 1)], ..plain() };
     let ReserveOutcome::Space(space) = cluster.reserve("b", 10, far) else { panic!() };
     let id = cluster.send_publish("b", plain(), &space[0]);
-    assert_eq!(cluster.published(id), ASK, "it is far");
+    assert_eq!(cluster.published(id), ASK, "the node is on another host");
 }
 
 #[test]
-fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
+fn ended_reservation_is_not_published() {
     let mut cluster = Cluster::new(&[10 * UNIT]);
     let (late, early) = (cluster.space("late"), cluster.space("early"));
     cluster.node_event(0, node::Event::Mapped(ClientId(7)));
@@ -345,7 +344,7 @@ fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
     cluster.hold_up(0);
     let id = cluster.send_publish("early", plain(), &early);
     assert_eq!(cluster.published(id), stored(1));
-    // Its writer dies before the node hears of it: the answer to that is behind the word.
+    // Its writer dies before the node reads the ledger: the reply to that follows the message.
     let word = std::mem::take(&mut cluster.held_up[0]);
     cluster.nodes[0].handle(node::Event::Dead(ClientId(7)));
     cluster.held_up[0] = word;
@@ -356,7 +355,7 @@ fn what_has_ended_is_published_no_more_and_what_was_published_does_not_end() {
 }
 
 #[test]
-fn a_replacement_waits_for_what_it_replaces() {
+fn replacement_waits_for_the_retire_of_the_old_object() {
     let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
     let first = PutOptions { preferred: vec!["node1".into()], ..plain() };
     assert_eq!(cluster.put("a", 10, first), CommitOutcome::Stored(generation(1)));
@@ -373,7 +372,7 @@ fn a_replacement_waits_for_what_it_replaces() {
 }
 
 #[test]
-fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
+fn batch_is_one_message_per_node() {
     let mut cluster = Cluster::new(&[20 * UNIT]);
     let reservations = [cluster.space("a"), cluster.space("b"), cluster.space("c")];
     let item = |name: &str, space: &Reservation| PublishItem {
@@ -395,7 +394,10 @@ fn a_batch_is_told_to_each_node_at_once_and_each_item_has_its_outcome() {
         [Some(CommitOutcome::Stored(generation(1))), None, Some(CommitOutcome::Stored(generation(2)))];
     assert_eq!(reply, Some(Reply::Published(outcomes.to_vec())));
     assert_eq!(cluster.held_up[0].len(), 1);
-    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Found(_)), "though its node is behind");
+    assert!(
+        matches!(cluster.resolve("a", false), ResolveOutcome::Found(_)),
+        "although its node has not read the ledger"
+    );
     cluster.let_go(0);
     assert_eq!(cluster.inventory(0), ["a", "c"]);
 }

@@ -1,4 +1,5 @@
-//! Restarts of the master: who is waited for, what waits, what survives, and which epoch wins.
+//! Restarts of the master: the members it waits for, the requests that wait, the state that survives, and
+//! the epoch that wins.
 
 use super::*;
 use crate::master::{saved::POLICIES_MAX, unreported::*};
@@ -37,7 +38,7 @@ impl Cluster {
         }
     }
 
-    /// Another master starts with the state folder, and nobody has reported yet.
+    /// Starts another master with the state folder. No member has reported yet.
     pub(super) fn restart_alone(&mut self, epoch: u64) {
         let instance = self.master.objects.cx.config.instance + 1;
         let config = MasterConfig { epoch, instance, ..self.master.objects.cx.config };
@@ -133,7 +134,7 @@ fn dependent_requests_wait_for_every_member() {
 }
 
 #[test]
-fn dependent_requests_end_with_the_names_that_are_missing() {
+fn refused_requests_name_the_missing_members() {
     for request in dependent() {
         let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
         cluster.restart_alone(6);
@@ -162,7 +163,7 @@ fn deleted_objects_stay_deleted_when_a_node_reports_late() {
 }
 
 #[test]
-fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
+fn lost_copy_does_not_block_a_later_report() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
     cluster.put("a", 100, twice());
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it is there") };
@@ -184,14 +185,14 @@ fn a_lost_copy_does_not_bar_another_that_is_reported_later() {
 }
 
 #[test]
-fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
+fn copy_evicted_before_the_decision_gets_no_name() {
     let mut cluster = Cluster::durable(&[2 * UNIT, 2 * UNIT]);
     cluster.put("a", UNIT, plain());
     let ResolveOutcome::Found(found) = cluster.resolve("a", false) else { panic!("it is there") };
     let home = found.replicas[0].segment.0 as usize - 1;
     cluster.restart_alone(6);
     cluster.link(home);
-    // The earlier master named it, and its answer was lost.
+    // The earlier master named it, and its reply was lost.
     let (slot_ref, options) = (found.replicas[0].slot_ref(), keep());
     let item = CommitItem { slot_ref, key: key("a"), len: found.len, options, others: Vec::new() };
     let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
@@ -205,8 +206,8 @@ fn a_copy_that_was_evicted_while_its_node_waited_for_an_answer_gets_no_name() {
     assert!(!cluster.has("a"));
 }
 
-/// A put with two copies that an earlier master named, and whose home did not hear the answer. It asks again
-/// after the other member was given up. The home and the other node.
+/// A put with two copies that an earlier master named, and whose home node did not receive the reply. The
+/// home asks again after the other member was given up. Returns the home and the other node.
 fn put_asked_again_without_its_other_copy() -> (Cluster, usize, usize) {
     let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
     let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!("there is space") };
@@ -227,7 +228,7 @@ fn put_asked_again_without_its_other_copy() -> (Cluster, usize, usize) {
 }
 
 #[test]
-fn a_put_waits_for_a_member_with_a_copy_that_was_given_up() {
+fn put_waits_for_a_given_up_member_with_a_copy() {
     let (mut cluster, _, other) = put_asked_again_without_its_other_copy();
     cluster.wait(1_000_000);
     assert_eq!(cluster.master.waiting_count(), 1, "no clock decides");
@@ -237,7 +238,7 @@ fn a_put_waits_for_a_member_with_a_copy_that_was_given_up() {
 }
 
 #[test]
-fn a_put_waits_no_longer_for_a_member_that_is_lost() {
+fn put_does_not_wait_for_a_lost_member() {
     let (mut cluster, home, other) = put_asked_again_without_its_other_copy();
     cluster.ask(ClientToMaster::ForgetNode(ForgetNode { name: format!("node{}", other + 1) }));
     assert_eq!(cluster.master.waiting_count(), 0);
@@ -261,7 +262,7 @@ fn empty_answers_and_usage_end_without_an_error() {
 }
 
 #[test]
-fn what_was_put_in_this_epoch_is_answered_at_once() {
+fn object_of_this_epoch_is_answered_at_once() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
     cluster.put("old", 100, plain());
     cluster.restart_alone(6);
@@ -274,7 +275,7 @@ fn what_was_put_in_this_epoch_is_answered_at_once() {
 }
 
 #[test]
-fn cancelled_requests_and_closed_connections_wait_no_longer() {
+fn cancelled_and_disconnected_requests_stop_waiting() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
     let id = cluster.send(resolve("a"));
@@ -290,7 +291,7 @@ fn cancelled_requests_and_closed_connections_wait_no_longer() {
 }
 
 #[test]
-fn parked_requests_are_limited() {
+fn deferred_requests_are_limited() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
     let ids: Vec<_> = (0..PARKED_MAX).map(|_| cluster.send(resolve("a"))).collect();
@@ -302,7 +303,7 @@ fn parked_requests_are_limited() {
 }
 
 #[test]
-fn a_member_that_does_not_come_back_is_waited_for_only_so_long_and_stays_in_the_roster() {
+fn missing_member_is_waited_for_until_it_is_absent() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
     cluster.restart_alone(6);
     cluster.link(0);
@@ -317,7 +318,7 @@ fn a_member_that_does_not_come_back_is_waited_for_only_so_long_and_stays_in_the_
 }
 
 #[test]
-fn a_member_that_leaves_is_forgotten_before_it_is_told_so() {
+fn leaving_member_is_erased_before_the_reply() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
     cluster.unsynced = Some(Vec::new());
     let (conn, id) = (cluster.links[0], RequestId(77));
@@ -330,7 +331,7 @@ fn a_member_that_leaves_is_forgotten_before_it_is_told_so() {
 }
 
 #[test]
-fn a_member_counts_only_once_the_roster_is_synced() {
+fn member_is_used_after_the_roster_is_synced() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.nodes[0].handle(node::Event::Unlinked);
     cluster.event(Event::Ended(cluster.links[0]));
@@ -343,9 +344,9 @@ fn a_member_counts_only_once_the_roster_is_synced() {
     assert_eq!(cluster.state.members.len(), 1);
 }
 
-/// While the state folder cannot be written, nodes and clients give up and come again, for hours.
+/// While the state folder cannot be written, nodes and clients give up and reconnect, for hours.
 #[test]
-fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
+fn answers_waiting_for_a_sync_end_with_their_connection() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.unsynced = Some(Vec::new());
     for at in 0..10 {
@@ -355,7 +356,11 @@ fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
         cluster.nodes[0].handle(node::Event::Unlinked);
         cluster.event(Event::Closed(cluster.links[0]));
         cluster.link(0);
-        assert_eq!(cluster.master.objects.cx.saving.held_count(), 2, "one that is closed holds none");
+        assert_eq!(
+            cluster.master.objects.cx.saving.held_count(),
+            2,
+            "closed connections have no waiting answers"
+        );
         cluster.event(Event::Closed(CLIENT));
         cluster.open(CLIENT, 7);
         assert_eq!(cluster.master.objects.cx.saving.held_count(), 1);
@@ -366,7 +371,7 @@ fn answers_that_wait_for_the_state_folder_end_with_their_connections() {
 }
 
 #[test]
-fn memory_inside_the_masters_process_is_not_in_the_roster() {
+fn memory_in_the_master_process_is_not_in_the_roster() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     let config = cluster.master.objects.cx.config;
     cluster.state = Saved::default();
@@ -402,7 +407,7 @@ fn policies_survive_and_are_limited() {
 }
 
 #[test]
-fn a_put_that_replaces_is_not_undone_by_a_late_report() {
+fn replacement_is_not_undone_by_a_late_report() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT]);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     let evicted_later = PutOptions { preferred: vec!["node1".into()], ..plain() };
@@ -418,7 +423,7 @@ fn a_put_that_replaces_is_not_undone_by_a_late_report() {
 }
 
 #[test]
-fn copies_of_what_was_lost_with_its_node_are_accepted() {
+fn copies_of_an_object_of_a_lost_node_are_accepted() {
     let mut cluster = Cluster::durable(&[10 * UNIT, 10 * UNIT, 10 * UNIT]);
     cluster.put("k", UNIT, twice());
     cluster.restart_alone(6);
@@ -433,10 +438,11 @@ fn copies_of_what_was_lost_with_its_node_are_accepted() {
 }
 
 #[test]
-fn a_master_behind_its_nodes_restarts_with_a_greater_epoch() {
+fn outdated_master_restarts_with_a_greater_epoch() {
     let mut cluster = Cluster::new(&[10 * UNIT, 10 * UNIT]);
     let before = cluster.put("k", UNIT, pinned());
-    // The same epoch in another life: its state folder was lost. Or a smaller one: it is an old copy.
+    // The same epoch of another instance: its state folder was lost. Or a smaller epoch: the folder is an
+    // old copy.
     for epoch in [5, 3] {
         cluster.restart_master(epoch);
         assert!(cluster.master.objects.cx.config.epoch > 5);
@@ -453,7 +459,7 @@ fn a_master_behind_its_nodes_restarts_with_a_greater_epoch() {
 }
 
 #[test]
-fn nothing_is_said_by_a_master_that_is_superseded() {
+fn superseded_master_sends_nothing() {
     let cluster = Cluster::new(&[10 * UNIT]);
     let config = MasterConfig { epoch: 5, instance: 9, ..cluster.master.objects.cx.config };
     let mut master = Master::new(config);
@@ -470,7 +476,7 @@ fn nothing_is_said_by_a_master_that_is_superseded() {
 }
 
 #[test]
-fn acknowledgements_are_not_lost_in_a_restart() {
+fn acknowledgements_survive_a_restart() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     let sample = PutOptions { sample: Some(Consumption::Once), ..plain() };
     let CommitOutcome::Stored(generation) = cluster.put("s", UNIT, sample) else { panic!() };

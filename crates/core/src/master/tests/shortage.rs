@@ -1,4 +1,4 @@
-//! Whatever a put lacks is evicted for, and `Full` says what that is.
+//! A put evicts for whichever resource it lacks, and `Full` names that resource.
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ fn cluster(units: u64, change: impl Fn(&mut NodeConfig)) -> Cluster {
     cluster
 }
 
-/// Puts objects one after the other, each a while after the one before.
+/// Puts objects one after the other, with a pause after each.
 fn put_all(cluster: &mut Cluster, names: &[&str], len: u64) {
     for name in names {
         assert!(matches!(cluster.put(name, len, plain()), CommitOutcome::Stored(_)), "{name}");
@@ -32,7 +32,7 @@ fn full(outcome: &ReserveOutcome) -> Full {
     *full
 }
 
-/// Asks for space, and is ready to wait. Nothing while it waits.
+/// Reserves with a wait time. `None` while it waits.
 fn reserve_waiting(cluster: &mut Cluster, name: &str, len: u64) -> Option<ReserveOutcome> {
     let items = vec![ReserveItem { key: key(name), len, options: plain() }];
     match cluster.ask(ClientToMaster::Reserve(Reserve { items, wait_ms: 10_000, ..Reserve::default() }))? {
@@ -42,18 +42,18 @@ fn reserve_waiting(cluster: &mut Cluster, name: &str, len: u64) -> Option<Reserv
 }
 
 #[test]
-fn slots_are_evicted_for() {
+fn eviction_frees_slots() {
     let mut cluster = cluster(64, |it| it.slot_count = 3);
     let names = ["a", "b", "c", "d", "e"];
     put_all(&mut cluster, &names, 1);
     assert_eq!(present(&mut cluster, &names), "cde");
     assert!(matches!(cluster.put("e", 1, plain()), CommitOutcome::Replaced(_)));
-    assert_eq!(present(&mut cluster, &names), "de", "the oldest made way, and nothing else");
+    assert_eq!(present(&mut cluster, &names), "de", "only the oldest was evicted");
     assert!(matches!(reserve_waiting(&mut cluster, "f", 1), Some(ReserveOutcome::Space(_))));
 }
 
 #[test]
-fn key_space_is_evicted_for() {
+fn eviction_frees_key_space() {
     let mut cluster = cluster(64, |it| it.heap_bytes = 1024);
     let names = ["a", "b", "c", "d"].map(|it| it.repeat(400));
     let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -65,7 +65,7 @@ fn key_space_is_evicted_for() {
 }
 
 #[test]
-fn contiguous_space_is_evicted_for() {
+fn eviction_frees_contiguous_space() {
     let mut cluster = cluster(8, |it| it.extents_max = 2);
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     put_all(&mut cluster, &names, UNIT);
@@ -73,7 +73,7 @@ fn contiguous_space_is_evicted_for() {
         cluster.delete(name, true);
     }
     put_all(&mut cluster, &["x"], 3 * UNIT);
-    assert_eq!(present(&mut cluster, &names), "cegh", "a made way, beside b");
+    assert_eq!(present(&mut cluster, &names), "cegh", "a was evicted, because it is adjacent to b");
 }
 
 #[test]
@@ -93,13 +93,13 @@ fn records_grow_with_small_objects_and_shrink_for_large_ones() {
 }
 
 #[test]
-fn a_longer_lease_hides_no_object_that_may_leave() {
+fn longer_lease_hides_no_evictable_object() {
     let mut cluster = cluster(2, |_| ());
     put_all(&mut cluster, &["a", "b"], UNIT);
     cluster.resolve("a", true);
     cluster.wait(50);
     cluster.resolve("b", true);
-    // It stands behind b now, but its lease ends first.
+    // It is behind b now, but its lease ends first.
     cluster.resolve("a", false);
     cluster.wait(60);
     put_all(&mut cluster, &["c"], UNIT);
@@ -107,7 +107,7 @@ fn a_longer_lease_hides_no_object_that_may_leave() {
 }
 
 #[test]
-fn full_names_what_is_missing() {
+fn full_names_the_missing_resource() {
     let mut slots = cluster(64, |it| it.slot_count = 2);
     let mut names = cluster(64, |it| it.heap_bytes = 1024);
     let mut pieces = cluster(8, |it| it.extents_max = 1);
@@ -134,16 +134,16 @@ fn full_names_what_is_missing() {
 }
 
 #[test]
-fn an_object_that_never_fits_is_refused_at_once() {
+fn object_that_never_fits_is_refused_at_once() {
     let mut cluster = cluster(64, |it| (it.chunk_bytes, it.chunks_free) = (4 * UNIT, 0));
     put_all(&mut cluster, &["a"], 1);
     for (name, len) in [("large", 65 * UNIT), (&"x".repeat(5000), 1)] {
         let outcome = reserve_waiting(&mut cluster, name, len).unwrap();
         assert!(full(&outcome).never, "{len}");
     }
-    assert!(cluster.has("a"), "nothing is evicted in vain");
+    assert!(cluster.has("a"), "nothing is evicted needlessly");
     let outcome = reserve_waiting(&mut cluster, "large", 63 * UNIT).unwrap();
-    assert!(full(&outcome).never, "its own record and name do not fit beside it");
+    assert!(full(&outcome).never, "its own record and name do not fit as well");
     // A node that is away may return.
     cluster.add_node(128 * UNIT, |_| ());
     cluster.unlink(1);
@@ -154,10 +154,10 @@ fn an_object_that_never_fits_is_refused_at_once() {
 }
 
 #[test]
-fn no_node_is_an_outcome_of_its_own() {
+fn reservation_without_nodes_is_reported_as_such() {
     let mut cluster = Cluster::new(&[]);
     assert_eq!(cluster.reserve("a", 1, plain()), ReserveOutcome::NoNode);
-    assert_eq!(reserve_waiting(&mut cluster, "a", 1), None, "one may come");
+    assert_eq!(reserve_waiting(&mut cluster, "a", 1), None, "a node may join");
     cluster.add_node(UNIT, |_| ());
     let reserved: Vec<_> = cluster.replies.values().collect();
     assert!(matches!(reserved.as_slice(), [Reply::Reserved(it)]
@@ -175,13 +175,13 @@ fn put_that_cannot_fit_evicts_nothing() {
     assert_eq!(full(&outcome).lacks, Resource::Bytes);
     assert_eq!(present(&mut cluster, &["a", "b", "c"]), "abc");
     put_all(&mut cluster, &["small"], 2 * UNIT);
-    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "bc", "one and what was free do");
+    assert_eq!(present(&mut cluster, &["a", "b", "c"]), "bc", "one object and the free memory are enough");
     put_all(&mut cluster, &["exact"], 4 * UNIT);
     assert_eq!(present(&mut cluster, &["a", "b", "c", "small"]), "");
 }
 
 #[test]
-fn leases_count_when_it_is_asked_what_can_be_evicted() {
+fn leased_objects_do_not_count_as_evictable() {
     let mut cluster = cluster(4, |_| ());
     put_all(&mut cluster, &["a", "b", "c"], UNIT);
     cluster.resolve("b", true);
@@ -206,14 +206,14 @@ fn tables_grow_into_pieces_between_pinned_objects() {
         assert!(matches!(cluster.put(name, UNIT, options), CommitOutcome::Stored(_)), "{name}");
     }
     let usage = cluster.nodes[0].usage();
-    // All that is free, and some of the pieces; the list of these takes space in a table, too.
+    // All free memory and some of the pieces. The list of pieces takes space in a table, too.
     let len = usage.free + 30 * UNIT;
     assert!(matches!(cluster.put("large", len, plain()), CommitOutcome::Stored(_)), "{usage:?}");
     assert!(names.iter().step_by(2).all(|it| cluster.has(it)));
 }
 
 #[test]
-fn a_put_for_which_a_quota_has_no_space_evicts_nothing() {
+fn put_beyond_the_quota_evicts_nothing() {
     let mut cluster = Cluster::new(&[16 * UNIT]);
     cluster.policy(Some(4 * UNIT), None);
     cluster.put("pinned", 2 * UNIT, pinned());

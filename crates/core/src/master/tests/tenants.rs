@@ -1,5 +1,5 @@
-//! A master with tenants: a namespace needs a quota to be written to, and quotas share the memory. And one
-//! that announces what is stored and removed.
+//! A master with tenants: only namespaces with a quota can be written to, and quotas share the memory. And
+//! a master that emits a notice for each object that is stored or removed.
 
 use super::*;
 use crate::message::{PolicyChange, Quota, ReserveOutcome};
@@ -9,7 +9,7 @@ fn with_tenants(capacities: &[u64]) -> Cluster {
 }
 
 #[test]
-fn a_namespace_without_a_quota_is_not_written_to() {
+fn namespace_without_a_quota_is_read_only() {
     let mut cluster = with_tenants(&[8 * UNIT]);
     let refused = ReserveOutcome::OverQuota(Quota { used: 0, limit: 0, need: UNIT });
     assert_eq!(cluster.reserve("a", UNIT, plain()), refused);
@@ -24,7 +24,7 @@ fn a_namespace_without_a_quota_is_not_written_to() {
 }
 
 #[test]
-fn quotas_beyond_the_memory_are_reduced_in_proportion() {
+fn quotas_beyond_the_memory_are_scaled_down() {
     let mut cluster = with_tenants(&[8 * UNIT]);
     let capacity = cluster.master.stat().nodes[0].usage.capacity;
     let other = ConnId(90);
@@ -48,7 +48,7 @@ fn quotas_beyond_the_memory_are_reduced_in_proportion() {
 }
 
 #[test]
-fn stored_and_removed_objects_are_announced() {
+fn stored_and_removed_objects_cause_notices() {
     let told = |cluster: &mut Cluster| {
         let shown = cluster.notices.drain(..).filter_map(|notice| match notice {
             Notice::Stored { namespace, key, on_disk } => Some(format!("+{namespace}/{key} {on_disk}")),
@@ -66,7 +66,7 @@ fn stored_and_removed_objects_are_announced() {
     cluster.put("c", 2 * UNIT, plain());
     assert_eq!(told(&mut cluster), ["+default/b false", "-default/b", "+default/c false"], "b was evicted");
     cluster.restart_master(6);
-    assert_eq!(told(&mut cluster), ["+default/c false"], "the nodes tell what they hold");
+    assert_eq!(told(&mut cluster), ["+default/c false"], "the nodes announce what they hold");
     let mut silent = Cluster::new(&[2 * UNIT]);
     silent.put("a", UNIT, plain());
     assert_eq!(told(&mut silent), Vec::<String>::new());

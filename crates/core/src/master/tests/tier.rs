@@ -1,4 +1,4 @@
-//! The rules of the tier below memory, one test each, with real nodes and disks at the other end.
+//! The rules of the tier below memory, one test each, with real nodes and disks.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use crate::{
     node,
 };
 
-/// The disk beside the memory of the node of the same number, with a log that does what it is told.
+/// The disk of the node with the same index, with a log under the test's control.
 pub(super) struct TestDisk {
     pub(super) core: Disk,
     pub(super) link: ConnId,
-    /// What is there for good.
+    /// The records that are durable.
     pub(super) log: BTreeMap<Stamp, Record>,
-    /// What it is to do, while it is held up.
+    /// Its pending effects, while it is stalled.
     pub(super) to_do: VecDeque<disk::Effect>,
     pub(super) held_up: bool,
     pub(super) fails: bool,
-    /// The largest object that it takes.
+    /// The largest object that it accepts.
     pub(super) takes: u64,
-    /// It begins to read memory, and does not end that before it is let go.
+    /// It begins to read memory, and does not finish before it is resumed.
     pub(super) stalls: bool,
-    /// What it is reading.
+    /// The objects that it is reading.
     pub(super) reading: VecDeque<(crate::SlotRef, Record)>,
 }
 
 const DISK_BYTES: u64 = 1 << 20;
 
 impl Cluster {
-    /// Nodes with so many units, and a disk beside the first.
+    /// Nodes with this many units of memory, and a disk at the first.
     pub(super) fn tiered(units: &[u64], change: impl Fn(&mut MasterConfig)) -> Self {
         let capacities: Vec<_> = units.iter().map(|it| it * UNIT).collect();
         let mut cluster = Self::with(&capacities, |config| {
@@ -70,7 +70,7 @@ impl Cluster {
         self.event(Event::Closed(link));
     }
 
-    /// The process of a disk dies and starts again, with what is in the log.
+    /// The process of a disk dies and restarts with the records of its log.
     pub(super) fn crash_disk(&mut self, index: usize) {
         let link = std::mem::take(&mut self.disks[index].link);
         self.event(Event::Closed(link));
@@ -126,7 +126,7 @@ impl Cluster {
         if there {
             self.disks[index].log.insert(stamp, record);
         }
-        // What that freed is told to the master.
+        // The node reports the freed memory to the master.
         self.node_event(index, node::Event::Beat);
         self.disk_event(index, disk::Event::Stored(stamp, there));
     }
@@ -150,7 +150,7 @@ impl Cluster {
                 let space = self.nodes[index].begin_store(PROMOTER, into, 0, len).is_some();
                 if space {
                     self.nodes[index].end_store(into);
-                    // What that freed is told to the master.
+                    // The node reports the freed memory to the master.
                     self.node_event(index, node::Event::Beat);
                 }
                 self.disk_event(index, disk::Event::Loaded(into, space && done));
@@ -188,7 +188,7 @@ impl Cluster {
         (on_disk(false), on_disk(true))
     }
 
-    /// Puts a unit, as one who may wait or not, and says whether that was answered.
+    /// Reserves units with a wait time. Returns the outcome if there is one already.
     pub(super) fn put_waiting(&mut self, name: &str, units: u64, wait_ms: u64) -> Option<ReserveOutcome> {
         let id = self.send(reserve(name, units, wait_ms));
         match self.replies.remove(&id)? {
@@ -197,7 +197,7 @@ impl Cluster {
         }
     }
 
-    /// Has an object on the disk, and nowhere else.
+    /// Puts an object that is only on the disk.
     pub(super) fn demote(&mut self, name: &str, units: u64) {
         self.write_through();
         self.put(name, units * UNIT, plain());
@@ -280,7 +280,7 @@ pub(super) fn get(name: &str, wait_ms: u64) -> ClientToMaster {
 use PrefetchOutcome::{Absent, Done, Failed, Resident, Skipped};
 
 #[test]
-fn the_coldest_are_written_ahead_and_only_as_much_as_needed() {
+fn coldest_objects_are_written_ahead_as_needed() {
     let mut cluster = Cluster::tiered(&[10], |config| config.tier.ahead_percent = 30);
     for name in ["a", "b", "c", "d", "e", "f", "g"] {
         cluster.put(name, UNIT, plain());
@@ -289,16 +289,16 @@ fn the_coldest_are_written_ahead_and_only_as_much_as_needed() {
     assert_eq!(cluster.stat().demoted_objects, 0, "three units are free");
     cluster.disks[0].held_up = true;
     cluster.put("h", UNIT, plain());
-    assert_eq!(cluster.disks[0].to_do.len(), 1, "what is under way counts");
+    assert_eq!(cluster.disks[0].to_do.len(), 1, "writes in progress count");
     cluster.put("i", UNIT, plain());
     cluster.let_disk_go(0);
     assert_eq!(cluster.stat().demoted_objects, 2);
     assert!(cluster.where_is("a").1 && cluster.where_is("b").1 && !cluster.where_is("c").1);
-    assert_eq!(cluster.where_is("a"), (true, true), "it stays in memory until its room is needed");
+    assert_eq!(cluster.where_is("a"), (true, true), "it stays in memory until the space is needed");
 }
 
 #[test]
-fn who_may_wait_waits_for_the_disk_and_nothing_is_lost() {
+fn waiting_put_waits_for_the_disk_and_loses_nothing() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     for name in ["a", "b", "c"] {
         cluster.put(name, UNIT, plain());
@@ -306,7 +306,7 @@ fn who_may_wait_waits_for_the_disk_and_nothing_is_lost() {
     }
     cluster.disks[0].held_up = true;
     let id = cluster.send(reserve("new", 3, 500));
-    assert_eq!((cluster.replies.len(), cluster.disks[0].to_do.len()), (0, 1), "as much as may be");
+    assert_eq!((cluster.replies.len(), cluster.disks[0].to_do.len()), (0, 1), "the maximum in progress");
     cluster.let_disk_go(0);
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
     assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((false, true), (false, true)));
@@ -315,7 +315,7 @@ fn who_may_wait_waits_for_the_disk_and_nothing_is_lost() {
 }
 
 #[test]
-fn who_may_not_wait_evicts_and_that_is_counted() {
+fn put_that_may_not_wait_evicts() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     for name in ["a", "b", "c", "d"] {
         cluster.put(name, UNIT, plain());
@@ -328,13 +328,13 @@ fn who_may_not_wait_evicts_and_that_is_counted() {
     let id = cluster.send(reserve("f", 1, 100));
     cluster.wait(100);
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!("no answer") };
-    assert!(matches!(reserved.items[..], [ReserveOutcome::Space(_)]), "a slow disk costs nobody a put");
-    assert!(cluster.has("b") && !cluster.has("c"), "what the disk is reading makes no memory available");
+    assert!(matches!(reserved.items[..], [ReserveOutcome::Space(_)]), "a slow disk fails no put");
+    assert!(cluster.has("b") && !cluster.has("c"), "memory that the disk is reading is not available");
     assert_eq!(cluster.stat().evicted_undemoted, 2);
 }
 
 #[test]
-fn the_first_in_line_alone_is_served_when_its_time_is_up() {
+fn only_the_first_of_the_queue_evicts_at_its_deadline() {
     let mut cluster = Cluster::tiered(&[2], |_| ());
     cluster.put("a", UNIT, plain());
     cluster.put("b", UNIT, plain());
@@ -349,7 +349,7 @@ fn the_first_in_line_alone_is_served_when_its_time_is_up() {
 }
 
 #[test]
-fn namespaces_decide_what_goes_to_disks() {
+fn demotion_follows_the_policy_of_the_namespace() {
     for (demotion, readable_on_disks) in
         [(Some(Demotion::WriteThrough), true), (Some(Demotion::Never), false), (None, false)]
     {
@@ -368,7 +368,7 @@ fn namespaces_decide_what_goes_to_disks() {
 }
 
 #[test]
-fn what_is_pinned_keeps_its_copy_in_memory_and_a_lease_keeps_it_for_a_while() {
+fn pins_and_leases_keep_copies_in_memory() {
     let mut cluster = Cluster::tiered(&[2], |_| ());
     cluster.write_through();
     cluster.put("pinned", UNIT, pinned());
@@ -382,7 +382,7 @@ fn what_is_pinned_keeps_its_copy_in_memory_and_a_lease_keeps_it_for_a_while() {
 }
 
 #[test]
-fn a_delete_or_a_replacement_waits_for_a_demotion_under_way_and_nothing_comes_back() {
+fn removal_waits_for_a_demotion_in_progress() {
     for replace in [false, true] {
         let mut cluster = Cluster::tiered(&[4], |_| ());
         cluster.write_through();
@@ -412,7 +412,7 @@ fn a_delete_or_a_replacement_waits_for_a_demotion_under_way_and_nothing_comes_ba
 }
 
 #[test]
-fn a_disk_that_failed_rests_but_not_for_what_was_taken_away() {
+fn failed_disk_pauses_unless_the_object_was_removed() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     cluster.write_through();
     cluster.disks[0].fails = true;
@@ -431,7 +431,7 @@ fn a_disk_that_failed_rests_but_not_for_what_was_taken_away() {
 }
 
 #[test]
-fn a_disk_that_is_back_completes_or_gives_up_what_was_on_its_way() {
+fn returning_disk_settles_its_unfinished_writes() {
     for is_there in [false, true] {
         let mut cluster = Cluster::tiered(&[4], |_| ());
         cluster.write_through();
@@ -453,7 +453,7 @@ fn a_disk_that_is_back_completes_or_gives_up_what_was_on_its_way() {
 }
 
 #[test]
-fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
+fn demotion_outlives_the_memory_of_its_source() {
     for is_there in [false, true] {
         let mut cluster = Cluster::tiered(&[4], |_| ());
         cluster.write_through();
@@ -466,7 +466,7 @@ fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
         cluster.crash_disk(0);
         cluster.event(Event::Ended(cluster.links[0]));
         let away = ResolveOutcome::Unavailable(vec!["disk1".to_owned()]);
-        assert_eq!(cluster.resolve("a", false), away, "nobody knows whether the disk has it");
+        assert_eq!(cluster.resolve("a", false), away, "it is unknown whether the disk has it");
         cluster.link_disk(0);
         assert_eq!(cluster.where_is("a"), (false, is_there));
         assert_eq!(cluster.has("a"), is_there);
@@ -475,7 +475,7 @@ fn what_was_on_its_way_to_a_disk_outlives_the_memory_that_it_came_from() {
 }
 
 #[test]
-fn what_a_disk_could_not_take_is_gone_with_the_memory_that_it_came_from() {
+fn failed_demotion_is_lost_with_the_memory_of_its_source() {
     let mut cluster = Cluster::tiered(&[4], |_| ());
     cluster.write_through();
     cluster.disks[0].held_up = true;
@@ -490,7 +490,7 @@ fn what_a_disk_could_not_take_is_gone_with_the_memory_that_it_came_from() {
 }
 
 #[test]
-fn who_waits_for_a_disk_that_goes_away_looks_elsewhere() {
+fn put_stops_waiting_for_a_disconnected_disk() {
     let mut cluster = Cluster::tiered(&[1], |_| ());
     cluster.put("a", UNIT, plain());
     cluster.disks[0].held_up = true;
@@ -501,7 +501,7 @@ fn who_waits_for_a_disk_that_goes_away_looks_elsewhere() {
 }
 
 #[test]
-fn another_life_of_the_master_takes_in_what_a_disk_holds_unless_there_is_something_newer() {
+fn later_epoch_adopts_disk_copies_unless_newer_exist() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("old", 1);
     cluster.demote("kept", 1);
@@ -514,11 +514,11 @@ fn another_life_of_the_master_takes_in_what_a_disk_holds_unless_there_is_somethi
     cluster.write_through();
     cluster.put("new", UNIT, plain());
     let stamps: Vec<_> = cluster.disks[0].log.keys().map(|it| it.0).collect();
-    assert!(stamps[1] >= 6 << 40, "no life of the master uses the stamps of another: {stamps:?}");
+    assert!(stamps[1] >= 6 << 40, "no epoch uses the stamps of another: {stamps:?}");
 }
 
 #[test]
-fn a_disk_that_was_lost_is_discarded_and_one_that_left_memory_may_be_waited_for() {
+fn absent_disk_retires_its_copies_when_it_returns() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.away_ms_max = 5000);
     cluster.demote("a", 1);
     cluster.unlink_disk(0);
@@ -533,19 +533,19 @@ fn a_disk_that_was_lost_is_discarded_and_one_that_left_memory_may_be_waited_for(
 }
 
 #[test]
-fn an_object_leaves_memory_even_if_its_disk_is_away() {
+fn object_leaves_memory_even_if_its_disk_is_away() {
     let mut cluster = Cluster::tiered(&[1], |_| ());
     cluster.write_through();
     cluster.put("a", UNIT, plain());
     cluster.unlink_disk(0);
     cluster.put("b", UNIT, plain());
-    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)), "it is on its disk");
+    assert!(matches!(cluster.resolve("a", false), ResolveOutcome::Unavailable(_)), "only its disk has it");
     cluster.link_disk(0);
     assert_eq!(cluster.where_is("a"), (false, true));
 }
 
 #[test]
-fn pins_are_in_writing_on_disks_too() {
+fn pins_are_written_on_disks_too() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.disks[0].held_up = true;
@@ -555,7 +555,7 @@ fn pins_are_in_writing_on_disks_too() {
     cluster.let_disk_go(0);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![PinOutcome::Done])));
     assert_eq!(cluster.disks[0].log.values().next().unwrap().attributes.pins, ["me"]);
-    // One that its disk has let go of before it heard of the pin is not pinned.
+    // An object that its disk drops before it receives the pin is not pinned.
     cluster.ask(ClientToMaster::Pin(pin(false)));
     cluster.disks[0].held_up = true;
     let id = cluster.send(ClientToMaster::Pin(pin(true)));
@@ -567,7 +567,7 @@ fn pins_are_in_writing_on_disks_too() {
 }
 
 #[test]
-fn a_corrupt_copy_is_dropped_and_counted() {
+fn corrupt_copy_is_dropped_and_counted() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.write_through();
     cluster.put("a", UNIT, plain());
@@ -578,7 +578,7 @@ fn a_corrupt_copy_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_only_a_disk_has_is_brought_when_somebody_asks_for_it() {
+fn prefetch_promotes_objects_of_the_disk() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.demote("b", 1);
@@ -594,12 +594,12 @@ fn what_only_a_disk_has_is_brought_when_somebody_asks_for_it() {
     cluster.ask(get("a", 0));
     assert_eq!(cluster.stat().promoted_used, 1);
     let usage = cluster.master.stat().nodes[0].usage;
-    assert_eq!(usage, cluster.nodes[0].usage(), "the master's books are the node's");
+    assert_eq!(usage, cluster.nodes[0].usage(), "the master and the node agree");
 }
 
-/// T13, T14: the answer is what it would be, and nothing is younger for it.
+/// T13, T14: a probe has the same answer with and without prefetch, and is not a use.
 #[test]
-fn a_probe_brings_the_leading_run_and_changes_nothing() {
+fn probe_promotes_the_leading_run_and_is_not_a_use() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.put("b", UNIT, plain());
@@ -612,7 +612,7 @@ fn a_probe_brings_the_leading_run_and_changes_nothing() {
     let gap = [Presence::Here, Presence::Here, Presence::Absent, Presence::Here];
     assert_eq!(cluster.probe(&names, Ahead::LeadingRun), gap);
     assert_eq!(uses(&cluster), before);
-    assert_eq!(cluster.disks[0].to_do.len(), 1, "what lies behind the gap is of no use");
+    assert_eq!(cluster.disks[0].to_do.len(), 1, "objects after the gap are not promoted");
     for _ in 0..5 {
         cluster.probe(&["a"], Ahead::All);
     }
@@ -622,52 +622,53 @@ fn a_probe_brings_the_leading_run_and_changes_nothing() {
 }
 
 #[test]
-fn what_is_used_again_comes_back() {
+fn repeated_disk_reads_promote_an_object() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.promote_on_hit = true);
     cluster.demote("a", 1);
     cluster.probe(&["a"], Ahead::Nothing);
     cluster.ask(get("a", 0));
-    assert_eq!(cluster.where_is("a"), (false, true), "a probe is no use");
+    assert_eq!(cluster.where_is("a"), (false, true), "a probe does not count as a use");
     cluster.ask(get("a", 0));
     assert_eq!(cluster.where_is("a"), (true, true));
     assert_eq!(cluster.stat().gets_from_disk, 2);
 }
 
 #[test]
-fn a_get_waits_for_what_is_on_its_way_and_only_for_that() {
+fn get_waits_only_for_running_promotions() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.demote("b", 1);
     cluster.disks[0].held_up = true;
-    assert!(cluster.ask(get("a", 1000)).is_some(), "nothing is on its way");
+    assert!(cluster.ask(get("a", 1000)).is_some(), "nothing is being promoted");
     cluster.probe(&["a"], Ahead::All);
-    assert!(cluster.ask(get("b", 1000)).is_some(), "that is not on its way");
+    assert!(cluster.ask(get("b", 1000)).is_some(), "that object is not being promoted");
     let id = cluster.send(get("a", 1000));
     let late = cluster.send(get("a", 10));
     cluster.wait(10);
     assert!(!cluster.replies.contains_key(&id) && cluster.replies.contains_key(&late));
     cluster.let_disk_go(0);
-    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&id) else { panic!("it was not woken") };
+    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&id) else { panic!("it was not answered") };
     assert!(
         matches!(&resolved.items[0], ResolveOutcome::Found(it) if !it.replicas[0].slot_ref().is_on_disk())
     );
     let stat = cluster.stat();
     assert_eq!((stat.gets_waited, stat.gets_late, stat.waited_ms), (1, 1, 20));
-    // Each of them is told apart, for the log.
+    // The notices distinguish these gets.
     let got = |memory, disk, waited_ms, late| Notice::Got { memory, disk, far: 0, waited_ms, late };
     let gets: Vec<_> = cluster.notices.iter().filter(|it| matches!(it, Notice::Got { .. })).collect();
     let not_begun = got(0, 1, None, false);
     assert_eq!(
         gets,
         [&not_begun, &not_begun, &got(0, 1, Some(10), true), &got(1, 0, Some(10), false)],
-        "the last two waited, one of them in vain"
+        "the last two waited, one of them past its deadline"
     );
     assert!(cluster.notices.contains(&Notice::Promoted { done: true, bytes: UNIT, took_ms: 10 }));
 }
 
-/// Somebody who waits is answered after all that an event does: a name that is replaced is never absent.
+/// A waiting request is answered after all effects of an event, so a name that is being replaced is never
+/// absent.
 #[test]
-fn who_waits_for_what_is_replaced_finds_the_new_one() {
+fn get_waiting_during_a_replacement_finds_the_new_object() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.disks[0].held_up = true;
@@ -675,22 +676,24 @@ fn who_waits_for_what_is_replaced_finds_the_new_one() {
     let waits = cluster.send(get("a", 1000));
     let ReserveOutcome::Space(space) = cluster.reserve("a", 2 * UNIT, plain()) else { panic!() };
     cluster.send_commit("a", 2 * UNIT, plain(), &space);
-    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&waits) else { panic!("it was not woken") };
+    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&waits) else {
+        panic!("it was not answered")
+    };
     assert!(matches!(&resolved.items[0], ResolveOutcome::Found(it) if it.len == 2 * UNIT));
     cluster.let_disk_go(0);
     cluster.stat();
     assert_eq!(cluster.disks[0].log.len(), 0);
 }
 
-/// How far a promotion is when something happens to it.
-pub(super) const STEPS: [&str; 3] = ["room", "bytes", "slot"];
+/// The steps of a promotion.
+pub(super) const STEPS: [&str; 3] = ["memory", "bytes", "slot"];
 
-/// Holds a promotion of `a` up at a step.
+/// Stalls a promotion of `a` at a step.
 pub(super) fn promoting(step: &str) -> (Cluster, RequestId) {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle.deadline = 400);
     cluster.demote("a", 1);
     match step {
-        "room" => cluster.hold_up(0),
+        "memory" => cluster.hold_up(0),
         _ => cluster.disks[0].held_up = true,
     }
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
@@ -713,7 +716,7 @@ pub(super) fn go_on(cluster: &mut Cluster) {
 }
 
 #[test]
-fn a_promotion_of_what_is_deleted_ends_and_leaves_nothing() {
+fn promotion_of_a_deleted_object_leaves_nothing() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         let delete = Delete { keys: vec![key("a")], force: true, wait_ms: 5000 };
@@ -723,12 +726,12 @@ fn a_promotion_of_what_is_deleted_ends_and_leaves_nothing() {
         assert_eq!(cluster.replies.remove(&deleted), Some(Reply::Deleted(vec![DeleteOutcome::Deleted])));
         assert!(!cluster.has("a"), "{step}");
         assert_eq!((cluster.nodes[0].usage().objects, cluster.disks[0].log.len()), (0, 0), "{step}");
-        assert_eq!(cluster.nodes[0].client_count(), 1, "nobody is left but the client");
+        assert_eq!(cluster.nodes[0].client_count(), 1, "only the client is left");
     }
 }
 
 #[test]
-fn a_promotion_ends_with_its_node_or_its_disk() {
+fn promotion_ends_with_its_node_or_its_disk() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         cluster.held_up[0].clear();
@@ -741,7 +744,7 @@ fn a_promotion_ends_with_its_node_or_its_disk() {
         let (mut cluster, id) = promoting(step);
         cluster.unlink_disk(0);
         let ends = cluster.answer(id);
-        assert_eq!(ends, (step != "slot").then(|| vec![Failed]), "{step}: its bytes are there");
+        assert_eq!(ends, (step != "slot").then(|| vec![Failed]), "{step}: its bytes are in memory");
         go_on(&mut cluster);
         cluster.link_disk(0);
         assert_eq!(cluster.where_is("a"), (step == "slot", true), "{step}");
@@ -749,14 +752,14 @@ fn a_promotion_ends_with_its_node_or_its_disk() {
 }
 
 #[test]
-fn a_promotion_that_is_late_ends_and_what_comes_later_touches_nothing() {
+fn late_replies_of_a_promotion_have_no_effect() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         cluster.wait(400);
         assert_eq!(cluster.answer(id).unwrap(), [Failed], "{step}");
         assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Failed], "for a while");
         cluster.wait(6000);
-        // Another one of the same object, while the answers to the first are still to come.
+        // Another promotion of the same object, while the replies to the first are outstanding.
         let again = cluster.send(prefetch(&["a"], Ahead::All, 1000));
         go_on(&mut cluster);
         assert_eq!(cluster.answer(again).unwrap(), [Done], "{step}");
@@ -766,7 +769,7 @@ fn a_promotion_that_is_late_ends_and_what_comes_later_touches_nothing() {
 }
 
 #[test]
-fn what_cannot_be_read_fails_for_a_while() {
+fn failed_promotion_is_not_retried_for_a_while() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 1);
     cluster.disks[0].fails = true;
@@ -778,9 +781,9 @@ fn what_cannot_be_read_fails_for_a_while() {
     assert_eq!(cluster.stat().prefetch_failed, 1);
 }
 
-/// What is on its way is told its marks with its name; so a pin waits for nobody who could not know of it.
+/// A copy that is being promoted gets its attributes with its record, so a pin does not wait for that copy.
 #[test]
-fn a_pin_meets_a_promotion_at_every_step() {
+fn pin_reaches_a_promotion_at_every_step() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
         let pin = Pin { keys: vec![key("a")], owner: "me".into(), on: true, wait_ms: 500 };
@@ -795,7 +798,7 @@ fn a_pin_meets_a_promotion_at_every_step() {
 }
 
 #[test]
-fn a_client_that_is_gone_waits_for_nothing() {
+fn requests_of_a_disconnected_client_end() {
     let (mut cluster, _) = promoting("bytes");
     cluster.event(Event::Closed(CLIENT));
     assert_eq!(cluster.master.waiting_count(), 0);

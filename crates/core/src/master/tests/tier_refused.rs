@@ -1,10 +1,10 @@
-//! Objects that a disk refuses because they are larger than it takes.
+//! Objects that a disk refuses because they are larger than it accepts.
 
 use super::{Cluster, UNIT, plain};
 use crate::message::Why;
 
 #[test]
-fn an_object_that_a_disk_refuses_affects_no_other() {
+fn refused_object_affects_no_other() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.write_through();
     cluster.disks[0].takes = UNIT;
@@ -13,7 +13,7 @@ fn an_object_that_a_disk_refuses_affects_no_other() {
     assert_eq!((cluster.where_is("large"), cluster.where_is("small")), ((true, false), (true, true)));
     let stat = cluster.stat();
     assert_eq!((stat.demotions_refused, stat.demotions_failed), (1, 0));
-    // It is told with its reason, and not offered again for a while.
+    // The refusal is explained, and the object is not sent again for a while.
     let Why::Here(here) = cluster.why("large") else { panic!() };
     assert_eq!(here.disk_bytes_max, UNIT);
     let Why::Here(here) = cluster.why("small") else { panic!() };
@@ -27,7 +27,7 @@ fn an_object_that_a_disk_refuses_affects_no_other() {
 }
 
 #[test]
-fn what_a_disk_refused_is_offered_again_later() {
+fn refused_object_is_sent_again_later() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 100);
     cluster.disks[0].takes = UNIT;
     cluster.put("large", 2 * UNIT, plain());
@@ -38,5 +38,5 @@ fn what_a_disk_refused_is_offered_again_later() {
     cluster.put("new", UNIT, plain());
     assert_eq!((cluster.where_is("large"), cluster.where_is("new")), ((true, true), (true, true)));
     let Why::Here(here) = cluster.why("large") else { panic!() };
-    assert_eq!(here.disk_bytes_max, 0, "it is there");
+    assert_eq!(here.disk_bytes_max, 0, "it has a disk copy");
 }

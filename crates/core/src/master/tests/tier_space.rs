@@ -1,4 +1,4 @@
-//! The rules of the tier below memory that are about room: what leaves for what comes back, and quotas.
+//! The rules of the tier below memory that concern space: evictions for promotions, and quotas.
 
 use super::{
     tier::{STEPS, get, go_on, prefetch, promoting, reserve},
@@ -10,9 +10,10 @@ use crate::message::{
 
 use PrefetchOutcome::{Absent, Cancelled, Done, Resident, Running, Skipped};
 
-/// What came back is on a disk, too, but is used: it does not stand for what was driven out for it.
+/// A promoted object has a disk copy too, but is in use. So it does not count as written ahead in place of
+/// the object that it evicted.
 #[test]
-fn more_can_come_back_after_what_came_back_first() {
+fn promotions_do_not_use_up_objects_written_ahead() {
     let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 25);
     for name in ["x", "y", "z"] {
         cluster.demote(name, 1);
@@ -25,14 +26,14 @@ fn more_can_come_back_after_what_came_back_first() {
     assert_eq!(cluster.stat().demoted_objects, 4, "a quarter is on the disk, and may leave");
     for (name, demoted) in [("x", 5), ("y", 6), ("z", 7)] {
         assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done], "{name}");
-        assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: what left is followed by as much");
+        assert_eq!(cluster.stat().demoted_objects, demoted, "{name}: as much is written ahead again");
     }
     assert_eq!(cluster.stat().evicted_undemoted, 0);
 }
 
-/// What must leave because its namespace has all that it may have goes to a disk first.
+/// An object that must leave because of the quota of its namespace is demoted first.
 #[test]
-fn a_quota_loses_nothing_that_a_disk_can_take() {
+fn eviction_for_a_quota_demotes_first() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.ask(ClientToMaster::SetPolicy(Policy { quota: Some(2 * UNIT), ..Policy::default() }.into()));
     cluster.disks[0].held_up = true;
@@ -42,14 +43,14 @@ fn a_quota_loses_nothing_that_a_disk_can_take() {
     }
     let id = cluster.send(reserve("c", 1, 500));
     assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
-    assert_eq!(cluster.why_nodes("a"), ["node1"], "what is only being written is not there yet");
+    assert_eq!(cluster.why_nodes("a"), ["node1"], "a copy that is being written does not exist yet");
     cluster.let_disk_go(0);
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
     assert_eq!(cluster.where_is("a"), (false, true));
-    // Who may not wait finds what was written ahead.
+    // A put that may not wait evicts an object that was written ahead.
     assert!(matches!(cluster.put_waiting("d", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!(cluster.where_is("b"), (false, true));
-    // Where nothing goes to disks it is as it was.
+    // The same without demotion.
     let mut cluster = Cluster::tiered(&[8], |_| ());
     let demotion = Some(Demotion::Never);
     cluster
@@ -59,10 +60,10 @@ fn a_quota_loses_nothing_that_a_disk_can_take() {
     assert!(!cluster.has("a") && cluster.stat().demoted_objects == 0);
 }
 
-/// A disk that does not end what it began holds memory that nobody else can use. Puts that do not wait take
-/// that of other objects, for as long as it lasts.
+/// A disk that does not finish its reads occupies memory that no other object can use. Meanwhile, puts that
+/// do not wait evict other objects.
 #[test]
-fn puts_beside_a_disk_that_stalls_evict_what_it_does_not_read() {
+fn puts_evict_objects_that_a_stalled_disk_does_not_read() {
     for demotion in [Demotion::WriteThrough, Demotion::OnPressure] {
         let mut cluster = Cluster::tiered(&[8], |config| {
             (config.tier.demotion, config.tier.ahead_percent) = (demotion, 50);
@@ -75,20 +76,20 @@ fn puts_beside_a_disk_that_stalls_evict_what_it_does_not_read() {
         let reading = cluster.disks[0].reading.len();
         assert_eq!(reading, 2, "{demotion:?}: a quarter of the memory is being read");
         assert_eq!(cluster.stat().evicted_undemoted, 40 - 8, "{demotion:?}: no more than was needed");
-        // What is being read is not lost, and the newest are there.
+        // Objects that are being read are not lost, and the newest ones exist.
         for name in ["o0", "o1", "o34", "o39"] {
             assert_eq!(cluster.where_is(name), (true, false), "{demotion:?}: {name}");
         }
-        assert!(!cluster.has("o33"), "{demotion:?}: those unused for longest have left");
+        assert!(!cluster.has("o33"), "{demotion:?}: the least recently used have left");
         cluster.let_disk_go(0);
         assert_eq!(cluster.where_is("o0"), (true, true), "{demotion:?}");
     }
 }
 
-/// A put that may wait waits for the disk instead, and loses nothing; one that needs more than is left evicts
-/// nothing that the disk reads.
+/// A put that may wait waits for the disk instead, and loses nothing. One that needs more than is left
+/// evicts nothing that the disk reads.
 #[test]
-fn a_put_that_waits_for_a_disk_that_stalls_loses_nothing() {
+fn put_that_waits_for_a_stalled_disk_loses_nothing() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.disks[0].stalls = true;
     for at in 0..8 {
@@ -97,16 +98,16 @@ fn a_put_that_waits_for_a_disk_that_stalls_loses_nothing() {
     }
     let id = cluster.send(reserve("large", 3, 500));
     assert!(!cluster.replies.contains_key(&id), "it waits for the disk");
-    assert_eq!(cluster.disks[0].reading.len(), 2, "as much as may be read at a time");
+    assert_eq!(cluster.disks[0].reading.len(), 2, "the maximum read at a time");
     cluster.let_disk_go(0);
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Reserved(_))));
     assert_eq!(cluster.stat().evicted_undemoted, 0);
     assert_eq!((cluster.where_is("o0"), cluster.where_is("o2")), ((false, true), (false, true)));
 }
 
-/// One object may be larger than that share.
+/// One object may be larger than the share that disks may read.
 #[test]
-fn a_large_object_is_read_alone() {
+fn large_object_is_read_alone() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.demotion = Demotion::WriteThrough);
     cluster.disks[0].stalls = true;
     cluster.put("large", 5 * UNIT, plain());
@@ -116,9 +117,9 @@ fn a_large_object_is_read_alone() {
     assert_eq!((cluster.where_is("large"), cluster.where_is("small")), ((true, true), (true, true)));
 }
 
-/// What a quota has leave goes even if a disk is reading it: it is charged for no more.
+/// An eviction for a quota takes an object even if a disk is reading it, because that ends its charge.
 #[test]
-fn a_quota_does_not_wait_for_what_a_disk_reads() {
+fn eviction_for_a_quota_takes_objects_a_disk_reads() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     let policy = Policy { quota: Some(UNIT), ..Policy::default() };
     cluster.ask(ClientToMaster::SetPolicy(policy.into()));
@@ -129,9 +130,9 @@ fn a_quota_does_not_wait_for_what_a_disk_reads() {
     assert!(!cluster.has("a"));
 }
 
-/// What could not be written goes back to its place among those that leave first.
+/// An object that could not be written returns to its position in the eviction order.
 #[test]
-fn what_a_disk_fails_to_take_stays_the_oldest() {
+fn object_of_a_failed_demotion_stays_the_oldest() {
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 25);
     for at in 0..8 {
         cluster.disks[0].stalls = true;
@@ -145,13 +146,17 @@ fn what_a_disk_fails_to_take_stays_the_oldest() {
     assert!(!cluster.has("o0") && cluster.has("o1") && cluster.has("o2"));
 }
 
-/// What a client gives up ends at once, once, and leaves nothing behind, however far it has come; what is all
-/// but there comes. It may be asked for again at once.
+/// A cancelled promotion ends at once and leaves nothing behind, at any step before its bytes are in
+/// memory. After that it completes. It may be requested again at once.
 #[test]
-fn what_is_given_up_ends_as_cancelled_or_comes() {
+fn cancelled_promotion_ends_at_once_or_completes() {
     for step in STEPS {
         let (mut cluster, id) = promoting(step);
-        assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Running], "{step}: it is waited for");
+        assert_eq!(
+            cluster.prefetch(&["a"], Ahead::Nothing).unwrap(),
+            [Running],
+            "{step}: a request waits for it"
+        );
         cluster.ask(ClientToMaster::Cancel(id));
         assert_eq!(cluster.answer(id).unwrap(), [Running], "{step}");
         let is_late = step == "slot";
@@ -164,13 +169,13 @@ fn what_is_given_up_ends_as_cancelled_or_comes() {
         assert_eq!(cluster.where_is("a"), (is_late, true), "{step}");
         assert_eq!(cluster.stat().prefetch_failed, 0, "{step}: nothing has failed");
         let end = if is_late { Resident } else { Done };
-        assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [end], "{step}: nothing speaks against it");
+        assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [end], "{step}: it may be requested again");
         assert_eq!(cluster.prefetch(&["a"], Ahead::Nothing).unwrap(), [Resident], "{step}");
     }
 }
 
 #[test]
-fn what_somebody_else_wants_is_not_given_up() {
+fn promotion_wanted_by_others_is_not_cancelled() {
     for other in ["another client", "a probe", "a get", "another client before"] {
         let mut cluster = Cluster::tiered(&[8], |_| ());
         cluster.demote("a", 1);
@@ -196,12 +201,12 @@ fn what_somebody_else_wants_is_not_given_up() {
 }
 
 #[test]
-fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
+fn late_decision_restores_no_copy_that_leaves_memory() {
     let mut cluster = Cluster::tiered(&[4, 4], |_| ());
     cluster.write_through();
     let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!() };
     cluster.commit("a", UNIT, twice(), &space);
-    // The disk comes before its node has heard what the bytes are, and rests.
+    // The disk reads before its node has processed the publication, and pauses.
     cluster.wait(5_000);
     let (home, other) = (space[0].location, space[1].location);
     let asking = home.segment.0 as usize - 1;
@@ -210,7 +215,7 @@ fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
     assert_eq!(cluster.where_is("a"), (true, true));
     assert!(cluster.leave_memory(index, node));
     cluster.carry_out();
-    // The answer to its first question was lost; it has not heard yet that its copy must go.
+    // The reply to its first request was lost, and it has not received the retire yet.
     let item = CommitItem {
         slot_ref: home.slot_ref(),
         key: key("a"),
@@ -227,10 +232,10 @@ fn a_late_question_brings_back_no_copy_that_is_leaving_memory() {
     assert_eq!(in_memory, [other]);
 }
 
-/// More is to be written through than is listed, because the disk is away. All of it is written once it is
-/// back.
+/// The disk is away, so more objects must be written through than are listed. All of them are written once
+/// it is back.
 #[test]
-fn all_is_written_through_after_a_long_absence_of_the_disk() {
+fn write_through_catches_up_after_a_long_absence() {
     let count = 5000;
     let mut cluster = Cluster::with(&[], |config| {
         config.silence_ms_max = 1_000_000_000;
@@ -245,11 +250,11 @@ fn all_is_written_through_after_a_long_absence_of_the_disk() {
     for at in 0..count {
         cluster.put(&format!("o{at}"), UNIT, plain());
     }
-    // What it does is done here step by step, because there is so much of it.
+    // The effects of the disk are executed here step by step, because there are many.
     cluster.disks[0].held_up = true;
     cluster.link_disk(0);
     let work = |cluster: &mut Cluster| {
-        // The disk comes before its node has heard what the newest bytes are, and rests in between.
+        // The disk reads before its node has processed the latest publications, and pauses in between.
         for _ in 0..10 {
             while let Some(effect) = cluster.disks[0].to_do.pop_front() {
                 cluster.do_one(0, effect);

@@ -1,4 +1,4 @@
-//! What makes way for what comes back from a disk, and what waits for memory.
+//! Evictions for promotions, and promotions that wait for memory.
 
 use tiffin_throttle::Config;
 
@@ -36,8 +36,8 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
     }
 }
 
-/// Memory of so many units, full of objects that nobody has read and a disk has, too, and the names of others
-/// that only the disk has.
+/// Memory of this many units, full of unread objects with a disk copy. Further objects with these names are
+/// only on the disk.
 fn full_of_unread(units: u64, others: &[&str], change: impl Fn(&mut MasterConfig)) -> Cluster {
     let mut cluster = Cluster::tiered(&[units], change);
     others.iter().for_each(|name| cluster.demote(name, 1));
@@ -53,28 +53,29 @@ fn read(cluster: &mut Cluster, name: &str) {
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Resolved(_))), "{name}");
 }
 
-/// What was only written makes way at once; what was read does not before it is cold, and then by itself.
+/// An object that was only written is evicted at once. One that was read is evicted when it is cold,
+/// without a further request.
 #[test]
-fn what_nobody_has_read_makes_way_and_what_is_read_does_not() {
+fn promotion_evicts_unread_objects_and_no_hot_ones() {
     let mut cluster = full_of_unread(2, &["a", "b"], |_| ());
     read(&mut cluster, "filler0");
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done], "one was never read");
     assert_eq!(cluster.where_is("filler0"), (true, true));
     assert_eq!(cluster.where_is("filler1"), (false, true));
-    // Now one is in use, and the other was just brought.
+    // Now one is in use, and the other was just promoted.
     let id = cluster.send(prefetch(&["b"], Ahead::All, 1000));
     assert_eq!((cluster.answer(id), cluster.master.moving_count()), (None, 1), "it waits");
     cluster.wait(49);
     assert_eq!(cluster.answer(id), None);
     cluster.wait(1);
-    assert_eq!(cluster.answer(id).unwrap(), [Done], "what is cold makes way without another question");
+    assert_eq!(cluster.answer(id).unwrap(), [Done], "a cold object is evicted without a further request");
     assert_eq!((cluster.where_is("filler0").0, cluster.where_is("a").0), (false, true));
 }
 
-/// More than is free or on a disk at that moment is brought all the same: what nobody has read goes to the
-/// disk for it, and nothing is lost.
+/// More bytes are promoted than are free or on disk at that moment: unread objects are demoted for them,
+/// and nothing is lost.
 #[test]
-fn a_burst_is_brought_whole() {
+fn burst_of_promotions_demotes_unread_objects() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.ahead_percent = 25);
     names.iter().for_each(|name| cluster.demote(name, 1));
@@ -82,7 +83,7 @@ fn a_burst_is_brought_whole() {
         cluster.put(&format!("filler{at}"), UNIT, plain());
     }
     let id = cluster.send(prefetch(&names, Ahead::All, 1000));
-    // The disk comes before its node has heard what the bytes are, and rests in between.
+    // The disk reads before its node has processed the publication, and pauses in between.
     (0..10).for_each(|_| cluster.wait(20));
     assert_eq!(cluster.answer(id).unwrap(), [Done; 6], "three quarters of the memory");
     assert_eq!(cluster.stat().evicted_undemoted, 0);
@@ -91,15 +92,15 @@ fn a_burst_is_brought_whole() {
     }
 }
 
-/// What a burst has promoted stays until it is read, or until another request comes: the rest of the burst
-/// does not displace it, and is told that memory was short.
+/// Objects that a burst has promoted stay until they are read, or until a later request. The rest of the
+/// burst does not evict them, and is skipped for lack of memory.
 #[test]
-fn a_burst_does_not_displace_its_own() {
+fn burst_of_promotions_does_not_evict_its_own_objects() {
     let names = ["a", "b", "c", "d"];
     let mut cluster = full_of_unread(2, &names, |config| config.tier.memory_wait_ms = 500);
     let id = cluster.send(prefetch(&names, Ahead::All, 1000));
     assert_eq!(cluster.where_is("a"), (true, true));
-    // Their protection is over, and the others still wait.
+    // Their protection has ended, and the others still wait.
     cluster.wait(400);
     assert_eq!(
         (cluster.answer(id), cluster.where_is("a"), cluster.where_is("b")),
@@ -107,15 +108,15 @@ fn a_burst_does_not_displace_its_own() {
     );
     cluster.wait(100);
     assert_eq!(cluster.answer(id).unwrap(), [Done, Done, Skipped, Skipped]);
-    // A later request does.
+    // A later request evicts one.
     cluster.wait(10_000);
     assert_eq!(cluster.prefetch(&["c"], Ahead::All).unwrap(), [Done]);
-    assert_ne!(cluster.where_is("a").0, cluster.where_is("b").0, "one of them makes way");
+    assert_ne!(cluster.where_is("a").0, cluster.where_is("b").0, "one of them is evicted");
 }
 
-/// An object that was promoted and has left memory again was readable all the time: that is no failure.
+/// An object that was promoted and has left memory again was readable all the time: that is not a failure.
 #[test]
-fn a_prefetch_displaced_by_a_put_has_not_failed() {
+fn prefetched_object_evicted_by_a_put_has_not_failed() {
     let mut cluster = full_of_unread(2, &["a", "b", "c"], |config| config.tier.memory_wait_ms = 500);
     let id = cluster.send(prefetch(&["a", "b", "c"], Ahead::All, 1000));
     assert_eq!((cluster.where_is("a"), cluster.where_is("c")), ((true, true), (false, true)));
@@ -126,7 +127,7 @@ fn a_prefetch_displaced_by_a_put_has_not_failed() {
 }
 
 #[test]
-fn what_was_read_often_enough_is_in_memory_soon() {
+fn object_is_promoted_after_enough_disk_reads() {
     let mut cluster = full_of_unread(4, &["a"], |config| {
         (config.tier.promote_on_hit, config.tier.promote_hits) = (true, 3);
     });
@@ -136,7 +137,7 @@ fn what_was_read_often_enough_is_in_memory_soon() {
     }
     read(&mut cluster, "a");
     assert_eq!(cluster.where_is("a"), (true, true), "the third read");
-    // It was brought a moment ago and left again: that is no reason not to bring it.
+    // A recent promotion, after which the object left memory, does not prevent another.
     read(&mut cluster, "a");
     let index = cluster.index("a");
     assert!(cluster.leave_memory(index, None));
@@ -154,7 +155,7 @@ fn lease(cluster: &mut Cluster, name: &str) {
 
 /// A lease protects the copies in memory from eviction. It does not delay a copy to or from the disk.
 #[test]
-fn a_lease_does_not_delay_copies_of_the_object() {
+fn lease_does_not_delay_copies_of_the_object() {
     let mut cluster = full_of_unread(4, &["a", "b"], |config| {
         (config.tier.promote_on_hit, config.tier.promote_hits) = (true, 1);
     });
@@ -170,10 +171,10 @@ fn a_lease_does_not_delay_copies_of_the_object() {
     assert_eq!(cluster.where_is("new"), (true, true));
 }
 
-/// An object that was only written and probed makes way as soon as its lease has ended, also for a promotion
-/// that was requested before the probe.
+/// An object that was only written and probed is evicted as soon as its lease has ended. That holds also
+/// for a promotion that was requested before the probe.
 #[test]
-fn an_ended_lease_is_not_a_read() {
+fn ended_lease_is_not_a_read() {
     // Leases last 100 ms in these tests.
     let mut cluster = full_of_unread(1, &["a", "b"], |config| config.tier.protect_ms = 500);
     lease(&mut cluster, "filler0");
@@ -188,9 +189,9 @@ fn an_ended_lease_is_not_a_read() {
     assert_eq!(cluster.master.last_read("default", &key("filler0")), None);
 }
 
-/// To ask where objects lie, whether they are there or why, is no use of them.
+/// Resolving, probing or explaining objects without a touch is not a use.
 #[test]
-fn a_look_changes_nothing() {
+fn lookup_without_touch_is_not_a_use() {
     let mut cluster = full_of_unread(4, &["a"], |config| {
         (config.tier.promote_on_hit, config.tier.promote_hits) = (true, 1);
     });
@@ -214,10 +215,10 @@ fn a_look_changes_nothing() {
     assert_eq!((cluster.where_is("a"), cluster.master.moving_count()), ((false, true), 0));
 }
 
-/// Pressure on one node is no pressure on another: requests at the one wait, expire and are skipped at once
-/// for a while, those at the other begin.
+/// Memory pressure on one node does not affect another. Requests on the one wait, expire, and are skipped
+/// for a while; those on the other begin.
 #[test]
-fn pressure_is_of_one_node() {
+fn memory_pressure_is_per_node() {
     let wait_ms = 500;
     let mut cluster = Cluster::tiered(&[1, 4], |config| {
         (config.tier.memory_wait_ms, config.tier.throttle.cooldown) = (wait_ms, 100);
@@ -244,12 +245,12 @@ fn pressure_is_of_one_node() {
     cluster.wait(wait_ms - 1);
     assert_eq!(cluster.answer(id), None);
     cluster.wait(1);
-    assert_eq!(cluster.answer(id).unwrap(), [Skipped], "its time is up");
+    assert_eq!(cluster.answer(id).unwrap(), [Skipped], "its deadline has passed");
     assert_eq!(cluster.stat().prefetch_skipped, 1);
-    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "nobody waits for a while");
+    assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Skipped], "no request waits for a while");
     cluster.wait(100);
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
-    assert_eq!(cluster.answer(id), None, "one may wait again");
+    assert_eq!(cluster.answer(id), None, "requests may wait again");
     cluster.ask(ClientToMaster::Delete(crate::message::Delete {
         keys: vec![key("pinned")],
         force: true,
@@ -259,7 +260,7 @@ fn pressure_is_of_one_node() {
 }
 
 #[test]
-fn who_waits_for_memory_gives_up_and_may_be_joined() {
+fn waiting_promotion_can_be_cancelled_or_joined() {
     let pinned = crate::message::PutOptions { hard_pin: true, ..plain() };
     let mut cluster = Cluster::tiered(&[1], |_| ());
     cluster.demote("a", 1);
@@ -276,12 +277,12 @@ fn who_waits_for_memory_gives_up_and_may_be_joined() {
         force: true,
         wait_ms: 0,
     }));
-    assert_eq!(cluster.answer(id).unwrap(), [Absent], "what is gone is not waited for");
+    assert_eq!(cluster.answer(id).unwrap(), [Absent], "a deleted object is not waited for");
     assert_eq!(cluster.master.moving_count(), 0);
 }
 
 #[test]
-fn only_so_many_wait() {
+fn number_of_waiting_promotions_is_bounded() {
     let mut cluster = Cluster::tiered(&[2], |config| config.tier.waiting_max = 2);
     ["a", "b", "c"].iter().for_each(|name| cluster.demote(name, 1));
     let pinned = crate::message::PutOptions { hard_pin: true, ..plain() };
@@ -294,7 +295,7 @@ fn only_so_many_wait() {
 }
 
 #[test]
-fn only_so_much_comes_back_at_a_time_and_the_rest_follows() {
+fn promotions_beyond_the_throttle_follow_later() {
     let throttle = Config { keys_max: 1, ..Config::default() };
     let mut cluster = Cluster::tiered(&[8], |config| config.tier.throttle = throttle);
     cluster.demote("a", 1);
@@ -306,10 +307,10 @@ fn only_so_much_comes_back_at_a_time_and_the_rest_follows() {
     assert_eq!(cluster.answer(id).unwrap(), [Done, Done]);
 }
 
-/// What came back and was not read yet is kept, but no put fails for it: the first that came leaves for one
-/// that finds nothing else.
+/// A promoted object that was not read yet is protected, but fails no put. If nothing else can be evicted,
+/// the first promoted one is.
 #[test]
-fn a_put_takes_what_was_brought_if_there_is_nothing_else() {
+fn put_evicts_promoted_objects_as_a_last_resort() {
     let mut cluster = full_of_unread(2, &["a", "b"], |_| ());
     for name in ["a", "b"] {
         assert_eq!(cluster.prefetch(&[name], Ahead::All).unwrap(), [Done]);
@@ -319,15 +320,15 @@ fn a_put_takes_what_was_brought_if_there_is_nothing_else() {
     assert_eq!((cluster.where_is("a"), cluster.where_is("b")), ((false, true), (true, true)));
     let TierStat { promoted_unused, evicted_undemoted, .. } = cluster.stat();
     assert_eq!((promoted_unused, evicted_undemoted), (1, 0));
-    // What was read is kept no longer than others, and what is leased is not taken.
+    // After a read it is protected no longer than others.
     read(&mut cluster, "b");
     assert!(matches!(cluster.put_waiting("newer", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!(cluster.where_is("b"), (false, true));
 }
 
-/// A quota is made way in as memory is: by what nobody has read. Nobody else feels that.
+/// A promotion frees quota as it frees memory: by evicting unread objects.
 #[test]
-fn a_quota_makes_way_and_keeps_nobody_else_out() {
+fn promotion_frees_quota_by_evicting_unread_objects() {
     let mut cluster = Cluster::tiered(&[8], |_| ());
     cluster.demote("a", 2);
     cluster.put("b", UNIT, plain());
@@ -336,9 +337,9 @@ fn a_quota_makes_way_and_keeps_nobody_else_out() {
     };
     cluster.ask(quota(2, Some(Demotion::Never)));
     let id = cluster.send(prefetch(&["a"], Ahead::All, 1000));
-    assert_eq!(cluster.answer(id), None, "what is in memory alone does not make way");
+    assert_eq!(cluster.answer(id), None, "an object without a disk copy is not evicted");
     cluster.ask(quota(3, Some(Demotion::Never)));
-    assert_eq!(cluster.answer(id).unwrap(), [Done], "a larger quota is all it waited for");
+    assert_eq!(cluster.answer(id).unwrap(), [Done], "it waited only for the quota");
     let mut cluster = full_of_unread(4, &["a"], |_| ());
     cluster.ask(quota(4, Some(Demotion::WriteThrough)));
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
@@ -346,9 +347,9 @@ fn a_quota_makes_way_and_keeps_nobody_else_out() {
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Resident]);
 }
 
-/// A pin comes after the object was brought: no put takes it then.
+/// The pin comes after the promotion, and no put evicts the object then.
 #[test]
-fn a_put_does_not_take_what_was_brought_and_pinned() {
+fn put_does_not_evict_promoted_and_pinned_objects() {
     let mut cluster = full_of_unread(1, &["a"], |_| ());
     assert_eq!(cluster.prefetch(&["a"], Ahead::All).unwrap(), [Done]);
     let pin = crate::message::Pin { keys: vec![key("a")], owner: String::new(), on: true, wait_ms: 0 };
@@ -357,9 +358,9 @@ fn a_put_does_not_take_what_was_brought_and_pinned() {
     assert_eq!(cluster.where_is("a"), (true, true));
 }
 
-/// A drop goes on in pieces, outside of events. What a piece frees is for those who wait, at once.
+/// A drop runs in pieces, outside of events. Promotions that wait get the space that a piece frees at once.
 #[test]
-fn a_piece_of_a_drop_begins_waiting_promotions() {
+fn piece_of_a_drop_begins_waiting_promotions() {
     let mut cluster = Cluster::tiered(&[8], |config| config.piece_objects_max = 1);
     cluster.demote("a", 2);
     ["k0", "k1"].iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));

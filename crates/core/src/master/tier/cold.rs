@@ -1,4 +1,4 @@
-//! Cold objects: those that are on disk, too, and may leave memory for promoted ones.
+//! Cold objects: those with a disk copy that may leave memory for promoted ones.
 
 use super::Tier;
 use crate::master::{
@@ -8,9 +8,9 @@ use crate::master::{
 use crate::{Tick, extent::space_for, sabotage::sabotaged};
 
 impl Tier {
-    /// Makes memory available for a promotion. Evicts only objects that are on disk, too, and were never
-    /// read, or not for a while: a promotion evicts nothing that is in use. Nor does it evict what was
-    /// promoted after it was requested: the promotions of one burst do not displace each other.
+    /// Frees memory for a promotion. Evicts only objects that have a disk copy and were never read, or not
+    /// for a while: a promotion never evicts an object in use. It also spares objects that were promoted
+    /// after its own request, so that the promotions of one burst do not evict each other.
     pub(super) fn free_cold_memory(
         &mut self,
         cx: &mut Context,
@@ -67,11 +67,11 @@ impl Tier {
     fn evict_cold(&mut self, cx: &mut Context, victim: ObjectIndex, node: Option<NodeIndex>) {
         cx.count_eviction(victim);
         let is_on_disk = self.leave_memory(cx, victim, node);
-        assert!(is_on_disk, "{victim:?} is cold and not on disk");
+        assert!(is_on_disk, "{victim:?} is cold, but has no disk copy");
     }
 
-    /// Whether a promotion has no reason to wait: there is memory, or unread objects can leave it, and
-    /// nothing else is in the way.
+    /// Whether a promotion need not wait: there is memory, or unread objects can leave it, and no other
+    /// limit applies.
     pub(super) fn could_begin(&self, cx: &Context, index: ObjectIndex, node: NodeIndex, need: u64) -> bool {
         let Some(object) = cx.catalog.get(index) else { return false };
         let free = cx.members.get(node).map_or(0, |it| it.free);

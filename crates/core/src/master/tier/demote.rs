@@ -1,14 +1,15 @@
 //! Demotion: which objects are written to disks, and when.
 //!
-//! Objects are written *ahead*: the least recently used first, while the memory that is free, or also on
-//! disk, or on its way there, is less than a share of all memory. So a put that needs memory finds objects
-//! that lose nothing by leaving it. Only when it finds none does it wait for the disk, if it may wait at all,
-//! and then as much is written as it needs.
+//! Objects are written *ahead* of need, the least recently used first. This goes on while less than a share
+//! of the memory is free, also on disk, or being written. So a put that needs memory finds objects that can
+//! leave it without loss. Only if it finds none does it wait for the disk, if it may wait at all. Then as
+//! many bytes are written as it needs.
 //!
-//! **Invariant:** a copy on a disk has a stamp that no other copy on any disk has, or ever had: it contains
+//! **Invariant:** the stamp of a disk copy is unique among all disk copies, past ones included: it contains
 //! the epoch of the master.
-//! **Invariant:** a copy is in the catalog, as one that cannot be read yet, from before its disk receives it
-//! until the disk has said that there is none: so removing the object removes that copy, too.
+//!
+//! **Invariant:** a copy is in the catalog, as pending, before its disk receives it, and until the disk has
+//! reported that there is none. So the removal of the object also removes that copy.
 
 use std::collections::BTreeMap;
 
@@ -25,33 +26,34 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Objects and bytes that may be on their way to one disk.
+/// Maximum number of objects, and of bytes, that are being written to one disk.
 const WRITING_OBJECTS_MAX: usize = 512;
 const WRITING_BYTES_MAX: u64 = 64 << 20;
-/// The part of a node's memory that its disks may be reading at a time, if it is more than one object: that
-/// memory cannot be used for anything else, however slow the disk is, so the rest must do for new objects.
+/// One part in this many of a node's memory may be read by its disks at a time, or one object if that is
+/// larger. That memory cannot be reused before the disk is done, however slow it is, so the rest must be
+/// enough for new objects.
 const DEMOTING_SHARE: u64 = 4;
-/// Objects that one message sends to a disk.
+/// Maximum number of objects that one message sends to a disk.
 const DEMOTE_ITEMS_MAX: usize = 64;
-/// How many bits an epoch has for its stamps, at most.
+/// Maximum number of stamp bits of one epoch.
 const STAMP_BITS_MAX: u32 = 40;
-/// How long nothing is written to a disk after it failed.
+/// How long a disk gets no writes after it failed.
 const PAUSE_MS: u64 = 1000;
-/// The same, if it may only be that the memory beside it has not processed the publication yet.
+/// The same, if the cause may be that the node has not processed the publication yet.
 const RETRY_MS: u64 = 20;
 
-/// What is on its way to one disk.
+/// Writes in progress to one disk.
 #[derive(Debug, Default)]
 struct Writing {
     objects: usize,
     bytes: u64,
     /// The memory of these objects, as allocated.
     memory: u64,
-    /// Nothing is written before then: the disk failed.
+    /// The disk failed and gets no writes before then.
     paused_until: Tick,
 }
 
-/// An object on its way to a disk: which, and where it will lie.
+/// An object that is being written to a disk, and its copy there.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::master) struct Leaving {
     pub(in crate::master) index: ObjectIndex,
@@ -62,14 +64,14 @@ pub(in crate::master) struct Leaving {
     len: u64,
 }
 
-/// What became of an object that was sent to a disk.
+/// The outcome of a demotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::master) enum DemotionEnd {
-    /// The copy is there, or was removed meanwhile.
+    /// The copy exists, or was removed meanwhile.
     Settled,
-    /// The disk does not have it, and the catalog must forget that copy.
+    /// The disk does not have it, and the catalog must remove that copy.
     Lost,
-    /// The same, because the object is larger than the disk takes. It is not offered again for a while.
+    /// The same, because the object is larger than the disk accepts. It is not sent again for a while.
     Refused,
 }
 
@@ -77,14 +79,14 @@ pub(in crate::master) enum DemotionEnd {
 #[derive(Debug)]
 pub(super) struct Demotions {
     writing: BTreeMap<NodeIndex, Writing>,
-    /// What is to be written through, by memory.
+    /// The objects to write through, by memory.
     write_through: BTreeMap<NodeIndex, WriteThrough>,
-    /// Memory of each node that was also on its disk, and was given to promoted objects. As much must be
-    /// written ahead again, or soon nothing more could be promoted.
+    /// By node: memory that was also on its disk, and was given to promoted objects. As much must be
+    /// written ahead again, or soon no further object could be promoted.
     spent: BTreeMap<NodeIndex, u64>,
-    /// Something changed that may call for demotions.
+    /// State has changed that may require demotions.
     is_woken: bool,
-    /// The stamp of the next copy on a disk.
+    /// The stamp of the next disk copy.
     next_stamp: u64,
     pub(super) refusals: Refusals,
 }
@@ -122,7 +124,7 @@ impl Demotions {
         self.wake();
     }
 
-    /// When the pause of a disk ends.
+    /// When the next pause of a disk ends.
     pub(super) fn next_pause_end(&self, now: Tick) -> Option<Tick> {
         self.writing.values().map(|it| it.paused_until).filter(|it| *it > now).min()
     }
@@ -135,7 +137,8 @@ impl Demotions {
         }
     }
 
-    /// An object was committed, or could not be written: perhaps it is to be written through.
+    /// An object was committed, or could not be written: lists it for write-through if its namespace
+    /// requires that.
     pub(super) fn write_through(&mut self, cx: &Context, index: ObjectIndex) {
         let Some(object) = cx.catalog.get(index) else { return };
         if cx.demotion(object.namespace()) == Demotion::WriteThrough && !object.is_sample() {
@@ -149,7 +152,7 @@ impl Demotions {
         self.wake();
     }
 
-    /// Writes ahead, if anything changed that calls for it.
+    /// Writes ahead, if state has changed that requires it.
     pub(super) fn write_ahead(&mut self, cx: &mut Context, queue: &MemoryQueue) {
         if std::mem::take(&mut self.is_woken) {
             let disks: Vec<_> = cx.members.disks().collect();
@@ -157,8 +160,8 @@ impl Demotions {
         }
     }
 
-    /// Demotes until so much memory of a node is about to be free, as far as its disks can. Whether any
-    /// object is on its way.
+    /// Demotes until that much memory of a node is about to be free, as far as its disks can. Returns
+    /// whether any object is being written.
     pub(super) fn free_memory(
         &mut self,
         cx: &mut Context,
@@ -208,25 +211,25 @@ impl Demotions {
         self.memory() > 0
     }
 
-    /// The memory of all that is on its way to disks.
+    /// The memory of all objects that are being written to disks.
     fn memory(&self) -> u64 {
         self.writing.values().map(|it| it.memory).sum()
     }
 
-    /// Whether objects may go from that memory to that disk now.
+    /// Whether objects of that memory may be written to that disk now.
     fn may_write(&self, cx: &Context, disk: NodeIndex, node: NodeIndex) -> bool {
         let is_paused = self.writing.get(&disk).is_some_and(|it| it.paused_until > cx.now);
         cx.is_ready(disk) && cx.is_ready(node) && !is_paused
     }
 
-    /// Whether a disk has as much to write as it may.
+    /// Whether a disk has the maximum amount of writes in progress.
     fn is_busy(&self, disk: NodeIndex) -> bool {
         let busy = |it: &Writing| it.objects >= WRITING_OBJECTS_MAX || it.bytes >= WRITING_BYTES_MAX;
         self.writing.get(&disk).is_some_and(busy)
     }
 
-    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the memory beside it
-    /// is `short` of bytes, at least that much is to be under way.
+    /// Sends one message with objects to a disk; `false` if there is nothing to send. If the node's memory
+    /// is `short` of bytes, at least that much must be in progress.
     fn demote_some(
         &mut self,
         cx: &mut Context,
@@ -251,7 +254,7 @@ impl Demotions {
         any
     }
 
-    /// The next object to go from a memory to its disk, if there is any need.
+    /// The next object to demote from a memory to its disk, if one is needed.
     fn next(
         &mut self,
         cx: &Context,
@@ -284,7 +287,7 @@ impl Demotions {
                 let never = cx.demotion(namespace) == Demotion::Never;
                 !never || sabotaged!(cx.config.sabotage, DemoteForbidden)
             },
-            // A pinned object frees no memory by being on a disk.
+            // A pinned object frees no memory by having a disk copy.
             |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
         );
         if next.is_none() {
@@ -293,8 +296,8 @@ impl Demotions {
         next.filter(|it| self.may_be_read_from(cx, node, *it))
     }
 
-    /// The next object to be written through from a memory to its disk, if there is any; none yet if too much
-    /// of that memory is being read.
+    /// The next object to write through from a memory to its disk, if there is any. `Some(None)` if too
+    /// much of that memory is being read.
     fn next_written_through(
         &mut self,
         cx: &Context,
@@ -330,8 +333,8 @@ impl Demotions {
         next.map(|it| Some(it).filter(|it| self.may_be_read_from(cx, node, *it)))
     }
 
-    /// The next object to go to a disk so that promotions that wait find memory: one that no client has read,
-    /// or not for a while.
+    /// The next object to demote so that waiting promotions find memory: one that was never read, or not
+    /// for a while.
     fn next_for_promotions(
         &self,
         cx: &Context,
@@ -354,13 +357,13 @@ impl Demotions {
         next.filter(|it| self.may_be_read_from(cx, node, *it))
     }
 
-    /// How much of a node's memory its disks are reading.
+    /// Number of bytes of a node's memory that its disks are reading.
     fn demoting_memory(&self, cx: &Context, node: NodeIndex) -> u64 {
         let disks = cx.members.disks().filter(|(_, beside)| *beside == node);
         disks.filter_map(|(disk, _)| self.writing.get(&disk)).map(|it| it.memory).sum()
     }
 
-    /// Whether a disk may read one more object now: not if too little of the memory would be left for others.
+    /// Whether a disk may read one more object now, so that enough of the memory is left for others.
     fn may_be_read_from(&self, cx: &Context, node: NodeIndex, index: ObjectIndex) -> bool {
         let (Some(member), Some(object)) = (cx.members.get(node), cx.catalog.get(index)) else {
             return false;
@@ -372,8 +375,8 @@ impl Demotions {
             || sabotaged!(cx.config.sabotage, DemoteAllAtOnce)
     }
 
-    /// Whether an object may have a copy on that disk, and has none; nor on another, unless it was on its way
-    /// there when that was disconnected. Samples stay in memory.
+    /// Whether an object may have a copy on that disk, and has none. It must have none on another disk
+    /// either, unless that copy was being written when that disk disconnected. Samples stay in memory.
     fn may_be_demoted(&self, cx: &Context, object: &Object, disk: NodeIndex) -> bool {
         let is_away = |it: NodeIndex| cx.members.get(it).is_none_or(|it| it.conn.is_none());
         let mut others = object.on_disks();
@@ -412,7 +415,8 @@ impl Demotions {
         Some((item, Leaving { index, node, generation, slot_ref, len }))
     }
 
-    /// A disk has written an object, or not; or it refuses the object, and takes at most so many bytes.
+    /// Applies a disk's reply about one object: written, failed, or refused with the maximum size that it
+    /// accepts.
     pub(super) fn end(
         &mut self,
         cx: &mut Context,
@@ -424,7 +428,7 @@ impl Demotions {
         (writing.objects, writing.bytes) =
             (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
         writing.memory = writing.memory.saturating_sub(space_for(it.len).unwrap_or(0));
-        // An object that was removed meanwhile took this copy with it.
+        // If the object was removed meanwhile, this copy was removed with it.
         let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.slot_ref));
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         if object.is_some() {
@@ -440,7 +444,7 @@ impl Demotions {
             return DemotionEnd::Refused;
         }
         if !done && object.in_memory().next().is_some() {
-            // The bytes were there, so it was the disk that failed, unless they are very new.
+            // The bytes were in memory, so the disk failed, unless the object is very new.
             let is_young = object.put().after(PAUSE_MS) > cx.now;
             writing.paused_until = cx.now.after(if is_young { RETRY_MS } else { PAUSE_MS });
             stat.demotions_failed += 1;
@@ -459,7 +463,7 @@ impl Demotions {
         DemotionEnd::Settled
     }
 
-    /// A disk works and does not take an object: that object is not offered to it again for a while.
+    /// A working disk refuses an object: the object is not sent to it again for a while.
     fn refuse(
         &mut self,
         cx: &mut Context,
@@ -477,7 +481,7 @@ impl Demotions {
         cx.notice(Notice::DemotionRefused { disk, key, bytes: leaving.len, bytes_max, total });
     }
 
-    /// A disk is disconnected. Puts that wait for memory that it would have freed look elsewhere.
+    /// A disk is disconnected. Puts that wait for memory that it would have freed are retried.
     pub(super) fn disk_away(&mut self, cx: &mut Context, disk: NodeIndex, leaving: &[Leaving]) {
         self.writing.remove(&disk);
         for it in leaving {
@@ -503,7 +507,7 @@ impl Demotions {
         let written = self.writing.iter().map(|(disk, it)| (*disk, (it.objects, it.bytes)));
         let written: BTreeMap<_, _> = written.filter(|(_, it)| *it != (0, 0)).collect();
         if written != under_way {
-            return Err(format!("books: {written:?} are said to be written, {under_way:?} are"));
+            return Err(format!("accounting: {written:?} are counted as being written, {under_way:?} are"));
         }
         for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk()) {
             let leaving = all().flat_map(|it| it.1).filter(|it| it.node == node && it.len > 0);
@@ -517,8 +521,8 @@ impl Demotions {
     }
 }
 
-/// What became of each object that was sent to a disk, in the order in which they are to be handled: whether
-/// it is there, and how many bytes the disk takes at most, if it refused the object.
+/// The outcome of each object that was sent to a disk, in the order of processing: whether it was written,
+/// and the maximum size that the disk accepts, if it refused the object.
 pub(in crate::master) fn ends<'a>(
     leaving: &'a [Leaving],
     moved: &Moved,
@@ -530,18 +534,18 @@ pub(in crate::master) fn ends<'a>(
         (it, done, refusals.next().filter(|bytes_max| *bytes_max > 0 && !done))
     });
     let (done, failed): (Vec<_>, Vec<_>) = ends.partition(|(_, done, _)| *done);
-    // What could not be written goes back to where it was among the oldest, the very oldest last.
+    // Objects that could not be written return to the old end of their list, so the oldest comes last.
     done.into_iter().chain(failed.into_iter().rev())
 }
 
-/// The disks beside a memory that can be written to now.
+/// The disks of a node that can be written to now.
 pub(super) fn disks_of(cx: &Context, node: NodeIndex) -> impl Iterator<Item = NodeIndex> + '_ {
     let disks = cx.members.disks().filter(move |(disk, beside)| *beside == node && cx.is_ready(*disk));
     disks.map(|(disk, _)| disk)
 }
 
-/// Sends objects of a memory to its disk. The node may not have processed the publication of new ones yet,
-/// and the disk waits until it has.
+/// Sends objects of a memory to its disk. The node may not have processed the publication of new ones yet;
+/// the disk waits until it has.
 fn send(
     cx: &mut Context,
     (disk, node): (NodeIndex, NodeIndex),
@@ -553,8 +557,8 @@ fn send(
     cx.poll_node(node);
 }
 
-/// The first stamp of an epoch. Epochs are counted one by one, and then each has a great many; or
-/// they are microseconds of a clock, and then each has several for every microsecond until the next begins.
+/// The first stamp of an epoch. If epochs are counted one by one, each has a great many stamps. If they are
+/// microseconds of a clock, each has several stamps per microsecond until the next epoch begins.
 fn first_stamp(epoch: u64) -> u64 {
     let bits = epoch.leading_zeros().saturating_sub(1).min(STAMP_BITS_MAX);
     (epoch << bits).max(1)
@@ -565,7 +569,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_have_stamps_of_their_own() {
+    fn epochs_have_separate_stamps() {
         let today = 1_795_000_000_000_000;
         let epochs = [(1, 2, 1 << 40), (8000, 8001, 1 << 40), (today, today + 1_000_000, 4_000_000)];
         for (epoch, next, at_least) in epochs {

@@ -1,7 +1,7 @@
-//! Requests that wait for promotions: a prefetch that wants to know what became of it, and a get of objects
-//! that are on their way into memory.
+//! Requests that wait for promotions: a prefetch that waits for its outcome, and a get of objects that are
+//! being promoted.
 //!
-//! A request waits for the end of each promotion that it names, up to its deadline.
+//! A request waits for the end of each of its promotions, up to its deadline.
 //!
 //! **Invariant:** every promotion that a request waits for is running, or waits for memory.
 
@@ -30,18 +30,19 @@ pub(in crate::master) struct Fetching {
     deadline: Tick,
 }
 
-/// What it is to be answered with.
+/// The kind of the request, and the state of its answer.
 #[derive(Debug)]
 enum Ask {
     Resolve(Resolve),
-    /// What is known of each key, and which promotion tells the rest; and which of these did not fail.
+    /// The outcome of each key as far as it is known, with the promotion that decides the rest; and the
+    /// promotions that did not fail.
     Prefetch(Vec<(PrefetchOutcome, Option<(ObjectIndex, Generation)>)>, BTreeSet<Generation>),
 }
 
-/// How the master answers a request that waits no more.
+/// The answer to a request that has ended.
 #[derive(Debug)]
 pub(in crate::master) enum Fetched {
-    /// With where the objects are now; and how long it has waited, and whether that was in vain.
+    /// Resolve the objects now. With how long the request has waited, and whether its deadline passed.
     Resolve(Resolve, (u64, bool)),
     Reply(Reply),
 }
@@ -52,8 +53,8 @@ pub(in crate::master) struct Fetches {
     all: BTreeMap<OpId, Fetching>,
     /// The same by promotion.
     by_promotion: BTreeMap<Generation, BTreeSet<OpId>>,
-    /// Those that wait for nothing any more. They are answered after the event, when all its consequences are
-    /// known.
+    /// Requests that wait for no promotion any more. They are answered after the event, when all its
+    /// consequences are known.
     woken: Vec<OpId>,
 }
 
@@ -67,7 +68,7 @@ impl Fetches {
         self.by_promotion.get(&generation).is_some_and(|it| !it.is_empty())
     }
 
-    /// A promotion has ended. It has not failed if its object was promoted, or found no memory.
+    /// A promotion has ended. It has not failed if the object was promoted, or if there was no memory.
     pub(super) fn wake(&mut self, cx: &Context, generation: Generation, has_not_failed: bool) {
         let waiting = self.by_promotion.remove(&generation).unwrap_or_default();
         if sabotaged!(cx.config.sabotage, WakeNobody) {
@@ -86,17 +87,17 @@ impl Fetches {
         }
     }
 
-    /// A request that waits for nothing any more, and is to be answered.
+    /// The next request that no longer waits and must be answered.
     pub(in crate::master) fn take_woken(&mut self) -> Option<OpId> {
         self.woken.pop()
     }
 
-    /// Whether the time of a request is up.
+    /// Whether the deadline of a request has passed.
     pub(in crate::master) fn is_late(&self, cx: &Context, op: OpId) -> bool {
         self.all.get(&op).is_some_and(|it| it.deadline <= cx.now)
     }
 
-    /// A request waits no more.
+    /// Ends the waiting of a request.
     pub(in crate::master) fn end(&mut self, cx: &mut Context, op: OpId) -> Option<Fetching> {
         let fetching = self.all.remove(&op)?;
         cx.deadlines.strike(fetching.deadline, op);
@@ -116,7 +117,7 @@ impl Fetches {
         }
     }
 
-    /// A client does not wait for an answer any more: its time is up now.
+    /// A client no longer waits for an answer: its deadline is now.
     pub(in crate::master) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
         for (op, fetching) in &mut self.all {
             if (fetching.conn, fetching.id) == (conn, id) {
@@ -126,16 +127,16 @@ impl Fetches {
         }
     }
 
-    /// What is inconsistent, if anything is. `is_coming` says whether a promotion will end.
+    /// Checks internal consistency. `is_coming` says whether a promotion will end.
     pub(super) fn check(&self, is_coming: impl Fn(&Generation) -> bool) -> Result<(), String> {
         for fetching in self.all.values() {
             let nothing = fetching.awaited.iter().find(|it| !is_coming(it));
             if fetching.awaited.is_empty() || nothing.is_some() {
-                return Err(format!("T6: {fetching:?} waits for what is not on its way"));
+                return Err(format!("T6: {fetching:?} waits for a promotion that does not run"));
             }
         }
         match self.by_promotion.keys().find(|it| !is_coming(it)) {
-            Some(generation) => Err(format!("T3: nobody will wake those who wait for {generation}")),
+            Some(generation) => Err(format!("T3: no promotion will end the wait for {generation}")),
             None => Ok(()),
         }
     }
@@ -147,8 +148,8 @@ impl Tier {
         &mut self.promotions.fetches
     }
 
-    /// Promotes objects that a client will read soon, or cancels that. A request that is to be answered at
-    /// once, if it does not wait.
+    /// Promotes objects that a client will read soon, or cancels that. Returns the request if it must be
+    /// answered at once.
     pub(in crate::master) fn prefetch(
         &mut self,
         cx: &mut Context,
@@ -182,7 +183,7 @@ impl Tier {
         self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })
     }
 
-    /// Has a get of objects that are being promoted wait, if it may. Else returns it.
+    /// Lets a get of objects that are being promoted wait, if it may. Otherwise returns it.
     pub(in crate::master) fn maybe_wait(
         &mut self,
         cx: &mut Context,
@@ -213,7 +214,7 @@ impl Tier {
         None
     }
 
-    /// Has a request wait; it, if there is nothing to wait for.
+    /// Lets a request wait. Returns it if it has nothing to wait for.
     fn fetch(&mut self, cx: &mut Context, fetching: Fetching) -> Option<OpId> {
         let op = cx.next_op();
         let fetches = &mut self.promotions.fetches;
@@ -226,7 +227,7 @@ impl Tier {
         at_once.then_some(op)
     }
 
-    /// How a request that has ended is answered.
+    /// The answer to a request that has ended.
     pub(in crate::master) fn answer(&mut self, cx: &Context, fetching: Fetching) -> Fetched {
         let Fetching { ask, awaited, since, .. } = fetching;
         match ask {
@@ -258,7 +259,7 @@ fn outcome_of(
         None => PrefetchOutcome::Absent,
         Some(object) if cx.is_in_memory(object) => PrefetchOutcome::Done,
         Some(_) if still_running.contains(&generation) => PrefetchOutcome::Running,
-        // It found no memory, or a put has displaced it since.
+        // There was no memory, or a put has evicted it since.
         Some(_) if not_failed.contains(&generation) => PrefetchOutcome::Skipped,
         Some(_) => PrefetchOutcome::Failed,
     }

@@ -1,11 +1,11 @@
 //! The tier below memory: which objects are demoted to disks, which are promoted back, and when.
 //!
-//! A disk is a member of its own, beside the memory of its node. A copy on it is named by a hold, and is
-//! recorded in the catalog, retired, marked and announced like any other. So a delete, a replacement or the
-//! return of a node means the same for disks as for memory.
+//! A disk is a member of its own, in the node with the memory. A copy on it has a slot reference, and is
+//! recorded in the catalog, retired and announced like any other, attributes included. So a delete, a
+//! replacement or the return of a node means the same for disks as for memory.
 //!
-//! [`Tier`] owns this state. The master calls it for requests and answers that concern disks, and after every
-//! event ([`Tier::serve`]). It has two parts: [`demote`] writes copies to disks, [`promote`] reads them back.
+//! [`Tier`] owns this state. The master calls it for requests and replies that concern disks, and after
+//! every event ([`Tier::serve`]). [`demote`] writes copies to disks, and [`promote`] reads them back.
 //! [`fetch`] holds the requests that wait for promotions.
 
 mod cold;
@@ -36,26 +36,26 @@ use crate::{
     message::{Demotion, Dropped, TierStat},
 };
 
-/// What the operator decides about disks.
+/// The operator's settings for disks.
 #[derive(Clone, Copy, Debug)]
 pub struct TierConfig {
-    /// What becomes of the objects of a namespace that has no policy of its own.
+    /// The demotion policy of namespaces without one of their own.
     pub demotion: Demotion,
-    /// How much of a node's memory is to be free, or on its disk too, in per cent.
+    /// The percentage of a node's memory that should be free, or also on its disk.
     pub ahead_percent: u8,
     /// Whether objects that are read repeatedly from a disk are promoted.
     pub promote_on_hit: bool,
-    /// After how many reads.
+    /// The number of disk reads after which an object is promoted.
     pub promote_hits: u8,
     /// How long a promotion waits for memory.
     pub memory_wait_ms: u64,
-    /// How many promotions may wait for memory.
+    /// Maximum number of promotions that wait for memory.
     pub waiting_max: usize,
     /// How long a promoted object is protected from eviction, unless it is read before.
     pub protect_ms: u64,
-    /// How long a disk may be disconnected before it is lost.
+    /// How long a disk may be disconnected before it is absent.
     pub away_ms_max: u64,
-    /// Which prefetches may run.
+    /// Limits of prefetches.
     pub throttle: tiffin_throttle::Config,
 }
 
@@ -92,12 +92,12 @@ impl Tier {
         }
     }
 
-    /// Something changed that may call for demotions.
+    /// State has changed that may require demotions.
     pub(super) fn wake(&mut self) {
         self.demotions.wake();
     }
 
-    /// Begins what has become possible: promotions that waited for memory, then demotions.
+    /// Starts what has become possible: promotions that waited for memory, then demotions.
     pub(super) fn serve(&mut self, cx: &mut Context) {
         self.serve_promotions(cx);
         self.demotions.write_ahead(cx, &self.promotions.queue);
@@ -111,36 +111,35 @@ impl Tier {
         self.demotions.end_pauses(cx.now);
     }
 
-    /// When there is something to do, if nothing else happens first.
+    /// When [`Self::handle_timeout`] is due, if no other event occurs first.
     pub(super) fn next_timeout(&self, cx: &Context) -> Option<Tick> {
         let late = self.promotions.throttle.next_late().map(Tick);
         let times = [late, self.next_promotion(cx), self.demotions.next_pause_end(cx.now)];
         times.into_iter().flatten().min()
     }
 
-    /// How many objects are on their way between memory and disks.
+    /// Number of objects that are being promoted or demoted.
     pub(super) fn moving_count(&self) -> usize {
         self.promotions.count() + self.demotions.count()
     }
 
-    /// How many requests wait for promotions.
+    /// Number of requests that wait for promotions.
     pub(super) fn waiting_count(&self) -> usize {
         self.promotions.fetches.len()
     }
 
-    /// An object was committed: its namespace may want a copy on disk at once.
+    /// An object was committed: its namespace may want a disk copy at once.
     pub(super) fn write_through(&mut self, cx: &Context, index: ObjectIndex) {
         self.demotions.write_through(cx, index);
     }
 
-    /// Whether so much memory of that node is about to be freed by its disks, so that a put should wait for
-    /// it.
+    /// Whether the disks are about to free that much memory of a node, so that a put should wait for it.
     pub(super) fn frees_memory(&mut self, cx: &mut Context, node: NodeIndex, need: u64) -> bool {
         self.demotions.free_memory(cx, &self.promotions.queue, node, need)
     }
 
     /// Demotes objects of a namespace that has nearly used up its quota, of at least that much memory.
-    /// Whether any are on their way to a disk then, so that a put should wait for it.
+    /// Returns whether any are being written, so that a put should wait for it.
     pub(super) fn demote_namespace(
         &mut self,
         cx: &mut Context,
@@ -150,7 +149,7 @@ impl Tier {
         self.demotions.demote_namespace(cx, namespace, need)
     }
 
-    /// An object that was sent to a disk is there or not; see [`DemotionEnd`].
+    /// A disk has replied to the demotion of an object; see [`DemotionEnd`].
     pub(super) fn end_demotion(
         &mut self,
         cx: &mut Context,
@@ -160,18 +159,18 @@ impl Tier {
         self.demotions.end(cx, &mut self.stat, disk, end)
     }
 
-    /// A disk is disconnected. It says when it is back which of these objects it has.
+    /// A disk is disconnected. When it returns, it announces which of these objects it has.
     pub(super) fn disk_away(&mut self, cx: &mut Context, disk: NodeIndex, leaving: &[Leaving]) {
         self.demotions.disk_away(cx, disk, leaving);
     }
 
-    /// A member is lost, and its number will be another's.
+    /// A member is lost, and its index may be reused.
     pub(super) fn forget_member(&mut self, node: NodeIndex) {
         self.demotions.forget_member(node);
     }
 
-    /// An object was removed from the catalog, and so were the copies that were being written. The most bytes
-    /// that the disks take that had refused it; zero if none did.
+    /// An object was removed from the catalog, with its copies that were being written. Returns the maximum
+    /// object size of the disks that had refused it; zero if none did.
     pub(super) fn forget_object(
         &mut self,
         cx: &mut Context,
@@ -184,25 +183,25 @@ impl Tier {
         self.demotions.refusals.take(generation)
     }
 
-    /// The most bytes that the disks take that have refused an object; zero if none did.
+    /// Maximum object size of the disks that have refused an object; zero if none did.
     pub(super) fn refused_bytes_max(&self, generation: Generation) -> u64 {
         self.demotions.refusals.bytes_max(generation)
     }
 
-    /// Counts copies that a disk has dropped by itself.
+    /// Counts copies that a disk has dropped on its own.
     pub(super) fn count_dropped(&mut self, dropped: &Dropped) {
         let count = dropped.items.len() as u64;
         *(if dropped.corrupt { &mut self.stat.disk_corrupt } else { &mut self.stat.disk_evicted }) += count;
     }
 
-    /// Counts an object that was evicted without a copy on disk.
+    /// Counts an object that was evicted without a disk copy.
     pub(super) fn count_evicted(&mut self, cx: &Context, node: Option<NodeIndex>) {
         let has_disk = node.is_some_and(|node| demote::disks_of(cx, node).next().is_some());
         self.stat.evicted_undemoted += u64::from(has_disk);
     }
 
-    /// Removes an object from the memory of one node, or of all; it stays on its disk, even if that is
-    /// disconnected. `false` if no disk has it.
+    /// Removes an object from the memory of one node, or of all. It stays on its disk, even if the disk is
+    /// disconnected. `false` if it has no disk copy.
     pub(super) fn leave_memory(
         &mut self,
         cx: &mut Context,
@@ -227,8 +226,8 @@ impl Tier {
         true
     }
 
-    /// Counts where gets find their bytes, and promotes what is read repeatedly from a disk. `waited` is how
-    /// long the get waited for promotions, and whether they came too late.
+    /// Counts where gets find their bytes, and promotes objects that are read repeatedly from a disk.
+    /// `waited` is how long the get waited for promotions, and whether its deadline passed.
     pub(super) fn count_gets<'a>(
         &mut self,
         cx: &mut Context,
@@ -262,13 +261,13 @@ impl Tier {
         }
     }
 
-    /// What is inconsistent, if anything is.
+    /// Checks internal consistency.
     pub(super) fn check(&self, cx: &Context) -> Result<(), String> {
         self.demotions.check(cx)?;
         self.check_promotions(cx)
     }
 
-    /// What the tier has done so far.
+    /// Statistics since the master started.
     pub(super) fn stat(&self, cx: &Context) -> TierStat {
         TierStat { disk_objects: cx.members.disk_objects(), ..self.stat }
     }

@@ -1,15 +1,17 @@
-//! Promotion: objects are read from a disk back into memory, because a client will read them soon (a prefetch
-//! or a probe), or because they were read repeatedly.
+//! Promotion: an object is read from a disk back into memory. Either a client will read it soon (a prefetch
+//! or a probe), or it was read repeatedly.
 //!
-//! A promotion has three messages: `Allocate` for space in the memory beside the disk, `Promote` for the
+//! A promotion has three messages: `Allocate` for space in the memory of the disk's node, `Promote` for the
 //! bytes, `Settle` for the slot. The copy enters the catalog as pending after the first, and can be read
-//! after the third. The throttle counts it from the first step to its end, and every path has an end: no
-//! memory, a disk that cannot read, an object that was removed, a member that is gone, a deadline.
+//! after the third.
 //!
-//! A promotion that finds no memory waits for some: see [`waiting`](super::waiting).
+//! The throttle counts it from the first step to its end. Every path has an end: no memory, a disk that
+//! cannot read, a removed object, a lost member, a deadline.
 //!
-//! **Invariant:** the copy in memory is in the catalog, as one that cannot be read yet, from before its bytes
-//! are read: removing the object removes that copy, too, and late answers concern nothing newer.
+//! A promotion that finds no memory waits for it: see [`waiting`](super::waiting).
+//!
+//! **Invariant:** the copy in memory is in the catalog, as pending, before its bytes are read. So the
+//! removal of the object also removes that copy, and late replies do not affect a newer one.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -30,10 +32,10 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// The client that reserves memory for promotions. No real client may have this number.
+/// The client id that reserves memory for promotions. No real client may have it.
 pub const PROMOTER: ClientId = ClientId(u64::MAX);
 
-/// What became of the attempt to begin a promotion.
+/// The outcome of an attempt to begin a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
     /// It runs.
@@ -42,37 +44,37 @@ pub(super) enum Begun {
     Resident,
     /// The object is gone.
     Absent,
-    /// No disk can be read that has it, or there is no memory beside that.
+    /// No readable disk has it, or that disk's node has no usable memory.
     NoPath,
-    /// It runs already, or was done a short while ago.
+    /// It is already running, or was done a short while ago.
     Joined,
     /// It failed a short while ago.
     Failed,
-    /// As many run as may.
+    /// The maximum number is running.
     Busy,
-    /// Its namespace has used up its quota, and nothing of it may be evicted for a promotion.
+    /// Its namespace has used up its quota, and has no object that may be evicted for a promotion.
     OverQuota,
-    /// There is no memory, and nothing there that may be evicted for a promotion.
+    /// There is no memory, and no object that may be evicted for a promotion.
     NoMemory,
 }
 
-/// Which promotion of which object: a later one of the same object is another.
+/// Identifies one promotion of an object, as distinct from later ones of the same object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::master) struct PromotionId {
     generation: Generation,
     token: u64,
 }
 
-/// One object on its way into memory.
+/// A promotion in progress.
 #[derive(Debug)]
 pub(super) struct Promoting {
     token: Token,
     index: ObjectIndex,
-    /// The node was told what the bytes are.
+    /// The node has been sent the record of the object.
     settling: bool,
-    /// Where it lies on a disk.
+    /// Its copy on a disk.
     from: (NodeIndex, SlotRef),
-    /// The memory beside it.
+    /// The memory of the disk's node.
     node: NodeIndex,
     /// The reservation there, once there is one.
     slot_ref: Option<SlotRef>,
@@ -80,7 +82,7 @@ pub(super) struct Promoting {
     /// When it was first requested: it may have waited for memory.
     requested: Tick,
     bytes: u64,
-    /// The one client that asked for it by name, and may cancel it; `None` if others want it as well.
+    /// The only client that requested it by name, and may cancel it; `None` if others want it as well.
     wanted_by: Option<ClientId>,
 }
 
@@ -88,7 +90,7 @@ pub(super) struct Promoting {
 #[derive(Debug)]
 pub(super) struct Promotions {
     pub(super) throttle: Throttle<Generation>,
-    /// Those that wait for memory.
+    /// Promotions that wait for memory.
     pub(super) queue: MemoryQueue,
     /// Promoted objects that are protected from eviction for a while.
     shields: Shields,
@@ -117,12 +119,12 @@ impl Promotions {
         self.unread.contains_key(&index)
     }
 
-    /// How many run, or wait for memory.
+    /// Number of promotions that run, or wait for memory.
     pub(super) fn count(&self) -> usize {
         self.running.len() + self.queue.len()
     }
 
-    /// The promotion that an answer is about, if it still runs. A mutant takes late answers for those of now.
+    /// The promotion that a reply is about, if it still runs. A mutant accepts late replies.
     fn get(&mut self, cx: &Context, id: PromotionId) -> Option<&mut Promoting> {
         let any = sabotaged!(cx.config.sabotage, HearLatePromotions);
         self.running.get_mut(&id.generation).filter(|it| it.token.number() == id.token || any)
@@ -130,17 +132,17 @@ impl Promotions {
 }
 
 impl Tier {
-    /// A client leased an object, which protects it from now on.
+    /// A client leased an object, so the lease protects it from now on.
     pub(in crate::master) fn unshield(&mut self, index: ObjectIndex) {
         self.promotions.shields.remove(index);
     }
 
-    /// Whether a copy in memory has no record of its own yet, and will get its attributes with that.
+    /// Whether a copy in memory has no record yet. It gets its attributes with the record.
     pub(in crate::master) fn is_unsettled(&self, generation: Generation, node: NodeIndex) -> bool {
         self.promotions.running.get(&generation).is_some_and(|it| it.node == node && !it.settling)
     }
 
-    /// Begins to promote those objects of a list that are wanted. Looks up all of them before it begins any.
+    /// Begins to promote the wanted objects of a list. All of them are looked up before the first begins.
     pub(in crate::master) fn promote_all(
         &mut self,
         cx: &mut Context,
@@ -175,20 +177,20 @@ impl Tier {
         outcomes
     }
 
-    /// A get was answered with a copy on a disk: an object that is read repeatedly is promoted.
+    /// A get was answered with a disk copy. An object that is read repeatedly is promoted.
     pub(super) fn count_disk_hit(&mut self, cx: &mut Context, index: ObjectIndex) {
         let Some(object) = cx.catalog.get(index) else { return };
         let Generation { epoch, counter } = object.generation();
         let hash = (counter ^ epoch.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hits = self.promotions.sketch.count(hash);
         if hits >= cx.config.tier.promote_hits && cx.config.tier.promote_on_hit {
-            // That it was promoted a short while ago and has left memory again is no reason against it.
+            // A recent promotion, after which the object left memory again, does not prevent this one.
             self.promotions.throttle.forget_done(&Generation { epoch, counter });
             self.promote(cx, index, None);
         }
     }
 
-    /// Objects are being read: those that were promoted for that need no protection any more.
+    /// Objects are being read: those that were promoted for that need no further protection.
     pub(in crate::master) fn end_shields<'a>(
         &mut self,
         cx: &mut Context,
@@ -212,8 +214,8 @@ impl Tier {
         }
     }
 
-    /// The first of the promoted objects that are protected, of such as are wanted. A put that finds
-    /// nothing else to evict takes it: a disk has it, too.
+    /// The first protected promoted object that is wanted. A put evicts it if nothing else can be evicted,
+    /// because it has a disk copy.
     pub(in crate::master) fn next_shielded(
         &self,
         cx: &Context,
@@ -223,7 +225,7 @@ impl Tier {
         protected.find(|index| cx.catalog.get(*index).is_some_and(|it| is_last_resort(it) && wanted(it)))
     }
 
-    /// The memory of such copies of these objects as are wanted.
+    /// The memory of the wanted copies of such objects.
     pub(in crate::master) fn shielded_bytes(
         &self,
         cx: &Context,
@@ -237,7 +239,7 @@ impl Tier {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// An object leaves memory, perhaps before a client read it.
+    /// An object leaves memory, perhaps unread.
     pub(super) fn note_unread_leaves(&mut self, index: ObjectIndex) {
         self.promotions.shields.remove(index);
         if self.promotions.unread.remove(&index).is_some() {
@@ -279,7 +281,7 @@ impl Tier {
         }
     }
 
-    /// Begins to promote an object that is not on its way, if there is memory for it.
+    /// Begins to promote an object that is not being promoted, if there is memory for it.
     pub(super) fn begin_promotion(
         &mut self,
         cx: &mut Context,
@@ -328,8 +330,9 @@ impl Tier {
         Begun::Running
     }
 
-    /// A client does not want an object any more. The promotion ends if no other client wants it and its
-    /// bytes are not there yet; what a disk still reads goes into memory that is not reused until it is done.
+    /// A client no longer wants an object. The promotion ends if no other client wants it and its bytes are
+    /// not in memory yet. If a disk is still reading, the destination memory is not reused before the read
+    /// ends.
     pub(super) fn cancel_promotion(
         &mut self,
         cx: &mut Context,
@@ -365,7 +368,7 @@ impl Tier {
         PrefetchOutcome::Skipped
     }
 
-    /// A node has reserved memory for a promotion, or not: then memory is short, unless the node is gone.
+    /// A node has reserved memory for a promotion, or has none, or is gone.
     pub(in crate::master) fn promotion_has_memory(
         &mut self,
         cx: &mut Context,
@@ -397,7 +400,7 @@ impl Tier {
         }
     }
 
-    /// The node had no memory after all: the promotion waits for it.
+    /// The node had no memory after all, so the promotion waits for it.
     fn wait_again(&mut self, cx: &mut Context, generation: Generation, need: u64) {
         let Some(promoting) = self.promotions.running.remove(&generation) else { return };
         let Promoting { token, index, node, requested, wanted_by, .. } = promoting;
@@ -408,7 +411,7 @@ impl Tier {
         }
     }
 
-    /// The bytes are in memory, or not.
+    /// The disk has read the bytes into memory, or failed to.
     pub(in crate::master) fn promotion_has_bytes(&mut self, cx: &mut Context, id: PromotionId, done: bool) {
         let Some(promoting) = self.promotions.get(cx, id) else { return };
         let done = done || sabotaged!(cx.config.sabotage, PublishUnread);
@@ -425,7 +428,7 @@ impl Tier {
         }
     }
 
-    /// The slot describes the copy, or the node had no such slot any more.
+    /// The node has committed the slot, or no longer has it.
     pub(in crate::master) fn promotion_is_settled(
         &mut self,
         cx: &mut Context,
@@ -463,8 +466,8 @@ impl Tier {
         }
     }
 
-    /// A member is disconnected: promotions that need it end, whatever step they were at, unless
-    /// they need the disk no more.
+    /// A member is disconnected: the promotions that need it end, at any step. One whose bytes are read no
+    /// longer needs its disk.
     pub(in crate::master) fn member_away(&mut self, cx: &mut Context, gone: NodeIndex) {
         let there = |it: &Promoting| it.node == gone || (it.from.0 == gone && !it.settling);
         let running = self.promotions.running.iter();
@@ -477,8 +480,8 @@ impl Tier {
         self.end_promotion_with(cx, generation, end, end == End::Failed);
     }
 
-    /// The one end of every promotion: its token, its reservation, and the requests that wait for it. The
-    /// copy is given up unless it is there, or was removed with the object.
+    /// The single end of every promotion: releases its token and its reservation, and wakes the requests
+    /// that wait for it. The copy is given up unless it is complete, or was removed with the object.
     fn end_promotion_with(
         &mut self,
         cx: &mut Context,
@@ -506,14 +509,14 @@ impl Tier {
         self.promotions.fetches.wake(cx, generation, end == End::Done);
     }
 
-    /// What is inconsistent, if anything is.
+    /// Checks internal consistency.
     pub(super) fn check_promotions(&self, cx: &Context) -> Result<(), String> {
         let Promotions { throttle, running, fetches, queue, .. } = &self.promotions;
         throttle.check()?;
         self.check_waiting_promotions(cx)?;
         if throttle.running() != running.len() {
             let (tokens, running) = (throttle.running(), running.len());
-            return Err(format!("T1: {tokens} tokens are out for {running} promotions"));
+            return Err(format!("T1: {tokens} tokens are in use for {running} promotions"));
         }
         for (generation, it) in running {
             let id = PromotionId { generation: *generation, token: it.token.number() };
@@ -525,14 +528,14 @@ impl Tier {
             let object = cx.catalog.get(it.index).filter(|it| it.generation() == *generation);
             let is_pending = object.is_some_and(|object| object.is_pending(it.node));
             if count != 1 || object.is_none() || (it.slot_ref.is_some() && !is_pending) {
-                return Err(format!("T1: {it:?} waits for {count} answers, for {object:?}"));
+                return Err(format!("T1: {it:?} waits for {count} replies about {object:?}"));
             }
         }
         fetches.check(|it| running.contains_key(it) || queue.contains(it))
     }
 }
 
-/// From which disk an object can be promoted, and into which memory.
+/// The disk that an object can be promoted from, and the memory that it is promoted into.
 pub(super) fn path(cx: &Context, index: ObjectIndex) -> Option<((NodeIndex, SlotRef), NodeIndex)> {
     let object = cx.catalog.get(index)?;
     // A node that had a copy when it was last connected may still have it.
@@ -549,8 +552,8 @@ fn allocation(cx: &Context, index: ObjectIndex) -> Option<AllocateItem> {
     Some(AllocateItem { len: object.len(), name_len: name as u64, attributes_len: attributes as u64 })
 }
 
-/// A copy will not be in memory. A node that was told what the bytes are may have the copy, and must retire
-/// it like any other; if it is disconnected, it says so when it is back.
+/// Gives up a copy that will not be in memory. A node that received its record may have committed it, and
+/// must retire it like any other. If the node is disconnected, it announces the copy when it returns.
 fn give_up_copy(
     cx: &mut Context,
     index: ObjectIndex,
@@ -574,7 +577,7 @@ fn give_up_copy(
     }
 }
 
-/// Whether a promoted object that is protected may leave memory for a put that finds nothing else.
+/// Whether a protected promoted object may leave memory for a put that finds nothing else to evict.
 fn is_last_resort(object: &Object) -> bool {
     let is_pinned = object.soft_pin() || object.attributes().is_some_and(Attributes::protect);
     object.readable_on_disks().next().is_some() && !is_pinned

@@ -1,31 +1,31 @@
-//! Objects that a disk refused although it works, because they are larger than it takes.
+//! Objects that a working disk refused because they are larger than it accepts.
 //!
-//! **Invariant:** such an object is not offered to a disk again for [`REFUSED_MS`], and keeps no other object
-//! from going there.
+//! **Invariant:** such an object is not sent to that disk again for [`REFUSED_MS`], and delays no other
+//! object.
 
 use std::collections::BTreeMap;
 
 use crate::master::catalog::NodeIndex;
 use crate::{Generation, Tick};
 
-/// The most refusals that are remembered.
+/// Maximum number of refusals that are remembered.
 pub(super) const REFUSED_MAX: usize = 1 << 14;
-/// How long an object is not offered again. Its disk may have more space for it by then.
+/// How long an object is not sent again. Its disk may have more space by then.
 pub(super) const REFUSED_MS: u64 = 60_000;
 
-/// What disks refused. Each disk refuses an object for itself.
+/// The refusals of disks. Each disk refuses an object independently.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(BTreeMap<(Generation, NodeIndex), Refusal>);
 
 #[derive(Debug)]
 struct Refusal {
-    /// The most bytes that the disk takes for one object.
+    /// Maximum size of one object that the disk accepts.
     bytes_max: u64,
     until: Tick,
 }
 
 impl Refusals {
-    /// Remembers a refusal; whether it is the first one of this object.
+    /// Records a refusal. Returns whether it is the first one of this object.
     pub(super) fn note(&mut self, object: Generation, disk: NodeIndex, bytes_max: u64, now: Tick) -> bool {
         let is_first = self.of(object).next().is_none();
         if self.0.len() >= REFUSED_MAX && !self.0.contains_key(&(object, disk)) {
@@ -35,17 +35,17 @@ impl Refusals {
         is_first
     }
 
-    /// Whether an object is not to be offered to that disk now.
+    /// Whether an object must not be sent to that disk now.
     pub(super) fn forbid(&self, object: Generation, disk: NodeIndex, now: Tick) -> bool {
         self.0.get(&(object, disk)).is_some_and(|it| it.until > now)
     }
 
-    /// The most bytes that a disk takes, of those that refused this object; zero if none did.
+    /// Maximum object size of the disks that refused this object; zero if none did.
     pub(super) fn bytes_max(&self, object: Generation) -> u64 {
         self.of(object).map(|(_, it)| it.bytes_max).max().unwrap_or(0)
     }
 
-    /// The object is gone, or on a disk; the same as [`Self::bytes_max`].
+    /// The object is gone, or on a disk. Returns the same as [`Self::bytes_max`].
     pub(super) fn take(&mut self, object: Generation) -> u64 {
         let bytes_max = self.bytes_max(object);
         let disks: Vec<_> = self.of(object).map(|(key, _)| *key).collect();
@@ -53,7 +53,7 @@ impl Refusals {
         bytes_max
     }
 
-    /// A disk is lost, and its number will be another's.
+    /// A disk is lost, and its index may be reused.
     pub(super) fn forget_disk(&mut self, disk: NodeIndex) {
         self.0.retain(|(_, on), _| *on != disk);
     }
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_object_is_offered_again_after_a_while() {
+    fn refused_object_is_sent_again_after_a_while() {
         let (disk, other) = (NodeIndex(1), NodeIndex(2));
         let mut refusals = Refusals::default();
         assert!(refusals.note(object(1), disk, 70, Tick(5)));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn each_disk_refuses_for_itself() {
+    fn each_disk_refuses_independently() {
         let (disk, other) = (NodeIndex(1), NodeIndex(2));
         let mut refusals = Refusals::default();
         assert!(refusals.note(object(1), disk, 70, Tick(0)));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_refusals_are_remembered() {
+    fn number_of_refusals_is_bounded() {
         let mut refusals = Refusals::default();
         for counter in 0..=REFUSED_MAX as u64 {
             refusals.note(object(counter), NodeIndex(1), 70, Tick(0));

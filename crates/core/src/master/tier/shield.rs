@@ -1,14 +1,14 @@
-//! Promoted objects that are protected from eviction for a while, so that the client that wants them finds
-//! them.
+//! Promoted objects that are protected from eviction for a while, so that the client that requested them
+//! finds them in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Tick, master::catalog::ObjectIndex};
 
-/// Objects that are protected, and until when.
+/// The protected objects, and when their protection ends.
 #[derive(Debug, Default)]
 pub(super) struct Shields {
-    /// Until when each was leased before, and until when it is protected.
+    /// The end of each object's earlier lease, and the end of its protection.
     all: BTreeMap<ObjectIndex, (Tick, Tick)>,
     ends: BTreeSet<(Tick, ObjectIndex)>,
 }
@@ -23,15 +23,15 @@ impl Shields {
         self.ends.insert((until, index));
     }
 
-    /// The object was read, has left, or is leased; until when it was leased before, and until
-    /// when it would have been protected.
+    /// The object was read, has left memory, or is leased. Returns the end of its earlier lease and of its
+    /// protection.
     pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<(Tick, Tick)> {
         let times = self.all.remove(&index)?;
         self.ends.remove(&(times.1, index));
         Some(times)
     }
 
-    /// All that are not leased besides, the first that came first.
+    /// All protected objects without a lease of their own, the oldest protection first.
     pub(super) fn unleased(&self, now: Tick) -> impl Iterator<Item = ObjectIndex> + '_ {
         let is_leased = move |it: &ObjectIndex| self.all.get(it).is_some_and(|(before, _)| *before > now);
         self.ends.iter().map(|it| it.1).filter(move |it| !is_leased(it))

@@ -1,10 +1,10 @@
-//! How often things were used lately, roughly and in little memory.
+//! Approximate counts of recent uses, in little memory.
 
-/// Rows of counters; the smallest of a thing's counters is nearest to the truth.
+/// Number of rows. The smallest of an item's counters is the best estimate.
 const ROWS: usize = 4;
-/// Counters in a row.
+/// Number of counters in a row.
 const WIDTH: usize = 1 << 12;
-/// Uses after which all counters are halved, so that what was popular once is forgotten.
+/// Number of uses after which all counters are halved, so that old popularity fades.
 const AGE: u32 = (WIDTH as u32) * 8;
 
 /// A count-min sketch that ages.
@@ -21,8 +21,8 @@ impl Default for Sketch {
 }
 
 impl Sketch {
-    /// Counts a use of what has this hash, and tells how many it had lately, this one included. Never too
-    /// few, but for ageing.
+    /// Counts a use of the item with this hash, and returns its recent uses, this one included. Apart from
+    /// ageing, the result is never too small.
     pub(super) fn count(&mut self, hash: u64) -> u8 {
         self.uses += 1;
         if self.uses >= AGE {
@@ -31,7 +31,7 @@ impl Sketch {
         }
         let mut least = u8::MAX;
         for row in 0..ROWS {
-            // Each row sees other bits of the hash.
+            // Each row uses other bits of the hash.
             let place = (hash.rotate_right(row as u32 * 16) as usize) % WIDTH + row * WIDTH;
             if let Some(counter) = self.counters.get_mut(place) {
                 *counter = counter.saturating_add(1);
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uses_are_counted_and_forgotten_in_time() {
+    fn uses_are_counted_and_age() {
         let mut sketch = Sketch::default();
         let hash = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         assert_eq!((sketch.count(hash(1)), sketch.count(hash(1)), sketch.count(hash(2))), (1, 2, 1));

@@ -1,12 +1,13 @@
 //! Promotions that wait for memory, or for their turn.
 //!
-//! A request waits in the queue of the node whose memory it needs, and is tried again after every event. It
+//! A request waits in the queue of the node whose memory it needs, and is retried after every event. It
 //! ends when its promotion begins, when its object is gone or in memory, when its node is gone, or when its
-//! time is up. A node that is short of memory does not delay the promotions of others.
+//! deadline passes. A node that is short of memory does not delay the promotions of others.
 //!
-//! **Invariant:** no request waits for memory that is free, or that is used only by objects which no client
-//! has read and a disk has, too.
-//! **Invariant:** there are no more requests than the limit says, and each of them ends.
+//! **Invariant:** no request waits for memory that is free, or that is used only by unread objects with a
+//! disk copy.
+//!
+//! **Invariant:** the number of requests is limited, and each of them ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,19 +18,19 @@ use crate::master::{
 };
 use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, sabotage::sabotaged};
 
-/// Requests of one node that are tried after one event.
+/// Maximum number of requests of one node that are tried after one event.
 const TRIES_MAX: usize = 64;
-/// How long a request pauses whose node refused memory that it seemed to have.
+/// How long a request pauses after its node refused memory that it seemed to have.
 const REFUSED_PAUSE_MS: u64 = 100;
 
-/// One promotion that is to begin when there is memory for it.
+/// A promotion that begins when there is memory for it.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     index: ObjectIndex,
-    /// Whose memory it needs, and how much.
+    /// The node whose memory it needs.
     node: NodeIndex,
     need: u64,
-    /// Its place in the order of arrival.
+    /// Its number in the order of arrival.
     number: u64,
     /// When it was requested, and when it is given up.
     since: Tick,
@@ -46,7 +47,7 @@ pub(super) struct MemoryQueue {
     requests: BTreeMap<Generation, Request>,
     /// The same by node, in the order of arrival.
     queues: BTreeMap<NodeIndex, BTreeMap<u64, Generation>>,
-    /// The same by when they are given up.
+    /// The same by deadline.
     due: BTreeSet<(Tick, Generation)>,
     next: u64,
 }
@@ -60,21 +61,21 @@ impl MemoryQueue {
         self.requests.contains_key(generation)
     }
 
-    /// How much memory of a node the next requests wait for.
+    /// Number of bytes that the next requests of a node wait for.
     pub(super) fn need_at(&self, node: NodeIndex) -> u64 {
         let queue = self.queues.get(&node).into_iter().flat_map(BTreeMap::values);
         let first = queue.take(TRIES_MAX).filter_map(|it| self.requests.get(it));
         first.map(|it| it.need).fold(0, u64::saturating_add)
     }
 
-    /// Another client wants the same: then none of them may cancel it.
+    /// Another client requests the same promotion: then none of them may cancel it.
     pub(super) fn join(&mut self, generation: &Generation, by: Option<ClientId>) -> bool {
         let Some(request) = self.requests.get_mut(generation) else { return false };
         request.wanted_by = request.wanted_by.filter(|client| Some(*client) == by);
         true
     }
 
-    /// The client that wants it, if it waits and only one client does.
+    /// The client that requested it, if it waits and only one client did.
     pub(super) fn wanted_by(&self, generation: &Generation) -> Option<ClientId> {
         self.requests.get(generation)?.wanted_by
     }
@@ -102,7 +103,7 @@ impl MemoryQueue {
         Some(request)
     }
 
-    /// The request of a node that came next after that one.
+    /// The next request of a node after that number.
     fn after(&self, node: NodeIndex, number: Option<u64>) -> Option<(u64, Generation)> {
         let first = number.map_or(0, |it| it + 1);
         self.queues.get(&node)?.range(first..).next().map(|(number, generation)| (*number, *generation))
@@ -114,8 +115,8 @@ impl MemoryQueue {
 }
 
 impl Tier {
-    /// Has a promotion wait for memory of a node, or for its turn. It was requested at `since`, if it was
-    /// begun before.
+    /// Lets a promotion wait for memory of a node, or for its turn. `since` is the time of its request, if
+    /// it was begun before.
     pub(super) fn await_memory(
         &mut self,
         cx: &Context,
@@ -137,12 +138,12 @@ impl Tier {
         let number = queue.next;
         let request = Request { index, node, need, number, since, until, paused_until, wanted_by };
         queue.insert(generation, request);
-        // Perhaps a disk can free some.
+        // A disk may be able to free memory.
         self.demotions.wake();
         PrefetchOutcome::Running
     }
 
-    /// Gives up those whose time is up, and begins those for which there is memory now.
+    /// Gives up requests whose deadline has passed, and begins those for which there is memory.
     pub(super) fn serve_promotions(&mut self, cx: &mut Context) {
         if self.promotions.queue.requests.is_empty() {
             return;
@@ -172,7 +173,7 @@ impl Tier {
                 continue;
             }
             match self.begin_promotion(cx, request.index, generation, request.wanted_by) {
-                // Requests that wait for it go on waiting.
+                // The fetches that wait for it continue to wait.
                 Begun::Running => _ = self.promotions.queue.remove(&generation),
                 Begun::NoMemory => too_much = request.need,
                 Begun::NoPath | Begun::OverQuota => (),
@@ -184,7 +185,7 @@ impl Tier {
         }
     }
 
-    /// A request waits no more, and its promotion does not begin. The node whose memory it waited for.
+    /// Ends a request whose promotion does not begin. Returns the node whose memory it waited for.
     pub(super) fn end_waiting_promotion(
         &mut self,
         cx: &Context,
@@ -197,14 +198,14 @@ impl Tier {
         Some(request.node)
     }
 
-    /// The memory that requests wait for is gone.
+    /// The node whose memory requests wait for is gone.
     pub(super) fn end_waiting_promotions_at(&mut self, cx: &Context, node: NodeIndex) {
         while let Some((_, generation)) = self.promotions.queue.after(node, None) {
             self.end_waiting_promotion(cx, &generation, true);
         }
     }
 
-    /// When something may have changed for requests that wait, if nothing else happens first.
+    /// When a waiting request must be tried again, if no other event occurs first.
     pub(super) fn next_promotion(&self, cx: &Context) -> Option<Tick> {
         let waiting = &self.promotions.queue;
         let mut next = waiting.due.first().map(|it| it.0);
@@ -217,20 +218,23 @@ impl Tier {
         next
     }
 
-    /// What is inconsistent, if anything is.
+    /// Checks internal consistency.
     pub(super) fn check_waiting_promotions(&self, cx: &Context) -> Result<(), String> {
         let waiting = &self.promotions.queue;
         let queued: usize = waiting.queues.values().map(BTreeMap::len).sum();
         if queued != waiting.requests.len() || waiting.due.len() != queued {
-            return Err(format!("books: {queued} promotions are queued, {} wait", waiting.requests.len()));
+            return Err(format!(
+                "accounting: {queued} promotions are queued, {} wait",
+                waiting.requests.len()
+            ));
         }
         if queued > cx.config.tier.waiting_max {
-            return Err(format!("T11: {queued} promotions wait"));
+            return Err(format!("T11: {queued} promotions wait, more than the limit"));
         }
         for (generation, it) in &waiting.requests {
             let object = cx.catalog.get(it.index).filter(|object| object.generation() == *generation);
             if object.is_none() || it.until <= cx.now {
-                return Err(format!("T20: {it:?} waits for nothing, at {:?}: {object:?}", cx.now));
+                return Err(format!("T20: {it:?} waits without cause at {:?}: {object:?}", cx.now));
             }
         }
         for queue in waiting.queues.values() {

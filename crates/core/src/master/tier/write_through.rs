@@ -1,33 +1,33 @@
-//! The objects that are to be written through to a disk, in the order in which they were put.
+//! The objects that must be written through to a disk, in the order in which they were put.
 //!
-//! A disk may be slow, or away, for any time. So each memory lists at most [`WRITE_THROUGH_MAX`] of them; the
-//! others are found in the catalog, once the listed ones are written.
+//! A disk may be slow, or away, for any time. So each memory lists at most [`WRITE_THROUGH_MAX`] of them.
+//! The others are found in the catalog, once the listed ones are written.
 
 use std::collections::VecDeque;
 
 use crate::{Generation, master::catalog::ObjectIndex};
 
-/// The most objects that are listed for one memory.
+/// Maximum number of objects that are listed for one memory.
 const WRITE_THROUGH_MAX: usize = 1 << 12;
 
-/// What of one memory is to be written through.
+/// The objects of one memory that must be written through.
 #[derive(Debug, Default)]
 pub(super) struct WriteThrough {
     listed: VecDeque<(ObjectIndex, Generation)>,
-    /// There are more, which are in the catalog only.
+    /// There are further ones, which are only in the catalog.
     has_more: bool,
 }
 
 impl WriteThrough {
     pub(super) fn push(&mut self, object: (ObjectIndex, Generation)) {
-        // What is not listed comes after all that is: nothing is listed behind it.
+        // Unlisted objects come after all listed ones, so no object is listed after the first unlisted one.
         self.has_more |= self.listed.len() >= WRITE_THROUGH_MAX;
         if !self.has_more {
             self.listed.push_back(object);
         }
     }
 
-    /// The one that was put first, of those that are listed.
+    /// The oldest listed object.
     pub(super) fn first(&self) -> Option<(ObjectIndex, Generation)> {
         self.listed.front().copied()
     }
@@ -36,12 +36,12 @@ impl WriteThrough {
         self.listed.pop_front();
     }
 
-    /// Whether the catalog has to be searched, once nothing is listed any more.
+    /// Whether the catalog must be searched once the list is empty.
     pub(super) fn has_more(&self) -> bool {
         self.has_more
     }
 
-    /// The catalog has no more of them.
+    /// The catalog has no further ones.
     pub(super) fn all_found(&mut self) {
         self.has_more = false;
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_so_many_are_listed() {
+    fn list_is_bounded() {
         let object = |counter: usize| (ObjectIndex::MIN, Generation { epoch: 1, counter: counter as u64 });
         let mut queue = WriteThrough::default();
         (0..WRITE_THROUGH_MAX).for_each(|at| queue.push(object(at)));
@@ -62,7 +62,11 @@ mod tests {
         assert_eq!(queue.first(), Some(object(0)));
         queue.pop();
         queue.push(object(WRITE_THROUGH_MAX + 1));
-        assert_eq!(queue.listed.back(), Some(&object(WRITE_THROUGH_MAX - 1)), "an older one is not listed");
+        assert_eq!(
+            queue.listed.back(),
+            Some(&object(WRITE_THROUGH_MAX - 1)),
+            "a newer object is listed before an older, unlisted one"
+        );
         queue.all_found();
         queue.push(object(WRITE_THROUGH_MAX + 2));
         assert_eq!((queue.listed.back(), queue.has_more()), (Some(&object(WRITE_THROUGH_MAX + 2)), false));
