@@ -1,11 +1,13 @@
-"""Compares Tiffin's `mooncake.store` with the official one: the same calls, slice by slice, on this machine.
+"""Compares Tiffin's `mooncake.store` with the official one: the same calls, slice by slice, on this
+machine.
 
-Three groups: `same host` (another process holds the memory; the peer also in its best shape there, a
-daemon that shares memory), `same process` (the client holds it), and `tcp` (shared memory switched off on
-our side). In each, all servers are up at once, and everybody takes turns of a few milliseconds, the floor
-among them: what memcpy or a loopback socket does with the same sizes. Who goes first changes every time.
+There are three groups. In `same host`, another process holds the memory; the peer also runs in its best
+configuration there, a daemon that shares memory. In `same process`, the client holds the memory. In `tcp`,
+shared memory is disabled on our side. In each group all servers run at the same time. The stores and the
+floor take turns of a few milliseconds; the floor is memcpy or a loopback socket with the same sizes. The
+order of turns changes every time.
 
-Nothing is left behind: every process is ended by its id, also when this one is interrupted or killed.
+Every process is ended by its id, also when this one is interrupted or killed.
 """
 
 import argparse
@@ -29,12 +31,12 @@ GROUPS = {
     "same process": (("tiffin", "same process"), ("mooncake", "same process")),
     "tcp": (("tiffin", "tcp"), ("mooncake", "tcp")),
 }
-# The steady state, the same for everybody: after the warm-up of a client the first slices do not count.
+# The steady state, the same for all: the first slices after the warm-up of a client do not count.
 SLICES_DROPPED = 2
 
 
 def measure(stores, repetitions, slices, until, progress, samples):
-    """All repetitions of one group; none begins a slice after `until`, and every case gets as many."""
+    """Run all repetitions of one group. No slice starts after `until`; all cases get the same number."""
     for store in stores:
         store.start()
     for repetition in range(repetitions):
@@ -102,21 +104,25 @@ def parse():
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.split("\n")[0])
     parser.add_argument("--ours", help="the Python of an environment with tiffin and tiffin-mooncake")
     parser.add_argument("--peer", help="the Python of an environment with the official wheel")
-    parser.add_argument("--repetitions", type=int, default=5, help="new clients on both sides, so often (5)")
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="number of repetitions with new clients on both sides (5)"
+    )
     parser.add_argument("--slices", type=int, default=16, help="turns per case and repetition (16)")
-    parser.add_argument("--group", action="append", choices=GROUPS, help="only this one; may be repeated")
-    parser.add_argument("--seconds-max", type=float, default=480, help="begin nothing after this time (480)")
+    parser.add_argument(
+        "--group", action="append", choices=GROUPS, help="run only this group; may be repeated"
+    )
+    parser.add_argument("--seconds-max", type=float, default=480, help="start no slice after this time (480)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
     parser.add_argument("--output", type=pathlib.Path, help="a folder for comparison.json and report.html")
     parser.add_argument("--tiffin", help="the command that renders the report")
     arguments = parser.parse_args()
     if not (arguments.ours or arguments.peer):
-        parser.error("neither --ours nor --peer is given\n\nhint: `make bench` prepares both and calls this")
+        parser.error("neither --ours nor --peer is given\n\nhint: run `make bench`, which prepares both")
     return arguments
 
 
 def write(arguments, found):
-    """The samples as a file, and the report if there is a command that renders it."""
+    """Write the samples to a file, and the report if there is a command that renders it."""
     arguments.output.mkdir(parents=True, exist_ok=True)
     data, page = arguments.output / "comparison.json", arguments.output / "report.html"
     data.write_text(json.dumps(found, indent=1))
@@ -127,7 +133,7 @@ def write(arguments, found):
 
 def main():
     arguments = parse()
-    # What is stopped stops its children, also when it is asked to by a signal.
+    # A signal also stops the children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress, began = Progress(arguments.seconds_max), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tiffin-bench-", ignore_cleanup_errors=True) as folder:
@@ -136,7 +142,7 @@ def main():
         except Failure as failure:
             progress.close()
             said = pathlib.Path(failure.log).read_text(errors="replace")[-3000:] if failure.log else ""
-            sys.exit(f"error: {failure}" + (f"\n\nIts last words:\n{said}" if said else ""))
+            sys.exit(f"error: {failure}" + (f"\n\nThe end of its log:\n{said}" if said else ""))
         except KeyboardInterrupt:
             progress.close()
             sys.exit(130)

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its numbers: how far it is, which versions and which machine."""
+"""Common parts of the benchmarks: progress, versions and the machine."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ SCHEMA = "tiffin-bench/1"
 
 
 class Progress:
-    """One line on standard error that is written over and over."""
+    """One line on standard error that is overwritten."""
 
     def __init__(self, seconds):
         self.seconds, self.began = seconds, time.monotonic()

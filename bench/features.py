@@ -1,11 +1,13 @@
-"""Hidden states: our feature store beside SpecForge's way to use the official wheel, on this host.
+"""Hidden states: our feature store and SpecForge's use of the official wheel, on this host.
 
-A producer and a trainer, each a process of its own, take turns: the producer puts samples of a profile, the
-trainer reads two at a time and frees them. On our side that is `tiffin.features`; on the other what
-SpecForge's `MooncakeFeatureStore` does: per tensor register, put_from with a hard pin, unregister; is_exist,
-register, get_into, unregister; and remove, which is tried until the lease has run out. The floor is memcpy of
-the same bytes, once for the put and once for the get, between as many places, in turns with the others. The
-last two columns say how many times as many samples we move as they do, and how far that is from the floor.
+A producer and a trainer, each its own process, take turns. The producer puts samples of a profile; the
+trainer reads two at a time and frees them. Our side uses `tiffin.features`. The other side does what
+SpecForge's `MooncakeFeatureStore` does. Per tensor it calls register, put_from with a hard pin, unregister;
+is_exist, register, get_into, unregister; and remove, which is retried until the lease has expired.
+
+The floor is memcpy of the same bytes, once for the put and once for the get, between the same number of
+buffers, in turns with the others. The last two columns are our throughput relative to theirs, and to the
+floor.
 """
 
 import argparse
@@ -20,8 +22,8 @@ import time
 import sides
 
 WORKER = pathlib.Path(__file__).with_name("features_worker.py")
-#: Bytes of the tensors of one sample, largest first: what SpecForge and TorchSpec move, as far as it fits
-#: here, and beside that a prompt of 25 tokens, which is mostly calls.
+#: Bytes of the tensors of one sample, largest first. They are those of SpecForge and TorchSpec, as far as
+#: they fit here, and those of a prompt of 25 tokens, whose cost is mostly calls.
 PROFILES = {
     "Domino, mean (21.5 MiB, 3 tensors)": [22_528_000, 4_400, 4_400],
     "Domino, longest (120 MiB, 3 tensors)": [125_829_120, 24_576, 24_576],
@@ -31,13 +33,13 @@ PROFILES = {
     "small (1 MiB, 3 tensors)": [1_048_576, 4_096, 4_096],
 }
 ROUNDS = 8
-#: So many of them are for everybody to have touched the memory that is used again and again.
+#: The number of rounds in which every side touches the memory that is reused.
 WARM_ROUNDS = 3
-#: Batches of a round, the last of which counts: a pipeline does not pause between them, as those do here who
-#: wait for their turn.
+#: Batches of a round, of which only the last counts: a real pipeline does not pause between batches, but
+#: here each side waits for its turn.
 BATCHES = 3
 SAMPLES = 4
-#: The most bytes of a batch, which therefore has fewer samples where they are large.
+#: The maximum number of bytes of a batch, so that batches of large samples have fewer.
 BATCH_BYTES_MAX = 640 << 20
 SEGMENT = 2 << 30
 FLOOR = "floor (memcpy)"
@@ -57,7 +59,7 @@ class Pair:
         self.trainer.answer(sides.SETUP_SECONDS_MAX)
 
     def round(self, sizes, number):
-        """Seconds to put, to read and to free so many samples; and until the bytes were free."""
+        """Seconds to put, to read and to free a number of samples, and until the bytes were free."""
         for batch in range(BATCHES):
             number_of_batch, count = number * BATCHES + batch, samples_of(sizes)
             put = ask(self.producer, do="put", sizes=sizes, number=number_of_batch, count=count)
@@ -66,25 +68,25 @@ class Pair:
         return put["seconds"], got["seconds"], freed["seconds"]
 
     def end(self):
-        """Both are gone."""
+        """End both processes."""
         self.trainer.end()
         self.producer.end()
 
 
 def ask(process, **request):
-    """What a worker answers."""
+    """Send a request to a worker, and return its answer."""
     process.child.stdin.write(json.dumps(request) + "\n")
     process.child.stdin.flush()
     return process.answer(120)
 
 
 def samples_of(sizes):
-    """How many samples a batch has."""
+    """The number of samples of a batch."""
     return max(1, min(SAMPLES, BATCH_BYTES_MAX // sum(sizes)))
 
 
 class Floor:
-    """What memcpy takes for the same samples: from one memory to several, and from there to others."""
+    """memcpy of the same samples: from one buffer to several, and from there to others."""
 
     def __init__(self, sizes):
         size, count = sum(sizes), samples_of(sizes)
@@ -93,7 +95,7 @@ class Floor:
         self.side = FLOOR
 
     def round(self, _sizes, _number):
-        """Seconds to write and to read a batch. Nothing is to be freed."""
+        """Seconds to write and to read a batch. Nothing needs to be freed."""
         for _ in range(BATCHES):
             begin = time.perf_counter()
             for stored in self.stored:
@@ -111,7 +113,7 @@ def main():
     parser.add_argument("--ours", required=True)
     parser.add_argument("--peer", required=True)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", default="", help="profiles whose names have this in them")
+    parser.add_argument("--only", default="", help="run only profiles whose names contain this")
     options = parser.parse_args()
     if not any(options.only in profile for profile in PROFILES):
         parser.error(f"no profile has `{options.only}` in its name; there are: {'; '.join(PROFILES)}")

@@ -1,4 +1,4 @@
-"""One process of `features.py`: a producer or a trainer, of ours or of the official wheel."""
+"""One process of `features.py`: a producer or a trainer, of our side or of the official wheel."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ class Ours:
         return tensors
 
     def free(self):
-        """Free what was read, and wait until its bytes are free."""
+        """Free the samples that were read, and wait until their bytes are free."""
         for handle in self.handles:
             self.features.release(handle)
         self.handles.clear()
@@ -36,7 +36,7 @@ class Ours:
 
 
 class Theirs:
-    """What SpecForge's `MooncakeFeatureStore` does with the official wheel."""
+    """The behaviour of SpecForge's `MooncakeFeatureStore` with the official wheel."""
 
     def __init__(self, options):
         from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -53,14 +53,14 @@ class Theirs:
             master_server_addr=options.address,
         )
         if status not in (None, 0):
-            sys.exit(f"setup answered {status}")
+            sys.exit(f"setup returned {status}")
         self.config = ReplicateConfig()
         self.config.replica_num = 1
         self.config.with_hard_pin = True
         self.read = []
 
     def put(self, names, tensors):
-        """Store the samples of a capture batch, one after the other: there is no other way."""
+        """Store the samples of a capture batch, one after the other: there is no batch call."""
         return [self._put(name, tensors) for name in names]
 
     def _put(self, name, tensors):
@@ -71,7 +71,7 @@ class Theirs:
             status = self.store.put_from(key, array.ctypes.data, array.nbytes, self.config)
             self.store.unregister_buffer(array.ctypes.data)
             if status < 0:
-                sys.exit(f"put_from answered {status}")
+                sys.exit(f"put_from returned {status}")
             ref[tensor] = (key, array.nbytes)
         return json.dumps(ref)
 
@@ -83,19 +83,19 @@ class Theirs:
         tensors = {}
         for tensor, (key, size) in json.loads(ref).items():
             if int(self.store.is_exist(key)) != 1:
-                sys.exit(f"{key} is not there")
+                sys.exit(f"{key} does not exist")
             array = np.empty(size, np.uint8)
             self.store.register_buffer(array.ctypes.data, size)
             count = self.store.get_into(key, array.ctypes.data, size)
             self.store.unregister_buffer(array.ctypes.data)
             if count != size:
-                sys.exit(f"get_into answered {count}")
+                sys.exit(f"get_into returned {count}")
             tensors[tensor] = array
             self.read.append(key)
         return tensors
 
     def free(self):
-        """Remove what was read, again and again until it is gone."""
+        """Remove the samples that were read, and retry until they are gone."""
         left = self.read
         while left:
             left = [key for key in left if self.store.remove(key) not in (None, 0, -704)]
@@ -105,7 +105,7 @@ class Theirs:
 
 
 def main():
-    """Do what is asked, one line of JSON at a time."""
+    """Execute requests, one line of JSON each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--side", required=True)
     parser.add_argument("--role", required=True)
@@ -137,7 +137,7 @@ def main():
 
 
 def answer(told):
-    """Say something to who asked."""
+    """Send an answer."""
     print(json.dumps(told), flush=True)
 
 

@@ -1,9 +1,9 @@
-"""What no store can beat on this machine: one copy of the bytes, one stream of them, one round trip.
+"""The lower bound of any store on this machine: one copy of the bytes, one stream of them, one round trip.
 
-It answers the same commands as a worker does, so that its slices lie between those of the two sides. For each
-measure it does the least that must be done: memcpy between as many places as there are keys, loopback streams
-(one, two or four), or one round trip. What leaves a host has a checksum: streams are measured bare, and with
-a receiver that hashes what it has just received.
+It answers the same commands as a worker, so that its slices are between those of the two sides. For each
+measure it does the minimum: memcpy between as many buffers as there are keys, loopback streams (one, two or
+four), or one round trip. Bytes that leave a host have a checksum: streams are measured without it, and with
+a receiver that hashes the received bytes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import xxhash
 from worker import BUFFER_BYTES, Memory, timed
 
 ROUND_TRIP_BYTES = 64
-# What a store has is not in the caches.
+# The objects of a store are not in the caches.
 ARENA_BYTES = 4 * BUFFER_BYTES
 
 
@@ -32,21 +32,22 @@ def receive(connection, view, hashed=False):
     while got < len(view):
         step = connection.recv_into(view[got:])
         if step == 0:
-            sys.exit("error: the other end of the loopback went away")
+            sys.exit("error: the peer of the loopback closed the connection")
         if digest:
             digest.update(view[got : got + step])
         got += step
 
 
 def serve(connection):
-    """The other end: answers each request: how many bytes come, how many are wanted, and whether to hash."""
+    """The peer: answers requests with a number of incoming bytes, a number of requested bytes, and whether
+    to hash."""
     memory, at = Memory(ARENA_BYTES), 0
     memory.map[:] = b"\3" * ARENA_BYTES
     view, head = memoryview(memory.map), bytearray(ROUND_TRIP_BYTES)
     while True:
         receive(connection, memoryview(head))
         comes, wanted = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:16], "little")
-        # One place after the other, as a store has them: what is always the same is always in the caches.
+        # It uses one buffer after the other, like a store: a single buffer would stay in the caches.
         size = max(comes, wanted, 1)
         at = at if at + size <= ARENA_BYTES else 0
         receive(connection, view[at : at + comes], hashed=head[16])
@@ -55,7 +56,7 @@ def serve(connection):
 
 
 class Stream:
-    """A connection to a process that serves it, and a thread for those who want many of them."""
+    """A connection to a process that serves it, and a thread for callers that use several connections."""
 
     def __init__(self, family):
         near, far = self.pair(family)
@@ -84,7 +85,7 @@ class Stream:
         return near, far
 
     def exchange(self, out, into, hashed=False):
-        """Sends the bytes of `out` and receives those of `into`; at least one byte is the answer."""
+        """Send the bytes of `out` and receive those of `into`. The answer has at least one byte."""
         head = len(out).to_bytes(8, "little") + len(into).to_bytes(8, "little") + bytes([hashed])
         self.connection.sendall(head.ljust(ROUND_TRIP_BYTES, b"\0"))
         if out:
@@ -104,11 +105,11 @@ class Stream:
 
 
 class Floor:
-    """Two buffers, an arena of as many places as a case has keys, and the streams."""
+    """Two buffers, an arena with one buffer for each key of a case, and the streams."""
 
     def __init__(self, shape):
         self.shape = shape
-        # Children are forked before there are threads.
+        # Children are forked before threads start.
         self.unix = Stream(socket.AF_UNIX)
         self.tcp = [Stream(socket.AF_INET) for _ in range(max(rows.STREAMS))]
         self.near, self.arena = Memory(BUFFER_BYTES), Memory(ARENA_BYTES)
@@ -128,7 +129,7 @@ class Floor:
             return {"batch_is_exist 128": [timed(ask) for _ in range(case.rounds)]}
         times = self.streams(case) if self.shape == "tcp" else self.copies(case)
         if case.copying:
-            # Somebody must be asked for a new name, and told of a new object.
+            # A put needs a round trip for a new name.
             ask = lambda: trip.exchange(nothing, answer[: case.size])
             tell = lambda: trip.exchange(answer[: case.size], nothing)
             gets, puts = [[timed(call) for _ in range(case.calls)] for call in (ask, tell)]
@@ -138,7 +139,7 @@ class Floor:
         return times
 
     def copies(self, case):
-        """memcpy of what a call moves, between the buffer and each of the places."""
+        """memcpy of the bytes of a call, between the buffer and each object."""
         size, near = case.call_bytes, self.near.address
         calls = min(case.calls, len(self.arena.map) // size)
         places = [self.arena.address + index * size for index in range(calls)]
@@ -147,7 +148,7 @@ class Floor:
         return named(case, puts, gets)
 
     def streams(self, case):
-        """Every number of streams, bare and hashed: which of them is the floor is judged in the end."""
+        """Measure every number of streams, with and without hashing. The fastest is chosen at the end."""
         found = {}
         counts = rows.STREAMS if case.call_bytes >= rows.MIB else rows.STREAMS[:1]
         for count, hashed in itertools.product(counts, (False, True)):

@@ -1,8 +1,8 @@
-"""Counts the instructions of the hot paths under Callgrind and compares them with what they were.
+"""Counts the instructions of the hot paths under Callgrind, and compares them with recorded values.
 
-Counts, unlike seconds, are the same on a busy machine. They do depend on the compiler, so
-`bench/instructions.json` has a list for each; a compiler that it does not know is reported and refuses
-nothing. `make bench-instructions UPDATE=1` writes the counts of this one.
+Counts, unlike seconds, are the same on a busy machine. They depend on the compiler, so that
+`bench/instructions.json` has a list for each. An unknown compiler is reported and fails nothing. `make
+bench-instructions UPDATE=1` records the counts of the current one.
 """
 
 import argparse
@@ -16,17 +16,17 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "bench" / "instructions.json"
-# Code that did not change has the same count to the last instruction, unless the compiler arranges it
-# differently because of other code around it, or the C library is another one.
+# Unchanged code has exactly the same count, unless the compiler arranges it differently because of other
+# code, or the C library is another one.
 TOLERANCE = 0.03
-# What the C library does to give and take back memory depends on all that was done before, so that one
-# case would disturb another: let it keep whatever is given back at hand.
+# The cost of the C library's allocator depends on all earlier allocations, so that one case would disturb
+# another. With this setting its thread cache keeps all freed memory.
 CALM = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=65535"}
-# The function of the benchmarks that surrounds what counts.
+# The function of the benchmarks that surrounds the counted code.
 MEASURED = "instructions::counting::counted"
-# The packages that have such a benchmark.
+# The packages with such a benchmark.
 PACKAGES = ("tiffin-proto", "tiffin-kv")
-# What may not grow with the number of cached pages: a case of many may cost this much more than that of few.
+# Costs that must not grow with the number of cached pages: the maximum ratio of many to few.
 FLAT = 1.1
 FEW, MANY = "few cached", "many cached"
 
@@ -34,10 +34,12 @@ FEW, MANY = "few cached", "many cached"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cargo", default="cargo")
-    parser.add_argument("--update", action="store_true", help="write the counts down as what they should be")
+    parser.add_argument("--update", action="store_true", help="record the counts as the expected values")
     options = parser.parse_args()
     if not shutil.which("valgrind"):
-        print("SKIPPED: valgrind is not installed\n\nhint: on Debian and Ubuntu, `apt-get install valgrind`")
+        print(
+            "SKIPPED: valgrind is not installed\n\nhint: on Debian and Ubuntu, run `apt-get install valgrind`"
+        )
         return 0
     counts = {}
     for package in PACKAGES:
@@ -51,13 +53,13 @@ def main() -> int:
         print(f"wrote {len(counts)} counts for {compiler} into {BASELINE.relative_to(ROOT)}")
         return grown
     if compiler not in baseline:
-        print(f"SKIPPED: no counts of {compiler} yet\n\nhint: `make bench-instructions UPDATE=1` writes them")
+        print(f"SKIPPED: no counts of {compiler} yet\n\nhint: run `make bench-instructions UPDATE=1`")
         return grown
     return max(grown, compare(baseline[compiler], counts))
 
 
 def build(cargo: str, package: str) -> str:
-    """Builds the benchmark and tells where it is."""
+    """Build the benchmark, and return its path."""
     command = [cargo, "bench", "--locked", "-q", "-p", package, "--bench", "instructions", "--no-run"]
     built = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
@@ -71,7 +73,7 @@ def build(cargo: str, package: str) -> str:
 
 
 def measure(executable: str) -> dict[str, int]:
-    """Each case's instructions: Callgrind counts while in `counted`, and dumps when that is left."""
+    """The instructions of each case: Callgrind counts inside `counted`, and dumps at its end."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out"
         command = [
@@ -84,7 +86,7 @@ def measure(executable: str) -> dict[str, int]:
         command += ["--collect-atstart=no", f"--toggle-collect={MEASURED}", f"--dump-after={MEASURED}"]
         ran = subprocess.run([*command, executable], stdout=subprocess.PIPE, check=True, text=True, env=CALM)
         totals = re.findall(r"^totals: (\d+)", out.read_text(), re.MULTILINE)
-    # The last dump is that of the end, when nothing is collected any more.
+    # The last dump is that of the program's end, when nothing is counted.
     return dict(zip(ran.stdout.splitlines(), map(int, totals[:-1]), strict=True))
 
 
@@ -95,7 +97,7 @@ def compiler_name() -> str:
 
 
 def growth(counts: dict[str, int]) -> int:
-    """Holds the cases with many cached pages against those with few."""
+    """Compare the cases with many cached pages with those with few."""
     pairs = [(name, name.replace(FEW, MANY)) for name in counts if FEW in name]
     worse = []
     for few, many in pairs:
@@ -105,7 +107,7 @@ def growth(counts: dict[str, int]) -> int:
             worse.append(f"{many} ({ratio:.2f} times)")
     if worse:
         print(f"\nerror: grows with the number of cached pages: {', '.join(worse)}", file=sys.stderr)
-        print("\nhint: `make bench-kv` shows what that means in time", file=sys.stderr)
+        print("\nhint: run `make bench-kv` to see the effect in time", file=sys.stderr)
     return 1 if worse else 0
 
 
@@ -122,11 +124,14 @@ def compare(before: dict[str, int], now: dict[str, int]) -> int:
             better.append(f"{name} ({shown})")
     worse += [f"{name} (gone)" for name in before if name not in now]
     if worse:
-        print(f"\nerror: more than {TOLERANCE:.0%} above what they were: {', '.join(worse)}", file=sys.stderr)
+        print(
+            f"\nerror: more than {TOLERANCE:.0%} above the recorded counts: {', '.join(worse)}",
+            file=sys.stderr,
+        )
     elif better:
-        print(f"\nbetter than they were: {', '.join(better)}")
+        print(f"\nbetter than recorded: {', '.join(better)}")
     if worse or better:
-        print("\nhint: if it is to stay so, `make bench-instructions UPDATE=1` and commit", file=sys.stderr)
+        print("\nhint: to accept this, run `make bench-instructions UPDATE=1` and commit", file=sys.stderr)
     return 1 if worse else 0
 
 

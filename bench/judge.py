@@ -1,9 +1,9 @@
-"""From times to verdicts: ratios of neighbouring slices, their spread, and whether a target is met.
+"""Converts times into verdicts: ratios of neighbouring slices, their spread, and whether a target is met.
 
-A slice of ours is compared with the slice of the peer that lies beside it, so that what disturbs the machine
-for longer than a slice disturbs both. The ratio of a cell is the median over all its slices; its spread
-reaches from the least to the greatest median of a repetition. For a 99th percentile a slice has too few
-calls: that of a repetition is compared with the peer's of the same one, and the median over these counts.
+Our slice is compared with the neighbouring slice of the peer, so that a disturbance longer than a slice
+affects both. The ratio of a cell is the median over all its slices. Its spread is from the smallest to the
+largest median of a repetition. A slice has too few calls for a 99th percentile: that of a repetition is
+compared with the peer's of the same repetition, and the median over these counts.
 """
 
 import statistics
@@ -12,7 +12,7 @@ import rows
 
 
 class Samples:
-    """The microseconds of every call: who, in which shape, case and measure, by repetition and slice."""
+    """The microseconds of every call: by side, shape, case and measure, then by repetition and slice."""
 
     def __init__(self):
         self.slices = {}
@@ -26,11 +26,11 @@ class Samples:
         return self.slices.get((who, shape, row.case, row.measure), {})
 
     def floor(self, shape, row):
-        """What the machine does; among several streams, with one pass that hashes, those that are fastest."""
+        """The floor of the machine. Among several streams with a hashing receiver, it is the fastest."""
         return self.get("floor", shape, row) or self.fastest_streams(shape, row, hashed=True)
 
     def fastest_streams(self, shape, row, hashed):
-        """Empty where there are none: only large transfers through sockets are spread over several."""
+        """Empty if there are none: only large transfers through sockets use several streams."""
         measure = row.measure.removesuffix(rows.NEW)
         names = [rows.of_streams(measure, count, hashed) for count in rows.STREAMS]
         tried = [self.slices.get(("floor", shape, row.case, name), {}) for name in names]
@@ -47,7 +47,7 @@ def pooled(slices):
 
 
 def compare(ours, others):
-    """How many times faster: the median over slices that both have, and the least and greatest repetition."""
+    """Our speed-up: the median over slices that both sides have, and the smallest and largest repetition."""
     ratios = {}
     for at in ours.keys() & others.keys():
         ratios.setdefault(at[0], []).append(statistics.median(others[at]) / statistics.median(ours[at]))
@@ -59,7 +59,7 @@ def compare(ours, others):
 
 
 def compare_p99(ours, others):
-    """The same for the 99th percentile, which only a whole repetition has."""
+    """The same for the 99th percentile, which needs a whole repetition."""
     ratios = [p99(others, which) / p99(ours, which) for which in repetitions(ours) & repetitions(others)]
     return (statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
@@ -69,7 +69,7 @@ def repetitions(slices):
 
 
 def p99(slices, which):
-    """Of one repetition."""
+    """The 99th percentile of one repetition."""
     return percentile(pooled({at: values for at, values in slices.items() if at[0] == which}), 0.99)
 
 
@@ -128,7 +128,7 @@ def cells(samples):
 
 
 def series(samples):
-    """Every measure of everybody, as `tiffin bench` writes it."""
+    """All measures of all sides, in the format of `tiffin bench`."""
     found = []
     for (who, shape, name, measure), slices in samples.slices.items():
         if measure.endswith(rows.AFTER_PAUSE):

@@ -1,34 +1,36 @@
-"""What is measured and what is wanted: the cases, the rows of the table, its columns and their targets.
+"""What is measured, and the targets: the cases, the rows of the table, its columns and their targets.
 
-A case is what one slice of time runs on each side in turn: the same calls on the same keys in the same order.
-A row is one line of the table; its measure is the time of one call in a case.
+A case is the content of one slice of time on each side in turn: the same calls on the same keys in the same
+order. A row is one line of the table; its measure is the time of one call in a case.
 """
 
 import dataclasses
 
 KIB, MIB = 1 << 10, 1 << 20
-# A bulk target is met by its ratio, or by this part of what the machine itself does in the same run.
+# A bulk target is met by its ratio, or by this fraction of the floor in the same run.
 FLOOR_SHARE_WANTED = 0.85
-# So many loopback streams at once are tried; which are fastest depends on the machine and the size.
+# The numbers of concurrent loopback streams that are measured; the fastest depends on the machine and the
+# size.
 STREAMS = (1, 2, 4)
-# "At the floor": no ratio counts, only the floor does.
+# "At the floor": only the floor counts, not a ratio.
 FLOOR = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One slice: so many keys (or batches of keys) of one size, each read so many times once it is known."""
+    """One slice: a number of keys (or batches of keys) of one size, and the number of reads of each known
+    key."""
 
     name: str
     size: int
     items: int = 1
     calls: int = 1
     rounds: int = 1
-    # With `put` and `get`, which take and return bytes, beside `put_from` and `get_into`.
+    # Also measure `put` and `get`, which take and return bytes.
     copying: bool = False
-    # With ranged reads, replacements and tensors, where the store has them.
+    # Also measure ranged reads, replacements and tensors, if the store has them.
     extended: bool = False
-    # Cases that only draw the curves of the report are run in every third slice.
+    # Cases that only draw the curves of the report run in every third slice.
     every: int = 1
 
     @property
@@ -36,7 +38,7 @@ class Case:
         return self.size * self.items
 
 
-# It is short: with fewer rounds its 99th percentile would be that of a handful of calls.
+# It is short: with fewer rounds its 99th percentile would be that of a few calls.
 EXIST = Case("exist 128", 4 * KIB, items=128, calls=1, rounds=100)
 CASES = (
     Case("4 KiB", 4 * KIB, calls=100, copying=True, extended=True),
@@ -53,7 +55,7 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Who is compared with whom. Both sides are named by the shape in which they run."""
+    """The two sides of a comparison. Both are named by their shape."""
 
     title: str
     ours: str
@@ -70,7 +72,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line: a measure, the unit it is shown in, and what is wanted in each of the columns."""
+    """One line: a measure, its unit, and the target in each of the columns."""
 
     case: str
     measure: str
@@ -108,7 +110,7 @@ ROWS = (
     Row("4 KiB", "put", "µs", SMALL_PUT),
     Row("32 x 4 KiB", "batch_get_into", "k objects/s", BATCH_4),
     Row(EXIST.name, "batch_is_exist 128", "k keys/s", (3, 4, 4, 2)),
-    # The same is wanted as of the plain calls. Tensors need torch on both sides.
+    # The targets are those of the plain calls. Tensors need torch on both sides.
     Row("1 MiB", "get_into_ranges", "GB/s", BULK_1),
     Row("1 MiB", "upsert_from", "GB/s", BULK_1),
     Row("1 MiB", "get_tensor", "GB/s", BULK_1),
@@ -116,9 +118,9 @@ ROWS = (
     Row("4 KiB", "get_into_ranges", "µs", SMALL_GET),
     Row("4 KiB", "upsert_from", "µs", SMALL_PUT),
 )
-# Keys that the client has never seen: reported beside the targets, which are for known ones.
+# Keys that the client has never read. They are reported beside the targets, which are for known keys.
 NEW = ", new keys"
-# The first call after everybody else had all their turns.
+# The first call after all other sides had their turns.
 AFTER_PAUSE = ", after a pause"
 BESIDE = (
     Row("4 KiB", "put_from" + AFTER_PAUSE, "µs", ()),
@@ -133,7 +135,7 @@ BESIDE = (
 
 
 def of_streams(measure, count, hashed):
-    """How the floor of sockets is named: by its streams, and whether the receiver hashes what comes."""
+    """The name of a socket floor: its number of streams, and whether the receiver hashes."""
     return f"{measure}, {count} streams" + (", hashed" if hashed else "")
 
 

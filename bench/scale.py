@@ -1,8 +1,8 @@
-"""How both sides grow: with client processes at once, and with objects in the store.
+"""Scaling of both sides with concurrent client processes, and with the number of objects in the store.
 
-`make bench-scale` calls it after the growth of the master's core. Clients: the same gets and puts by 1, 2, 4
-and 8 processes at the same time. Objects: the time of a get of keys that the client has never seen, and the
-memory of the master, with ten thousand objects, a million, and more if asked for.
+`make bench-scale` runs it after the growth of the master's core. Clients: the same gets and puts by 1, 2, 4
+and 8 processes at the same time. Objects: the time of a get of keys that the client has never read, and the
+memory of the master, with ten thousand objects, a million, and optionally more.
 """
 
 import argparse
@@ -24,18 +24,18 @@ from worker import SEGMENT_BYTES
 SHAPES = (("tiffin", "same host"), ("mooncake", "same host"), ("mooncake", "daemon"))
 CLIENTS = (1, 2, 4, 8)
 SECONDS = 1.0
-# Rounds in which everybody takes turns; the median of each is shown.
+# Rounds in which all sides take turns; the median of each is shown.
 ROUNDS = 3
 OBJECTS = (10_000, 1_000_000, 10_000_000)
-# Memory for so many small objects, of which only a little is touched: a slot is made for every KiB.
+# Memory for the small objects, of which only a little is touched: there is a slot for every KiB.
 BYTES_PER_OBJECT = 1200
-# Less than this part of one client's throughput is told: two runs of the same differ by as much.
+# A throughput below this fraction of one client's is reported: two equal runs differ by as much.
 GROWS_FROM = 0.9
 GETS = 3000
 
 
 def series_of(store, workload, case, clients, answers, objects=None):
-    """What some clients did at the same time, as `tiffin bench` writes it."""
+    """The result of concurrent clients, in the format of `tiffin bench`."""
     times = sorted(value for answer in answers for value in answer["micros"])
     per_second = sum(answer["calls"] / answer["seconds"] for answer in answers)
     return {
@@ -63,7 +63,7 @@ def series_of(store, workload, case, clients, answers, objects=None):
 
 
 def flow(workers, case, workload):
-    """Lets all of them do that from the same moment on."""
+    """Start the same work in all workers at the same moment."""
     start = time.monotonic() + 0.3
     for worker in workers:
         order = {"workload": workload, "start": start, "seconds": SECONDS}
@@ -102,7 +102,7 @@ def grow_clients(stores, progress):
 
 
 def grow_objects(stores, counts, progress):
-    """Gets of keys never seen among more and more objects, and what the master needs for each of them."""
+    """Gets of new keys among more and more objects, and the master's memory per object."""
     found, memory = [], {}
     case = rows.Case("64 B", 64)
     for store in stores:
@@ -115,7 +115,7 @@ def grow_objects(stores, counts, progress):
                 other.answer(3600)
                 there = count
                 client = store.worker("client")
-                # Memory is mapped ahead of need from the first get on, which is no part of later ones.
+                # Memory is preallocated from the first get on, which is not part of later ones.
                 client.ask("pick", None, {"count": count, "gets": 0})
                 store.rest(client, other)
                 answer = client.ask("pick", None, {"count": count, "gets": GETS})
@@ -163,7 +163,9 @@ def parse():
     parser = argparse.ArgumentParser(prog="bench/scale.py", description=__doc__.split("\n")[0])
     parser.add_argument("--ours", required=True, help="the Python of an environment with our wheels")
     parser.add_argument("--peer", help="the Python of an environment with the official wheel")
-    parser.add_argument("--objects-max", type=int, default=1_000_000, help="the most objects (1000000)")
+    parser.add_argument(
+        "--objects-max", type=int, default=1_000_000, help="the maximum number of objects (1000000)"
+    )
     parser.add_argument("--output", type=pathlib.Path, help="a folder for scale.json")
     return parser.parse_args()
 
@@ -184,7 +186,7 @@ def main():
         except Failure as failure:
             progress.close()
             said = pathlib.Path(failure.log).read_text(errors="replace")[-3000:] if failure.log else ""
-            sys.exit(f"error: {failure}" + (f"\n\nIts last words:\n{said}" if said else ""))
+            sys.exit(f"error: {failure}" + (f"\n\nThe end of its log:\n{said}" if said else ""))
     progress.close()
     print(show(clients, objects, memory))
     if arguments.output:

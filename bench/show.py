@@ -5,16 +5,16 @@ import rows
 WIDTH = 28
 CELL = 27
 EXPLANATION = (
-    "A ratio is the median over neighbouring slices, ours to theirs: of throughput, or for 4 KiB of time;\n"
-    "of 99th percentiles, which a slice has too few calls for, it is the median over the repetitions.\n"
-    f"A bulk target is met by its ratio or by {100 * rows.FLOOR_SHARE_WANTED:.0f} % of the same-run floor;\n"
-    "that of TCP hashes once what comes, and beside it stands the part of sockets that do not.\n"
-    "Gets are of keys that the client has read before; keys that it has never seen stand in the tables above."
+    "A ratio is the median over neighbouring slices, ours to theirs: of throughput, or for 4 KiB of time.\n"
+    "For 99th percentiles it is the median over the repetitions.\n"
+    f"A bulk target is met by its ratio or by {100 * rows.FLOOR_SHARE_WANTED:.0f} % of the same-run floor.\n"
+    "The floor of TCP hashes the received bytes once; the fraction without hashing is shown beside it.\n"
+    "Gets are of keys that the client has read before; new keys are in the tables above."
 )
 
 
 def ratio(cell, faster):
-    """A speed-up in the direction of its row: times as many per second, or the part of the time."""
+    """A speed-up in the direction of its row: a multiple of the rate, or a fraction of the time."""
     if cell["unit"] == "µs":
         return f"{1 / faster:.2f}x"
     return f"{faster:.1f}x" if faster >= 9.95 else f"{faster:.2f}x"
@@ -41,7 +41,7 @@ def share(value):
 
 
 def details(cells):
-    """One table per column, with everything that was measured."""
+    """One table per column, with all measurements."""
     lines = []
     for column in rows.COLUMNS:
         of_column = [cell for cell in cells if cell["column"] == column.title]
@@ -72,7 +72,7 @@ def mark(is_met):
 
 
 def lines_of(row, found):
-    """A row of the table: the ratio and what is wanted, its 99th percentile, and the floor."""
+    """A row of the table: the ratio and its target, its 99th percentile, and the floor."""
     first, second, third = [], [], []
     for target, cell in zip(row.targets, found, strict=True):
         if cell is None:
@@ -86,11 +86,11 @@ def lines_of(row, found):
     yield row.title, first
     yield "  its 99th percentile", second
     if row.is_bulk:
-        yield "  part of the floor", third
+        yield "  fraction of the floor", third
 
 
 def targets(cells):
-    """The table of targets: each row in each column, what is wanted and what was found."""
+    """The table of targets: each row in each column, the target and the result."""
     by_place = {(cell["row"], cell["column"]): cell for cell in cells}
     lines = ["", line("", [column.title for column in rows.COLUMNS])]
     met = total = 0

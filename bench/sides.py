@@ -1,6 +1,6 @@
-"""The processes of the two sides and of the floor: all of them started here, and ended here by their ids.
+"""The processes of the two sides and of the floor, started and ended here by their ids.
 
-**Invariant:** none outlives the process that started it, also when that one is killed.
+**Invariant:** none outlives the process that started it, even if that one is killed.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 from worker import SEGMENT_BYTES, STAGING_BYTES
 
 SETUP_SECONDS_MAX = 30
-# A store rests when all of it uses less than this part of a core; that is not waited for longer than so.
+# A store is idle when all of it uses less than this fraction of a core; the wait for that has a limit.
 REST_SHARE, REST_SECONDS_MAX = 0.1, 120
 CLOSE_SECONDS_MAX = 10
 SLICE_SECONDS_MAX = 60
@@ -27,7 +27,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Failure(Exception):
-    """What went wrong, and the file in which a process may have said why."""
+    """An error, and the log file that may contain the reason."""
 
     def __init__(self, what, log=None):
         super().__init__(what)
@@ -39,7 +39,7 @@ def die_with_parent():
 
 
 class Process:
-    """A child. Its lines of JSON are read as they come; all else that it says goes to its log."""
+    """A child. Its lines of JSON are answers; other output goes to its log."""
 
     def __init__(self, name, command, folder, environment=None, patience=CLOSE_SECONDS_MAX):
         self.name, self.patience = name, patience
@@ -57,13 +57,13 @@ class Process:
                     preexec_fn=die_with_parent,
                 )
         except OSError as error:
-            raise Failure(f"{name} cannot be started: {error}") from None
+            raise Failure(f"cannot start {name}: {error}") from None
         self.lines = queue.SimpleQueue()
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
         for line in self.child.stdout:
-            # The official client says some things on standard output.
+            # The official client also prints to standard output.
             if line.startswith("{"):
                 self.lines.put(line)
         self.lines.put(None)
@@ -74,7 +74,7 @@ class Process:
         except queue.Empty:
             raise Failure(f"{self.name} did not answer in {seconds} s", self.log) from None
         if line is None:
-            raise Failure(f"{self.name} ended by itself", self.log)
+            raise Failure(f"{self.name} ended unexpectedly", self.log)
         return json.loads(line)
 
     def tell(self, do, case=None, number=0):
@@ -88,14 +88,14 @@ class Process:
         return self.answer()
 
     def cpu_seconds(self):
-        """What it has used so far, all threads together."""
+        """The processor time of all its threads so far."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
 
     def end(self):
-        """Asks, then insists. The end of its input is what a worker waits for."""
+        """Ask the process to end, then kill it. A worker ends at the end of its input."""
         for ask in (self.child.stdin.close, self.child.terminate, self.child.kill):
             if self.child.poll() is not None:
                 break
@@ -108,7 +108,7 @@ class Process:
 
 
 class Store:
-    """One side in one shape: its master, whoever holds the memory, and a client that is measured."""
+    """One side in one shape: its master, the process with the memory, and a measured client."""
 
     def __init__(self, side, shape, python, folder):
         self.side, self.shape, self.folder = side, shape, folder
@@ -142,7 +142,7 @@ class Store:
             self.servers.append(self.worker("owner"))
 
     def open(self):
-        """A new client, warm, and another one that puts what the first has never seen."""
+        """Start a new, warm client, and another one that puts objects which the first has never read."""
         self.workers = [self.worker("client"), self.worker("other")]
         self.workers[0].ask("warm")
         self.began = (time.monotonic(), self.cpu_seconds())
@@ -163,7 +163,7 @@ class Store:
             self.all_seconds += time.monotonic() - self.began[0]
             self.all_cpu += self.cpu_seconds() - self.began[1]
             self.began = None
-        # The one that holds memory, if it does, goes last.
+        # The process that holds memory, if any, ends last.
         for worker in reversed(self.workers):
             worker.end()
         self.workers.clear()
@@ -175,14 +175,14 @@ class Store:
         self.servers.clear()
 
     def idle_share(self):
-        """The part of one core that all of its processes used together while others were measured."""
+        """The fraction of one core that all of its processes used together while others were measured."""
         return (self.all_cpu - self.own_cpu) / max(self.all_seconds - self.own_seconds, 1e-9)
 
     def cpu_seconds(self):
         return sum(process.cpu_seconds() for process in self.servers + self.workers)
 
     def rest(self, *others):
-        """Waits until all of its processes, and those, have done what they do ahead of need."""
+        """Wait until its processes, and those of the others, have finished their background work."""
         cpu_seconds = lambda: self.cpu_seconds() + sum(other.cpu_seconds() for other in others)
         until, before = time.monotonic() + REST_SECONDS_MAX, cpu_seconds()
         while time.monotonic() < until:
@@ -193,11 +193,11 @@ class Store:
 
     def serve(self, role, command):
         environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
-        # The official servers take their time to end, and hold nothing that anybody wants.
+        # The official servers end slowly, and hold nothing that is needed.
         self.servers.append(Process(f"{self.name}, {role}", command, self.folder, environment, patience=2))
 
     def master_bytes(self):
-        """What the master has in memory."""
+        """The memory of the master."""
         fields = pathlib.Path(f"/proc/{self.servers[0].child.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -224,7 +224,7 @@ class Store:
 
 
 class Machine:
-    """The floor, in the place of a store."""
+    """The floor, with the interface of a store."""
 
     side = "floor"
 

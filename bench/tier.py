@@ -1,11 +1,11 @@
-"""A probe, a pause of 50 ms, a get: what comes from memory, beside the official wheel of Mooncake.
+"""A probe, a pause of 50 ms, and a get: how much is served from memory, compared with the official wheel.
 
-Every store holds 128 MiB in memory and twice that on its disk, inside the process that asks, through the
-same calls of `mooncake.store`. Keys that only the disk has are asked for in three passes: whoever brings back
-what was used has something to show from the second pass on, and only who acts on the probe can have it in
-memory in the first. The stores take turns, a few objects each.
+Every store has 128 MiB of memory and twice that on its disk, inside the measuring process, and is used
+through the same calls of `mooncake.store`. Keys that are only on the disk are requested in three passes. A
+store that promotes used objects improves from the second pass on. Only a store that acts on the probe can
+serve the first pass from memory. The stores take turns, a few objects each.
 
-The peer reads its files through the page cache of the kernel, which has everything here; ours does not.
+The peer reads its files through the kernel's page cache, which holds everything here; ours does not.
 """
 
 import argparse
@@ -24,18 +24,18 @@ BATCH = 4
 BATCHES = 12
 PASSES = 3
 PAUSE_SECONDS = 0.05
-# What was used this long ago may be driven out by what is brought, with the leases of both sides over.
+# Promotions may evict objects that were last used this long ago: the leases of both sides have expired.
 COLD_SECONDS = 6
 FILL_SECONDS_MAX = 120
 
 PEER_FLAGS = ["--enable_offload=true"]
 PEER_DISK = {
     "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(128 * MIB),
-    # Otherwise nothing is written before 256 MiB or 500 objects have come together.
+    # Otherwise nothing is written before 256 MiB or 500 objects have accumulated.
     "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(16 * MIB),
 }
 FAST_BEAT = {"MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1"}
-# Side, name, flags of its master, environment of the store, whether the probe prefetches.
+# Side, name, flags of its master, environment of the store, and whether the probe prefetches.
 WAYS = (
     ("tiffin", "nothing", ["--promotion_on_hit=false"], {}, False),
     ("tiffin", "on hit", ["--promotion_on_hit=true"], {}, False),
@@ -57,7 +57,7 @@ def name(number):
 
 
 class Subject:
-    """A store inside this process, driven by lines of JSON."""
+    """A store inside this process, controlled by lines of JSON."""
 
     def __init__(self, address, disk, prefetches):
         from mooncake import store
@@ -67,13 +67,13 @@ class Subject:
         setup = ("127.0.0.1", "P2PHANDSHAKE", MEMORY_BYTES, 64 * MIB, "tcp", "", address, None, True, disk)
         answer = self.store.setup(*setup)
         if answer != 0:
-            sys.exit(f"error: setup answered {answer}")
+            sys.exit(f"error: setup returned {answer}")
         self.memory = mmap.mmap(-1, MIB)
         self.address = address_of(self.memory)
         self.store.register_buffer(self.address, MIB)
 
     def fill(self):
-        """Puts everything, as fast as the disk takes it, and says what only the disk has in the end."""
+        """Put all objects, as fast as the disk accepts them, and return the keys that only the disk has."""
         data = bytes(range(256)) * (MIB // 256)
         end = time.monotonic() + FILL_SECONDS_MAX
         refused = 0
@@ -81,7 +81,7 @@ class Subject:
             while self.store.put(name(number), data) != 0:
                 refused += 1
                 if time.monotonic() > end:
-                    sys.exit(f"error: the store takes no more than {number} objects")
+                    sys.exit(f"error: the store accepts only {number} objects")
                 time.sleep(0.02)
         names = [name(number) for number in range(OBJECTS)]
         only = []
@@ -90,13 +90,13 @@ class Subject:
             found = self.store.batch_get_replica_desc(names)
             only = [key for key in names if key in found and is_only_on_disk(found[key])]
         if len(only) < BATCH * BATCHES:
-            sys.exit(f"error: only {len(only)} objects went to the disk alone")
+            sys.exit(f"error: only {len(only)} objects are only on the disk")
         lost = sum(key not in found for key in names)
         self.keys = only[: BATCH * BATCHES]
         return {"lost": lost, "refused": refused, "only_on_disk": len(only)}
 
     def visit(self, batch):
-        """Probe, pause and get; how long the gets took, and how many of them were served from memory."""
+        """Probe, pause and get. Returns the duration of the gets, and how many were served from memory."""
         keys = self.keys[batch * BATCH : (batch + 1) * BATCH]
         if self.options:
             there = self.store.batch_is_exist(keys, self.options)
@@ -136,7 +136,7 @@ def be_subject(arguments):
 
 
 class Way:
-    """One row of the table: its processes, and what was measured."""
+    """One row of the table: its processes and results."""
 
     def __init__(self, way, python, folder):
         from sides import Process, free_ports
@@ -155,7 +155,7 @@ class Way:
         time.sleep(1)
         command = [python, __file__, "--be", "--address", f"127.0.0.1:{port}", "--disk", str(place / "disk")]
         command += ["--prefetches"] if prefetches else []
-        # Ours asks how large its disk may be; the peer takes nine tenths of the filesystem.
+        # Ours has a setting for the size of its disk; the peer uses nine tenths of the filesystem.
         size = {"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(1024 * MIB)}
         self.subject = Process(f"{self.side} {self.name}", command, str(place), environment | size | quiet)
         self.subject.answer(60)
@@ -195,7 +195,7 @@ def compare(arguments):
                 try:
                     ways.append(Way(way, pythons[way[0]], folder))
                 except Failure as failure:
-                    # Which of them does not run here, and why, is a result.
+                    # A store that does not run here is a result, with its reason.
                     log = pathlib.Path(failure.log).read_text(errors="replace")[-2000:] if failure.log else ""
                     print(f"{way[0]}, {way[1]}: {failure}\n{log}", file=sys.stderr)
             time.sleep(COLD_SECONDS)

@@ -1,7 +1,7 @@
-"""What runs inside one of the two environments: a client that measures slices when it is told to.
+"""The program inside each of the two environments: a client that measures slices on request.
 
-A worker reads one JSON command per line and answers each with one line. Both sides run this very file; what
-differs between shapes is how the store is opened and where the buffers come from.
+A worker reads one JSON command per line and answers each with one line. Both sides run this file. Shapes
+differ only in how the store is opened and where the buffers come from.
 """
 
 import argparse
@@ -20,16 +20,17 @@ import rows
 SEGMENT_BYTES = 512 * rows.MIB
 STAGING_BYTES = 64 * rows.MIB
 BUFFER_BYTES = 16 * rows.MIB
-# Enough to have touched nearly all of a segment once, as a store has that has been used for a while.
+# Enough objects to touch nearly all of a segment once, as in a store that has been used for a while.
 WARM_OBJECTS = 24
-# Each turn begins with calls that do not count: while others had theirs, processors slept and caches forgot.
+# Each turn starts with calls that do not count: during other turns, processors slept and caches were
+# replaced.
 LEAD_CALLS = 4
 FILL_BATCH = 1000
 WARM_GETS = 200
 
 
 class Memory:
-    """Bytes at a fixed address, as `put_from` and `get_into` want them."""
+    """Bytes at a fixed address, for `put_from` and `get_into`."""
 
     def __init__(self, size):
         self.map = mmap.mmap(-1, size)
@@ -47,7 +48,7 @@ class Lent:
 
 def expect(what, answer, wanted):
     if answer != wanted:
-        sys.exit(f"error: {what} answered {answer!r} instead of {wanted!r}")
+        sys.exit(f"error: {what} returned {answer!r} instead of {wanted!r}")
 
 
 def long_name(number):
@@ -81,14 +82,14 @@ class Client:
             answer = self.store.setup("127.0.0.1", "P2PHANDSHAKE", segment, STAGING_BYTES, "tcp", "", address)
         expect("setup", answer, 0)
         if role != "owner":
-            # Everybody puts the same bytes, so that what others have put can be checked too.
+            # All sides put the same bytes, so that objects of other clients can be checked too.
             block = random.Random(1).randbytes(64 * rows.KIB)
             self.source.map[:] = block * (BUFFER_BYTES // len(block))
             for memory in (self.source, self.target):
                 expect("register_buffer", self.store.register_buffer(memory.address, BUFFER_BYTES), 0)
 
     def warm(self, _case, _slice):
-        """Touches the segment once, for writing and for reading, and whatever else is made on first use."""
+        """Touch the segment once, for writing and for reading, with all other initialisation at first use."""
         keys = [f"warm-{index}" for index in range(WARM_OBJECTS)]
         for key in keys:
             expect("put_from", self.store.put_from(key, self.source.address, BUFFER_BYTES), 0)
@@ -98,7 +99,7 @@ class Client:
         return {}
 
     def offer(self, case, number):
-        """Puts what another client will get without having seen it."""
+        """Put objects that another client will get for the first time."""
         for keys in self.names(case, number, "new"):
             self.put_all(case, keys)
         return {}
@@ -116,7 +117,7 @@ class Client:
         for keys in known:
             get(keys)
         times[f"{batch}get_into"] = [timed(get, keys) for _ in range(case.rounds) for keys in known]
-        # Those that return bytes get half of the keys that were never seen: a key is new only once.
+        # The calls that return bytes get half of the new keys: a key is new only once.
         unseen = new[: len(new) // 2] if case.copying else new
         ctypes.memset(self.target.address, 0, case.call_bytes)
         times[f"{batch}get_into{rows.NEW}"] = [timed(get, keys) for keys in unseen]
@@ -168,7 +169,7 @@ class Client:
         return {"upsert_from": [timed(put, key) for key in keys]}
 
     def tensors(self, case, known):
-        """The times of tensors of that many bytes; nothing without torch."""
+        """The times of tensors of that many bytes; empty without torch."""
         if not hasattr(self.store, "put_tensor") or not importlib.util.find_spec("torch"):
             return {}
         import torch
@@ -183,7 +184,7 @@ class Client:
         return times
 
     def exist(self, case, number):
-        """The times of asking for many keys, of which every second one exists."""
+        """The times of probes of many keys, of which every second one exists."""
         keys = [f"exist-{number}-{index}" for index in range(case.items)]
         for key in keys[::2]:
             expect("put_from", self.store.put_from(key, self.source.address, case.size), 0)
@@ -196,7 +197,7 @@ class Client:
         return times
 
     def flow(self, case, order):
-        """The same call over and over, from one moment on: how often, and how long each took."""
+        """Repeat the same call from a common start: the number of calls, and the duration of each."""
         keys = [f"flow-{self.index}-{case.name.replace(' ', '')}-{at}" for at in range(case.calls)]
         is_get = order["workload"] == "get_into"
         if is_get:
@@ -210,22 +211,23 @@ class Client:
             if is_get:
                 micros += [timed(self.get_all, case, [key]) for key in keys]
                 continue
-            # While one removes, others put: they would pay for it. So it is done only where there is no room.
+            # Removals would slow down the puts of other clients, so that they run only when there is no
+            # space.
             if (len(there) + len(keys)) * case.size > order["bytes"]:
                 tidying += timed(self.remove, there)
                 there.clear()
             new = [f"{key}-{len(micros)}" for key in keys]
             micros += [timed(self.put_all, case, [key]) for key in new]
             there += new
-        # What Python does between two calls counts: where all processors are busy, others' calls wait for it.
+        # Python's time between two calls counts: on busy processors, other clients' calls wait for it.
         seconds = time.monotonic() - began - tidying / 1e6
         self.remove(keys if is_get else there)
-        # Counts are of all calls where only a sample of their times is sent.
+        # Counts include all calls, even if only a sample of their times is sent.
         answer = {"calls": len(micros), "seconds": seconds}
         return answer | {"micros": micros[:: max(1, len(micros) // 2000)]}
 
     def fill(self, _case, order):
-        """Small objects, of names as long as those of real pages."""
+        """Put small objects, with names as long as those of real pages."""
         for first in range(order["first"], order["end"], FILL_BATCH):
             keys = [long_name(at) for at in range(first, min(first + FILL_BATCH, order["end"]))]
             answers = self.store.batch_put_from(keys, [self.source.address] * len(keys), [64] * len(keys))
@@ -233,7 +235,7 @@ class Client:
         return {}
 
     def pick(self, _case, order):
-        """Gets of some of them, none twice."""
+        """Get some of them, none twice."""
         places = random.Random(2).sample(range(order["count"]), order["gets"])
         get = lambda key: expect("get_into", self.store.get_into(key, self.target.address, 64), 64)
         for at in range(WARM_GETS):
@@ -260,7 +262,7 @@ class Client:
         places, sizes = self.places(self.target, case)
         expect("batch_get_into", self.store.batch_get_into(keys, places, sizes), sizes)
 
-    @functools.cache  # noqa: B019 (a worker has one client, for as long as it lives)
+    @functools.cache  # noqa: B019 (a worker has one client during its lifetime)
     def places(self, memory, case):
         return [memory.address + index * case.size for index in range(case.items)], [case.size] * case.items
 
@@ -284,7 +286,7 @@ def main():
     parser.add_argument("--segment", type=int, default=SEGMENT_BYTES)
     arguments = parser.parse_args()
     client = Client(**vars(arguments))
-    # A collection in the middle of a slice would be charged to whoever is measured then.
+    # A garbage collection in the middle of a slice would distort its time.
     gc.disable()
     print('{"ready": true}', flush=True)
     for line in sys.stdin:

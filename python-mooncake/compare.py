@@ -1,7 +1,7 @@
-"""Runs the conformance suites on our drop-in and on another implementation, and prints where they differ.
+"""Runs the conformance suites on our drop-in and on another implementation, and prints the differences.
 
-`make conformance` runs ours; `make conformance PEER=1` also the official wheel. A row that is not listed as a
-difference and differs is a failure of the suite itself.
+`make conformance` runs ours; `make conformance PEER=1` also the official wheel. A row that differs and is
+not listed as a difference is a failure of the suite itself.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def shown(answer):
 
 
 def compare(ours, official):
-    """Prints every row with two answers; gives their number."""
+    """Print every row with two answers. Returns their number."""
     rows = []
     for name, suite in suites().items():
         for section in suite.sections:
@@ -55,13 +55,13 @@ def compare(ours, official):
 
 
 def differs(section, line, our, their):
-    """Prints a row if its answers differ, and says so."""
+    """Print a row if its answers differ. Returns whether they do."""
     kinds = (our or {}).get("raises"), (their or {}).get("raises")
     # The texts of exceptions differ; the suite compares the words that clients match.
     is_same = shown(our) == shown(their) or (kinds[0] is not None and kinds[0] == kinds[1])
     if not line.is_test or is_same:
         return False
-    remark = "fault of the original" if line.is_fault else "listed"
+    remark = "bug of the original" if line.is_fault else "listed"
     is_listed = line.is_fault or line.ours != line.official
     print(f"{section}: {line.code}  [{remark if is_listed else 'NOT LISTED'}]")
     print(f"    official: {shown(their)[:200]}\n    ours:     {shown(our)[:200]}")

@@ -1,6 +1,6 @@
-"""Writes the generated parts of docs/mooncake-compat.md: what is supported, and where answers differ.
+"""Writes the generated parts of docs/mooncake-compat.md: supported names, and differences of answers.
 
-It runs under the interpreter that has the installed wheels: `make docs-mooncake`. A test compares the page.
+It runs under the interpreter with the installed wheels: `make docs-mooncake`. A test compares the page.
 """
 
 import importlib.metadata
@@ -46,7 +46,7 @@ def methods():
 
 
 def names():
-    """What the module has beside it."""
+    """The other names of the module."""
     import mooncake.store
 
     rows = []
@@ -78,7 +78,7 @@ def commands():
 
 
 def flags(command, wanted):
-    """Whether each flag of a command has an effect, as its own help says."""
+    """Whether each flag of a command has an effect, according to its help."""
     program = pathlib.Path(sys.executable).with_name(command)
     if not program.exists():
         return f"There is no command `{command}`."
@@ -94,7 +94,7 @@ def flags(command, wanted):
 
 
 def endpoints(requests):
-    """Whether a master answers each request otherwise than with `not found`."""
+    """Whether the master's answer to each request is other than `not found`."""
     import worker
 
     master = worker.Master()
@@ -112,7 +112,7 @@ def endpoints(requests):
 
 
 def service_endpoints():
-    """Which requests the REST service names in its source."""
+    """The requests that the REST service names in its source."""
     spec = importlib.util.find_spec("mooncake.mooncake_store_service")
     source = pathlib.Path(spec.origin).read_text() if spec else ""
     rows = []

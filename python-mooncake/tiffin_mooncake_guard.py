@@ -1,7 +1,7 @@
-"""Refuses `import mooncake` where the official wheel was installed over ours.
+"""Refuses `import mooncake` if the official wheel was installed over ours.
 
-Then `mooncake/__init__.py` is no longer ours and cannot notice. `tiffin_mooncake_guard.pth` imports this
-module when Python starts; the check itself runs with the first import of `mooncake`, and only once.
+In that case `mooncake/__init__.py` is no longer ours and cannot check. `tiffin_mooncake_guard.pth` imports
+this module when Python starts. The check itself runs once, at the first import of `mooncake`.
 """
 
 import importlib.machinery
@@ -11,7 +11,7 @@ import sys
 
 
 class _Guard:
-    """Finds nothing: it is asked before the others, and looks."""
+    """Finds nothing: it is called before other finders, and only checks."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -24,7 +24,7 @@ def _check():
     here = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.machinery.PathFinder.find_spec("mooncake")
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    # A package elsewhere on the path is whole, and not our business.
+    # A package elsewhere on the path is complete, and is not checked.
     ours = [it for it in folders if os.path.dirname(os.path.abspath(it)) == here]
     rules = os.path.join(here, "mooncake", "_conflicts.py")
     if not ours or not os.path.exists(rules):
@@ -36,7 +36,7 @@ def _check():
 
 
 def install():
-    """Look before the first import of `mooncake`."""
+    """Check before the first import of `mooncake`."""
     if _Guard not in sys.meta_path and "mooncake" not in sys.modules:
         sys.meta_path.insert(0, _Guard)
 

@@ -27,7 +27,7 @@ async def connect(
 ) -> AsyncStore: ...
 """
 
-#: What a twin has that its original has not.
+#: Methods that a twin has in addition.
 MORE = {"Prefetch": "def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ..."}
 
 

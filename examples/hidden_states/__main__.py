@@ -1,4 +1,5 @@
-"""Producers of hidden states, trainers that read them, and a display of what is in flight: see the README."""
+"""Producers of hidden states, trainers that read them, and a display of the samples in flight: see the
+README."""
 
 import argparse
 import json
@@ -13,24 +14,24 @@ import work
 from crew import STORES, Crew, cluster
 from tiffin.features import FeatureStore
 
-#: How often the display looks.
+#: The refresh interval of the display.
 LOOK_S = 0.1
 
 
 def arguments():
-    """What the user wants."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="hidden_states", description=__doc__)
-    parser.add_argument("--samples", type=int, default=400, help="how many samples are made")
+    parser.add_argument("--samples", type=int, default=400, help="the number of samples")
     parser.add_argument("--producers", type=int, default=2)
     parser.add_argument("--trainers", type=int, default=2, help="the data-parallel size")
     parser.add_argument("--window", type=int, default=4, help="samples that a trainer takes for one step")
     parser.add_argument("--tokens", type=int, default=256, help="the mean length of a sample")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--in-flight", type=int, default=32, help="the high mark; the low one is 3/4 of it")
-    parser.add_argument("--ttl", type=float, default=10, help="seconds that a lease of the store lasts")
+    parser.add_argument("--ttl", type=float, default=10, help="the duration of a lease, in seconds")
     parser.add_argument("--memory", default="512MiB")
     parser.add_argument("--store", default="tiffin", help=f"backend and address: {STORES}")
-    parser.add_argument("--kill", type=int, default=0, help="kill a worker so many times on the way")
+    parser.add_argument("--kill", type=int, default=0, help="the number of times that a worker is killed")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", default="hidden_states.svg")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and no display")
@@ -38,7 +39,7 @@ def arguments():
 
 
 def main():
-    """Run the pipeline, and say how it went."""
+    """Run the pipeline, and print the result."""
     options = arguments()
     with cluster(options) as (address, mooncake):
         plan = work.Plan(
@@ -66,13 +67,13 @@ def main():
     print(
         f"trained {result['trained']} samples, each once, in {result['seconds']:.1f} s; "
         f"wrong bytes: {result['wrong']}; left behind: {result['left_bytes']} bytes; "
-        f"workers started again: {result['started_again']}"
+        f"workers restarted: {result['started_again']}"
     )
-    print(f"the picture is in {options.picture}")
+    print(f"wrote {options.picture}")
 
 
 def run(options, plan, features: FeatureStore):
-    """Let everybody work until all is trained."""
+    """Run all workers until every sample is trained."""
     chance = random.Random(options.seed)
     index = features.index
     producers = Crew(work.produce, options.producers, plan)
@@ -114,7 +115,7 @@ def run(options, plan, features: FeatureStore):
 
 
 def show(options, curve, stat):
-    """One line that is written over."""
+    """One line that is overwritten."""
     now, count = curve[-1][:2]
     then, before = curve[max(0, len(curve) - 20)][:2]
     rate = (count - before) / (now - then) if now > then else 0.0

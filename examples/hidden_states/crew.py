@@ -1,4 +1,4 @@
-"""The processes of a pipeline: a server, and workers that are started again when they die."""
+"""The processes of a pipeline: a server, and workers that are restarted when they die."""
 
 import contextlib
 import json
@@ -10,12 +10,12 @@ import sys
 import tempfile
 import urllib.parse
 
-#: What `--store` may be.
+#: The forms of `--store`.
 STORES = "tiffin | tiffin://master:port | mooncake://master:port[?index=our-master:port]"
 
 
 def parse(store):
-    """Backend and address in one setting: our master's address, if one runs, and Mooncake's."""
+    """Parse backend and address: the address of our master, if one runs, and of Mooncake's."""
     url = urllib.parse.urlsplit(store)
     if store == "tiffin":
         return None, None
@@ -23,7 +23,7 @@ def parse(store):
         return url.netloc, None
     if url.scheme == "mooncake" and url.netloc:
         return urllib.parse.parse_qs(url.query).get("index", [None])[0], url.netloc
-    sys.exit(f"error: `{store}` is no store\n\nhint: {STORES}")
+    sys.exit(f"error: invalid store `{store}`\n\nhint: use {STORES}")
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def cluster(options):
 
 
 class Crew:
-    """Workers of one kind. One that dies is started again."""
+    """Workers of one kind. One that dies is restarted."""
 
     def __init__(self, target, count, plan):
         self._context = multiprocessing.get_context("spawn")
@@ -61,7 +61,7 @@ class Crew:
         return worker
 
     def tend(self):
-        """Start again who died, and say whether all have finished."""
+        """Restart dead workers, and return whether all have finished."""
         for rank, worker in enumerate(self.workers):
             if worker.exitcode not in (None, 0):
                 self.started_again += 1
@@ -69,7 +69,7 @@ class Crew:
         return all(worker.exitcode == 0 for worker in self.workers)
 
     def kill_one(self, chance):
-        """Kill one that works, if there is one."""
+        """Kill one running worker, if there is one."""
         working = [worker for worker in self.workers if worker.is_alive()]
         if working:
             chance.choice(working).kill()

@@ -1,4 +1,4 @@
-"""Draws what happened: samples trained and bytes in flight over time, as SVG."""
+"""Draws samples trained and bytes in flight over time, as SVG."""
 
 import pathlib
 
@@ -35,10 +35,10 @@ def draw(path, curve, title):
 
 
 def x(second, seconds):
-    """Where a moment is."""
+    """The position of a time."""
     return EDGE + (WIDTH - 2 * EDGE) * second / seconds
 
 
 def y(value, most):
-    """How high a value is."""
+    """The position of a value."""
     return HEIGHT - EDGE - (HEIGHT - 1.5 * EDGE) * value / most

@@ -1,4 +1,5 @@
-"""The pipeline for minutes or hours, with repeated puts, lost answers, stalls and kills; says what leaked."""
+"""Runs the pipeline for minutes or hours, with repeated puts, lost answers, stalls and kills, and reports
+leaks."""
 
 import argparse
 import json
@@ -10,14 +11,14 @@ import time
 import work
 from crew import STORES, Crew, cluster
 
-#: How often somebody is killed.
+#: How often a worker is killed.
 KILL_S = 15.0
-#: How often the state is looked at.
+#: How often the state is polled.
 LOOK_S = 0.5
 
 
 def arguments():
-    """What the user wants."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--producers", type=int, default=2)
@@ -29,13 +30,13 @@ def arguments():
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--ttl", type=float, default=300)
     parser.add_argument("--store", default="tiffin", help=f"backend and address: {STORES}")
-    parser.add_argument("--rate", type=float, default=40, help="samples a second of each producer")
+    parser.add_argument("--rate", type=float, default=40, help="samples per second of each producer")
     parser.add_argument("--seed", type=int, default=11)
     return parser.parse_args()
 
 
 def main():
-    """Run, and fail if anything leaked or was wrong."""
+    """Run, and fail after a leak or wrong bytes."""
     options = arguments()
     with cluster(options) as (address, mooncake):
         plan = work.Plan(
@@ -56,7 +57,7 @@ def main():
 
 
 def run(options, plan):
-    """Let everybody work until the time is up, and then to the end of what was put."""
+    """Run all workers until the time limit, and then until all samples are consumed."""
     features = work.open_store(plan)
     index = features.index
     index.open_stream(work.STREAM, refs_high=options.in_flight, refs_low=options.in_flight * 3 // 4)

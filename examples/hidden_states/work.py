@@ -1,4 +1,4 @@
-"""What the workers of the pipeline do. Each is a process of its own, and may be killed at any time."""
+"""The workers of the pipeline. Each is its own process, and may be killed at any time."""
 
 import contextlib
 import dataclasses
@@ -14,15 +14,15 @@ from tiffin.features import Duplicate, FeatureStore, Mooncake
 STREAM = "train"
 GROUP = "trainer"
 NAMESPACE = "hidden-states"
-#: An object that is there when producers are to stop.
+#: An object that tells producers to stop.
 STOP = "stop"
-#: Objects that say how far each producer came.
+#: Objects with the progress of each producer.
 AT = "at-"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What every worker knows."""
+    """The settings of every worker."""
 
     address: str
     mooncake: str | None
@@ -32,14 +32,14 @@ class Plan:
     tokens: int
     hidden: int
     seed: int
-    #: Whether producers repeat puts and trainers stall, as they do in the field.
+    #: Whether producers repeat puts and trainers stall, as in production.
     has_faults: bool = False
-    #: Samples a second of each producer on average, in bursts; as fast as they can if zero.
+    #: The average number of samples per second of each producer, in bursts; 0 for no limit.
     rate: float = 0.0
 
 
 def open_store(plan, *, segment=0):
-    """This process's way to the store."""
+    """Connect this process to the store."""
     backend = None
     if plan.mooncake is not None:
         backend = Mooncake.at(plan.mooncake, **({} if segment is None else {"global_segment_size": segment}))
@@ -55,10 +55,10 @@ def open_store(plan, *, segment=0):
 
 
 def produce(rank, plan):
-    """Make this producer's share of the samples. What was put before it was killed is not put again."""
+    """Put this producer's share of the samples. After a restart it continues where it stopped."""
     features = open_store(plan, segment=None)
     model = transformer(plan) if torch_is_here() else None
-    # The last few are put again after a kill, and refused because they are there or were consumed.
+    # The last few are put again after a kill, and refused because they exist or were consumed.
     first = int(features.index.get(f"{AT}{rank}", missing=str(rank).encode()))
     for number in range(first, plan.samples, plan.producers):
         if plan.has_faults and number % 64 < plan.producers:
@@ -69,24 +69,24 @@ def produce(rank, plan):
         tensors = make(plan, number, model)
         note = {"checksum": checksum(tensors), "num_tokens": len(tensors["input_ids"])}
         chance = random.Random(plan.seed * 1_000_003 + number).random()
-        # One in a hundred is tried again with another generation; of one in a thousand the answer was lost.
+        # One in a hundred is put again with another generation; of one in a thousand the answer was lost.
         replaces = [False, True] if chance < 0.01 else [False, False] if chance < 0.011 else [False]
         for replace in replaces if plan.has_faults else [False]:
             with contextlib.suppress(Duplicate):
                 features.put(tensors, sample_id=f"sample-{number}", metadata=note, replace=replace)
-    # In a Mooncake cluster its segment ends with it, so this waits for what lies there.
+    # In a Mooncake cluster its segment ends with it, so that this waits for the samples there.
     features.close()
 
 
 def await_turn(plan):
-    """Samples come at random, for 20 seconds 1.8 times as many as on average, and then as many fewer."""
+    """Wait for a random time: for 20 seconds the rate is 1.8 times the average, then as much lower."""
     if plan.rate > 0:
         burst = 1.8 if int(time.monotonic() / 20) % 2 else 0.2
         threading.Event().wait(random.expovariate(plan.rate * burst))
 
 
 def train(rank, plan):
-    """Read windows, make a step, acknowledge them."""
+    """Read windows, make a step, and acknowledge them."""
     features = open_store(plan)
     weights = np.zeros(plan.hidden, dtype=np.float32)
     with features.consumer(window=plan.window) as consumer:
@@ -101,7 +101,7 @@ def train(rank, plan):
                 try:
                     tensors = consumer.get(ref)
                 except KeyError:
-                    # It was put again meanwhile, and comes under its new generation.
+                    # It was put again meanwhile, and is delivered with its new generation.
                     continue
                 if checksum(tensors) != ref.metadata["checksum"]:
                     features.index.put("wrong", b"1")
@@ -111,7 +111,7 @@ def train(rank, plan):
 
 
 def checksum(tensors):
-    """A number that tells whether the bytes are those that were made."""
+    """A number that verifies the bytes."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(np.ascontiguousarray(np.asarray(tensors[name])).view(np.uint8).reshape(-1), total)
@@ -130,7 +130,7 @@ def make(plan, number, model):
 
 
 def torch_is_here():
-    """Whether there is a real model to be had."""
+    """Whether torch is available for a real model."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -139,7 +139,7 @@ def torch_is_here():
 
 
 def transformer(plan):
-    """A small transformer of torch, whose hidden states are what is stored."""
+    """A small torch transformer, whose hidden states are stored."""
     import torch
 
     torch.manual_seed(plan.seed)

@@ -1,10 +1,11 @@
-"""A long request, others that push its pages out of device and host, the same request again: on four ranks.
+"""A long request, others that evict its pages from device and host, and the same request again, on four
+ranks.
 
     python examples/kv_toy/story.py --store 127.0.0.1:7400
 
-Its pages come back from the store through the host to the device, the answer is the same, and with 439
-tokens and pages of 64 exactly 24 pages are read from the store: six full ones on each of four ranks. This
-is the story that TokenSpeed's #293 set out to tell.
+Its pages return from the store through the host to the device, and the answer is the same. With 439 tokens
+and pages of 64, exactly 24 pages are read from the store: six full ones on each of four ranks. This is the
+scenario of TokenSpeed's #293.
 """
 
 import argparse
@@ -54,7 +55,8 @@ def main():
 
 
 def story(store, rank, gather):
-    """What one rank does: pages read for the second request, its answer, and what its engine looks like."""
+    """The work of one rank: the pages read for the second request, its answer, and the digest of its
+    engine."""
     device = numpy.zeros((16, PAGE_TOKENS * toy.TOKEN_BYTES), numpy.uint8)
     engine = kv.Engine(
         device,
@@ -80,7 +82,7 @@ def story(store, rank, gather):
     serving.settle()
     assert first == again == toy.answer(PROMPT, 1) and found.store == 6 * PAGE_TOKENS
     result = engine.stats()["pages_done"]["fetch"] - before, again, engine.digest()
-    # A rank that leaves would be missed by the others.
+    # The other ranks wait for a rank that leaves.
     gather(b"")
     engine.close()
     return result

@@ -1,13 +1,12 @@
 """A toy inference engine: multi-turn chats through device, host and a shared store, with real bytes.
 
     python examples/kv_toy/toy.py                            # a store inside this process
-    python examples/kv_toy/toy.py --store 127.0.0.1:7400     # a cluster, shared with whoever else uses it
+    python examples/kv_toy/toy.py --store 127.0.0.1:7400     # a cluster, shared with its other clients
     python examples/kv_toy/toy.py --mooncake 127.0.0.1:50051 # an existing Mooncake cluster
 
-Its "model" writes 64 bytes for every token into a page of the device, which follow from all tokens before
-it, and picks the next token by a checksum over all of them. So a wrong byte in any page that was found
-instead of computed changes the answer; and every such page is compared with what it must hold before it
-is computed on.
+Its "model" writes 64 bytes for every token into a page of the device. They depend on all tokens before it,
+and the next token is a checksum over all of them. So a wrong byte in a cached page changes the answer.
+Every cached page is also compared with its expected bytes before it is used.
 """
 
 import argparse
@@ -27,7 +26,7 @@ WAIT_SECONDS_MAX = 60
 
 
 class Sequence:
-    """What a request has so far, and what the model makes of its tokens."""
+    """The state of a request, and the model's bytes for its tokens."""
 
     def __init__(self, prompt, generate):
         self.tokens = []
@@ -54,7 +53,7 @@ class Toy:
 
     def __init__(self, engine, device, rank=0):
         self.engine, self.rank = engine, rank
-        # The ranks' bytes differ, as the parts of a tensor do; what they answer does not.
+        # The bytes of the ranks differ, like parts of a tensor; the answers do not.
         self.mask = numpy.uint8(rank * 37 % 256)
         self.slots = device.reshape(-1, TOKEN_BYTES)
         self.sequences, self.ended = {}, {}
@@ -64,21 +63,21 @@ class Toy:
         self.operations = []
 
     def submit(self, prompt, generate=4, priority=0):
-        """Takes a request; `serve` gives its answer."""
+        """Submit a request; `serve` completes it."""
         id = len(self.sequences) + 1
         self.sequences[id] = Sequence(prompt, generate)
         self.told["submit"].append(kv.Request(id, prompt, priority))
         return id
 
     def serve(self):
-        """Steps until every request has its answer."""
+        """Step until every request has its answer."""
         while len(self.ended) < len(self.sequences):
             if not self.turn():
-                assert self.engine.wait(WAIT_SECONDS_MAX), "nothing happens any more"
+                assert self.engine.wait(WAIT_SECONDS_MAX), "the engine makes no progress"
         return self
 
     def ask(self, prompt, generate=4):
-        """The answer to one prompt, and where its tokens were found."""
+        """The answer to one prompt, and the tiers of its cached tokens."""
         before = self.found
         id = self.submit(prompt, generate)
         self.serve()
@@ -87,13 +86,13 @@ class Toy:
         )
 
     def settle(self):
-        """Steps until nothing moves any more: all that was computed is in the store."""
+        """Step until no operation is in progress: everything that was computed is in the store."""
         while self.engine.stats()["operations"]:
             assert self.engine.wait(WAIT_SECONDS_MAX), "an operation does not end"
             self.turn()
 
     def turn(self):
-        """One step and one pass of the model. Says whether there was anything to compute."""
+        """Run one step and one pass of the model. Returns whether there was something to compute."""
         told, self.told = self.told, {"submit": [], "computed": [], "finish": []}
         plan = self.engine.step(**told)
         assert not plan.refused, plan.refused
@@ -115,16 +114,16 @@ class Toy:
         return bool(running or plan.ended)
 
     def start(self, ready):
-        """The request is on the device: whatever was found is compared before anything is computed on it."""
+        """The request is on the device: compare cached pages before they are used."""
         sequence = self.sequences[ready.request]
         sequence.table, sequence.computed = ready.pages, ready.cached.total
         self.found = kv.Cached(*(sum(both) for both in zip(self.found, ready.cached, strict=True)))
         found = self.slots[self.rows(sequence, 0, sequence.computed)]
-        assert (found == self.wanted(sequence, 0, sequence.computed)).all(), "a page holds something else"
+        assert (found == self.wanted(sequence, 0, sequence.computed)).all(), "a page has wrong bytes"
         self.pages_checked += sequence.computed // self.engine.page_tokens
 
     def compute(self, id):
-        """One pass for one request: the bytes of the tokens that have none yet, and the next token."""
+        """One pass for one request: the bytes of tokens without any, and the next token."""
         sequence = self.sequences[id]
         upto = len(sequence.tokens)
         self.slots[self.rows(sequence, sequence.computed, upto)] = self.wanted(
@@ -140,19 +139,19 @@ class Toy:
             sequence.table = None
 
     def rows(self, sequence, first, last):
-        """Where the bytes of these tokens lie on the device."""
+        """The positions of these tokens' bytes on the device."""
         positions = numpy.arange(first, last)
         pages = sequence.table[positions // self.engine.page_tokens]
         return pages * self.engine.page_tokens + positions % self.engine.page_tokens
 
     def wanted(self, sequence, first, last):
-        """What the model writes for these tokens."""
+        """The model's bytes for these tokens."""
         entries = numpy.frombuffer(b"".join(sequence.entries[first:last]), numpy.uint8)
         return entries.reshape(-1, TOKEN_BYTES) ^ self.mask
 
 
 def answer(prompt, generate=4):
-    """What the model says without any cache."""
+    """The model's answer without any cache."""
     sequence = Sequence(prompt, generate)
     while len(sequence.tokens) < sequence.length:
         sequence.extend([zlib.crc32(b"".join(sequence.entries)) % VOCABULARY])
@@ -160,7 +159,7 @@ def answer(prompt, generate=4):
 
 
 def chats(seed, conversations, turns, system=48, said=24):
-    """What users say: conversations of several turns, all of which begin with the same system prompt."""
+    """Inputs of users: conversations of several turns that start with the same system prompt."""
     chance = random.Random(seed)
     words = lambda count: [chance.randrange(VOCABULARY) for _ in range(count)]
     prompt = words(system)
@@ -170,16 +169,14 @@ def chats(seed, conversations, turns, system=48, said=24):
 
 
 def converse(toy, prompt, conversations, generate):
-    """Serves the conversations turn by turn, all of them at a time, and checks every answer."""
+    """Serve the conversations turn by turn, all concurrently, and check every answer."""
     histories = [list(prompt) for _ in conversations]
     for said in zip(*conversations, strict=True):
         ids = [toy.submit(history + words, generate) for history, words in zip(histories, said, strict=True)]
         toy.serve()
         for history, words, id in zip(histories, said, ids, strict=True):
             reply = toy.sequences[id].reply
-            assert reply == answer(history + words, generate), (
-                "the answer is another one than without a cache"
-            )
+            assert reply == answer(history + words, generate), "the answer differs from that without a cache"
             history += words + reply
 
 
@@ -188,9 +185,9 @@ def mooncake_store(address, memory=64 << 20):
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
-    # No memory of its own where it is given none: then it keeps nothing that ends with this process.
+    # Without memory of its own, nothing ends with this process.
     status = store.setup("127.0.0.1", "P2PHANDSHAKE", memory, 16 << 20, "tcp", "", address)
-    assert status == 0, f"setup said {status}"
+    assert status == 0, f"setup returned {status}"
     return store
 
 
@@ -199,7 +196,10 @@ def main():
     parser.add_argument("--store", help="the address of a Tiffin cluster")
     parser.add_argument("--mooncake", help="the address of a Mooncake master")
     parser.add_argument(
-        "--mooncake-memory", type=int, default=64 << 20, help="bytes that this process adds to it"
+        "--mooncake-memory",
+        type=int,
+        default=64 << 20,
+        help="bytes of memory that this process adds to the cluster",
     )
     parser.add_argument("--device-pages", type=int, default=96)
     parser.add_argument("--host-pages", type=int, default=128)
@@ -209,7 +209,10 @@ def main():
     parser.add_argument("--generate", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--rounds", type=int, default=1, help="serve so many seeds, one after the other; 0 for ever"
+        "--rounds",
+        type=int,
+        default=1,
+        help="the number of seeds to serve, one after the other; 0 for no limit",
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
-//! Any bytes, first as a stream of frames, then as the payload of every kind: nothing may panic, and what
-//! was understood must survive being said again.
+//! Arbitrary bytes, first as a stream of frames, then as the payload of every kind. Nothing may panic, and
+//! every decoded message must survive a round trip.
 
 #![no_main]
 
@@ -31,9 +31,9 @@ fn say_again(message: &Incoming) {
         Incoming::Request(id, request) => encode_request(*id, request),
         Incoming::Reply(id, reply) => encode_reply(*id, reply),
     }
-    .expect("what fitted into a frame fits again");
+    .expect("a decoded message fits into a frame");
     let mut decoder = Decoder::new();
     decoder.push(&bytes);
-    let (header, payload) = decoder.pop().expect("a true frame").expect("a whole frame");
+    let (header, payload) = decoder.pop().expect("a valid frame").expect("a complete frame");
     assert_eq!(decode(&header, payload).as_ref(), Ok(message));
 }

@@ -1,5 +1,5 @@
-//! Any bytes, first as a whole state file of the master, then as the body of one whose header is right:
-//! nothing may panic, and what was understood must survive being written again.
+//! Arbitrary bytes, first as a whole state file of the master, then as the body of one with a valid header.
+//! Nothing may panic, and every decoded state must survive a round trip.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn read(bytes: &[u8]) {
     if let Ok(saved) = decode_state(bytes) {
-        let again = encode_state(&saved).expect("what fitted into the file fits again");
+        let again = encode_state(&saved).expect("a decoded state fits into the file");
         assert_eq!(decode_state(&again), Ok(saved));
     }
 }

@@ -1,7 +1,7 @@
 """Arguments of the methods that are made from tables: their names, defaults and types.
 
-An argument of the wrong type or number is a `TypeError` with the text that Mooncake's users know. Everything
-else that is wrong with a call is a code or `None`, which the bodies of the methods return.
+An argument of the wrong type or number is a `TypeError` with Mooncake's text. All other errors of a call
+are a code or `None`, which the bodies of the methods return.
 """
 
 import inspect
@@ -53,9 +53,9 @@ def _integer(allowed: range) -> Callable[[Any], int]:
 def _each(convert: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     def convert_all(values: Any) -> list[Any]:
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            # A numpy array or another iterable is as good as a list; text is not a list of keys.
+            # A numpy array or another iterable counts as a list; text does not.
             if isinstance(values, str | bytes | dict):
-                raise TypeError("a list is needed")
+                raise TypeError("expected a list")
             values = list(values)
         return [convert(value) for value in values]
 
@@ -64,13 +64,13 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 def _config(value: Any) -> Any:
     if not isinstance(value, _native.ReplicateConfig):
-        raise TypeError("a ReplicateConfig is needed")
+        raise TypeError("expected a ReplicateConfig")
     return value
 
 
 def _real_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError("a list is needed")
+        raise TypeError("expected a list")
     return value
 
 
@@ -115,7 +115,7 @@ def _buffer(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("text is needed")
+        raise TypeError("expected text")
     return value
 
 
@@ -183,14 +183,15 @@ def method(name: str, arguments: Sequence[Argument], doc: str, body: Callable[..
     shown = [inspect.Parameter(it.name, it.kind, default=it.default) for it in _with_rest(arguments)]
     call.__name__, call.__doc__ = name, doc
     call.__qualname__, call.__module__ = f"MooncakeDistributedStore.{name}", "mooncake.store"
-    # Mooncake has a method with a required argument behind an optional one, which Python itself cannot have.
+    # Mooncake has a method with a required argument after an optional one, which Python itself does not
+    # permit.
     signature = inspect.Signature([this, *shown], __validate_parameters__=False)
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
 
 def _with_rest(arguments: Sequence[Argument]) -> list[Argument]:
-    """The arguments as `inspect` wants them: without a default for the rest."""
+    """The arguments in the form of `inspect`, without defaults for the rest."""
     rest_kind = inspect.Parameter.VAR_POSITIONAL
     return [
         Argument(it.name, it.type, it.convert, kind=it.kind) if it.kind is rest_kind else it

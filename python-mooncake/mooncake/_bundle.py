@@ -1,7 +1,7 @@
 """Bundles: named payloads of one object, in chunks, and a manifest that names them.
 
-The keys of a bundle are `<prefix>/<partition>/<id>/…`. The manifest is written last and removed last, so a
-bundle that can be found is whole. A write that fails removes what it has written.
+The keys of a bundle are `<prefix>/<partition>/<id>/…`. The manifest is written last and removed last, so
+that a bundle that can be found is complete. A failed write removes the chunks that it has written.
 """
 
 import json
@@ -31,7 +31,7 @@ _CONFIG_FIELDS = (
 
 @dataclass(frozen=True)
 class RemoteBundleRef:
-    """Where a bundle is: the key of its manifest, and the manifest if it is known."""
+    """The location of a bundle: the key of its manifest, and the manifest if it is known."""
 
     manifest_key: str
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Bundles:
     """Writes, reads and removes bundles of a store.
 
     Any object with `put`, `get` and `remove` is a store. `batch_put_from`, `batch_get_into`,
-    `get_into_ranges`, `register_buffer` and `batch_remove` are used where it has them.
+    `get_into_ranges`, `register_buffer` and `batch_remove` are used if it has them.
     """
 
     def __init__(self, store: Any, key_prefix: str, chunk_bytes: int):
@@ -84,7 +84,7 @@ class Bundles:
         return RemoteBundleRef(key, manifest)
 
     def manifest(self, ref: Any) -> dict[str, Any]:
-        """The manifest that a reference has or names."""
+        """The manifest that a reference contains or names."""
         key, known = _parts_of(ref)
         return dict(known) if known else dict(json.loads(self.store.get(key)))
 
@@ -97,7 +97,7 @@ class Bundles:
         wanted: Sequence[tuple[Mapping[str, Any], int, int]],
         into: Sequence[Bytes | None] | None = None,
     ) -> list[Bytes]:
-        """Read a range of each payload, into the given memory where there is some."""
+        """Read a range of each payload, into the given memory if there is any."""
         targets = []
         whole: list[tuple[str, Bytes, int]] = []
         parts: list[tuple[str, Bytes, int, int]] = []
@@ -121,18 +121,18 @@ class Bundles:
         return targets
 
     def remove(self, ref: Any) -> None:
-        """Remove a bundle. What is missing is no error."""
+        """Remove a bundle. Missing keys are not an error."""
         try:
             manifest = self.manifest(ref)
         except ValueError:
-            # The manifest is removed last: without it there is nothing.
+            # The manifest is removed last: without it the bundle cannot be found.
             return
         specs = [manifest["meta"], *manifest["buffers"].values()]
         self.remove_keys([chunk["key"] for spec in specs for chunk in spec["chunks"]])
         self.remove_keys([_parts_of(ref)[0]])
 
     def write(self, pieces: Mapping[str, Bytes], config: Any) -> None:
-        """Write objects; all of them, or an error."""
+        """Write all objects, or raise an error."""
         keys = [key for key, piece in pieces.items() if piece.nbytes]
         if not keys:
             return
@@ -167,11 +167,11 @@ class Bundles:
             raise RuntimeError(f"remove failed for {failed[0][0]}: {failed[0][1]}")
 
     def _undo(self, keys: Sequence[str]) -> None:
-        """Remove what a failed write has left. Its own failure must not hide that of the write."""
+        """Remove the leftovers of a failed write. An error here must not hide that of the write."""
         try:
             self.remove_keys(keys)
         except Exception as error:
-            _log.warning("parts of a bundle that was not written may remain: %s", error)
+            _log.warning("parts of an incomplete bundle may remain: %s", error)
 
     def _remove_one(self, key: str) -> Any:
         try:
@@ -220,7 +220,7 @@ class Bundles:
 
 
 class _Registered:
-    """Memory that is registered while a call lasts, where the store has such a call."""
+    """Memory that is registered during a call, if the store has such a call."""
 
     def __init__(self, store: Any, arrays: Sequence[Bytes]):
         self._store = store
@@ -229,7 +229,7 @@ class _Registered:
 
     def __enter__(self) -> None:
         for array in self._arrays:
-            # A refusal means that the memory is registered already, by its owner.
+            # A refusal means that the memory is already registered by its owner.
             if self._store.register_buffer(array.ctypes.data, array.nbytes) == 0:
                 self._registered.append(array.ctypes.data)
 
@@ -251,12 +251,12 @@ def as_bytes(name: str, value: Any) -> Bytes:
 
 
 def config_for(config: Any, count: int) -> Any:
-    """The configuration for so many keys: a group of one name is the group of each key."""
+    """The configuration for this many keys. A single group name applies to each key."""
     groups = getattr(config, "group_ids", None)
     if not groups or count == len(groups):
         return config
     if len(groups) > 1:
-        raise ValueError(f"one group id is expected for the keys of an object, not {len(groups)}")
+        raise ValueError(f"expected one group id for the keys of an object, not {len(groups)}")
     made = type(config)()
     for name in _CONFIG_FIELDS:
         if hasattr(config, name):
@@ -266,14 +266,14 @@ def config_for(config: Any, count: int) -> Any:
 
 
 def checked_chunk(chunk_bytes: int) -> int:
-    """The size of a chunk, if it is one."""
+    """The checked size of a chunk."""
     if chunk_bytes <= 0:
         raise ValueError("chunk_bytes must be positive")
     return chunk_bytes
 
 
 def check_name(name: str, what: str) -> None:
-    """A part of a key must stay one part."""
+    """Check a component of a key, which must not contain a separator."""
     if not isinstance(name, str) or not name or "/" in name or any(ord(it) < 32 for it in name):
         raise ValueError(f"invalid {what}: {name!r}")
 

@@ -1,4 +1,4 @@
-"""Mooncake's return codes that the parts in Python give or expect. The others are in Rust."""
+"""Mooncake's return codes that the Python parts return or expect. The others are in Rust."""
 
 INVALID = -600
 NOT_FOUND = -704

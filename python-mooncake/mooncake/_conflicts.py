@@ -1,9 +1,9 @@
 """Detects Mooncake's own wheel in the same folder.
 
-Both wheels own the folder `mooncake`. Installed one over the other, each overwrites some of the other's
-files and leaves the rest, and in one folder Python prefers an extension module to a file of the same name:
-`mooncake.store` would be Mooncake's, and the rest ours. Our `mooncake/__init__.py` checks that; the guard
-`tiffin_mooncake_guard.py`, beside the folder, checks it where the other wheel has replaced that file.
+Both wheels own the folder `mooncake`. If one is installed over the other, it overwrites some files and
+leaves the rest. Within one folder, Python prefers an extension module to a Python file of the same name:
+`mooncake.store` would be Mooncake's, and the rest ours. Our `mooncake/__init__.py` checks for that. If the
+other wheel has replaced that file, the guard `tiffin_mooncake_guard.py` beside the folder does.
 """
 
 import importlib.machinery
@@ -16,12 +16,12 @@ OFFICIAL_NAMES = (
     "mooncake-transfer-engine-cuda13",
     "mooncake-transfer-engine-non-cuda",
 )
-# Every release of ours has this in its `__init__.py`.
+# Every release of this package has this in its `__init__.py`.
 OUR_MARK = "served by Tiffin"
 
 
 def installed() -> list[str]:
-    """The official distributions that are installed here too."""
+    """The official distributions that are also installed here."""
     found = []
     for name in OFFICIAL_NAMES:
         try:
@@ -32,7 +32,7 @@ def installed() -> list[str]:
 
 
 def foreign(folders: Iterable[str]) -> list[str]:
-    """Files in these folders that are imported in place of ours."""
+    """Files in these folders that are imported instead of ours."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     found = []
     for folder in map(pathlib.Path, folders):
@@ -44,7 +44,7 @@ def foreign(folders: Iterable[str]) -> list[str]:
 
 
 def check(folders: Iterable[str]) -> None:
-    """Refuses to run as a mixture of two packages."""
+    """Refuse to run as a mixture of two packages."""
     mixed = foreign(folders)
     if not mixed:
         return

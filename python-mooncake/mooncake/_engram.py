@@ -10,7 +10,7 @@ VOCAB_DEFAULT = 1024
 
 
 class EngramStoreConfig:
-    """The tables of one layer: the rows of each head's table, and the floats of a row."""
+    """The tables of one layer: the number of rows of each head's table, and the floats per row."""
 
     __module__ = "mooncake.store"
     __slots__ = ("embedding_dim", "table_vocab_sizes")
@@ -21,8 +21,8 @@ class EngramStoreConfig:
 
 
 class EngramStore:
-    """The embedding tables of one layer. The table of head `h` is the object `engram:l<layer>:h<h>`: rows of
-    float32, one after the other."""
+    """The embedding tables of one layer. The table of head `h` is the object `engram:l<layer>:h<h>`:
+    consecutive rows of float32."""
 
     __module__ = "mooncake.store"
 
@@ -45,19 +45,19 @@ class EngramStore:
         return list(self._keys)
 
     def get_num_heads(self) -> int:
-        """Returns how many tables there are."""
+        """Returns the number of tables."""
         return len(self._sizes)
 
     def get_embedding_dim(self) -> int:
-        """Returns the floats of a row."""
+        """Returns the number of floats of a row."""
         return self._dim
 
     def get_table_vocab_sizes(self) -> list[int]:
-        """Returns the rows of each table."""
+        """Returns the number of rows of each table."""
         return list(self._sizes)
 
     def populate(self, embedding_buffers: list[Any]) -> None:
-        """Store the tables: all of them, or none and a `RuntimeError`."""
+        """Store all tables, or none and raise `RuntimeError`."""
         import numpy as np
 
         if not isinstance(embedding_buffers, list):
@@ -104,7 +104,7 @@ class EngramStore:
         return found
 
     def _rows(self, np: Any, row_ids: Any) -> Any:
-        """The row numbers as an array; `None` for lists that are not one."""
+        """The row numbers as an array; `None` for lists that are not rectangular."""
         if isinstance(row_ids, np.ndarray):
             if row_ids.ndim != 3:
                 raise RuntimeError("row_ids array must have shape [B, L, H]")
@@ -123,7 +123,8 @@ class EngramStore:
             return None
 
     def remove_from_store(self, force: bool = False) -> int:
-        """Remove the tables. Returns how many there were; a `RuntimeError` if one could not be removed."""
+        """Remove the tables. Returns the number of removed tables; raises `RuntimeError` if one could not
+        be removed."""
         codes = [INVALID] if self._store is None else self._store.batch_remove(self._keys, force)
         failed = [code for code in codes if code not in (0, NOT_FOUND)]
         if failed:

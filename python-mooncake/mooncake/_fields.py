@@ -1,6 +1,6 @@
-"""How the fields of a batch become buffers: arrays and tensors as they are, rows of other kinds by a codec.
+"""Encodes the fields of a batch as buffers: arrays and tensors as they are, other rows by a codec.
 
-A codec writes named buffers and a description in JSON. No codec evaluates what it reads: there is no pickle.
+A codec writes named buffers and a description in JSON. No codec evaluates its input: there is no pickle.
 """
 
 import json
@@ -36,7 +36,7 @@ class FieldSchema:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of torch, which is not imported for that."""
+    """Whether it is a torch tensor. Torch is not imported for this check."""
     return type(value).__name__ in ("Tensor", "Parameter") and hasattr(value, "detach")
 
 
@@ -65,7 +65,7 @@ def dtype_name(dtype: "np.dtype[Any]") -> str:
 
 
 def dtype_of(name: str) -> "np.dtype[Any]":
-    """The type of that name; those of the package `ml_dtypes` need it."""
+    """The type of that name. Types of the package `ml_dtypes` require it."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -111,7 +111,7 @@ def decode(buffers: Mapping[str, Array], description: Mapping[str, Any]) -> Any:
 
 
 def choose(rows: Any) -> str:
-    """The codec for rows of a kind that nobody has named."""
+    """The codec for rows without a declared kind."""
     if isinstance(rows, np.ndarray) and not rows.dtype.hasobject:
         return "ndarray"
     kept = [row for row in rows if row is not None]
@@ -196,7 +196,7 @@ def _encode_typed(rows: list[Any], schema: FieldSchema) -> tuple[Buffers, Descri
     wanted = schema.metadata.get("dtype")
     plain = [row.detach().cpu().numpy() if is_tensor(row) else row for row in rows]
     arrays = [None if row is None else np.asarray(row, dtype=wanted) for row in plain]
-    # An empty list has no type of its own.
+    # An empty list has no type.
     dtypes = {it.dtype for it in arrays if it is not None and it.size} or {
         it.dtype for it in arrays if it is not None
     }
@@ -214,7 +214,7 @@ def _decode_typed(buffers: Mapping[str, Array], description: Mapping[str, Any]) 
     rows = []
     for index, (piece, shape) in enumerate(zip(_pieces(buffers), _shapes(buffers), strict=True)):
         is_null = nulls is not None and bool(nulls[index])
-        # A row begins where the one before it ends, which need not suit its type.
+        # A row starts at the end of the previous one, which may be misaligned for its type.
         rows.append(None if is_null else _typed(piece.copy(), description).reshape(shape))
     return rows
 

@@ -6,10 +6,11 @@
 | value | bytes, parts of bytes, or a tensor |
 | access | a copy, into the caller's memory, or from the caller's memory |
 | layout | plain, cut for tensor parallelism (`tp`), or cut along several axes (`parallelism`) |
-| verb | `put` keeps what exists, `upsert` replaces it, `pub` and `upsert_pub` do so with a config; `get` |
+| verb | `put` keeps an existing object, `upsert` replaces it, `pub` and `upsert_pub` do so with a config;
+`get` |
 
-A choice decides a part of the name, of the arguments and of the documentation. Each method runs one of a few
-functions of `_writes` and `_reads`.
+A choice determines a part of the name, of the arguments and of the documentation. Each method runs one of a
+few functions of `_writes` and `_reads`.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class Form:
 
 ONE, MANY = (False,), (True,)
 BOTH = (False, True)
-#: Every row: the combinations of these choices.
+#: All rows: the combinations of these choices.
 TABLE = (
     (ONE, ["parts"], ["copy"], ["plain"], ["upsert"]),
     (BOTH, ["bytes"], ["copy", "from"], ["plain"], ["upsert"]),
@@ -85,7 +86,7 @@ def forms() -> Iterator[Form]:
 
 
 def form_arguments(form: Form) -> list[Argument]:
-    """The arguments that the choices ask for, in the order that Mooncake gives them."""
+    """The arguments of the choices, in Mooncake's order."""
     made = [_key_argument(form), *_value_arguments(form)]
     config = [arguments.config(is_named=form.value == "parts")] if form.has_config else []
     if form.layout == "tp":
@@ -133,13 +134,13 @@ _SUBJECTS = {
 _LAYOUTS = {
     "plain": "",
     "tp": " The full tensor is cut along `split_dim` into `tp_size` shards, which are all stored.",
-    "parallelism": " Parallelism says which shard it is; a writer's partition, which part of the whole.",
+    "parallelism": " Parallelism selects the shard; a writer's partition selects the part of the whole.",
 }
-_EXISTING = {False: " An object that exists is kept.", True: " An object that exists is replaced."}
+_EXISTING = {False: " An existing object is kept.", True: " An existing object is replaced."}
 
 
 def form_doc(form: Form) -> str:
-    """The documentation of a method, put together from its choices."""
+    """The documentation of a method, composed from its choices."""
     subject = _SUBJECTS[form.value, form.batch]
     if form.reads:
         return _reading_doc(form, subject)
@@ -147,9 +148,9 @@ def form_doc(form: Form) -> str:
         what = "its header and its elements" if form.value == "tensor" else "its bytes"
         subject += f", given by the address of {what}"
     each = " for each" if form.batch and form.name != "upsert_batch" else ""
-    config = " The config says how many copies there are, and where." if form.has_config else ""
+    config = " The config sets the number of copies, and their segments." if form.has_config else ""
     if form.name == "upsert_batch":
-        each = " or the code of the first that failed; the others may have been stored"
+        each = " or the code of the first failure; the others may have been stored"
         return f"Store {subject}.{_EXISTING[True]} Returns 0{each}."
     head = f"Store {subject}.{_LAYOUTS[form.layout]}{_EXISTING[form.replaces]}"
     return f"{head}{config} Returns 0 or a negative code{each}."
@@ -158,17 +159,17 @@ def form_doc(form: Form) -> str:
 def _reading_doc(form: Form, subject: str) -> str:
     which = {
         "plain": "",
-        "tp": " of a rank, as the calls with `tp` have stored it",
-        "parallelism": ", as `ReadTarget` says: as stored, a shard, or the whole that shards make up",
+        "tp": " of a rank, stored by the calls with `tp`",
+        "parallelism": ", selected by `ReadTarget`: as stored, a shard, or the whole tensor",
     }[form.layout]
     where = ""
     if form.access == "into":
-        where = " The object lands at the address, and the tensor is a view of that memory."
+        where = " The object is read to the address, and the tensor is a view of that memory."
     none = "`None` for those" if form.batch else "`None` for one"
     return f"Read {subject}{which}.{where} Returns {none} that cannot be read."
 
 
-# What the methods do.
+# The functions behind the methods.
 
 
 def form_body(form: Form) -> Any:
@@ -205,7 +206,7 @@ def _bytes_body(form: Form) -> Any:
 
 
 def _values(form: Form, given: list[Any]) -> tuple[list[Any] | None, list[Any]]:
-    """The tensors or buffers of a call, and the arguments behind them; `None` if the lists differ."""
+    """The tensors or buffers of a call, and the arguments after them; `None` if the lists differ."""
     if form.access == "copy":
         return (given[0] if form.batch else [given[0]]), given[1:]
     addresses, sizes = given[:2] if form.batch else ([given[0]], [given[1]])
@@ -312,7 +313,7 @@ def _parallel_reading_body(form: Form) -> Any:
     return body
 
 
-# Methods that are no combination of the choices.
+# Methods that are not a combination of the choices.
 
 
 def _into_cuda(store: Any, key: bytes, tensor: Any) -> int:
@@ -350,7 +351,7 @@ def _sessions() -> Iterator[tuple[str, list[Argument], str, Any]]:
         "batch_put_session_start",
         [arguments.keys(), arguments.sizes("sizes"), arguments.config()],
         "Reserve space for objects that are written range by range. Returns for each 0, or a negative "
-        "code: -705 if the key exists, -600 if it has a session already.",
+        "code: -705 if the key exists, -600 if it already has a session.",
         _native.put_session_start,
     )
     yield (
@@ -382,13 +383,13 @@ def _others() -> Iterator[tuple[str, list[Argument], str, Any]]:
     yield (
         "get_tensor_into_cuda",
         [arguments.key(), arguments.value("tensor")],
-        "Returns -600: only clients of a node daemon could read into the memory of a device.",
+        "Returns -600: only clients of a node daemon could read into device memory.",
         _into_cuda,
     )
     yield (
         "batch_get_tensor_into_cuda",
         [arguments.keys(), arguments.real_list("tensors_list")],
-        "Returns -600 for each: only clients of a node daemon could read into the memory of a device.",
+        "Returns -600 for each: only clients of a node daemon could read into device memory.",
         _batch_into_cuda,
     )
     yield (

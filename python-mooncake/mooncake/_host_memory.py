@@ -1,5 +1,5 @@
-"""Memory of the host for other libraries: shared memory that another process can map, the processors and
-memory of a NUMA node, and the addresses of C functions that allocate."""
+"""Host memory for other libraries: shared memory that another process can map, the processors and memory of
+a NUMA node, and the addresses of C functions that allocate."""
 
 import ctypes
 import mmap
@@ -57,7 +57,7 @@ class _Regions:
         return 0
 
     def find(self, address: int, size: int = 1) -> tuple[int, int] | None:
-        """The memory file that has these bytes and where they are in it, or `None`."""
+        """The memory file with these bytes and their offset in it, or `None`."""
         with self._lock:
             for start, region in self._regions.items():
                 if start <= address and address + size <= start + region.size:
@@ -65,7 +65,7 @@ class _Regions:
         return None
 
     def after_fork(self) -> None:
-        """A thread of the parent may have had the lock. The mappings are shared with the child."""
+        """A thread of the parent may have held the lock. The mappings are shared with the child."""
         self._lock = threading.Lock()
 
 
@@ -74,15 +74,16 @@ os.register_at_fork(after_in_child=regions.after_fork)
 
 
 class MooncakeHostMemAllocator:
-    """Allocates shared memory, page by page, which a daemon of this host can map. All allocators of a process
-    have the same memory, and dropping one frees nothing."""
+    """Allocates shared memory in whole pages, which a daemon of this host can map. All allocators of a
+    process share the same memory, and dropping one frees nothing."""
 
     __module__ = "mooncake.store"
 
     def alloc(self, size: int, /) -> int:
-        """Returns the address of new memory, filled with zeros. Raises `RuntimeError` if there is none."""
+        """Returns the address of new memory, filled with zeros. Raises `RuntimeError` if the allocation
+        fails."""
         if not isinstance(size, int) or size < 0:
-            raise TypeError(f"alloc(size: int): a non-negative integer is needed, not {size!r}")
+            raise TypeError(f"alloc(size: int): expected a non-negative integer, not {size!r}")
         if size == 0:
             raise RuntimeError("Failed to map shared memory: Invalid argument")
         try:
@@ -93,7 +94,7 @@ class MooncakeHostMemAllocator:
     def free(self, address: int, /) -> int:
         """Free memory. Returns 0, or -1 if none was allocated there."""
         if not isinstance(address, int):
-            raise TypeError(f"free(address: int): an integer is needed, not {address!r}")
+            raise TypeError(f"free(address: int): expected an integer, not {address!r}")
         return regions.remove(address)
 
 
@@ -116,16 +117,16 @@ def bind_to_numa_node(node: int) -> None:
 
     >>> bind_to_numa_node(0)
 
-    A node that does not exist changes nothing, and a line on standard error says so.
+    A missing node changes nothing, and prints a line on standard error.
     """
     if not isinstance(node, int):
-        raise TypeError(f"bind_to_numa_node(node: int): an integer is needed, not {node!r}")
+        raise TypeError(f"bind_to_numa_node(node: int): expected an integer, not {node!r}")
     try:
         with open(f"/sys/devices/system/node/node{node}/cpulist") as file:
             processors = _processors(file.read())
     except OSError:
         if node != 0:
-            print(f"mooncake.store: there is no NUMA node {node}, so nothing is bound to it", file=sys.stderr)
+            print(f"mooncake.store: there is no NUMA node {node}, nothing was bound", file=sys.stderr)
         return
     allowed = processors & os.sched_getaffinity(0)
     if allowed:
@@ -134,7 +135,7 @@ def bind_to_numa_node(node: int) -> None:
     if call is not None:
         words = (ctypes.c_ulong * (node // 64 + 1))()
         words[node // 64] = 1 << node % 64
-        # The memory policy is a preference: a refusal of the kernel has no other effect.
+        # The memory policy is a preference: a refusal by the kernel has no other effect.
         ctypes.CDLL(None).syscall(call, _PREFERRED, words, ctypes.c_ulong(len(words) * 64 + 1))
 
 

@@ -1,8 +1,8 @@
 """A small HTTP server for the services of this package, on the standard library.
 
-**Invariants:** at most `CONNECTIONS_MAX` connections are open, and one more is closed at once. A body has at
-most the bytes that the service allows. A connection on which nothing moves for `IDLE_SECONDS_MAX` is closed.
-With a token set, requests without it are refused.
+**Invariants:** at most `CONNECTIONS_MAX` connections are open, and one more is closed at once. The service
+limits the size of a body. A connection without traffic for `IDLE_SECONDS_MAX` is closed. With a token set,
+requests without it are refused.
 """
 
 import hmac
@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 
 CONNECTIONS_MAX = 256
 IDLE_SECONDS_MAX = 30
-# So much of an unwanted body is read, so that its sender gets the answer and not a broken connection.
+# The number of bytes of an unwanted body that are read, so that its sender gets the answer and not a broken
+# connection.
 UNWANTED_BYTES_MAX = 64 << 20
 
 _log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
-    """What a client asks."""
+    """A client's request."""
 
     method: str
     path: str
@@ -36,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What it gets."""
+    """The answer."""
 
     status: int
     body: bytes
@@ -44,17 +45,17 @@ class Response(NamedTuple):
 
 
 def text(status: int, body: str) -> Response:
-    """An answer that is text."""
+    """A text answer."""
     return Response(status, body.encode())
 
 
 def as_json(status: int, value: Any) -> Response:
-    """An answer that is JSON."""
+    """A JSON answer."""
     return Response(status, json.dumps(value).encode(), "application/json; charset=utf-8")
 
 
 class Server:
-    """Answers requests with `handle`, on threads, until it is closed. It listens when it is made."""
+    """Answers requests with `handle`, on threads, until it is closed. It listens from its creation."""
 
     def __init__(self, host: str, port: int, handle: Callable[[Request], Response], body_bytes_max: int):
         self._server = _Server((host, port), handle, body_bytes_max, token())
@@ -62,7 +63,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The real port, if 0 was asked for."""
+        """The actual port, if 0 was requested."""
         return int(self._server.server_address[1])
 
     def start(self) -> threading.Thread:
@@ -81,12 +82,12 @@ class Server:
 
 
 def token() -> str:
-    """The token that clients must show; empty for none."""
+    """The token that clients must send; empty for none."""
     return os.environ.get("TIFFIN_TOKEN", "")
 
 
 def stop_on_signals() -> threading.Event:
-    """What SIGINT and SIGTERM set from now on, instead of ending the process."""
+    """An event that SIGINT and SIGTERM set from now on, instead of ending the process."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
@@ -94,11 +95,11 @@ def stop_on_signals() -> threading.Event:
 
 
 def exposure(host: str) -> str | None:
-    """A warning if other machines reach this address and need no token."""
+    """A warning if other machines reach this address without a token."""
     if token() or host in ("127.0.0.1", "::1", "localhost"):
         return None
     return (
-        f"anybody who reaches {host} can use this service: set TIFFIN_TOKEN and send it as "
+        f"every client that reaches {host} can use this service: set TIFFIN_TOKEN and send it as "
         "`Authorization: Bearer <token>`, or listen with --host 127.0.0.1"
     )
 
@@ -124,7 +125,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        # The name of the host is not needed, and asking for it can take long.
+        # The name of the host is not needed, and looking it up can take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -145,7 +146,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a connection from %s ended", client_address, exc_info=True)
+        _log.debug("connection from %s ended", client_address, exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -184,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         if int(length) > self.server.body_bytes_max:
             self.close_connection = self.has_unread_body = True
             most = self.server.body_bytes_max
-            return text(413, f"the body has more than the {most} bytes allowed\n\nhint: send less at once\n")
+            return text(413, f"the body has more than {most} bytes\n\nhint: send less at once\n")
         body = self.rfile.read(int(length))
         if not self.shows_token():
             return text(401, "the token is missing or wrong\n\nhint: send `Authorization: Bearer <token>`\n")

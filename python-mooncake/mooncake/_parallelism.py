@@ -1,6 +1,6 @@
 """`ParallelAxis`, `TensorParallelism` and `ReadTarget`: how a tensor is cut into shards.
 
-Objects of other classes with the same attributes are understood too, as in Mooncake.
+Objects of other classes with the same attributes are accepted too, as in Mooncake.
 """
 
 import operator
@@ -26,7 +26,7 @@ def _optional(value: Any) -> int | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is needed, not {type(value).__name__}")
+        raise TypeError(f"expected text, not {type(value).__name__}")
     return value
 
 
@@ -59,13 +59,13 @@ def _attribute(name: str, convert: Any, doc: str) -> property:
 
 
 class ParallelAxis(_Plain):
-    """One axis of parallelism: which part of how many this rank has."""
+    """One axis of parallelism: the part of this rank, and the number of parts."""
 
     __slots__ = ("_expert_id", "_kind", "_rank", "_size", "_split_dim", "_stage_id")
 
     kind = _attribute("kind", _text, '"tp", "dp", "ep" or "pp".')
-    rank = _attribute("rank", _integer, "Which part, from 0.")
-    size = _attribute("size", _integer, "How many parts.")
+    rank = _attribute("rank", _integer, "The index of the part, from 0.")
+    size = _attribute("size", _integer, "The number of parts.")
     split_dim = _attribute("split_dim", _optional, "The dimension that is cut; only for tp.")
     expert_id = _attribute("expert_id", _optional, "The expert; needed for ep.")
     stage_id = _attribute("stage_id", _optional, "The stage; needed for pp.")
@@ -77,7 +77,7 @@ class ParallelAxis(_Plain):
 
 def _copied(axis: Any) -> ParallelAxis:
     if not isinstance(axis, ParallelAxis):
-        raise TypeError(f"a ParallelAxis is needed, not {type(axis).__name__}")
+        raise TypeError(f"expected a ParallelAxis, not {type(axis).__name__}")
     made = ParallelAxis()
     for slot in ParallelAxis.__slots__:
         setattr(made, slot, getattr(axis, slot))
@@ -94,13 +94,13 @@ class TensorParallelism(_Plain):
 
     @property
     def axes(self) -> list[ParallelAxis]:
-        """The axes, in a new list."""
+        """The axes, as a new list."""
         return list(self._axes)
 
     @axes.setter
     def axes(self, axes: Iterable[ParallelAxis]) -> None:
         if isinstance(axes, str | bytes):
-            raise TypeError("a list of ParallelAxis is needed")
+            raise TypeError("expected a list of ParallelAxis")
         self._axes = [_copied(axis) for axis in axes]
 
 
@@ -108,14 +108,14 @@ def _copied_parallelism(value: Any) -> TensorParallelism | None:
     if value is None:
         return None
     if not isinstance(value, TensorParallelism):
-        raise TypeError(f"a TensorParallelism is needed, not {type(value).__name__}")
+        raise TypeError(f"expected a TensorParallelism, not {type(value).__name__}")
     made = TensorParallelism()
     made.axes = value.axes
     return made
 
 
 class ReadTarget(_Plain):
-    """What a read of a sharded tensor returns: the stored object, one shard, or the whole tensor."""
+    """The result of reading a sharded tensor: the stored object, one shard, or the whole tensor."""
 
     __slots__ = ("_mode", "_parallelism")
 
@@ -131,7 +131,7 @@ for _class in (ParallelAxis, TensorParallelism, ReadTarget):
 
 
 class Invalid(Exception):
-    """A parallelism, partition or target that cannot be."""
+    """An invalid parallelism, partition or target."""
 
 
 def _cast(value: Any, kind: str) -> Any:
@@ -146,7 +146,7 @@ def _cast(value: Any, kind: str) -> Any:
 
 
 def axes_of(parallelism: Any) -> tuple[Axis, ...]:
-    """The axes of a parallelism, which is valid. Raises `Invalid` if it is not."""
+    """The axes of a valid parallelism. Raises `Invalid` otherwise."""
     if not hasattr(parallelism, "axes"):
         raise Invalid
     axes = []
@@ -190,7 +190,7 @@ def partition_axis(partition: Any) -> Axis:
 
 
 def target_of(target: Any) -> tuple[str, Any]:
-    """The mode and the parallelism of a target. Raises `Invalid` if it is none."""
+    """The mode and the parallelism of a target. Raises `Invalid` if it is not a target."""
     if target is None:
         return "as_stored", None
     if not hasattr(target, "mode") or not hasattr(target, "parallelism"):

@@ -1,7 +1,7 @@
-"""Reading tensors: whole ones, and shards that are found by their names or cut from other shards.
+"""Reads tensors: whole ones, and shards that are found by their names or cut from other shards.
 
-A read returns a tensor or `None`. With a destination the object lands in the caller's memory, and the tensor
-is a view of that memory.
+A read returns a tensor or `None`. With a destination the object is read into the caller's memory, and the
+tensor is a view of that memory.
 """
 
 import math
@@ -47,7 +47,7 @@ def _view(target: Buffer, header: formats.Header, offset: int, size: int) -> Any
 
 
 def read_target(store: Any, key: bytes, target: Any, into: Buffer | None) -> Any:
-    """What a target asks for, or `None`."""
+    """The tensor that a target selects, or `None`."""
     try:
         mode, parallelism = parallel.target_of(target)
         if mode == "as_stored":
@@ -75,7 +75,7 @@ def _read_one(store: Any, key: bytes, into: Buffer | None) -> Any:
 
 
 def _read_whole_of_writers(store: Any, key: bytes, into: Buffer | None) -> Any:
-    """The tensor that writers have stored in parts, if all are there; else the object of that name."""
+    """The tensor that writers have stored in parts, if all exist; else the object of that name."""
     manifest = _read_manifest(store, formats.writer_manifest_key(key))
     if manifest is not None:
         axes = [formats.Axis("tp", rank, manifest.shards, manifest.split_dim) for rank in _ranks(manifest)]
@@ -88,7 +88,7 @@ def _read_whole_of_writers(store: Any, key: bytes, into: Buffer | None) -> Any:
 
 
 def _read_shard(store: Any, key: bytes, axes: tuple[formats.Axis, ...], into: Buffer | None) -> Any:
-    """A shard: as it is stored, as a writer has stored it, or cut from the shards of another size."""
+    """A shard: as stored, as a writer has stored it, or cut from the shards of another size."""
     names = [formats.shard_key(key, axes)]
     is_single = len(axes) == 1 and axes[0].kind == "tp"
     if is_single:
@@ -104,7 +104,8 @@ def _read_shard(store: Any, key: bytes, axes: tuple[formats.Axis, ...], into: Bu
         if found is not None:
             return found
     if is_single and into is None:
-        # As in Mooncake, what the TP calls have stored under that name is returned without a check.
+        # As in Mooncake, an object that the TP calls have stored under that name is returned without a
+        # check.
         rank, size = axes[0].rank, axes[0].size
         return read_plain(store, [key if size == 1 else formats.tp_key(key, rank)])[0]
     return None
@@ -130,7 +131,7 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
 
 
 class Head(NamedTuple):
-    """The header of a stored object, and which put of its key it is."""
+    """The header of a stored object, and its generation."""
 
     header: formats.Header
     generation: str
@@ -153,7 +154,7 @@ def _ranks(manifest: formats.Manifest) -> range:
     return range(min(manifest.shards, SHARDS_MAX + 1))
 
 
-#: Shorter rows are copied in less time from a shard that was read as a whole.
+#: Shorter rows are copied faster from a shard that was read as a whole.
 ROW_BYTES_MIN = 256
 
 
@@ -173,7 +174,7 @@ class Shards(NamedTuple):
 def _check_shards(
     store: Any, names: list[bytes], axes: list[tuple[formats.Axis, ...]], manifest: formats.Manifest
 ) -> Shards | None:
-    """The shards if all are there and are equal parts of the tensor that the manifest describes."""
+    """The shards, if all exist and are equal parts of the tensor that the manifest describes."""
     if manifest.shards > SHARDS_MAX or manifest.shape[manifest.split_dim] % manifest.shards:
         return None
     heads = [head for head in _heads(store, names) if head is not None]
@@ -238,7 +239,7 @@ def _assemble(
     axes: tuple[formats.Axis, ...],
     into: Buffer | None,
 ) -> Any:
-    """The part of a tensor that an axis asks for, or the whole, copied together from its shards."""
+    """The part of a tensor that an axis selects, or the whole, copied from its shards."""
     torch, manifest = tensors.import_torch(), shards.manifest
     shape, dim = manifest.shape, manifest.split_dim
     header = formats.full_header(manifest.dtype, shape)
@@ -270,8 +271,9 @@ def _assemble(
 def _copy_parts(torch: Any, store: Any, shards: Shards, elements: Any, wanted: tuple[int, int]) -> bool:
     """Copies a range of the split dimension from the shards that have a part of it.
 
-    What is contiguous in a shard is read to its place. Else, or if the shard was replaced since its header
-    was read, the whole shard is read first, so that its header and its elements belong together.
+    Contiguous rows of a shard are read directly to their destination. Otherwise, or if the shard was
+    replaced since its header was read, the whole shard is read first, so that its header and its elements
+    match.
     """
     manifest, (start, end) = shards.manifest, wanted
     shape, dim = manifest.shape, manifest.split_dim

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files. The package `safetensors` is imported when it is used."""
+"""Tensors in safetensors files. The package `safetensors` is imported at its first use."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def _text(value: Any) -> str:
 
 
 def save(store: Any, key: bytes, file_name: Any) -> int:
-    """Writes one tensor to a file."""
+    """Write one tensor to a file."""
     if not _native.is_open(store):
         return INVALID
     path = key.decode(errors="surrogateescape") if file_name is None else _text(file_name)
@@ -32,7 +32,7 @@ def save(store: Any, key: bytes, file_name: Any) -> int:
 
 
 def load(store: Any, key: Any, file_name: str) -> Any:
-    """Stores one tensor of a file."""
+    """Store one tensor of a file."""
     name = None if key is None else _text(key)
     if not _native.is_open(store):
         return None
@@ -40,7 +40,7 @@ def load(store: Any, key: Any, file_name: str) -> Any:
         from safetensors.torch import load_file  # type: ignore[import-not-found,unused-ignore]
 
         found = load_file(file_name)
-    # Files that are missing or not safetensors each fail in their own way.
+    # Missing and invalid files each raise their own kind of exception.
     except Exception:
         return None
     if not found:

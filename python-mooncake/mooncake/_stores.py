@@ -1,4 +1,4 @@
-"""What the classes and services beside the store need of it."""
+"""Helpers for the classes and services beside the store."""
 
 import threading
 import time
@@ -10,9 +10,10 @@ _RETRY_SECONDS = 1.0
 
 
 def set_up(store: Any, settings: Any, seconds: float, stopped: threading.Event) -> bool:
-    """Set a store up, trying again until the time is over, because its master may start later.
+    """Set up a store, and retry until the time limit, because its master may start later.
 
-    `False` if it was stopped, if the time is over, or if the settings are invalid, which no wait mends.
+    Returns `False` if it was stopped, at the time limit, or if the settings are invalid, which no retry
+    changes.
     """
     deadline = time.monotonic() + seconds
     while not stopped.is_set():
@@ -26,8 +27,8 @@ def set_up(store: Any, settings: Any, seconds: float, stopped: threading.Event) 
 
 
 def find(store: Any, user: str) -> Any:
-    """The store that is given, or inside a wrapper that is given; `None` for none."""
-    # The module of the store imports this one.
+    """The given store, or the store inside the given wrapper; `None` for none."""
+    # The store's module imports this one.
     from mooncake.store import MooncakeDistributedStore
 
     if store is None or isinstance(store, MooncakeDistributedStore):

@@ -1,8 +1,8 @@
-"""Bytes of stored tensors and of manifests, and the names of shards. Torch is not needed here.
+"""The bytes of stored tensors and of manifests, and the names of shards. Torch is not needed here.
 
 A stored tensor is a header of 304 bytes and the elements in row-major order. A shard's header also has the
-shape of the whole tensor and up to four axes, which say which part of it the shard is. A manifest of 96 bytes
-says how many shards there are.
+shape of the whole tensor and up to four axes, which select its part. A manifest of 96 bytes has the number
+of shards.
 """
 
 import math
@@ -23,7 +23,7 @@ _NO_AXIS = bytes(_AXIS.size)
 _FULL, _SHARD = 0, 1
 _UNUSED = (-1,) * DIMENSIONS_MAX
 
-#: The names that torch gives the types of elements, and the bytes of one element, by their codes.
+#: Torch's names of the element types, and the bytes of one element, by their codes.
 DTYPES = (
     ("float32", 4),
     ("float64", 8),
@@ -49,7 +49,7 @@ _KINDS_KNOWN = 5
 
 
 class Axis(NamedTuple):
-    """One axis of parallelism: which part of how many, and along which dimension the tensor is cut."""
+    """One axis of parallelism: the part, the number of parts, and the dimension of the cut."""
 
     kind: str
     rank: int
@@ -60,7 +60,7 @@ class Axis(NamedTuple):
 
     @property
     def id(self) -> int:
-        """The number that the header has: the expert of an `ep` axis, the stage of a `pp` axis."""
+        """The number in the header: the expert of an `ep` axis, the stage of a `pp` axis."""
         number = {"ep": self.expert_id, "pp": self.stage_id}.get(self.kind)
         return 0 if number is None else number
 
@@ -72,7 +72,7 @@ class Axis(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A header that was found valid, or is to be written."""
+    """A valid header."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -169,7 +169,7 @@ class Manifest(NamedTuple):
 
 
 def parse_manifest(found: bytes | memoryview) -> Manifest | None:
-    """The manifest, or `None` if it is not a valid one. Bytes behind it do not matter.
+    """The manifest, or `None` if it is not a valid one. Bytes after it are ignored.
 
     >>> parse_manifest(Manifest(0, 0, 2, (4, 6)).to_bytes() + b"more")
     Manifest(dtype=0, split_dim=0, shards=2, shape=(4, 6))
@@ -193,15 +193,15 @@ class Cut(NamedTuple):
     """A part of a tensor along one dimension, as rows in its memory."""
 
     shape: tuple[int, ...]
-    #: From the first byte of the tensor to the first row.
+    #: The offset of the first row from the first byte of the tensor.
     offset: int
     row_bytes: int
     rows: int
-    #: From one row to the next.
+    #: The distance between rows.
     stride: int
 
     def at(self, address: int) -> tuple[int, int, int, int]:
-        """The rows of a tensor at that address, as the native `write` takes them."""
+        """The rows of a tensor at that address, in the form of the native `write`."""
         return (address + self.offset, self.row_bytes, self.rows, self.stride)
 
 
@@ -258,7 +258,7 @@ def with_tp(axes: tuple[Axis, ...], rank: int, size: int) -> tuple[Axis, ...]:
 
 
 def is_shard_of(header: Header, axes: tuple[Axis, ...]) -> bool:
-    """Whether a header has just these axes, in any order."""
+    """Whether a header has exactly these axes, in any order."""
     found = {axis.kind: axis for axis in header.axes}
     return (
         header.is_shard

@@ -1,7 +1,7 @@
-"""Tensors in memory: what the store needs to know of one, and tensors over memory that was read.
+"""Tensors in memory: their description for the store, and tensors over memory that was read.
 
-Torch is imported by the first call that returns a tensor. Writing one needs no import: every class whose name
-has `Tensor` in it and that has the members of torch's tensors will do.
+The first call that returns a tensor imports torch. Writing a tensor needs no import: any class works whose
+name contains `Tensor` and that has the members of torch's tensors.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ from mooncake._tensor_format import (
 
 
 class Unsupported(Exception):
-    """An object that is not a tensor, or one that cannot be stored."""
+    """The object is not a tensor, or cannot be stored."""
 
 
 class Elements(NamedTuple):
-    """The elements of a tensor in memory, in row-major order. The owner keeps them there."""
+    """The elements of a tensor in memory, in row-major order. The owner keeps the memory alive."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Elements(NamedTuple):
 def inspect(tensor: Any, is_cut: bool = False) -> Elements:
     """The elements of a tensor. Raises `Unsupported` if it cannot be stored.
 
-    A part of a tensor that is cut is a plain tensor, whatever the class of the whole is called.
+    The part of a cut tensor is a plain tensor, whatever the class of the whole is.
     """
     try:
         if is_cut and "Tensor" not in type(tensor).__name__:
@@ -54,7 +54,7 @@ def inspect(tensor: Any, is_cut: bool = False) -> Elements:
         shape = tuple(map(int, tensor.shape))
         if len(shape) > DIMENSIONS_MAX:
             raise Unsupported
-        # A view that negates lazily has other bytes than values.
+        # A lazily negated view has other bytes than values.
         if getattr(tensor, "is_neg", bool)():
             tensor = tensor.resolve_neg()
         # The store reads host memory.
@@ -66,7 +66,7 @@ def inspect(tensor: Any, is_cut: bool = False) -> Elements:
             raise Unsupported
     except Unsupported:
         raise
-    # Sparse, quantised and meta tensors each fail in their own way, with exceptions of any kind.
+    # Sparse, quantised and meta tensors each raise their own kind of exception.
     except Exception:
         raise Unsupported from None
     return elements
@@ -78,8 +78,8 @@ def import_torch() -> Any:
         import torch  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise ImportError(
-            "tensors cannot be read: torch is not installed\n\nhint: `pip install torch`, or read the object "
-            "as bytes: 304 bytes of header, then the elements"
+            "tensors cannot be read: torch is not installed\n\n"
+            "hint: run `pip install torch`, or read the object as bytes: a header of 304 bytes, then elements"
         ) from None
     return torch
 
@@ -89,7 +89,7 @@ def torch_type(torch: Any, code: int) -> Any:
 
 
 def over(torch: Any, memory: Any, header: Header, offset: int) -> Any:
-    """A tensor over memory. A tensor without dimensions comes back with one."""
+    """A tensor over memory. A tensor without dimensions is returned with one."""
     dtype, shape = torch_type(torch, header.dtype), header.shape or (1,)
     if header.data_bytes == 0:
         return torch.empty(shape, dtype=dtype)

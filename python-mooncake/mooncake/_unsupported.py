@@ -1,4 +1,4 @@
-"""Features of Mooncake that this package does not have. Each says so, with its name."""
+"""Features of Mooncake that this package does not have. Each reports that with its name."""
 
 import sys
 

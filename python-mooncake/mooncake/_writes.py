@@ -1,7 +1,7 @@
-"""Storing: bytes, parts, memory at addresses, and tensors, whole or cut into shards.
+"""Writes: bytes, parts, memory at addresses, and tensors, whole or cut into shards.
 
-Every method that stores goes through `_store`, a batch of objects made of parts. `write` and `write_tensors`
-turn the arguments of a method into such batches.
+Every method that stores goes through `_store`, a batch of objects made of parts. `write` and
+`write_tensors` convert the arguments of a method into such batches.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from mooncake import _tensors as tensors
 from mooncake._codes import INVALID
 
 OK = 0
-#: Shards of one tensor.
+#: The maximum number of shards of one tensor.
 SHARDS_MAX = 1 << 16
 
 #: Parts of an object: values with the buffer protocol, and rows at an address.
@@ -23,7 +23,7 @@ Parts = list[Any]
 
 
 class Object(NamedTuple):
-    """An object to be stored. The owner keeps the memory that its parts name."""
+    """An object to store. The owner keeps the memory of its parts alive."""
 
     key: bytes
     parts: Parts
@@ -31,11 +31,11 @@ class Object(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a call stores: its name, its options, and whether its objects replace others."""
+    """How a call stores: its name, its options, and whether its objects replace existing ones."""
 
     call: str
     config: Any
-    #: How many group ids the config must have, if it has any.
+    #: The number of group ids that the config must have, if it has any.
     groups: int
     #: "value", "buffer" or "tensor".
     source: str
@@ -58,7 +58,7 @@ def _first_failure(codes: Sequence[int]) -> int:
 
 
 def write_values(store: Any, how: How, keys: list[bytes], values: Sequence[Any]) -> int:
-    """Stores values. The code of the first that failed is the answer."""
+    """Store values. Returns the code of the first failure."""
     if not _native.is_open(store) or len(keys) != len(values):
         return INVALID
     objects = [Object(key, [value]) for key, value in zip(keys, values, strict=True)]
@@ -66,7 +66,7 @@ def write_values(store: Any, how: How, keys: list[bytes], values: Sequence[Any])
 
 
 def write_parts(store: Any, how: How, key: bytes, parts: Sequence[Any]) -> int:
-    """Stores the concatenation of parts; nothing if all are empty."""
+    """Store the concatenation of parts; nothing if all are empty."""
     given = []
     for part in parts:
         try:
@@ -84,7 +84,7 @@ def write_parts(store: Any, how: How, key: bytes, parts: Sequence[Any]) -> int:
 def write_buffers(
     store: Any, how: How, keys: list[bytes], addresses: list[int], sizes: list[int]
 ) -> list[int]:
-    """Stores memory at addresses."""
+    """Store memory at addresses."""
     if len(addresses) != len(keys) or len(sizes) != len(keys):
         return [INVALID] * len(keys)
     ranges = zip(keys, addresses, sizes, strict=True)
@@ -106,7 +106,7 @@ class Buffer(NamedTuple):
 
 
 class Refused(Exception):
-    """A tensor or a buffer that cannot be stored so. The answer is -600."""
+    """A tensor or a buffer that cannot be stored in this way. The answer is -600."""
 
 
 def _elements(store: Any, value: Any, is_cut: bool = False) -> tuple[tensors.Elements, Any]:
@@ -154,7 +154,7 @@ def _shard(
 
 
 def write_plain(store: Any, how: How, keys: list[bytes], values: Sequence[Any]) -> list[int]:
-    """Stores whole tensors. An invalid buffer fails the call, an invalid tensor only itself."""
+    """Store whole tensors. An invalid buffer fails the call, an invalid tensor only its own item."""
     codes, objects = [OK] * len(keys), []
     for place, (key, value) in enumerate(zip(keys, values, strict=True)):
         try:
@@ -170,7 +170,7 @@ def write_plain(store: Any, how: How, keys: list[bytes], values: Sequence[Any]) 
 def write_tp(
     store: Any, how: How, keys: list[bytes], values: Sequence[Any], size: int, split_dim: int
 ) -> list[int]:
-    """Cuts tensors into shards and stores all of them in one batch."""
+    """Cut tensors into shards, and store all of them in one batch."""
     if any(not isinstance(it, Buffer) and it is not None and not hasattr(it, "shape") for it in values):
         return [INVALID] * len(keys)
     codes, objects = [OK] * len(keys), []
@@ -187,14 +187,14 @@ def write_tp(
 
 
 def _ranks(elements: tensors.Elements, size: int) -> int:
-    """How many parts to make, which are named one by one."""
+    """The number of parts, which are named one by one."""
     if size > SHARDS_MAX:
         raise Refused
     return size
 
 
 def _merge(codes: list[int], objects: Sequence[tuple[int, Object]], stored: Sequence[int]) -> None:
-    """Each tensor has the code of the first of its objects that failed."""
+    """The code of each tensor is that of the first failure among its objects."""
     for (place, _), code in zip(objects, stored, strict=True):
         codes[place] = codes[place] or code
 
@@ -202,7 +202,7 @@ def _merge(codes: list[int], objects: Sequence[tuple[int, Object]], stored: Sequ
 def write_parallel(
     store: Any, how: How, keys: list[bytes], values: Sequence[Any], layouts: Sequence[Any], is_writer: bool
 ) -> list[int]:
-    """Stores each tensor as its layout says: one after the other, each by itself."""
+    """Store each tensor according to its layout, one after the other."""
     codes = []
     for key, value, layout in zip(keys, values, layouts, strict=True):
         try:
@@ -238,7 +238,7 @@ def _write_layout(store: Any, how: How, key: bytes, value: Any, layout: Any, is_
 
 
 def _write_own_shard(store: Any, how: How, key: bytes, part: tensors.Elements, axis: formats.Axis) -> int:
-    """Stores a tensor that is the shard of its rank already."""
+    """Store a tensor that is already the shard of its rank."""
     dim = -1 if axis.split_dim is None else axis.split_dim
     if not 0 <= dim < len(part.shape):
         raise Refused
@@ -253,7 +253,7 @@ def _write_own_shard(store: Any, how: How, key: bytes, part: tensors.Elements, a
 def _write_all_ranks(
     store: Any, how: How, key: bytes, value: Buffer, axes: tuple[formats.Axis, ...], axis: formats.Axis
 ) -> int:
-    """Stores the shards of all ranks, one after the other, up to the first failure."""
+    """Store the shards of all ranks, one after the other, up to the first failure."""
     elements, _ = _whole_elements(store, value)
     for rank in range(_ranks(elements, axis.size)):
         ranked = formats.with_tp(axes, rank, axis.size)
@@ -266,7 +266,7 @@ def _write_all_ranks(
 
 
 def _whole_elements(store: Any, value: Any) -> tuple[tensors.Elements, Any]:
-    """The elements of a whole tensor: a buffer with a shard is refused."""
+    """The elements of a whole tensor: a buffer with a shard is rejected."""
     elements, header = _elements(store, value, is_cut=True)
     if header is not None and header.full_shape != header.shape:
         raise Refused
@@ -276,7 +276,7 @@ def _whole_elements(store: Any, value: Any) -> tuple[tensors.Elements, Any]:
 def _with_manifest(
     store: Any, how: How, shard: Object, key: bytes, whole: tensors.Elements, axis: formats.Axis
 ) -> int:
-    """Stores a shard, and then the manifest that makes it a part of a tensor."""
+    """Store a shard, and then the manifest that makes it a part of a tensor."""
     code = _one(store, how, shard)
     if code != OK:
         return code

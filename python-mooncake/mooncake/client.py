@@ -1,7 +1,7 @@
 """The command `mooncake_client`: a storage node for the programs of this host, with Mooncake's flags.
 
-A program calls `setup_dummy` with the address of this daemon and learns where the master is. Its bytes then
-go through the memory of the daemon's segment, which it maps, and not through the daemon.
+A program calls `setup_dummy` with the address of this daemon, and gets the address of the master. Its bytes
+then go through the memory of the daemon's segment, which it maps, and not through the daemon.
 """
 
 import json
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeDaemon:
-    """A store with a segment, and what programs of this host and monitoring ask of it."""
+    """A store with a segment, and the pages for programs of this host and for monitoring."""
 
     def __init__(self, flags: Mapping[str, str]):
         self._flags = {**DEFAULTS, **flags}
@@ -56,7 +56,7 @@ class NodeDaemon:
         return [server.port for server in self._servers]
 
     def start(self, stopped: threading.Event) -> bool:
-        """Join the cluster, waiting for its master, and serve. `False` if it did not come to that."""
+        """Join the cluster, waiting for its master, and serve. Returns `False` if that failed."""
         if not _stores.set_up(self.store, self._settings(), _MASTER_SECONDS_MAX, stopped):
             return False
         for server in self._servers:
@@ -64,7 +64,7 @@ class NodeDaemon:
         return True
 
     def close(self) -> None:
-        """Leave the cluster: the objects of the segment are gone."""
+        """Leave the cluster: the objects of the segment are lost."""
         for server in self._servers:
             server.close()
         self.store.close()
@@ -119,7 +119,7 @@ class NodeDaemon:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal ends it. The flags are Mooncake's: see `mooncake_client --help`."""
+    """Serve until a signal arrives. The flags are Mooncake's: see `mooncake_client --help`."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     status, flags, warnings = _native.mooncake_client_flags(given)
     if status is not None:
@@ -131,7 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         daemon = NodeDaemon(flags)
     except OSError as error:
-        print(f"ERROR: cannot listen: {error}\n\nhint: --port and --http_port name ports", file=sys.stderr)
+        print(
+            f"ERROR: cannot listen: {error}\n\nhint: choose ports with --port and --http_port",
+            file=sys.stderr,
+        )
         return 1
     exposure = _http.exposure(daemon.host)
     if exposure:

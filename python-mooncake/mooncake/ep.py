@@ -1,4 +1,4 @@
-"""mooncake.ep is not part of this package; importing it says which one has it."""
+"""mooncake.ep is not part of this package; importing it names the package that has it."""
 
 from mooncake._absent import refuse
 

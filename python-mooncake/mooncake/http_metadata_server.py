@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class KVPoll:
-    """The states that `KVBootstrapServer.poll` tells."""
+    """The states that `KVBootstrapServer.poll` returns."""
 
     Failed = 0
     Bootstrapping = 1
@@ -31,7 +31,7 @@ class KVPoll:
 
 
 class KVBootstrapServer:
-    """The server. It listens when it is made, and answers after `run`."""
+    """The server. It listens from its creation, and answers after `run`."""
 
     def __init__(self, port: int, host: str = "0.0.0.0"):
         self.host = host
@@ -82,26 +82,26 @@ class KVBootstrapServer:
         key_bytes = len(key.encode())
         old = self._entries.get(key)
         if key_bytes > KEY_BYTES_MAX:
-            return _http.text(400, f"a key has at most {KEY_BYTES_MAX} bytes")
+            return _http.text(400, f"a key must have at most {KEY_BYTES_MAX} bytes")
         if "rpc_meta" in key and old is not None:
-            # Two clients must not have one name.
+            # Two clients must not have the same name.
             return _http.text(400, "Duplicate rpc_meta key not allowed")
         total = self._bytes + len(value) + (key_bytes if old is None else -len(old))
         if total > TOTAL_BYTES_MAX or (old is None and len(self._entries) >= ENTRIES_MAX):
-            return _http.text(507, "there is too much metadata already")
+            return _http.text(507, "the metadata limit is reached")
         self._entries[key] = value
         self._bytes = total
         return _http.text(200, "metadata updated")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal arrives."""
     parser = argparse.ArgumentParser(
         prog="mooncake_http_metadata_server", description="A metadata server for Mooncake's clients."
     )
     parser.add_argument("--port", type=int, default=8080, help="the port; 8080")
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on; 0.0.0.0")
-    parser.add_argument("--log-level", default="INFO", help="the least level that is logged; INFO")
+    parser.add_argument("--log-level", default="INFO", help="the minimum level that is logged; INFO")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     stopped = _http.stop_on_signals()
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if warning:
         _log.warning(warning)
     server.run()
-    _log.info("the metadata server listens on http://%s:%s/metadata", options.host, server.port)
+    _log.info("metadata server listens on http://%s:%s/metadata", options.host, server.port)
     stopped.wait()
     server.close()
     return 0

@@ -1,4 +1,4 @@
-"""The settings of a store as Mooncake's services and connectors read them: from a JSON file or variables."""
+"""The settings of a store for Mooncake's services and connectors, from a JSON file or variables."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class MooncakeConfig:
-    """What `MooncakeDistributedStore.setup` needs, under the names of Mooncake's settings file.
+    """The arguments of `MooncakeDistributedStore.setup`, under the names of Mooncake's settings file.
 
     >>> MooncakeConfig("localhost", "P2PHANDSHAKE", 0, 0, "TCP", "", "127.0.0.1:50051").protocol
     'tcp'
@@ -51,7 +51,7 @@ class MooncakeConfig:
             raise ValueError(f"Invalid protocol: {self.protocol!r}")
         self.protocol = self.protocol.strip().lower()
         if self.protocol not in _KNOWN_PROTOCOLS:
-            _log.warning("the protocol %r is not known", self.protocol)
+            _log.warning("unknown protocol %r", self.protocol)
         for name in _SIZES:
             size = getattr(self, name)
             if size < 0:

@@ -1,4 +1,4 @@
-"""mooncake.mooncake_ep_buffer is not part of this package; importing it says which one has it."""
+"""mooncake.mooncake_ep_buffer is not part of this package; importing it names the package that has it."""
 
 from mooncake._absent import refuse
 

@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class _Refused(Exception):
-    """An answer other than success."""
+    """An error response."""
 
     def __init__(self, status: int, error: str, **more: Any):
         super().__init__(error)
@@ -37,7 +37,7 @@ class _Refused(Exception):
 
 
 class StoreApi:
-    """The operations of a store, by method and path. Any object with the methods of a store will do."""
+    """The operations of a store, by method and path. Any object with the methods of a store works."""
 
     def __init__(self, store: Any):
         self._store = store
@@ -186,7 +186,7 @@ class StoreApi:
             mode = "decode" if self._decode_ids else "prefill"
             raise _Refused(500, f"Mount failed, ret={made['ret']}; {what}", mode=mode)
         ids = list(made["segment_ids"])
-        # A segment that could not be unmounted is tried again with the next change.
+        # A segment that could not be unmounted is retried with the next change.
         left = [it for it in self._decode_ids if self._store.unmount_segment([it]) != 0]
         self._decode_ids = ids + left
         return {"status": "success", "mode": "decode", "segment_ids": ids}
@@ -235,11 +235,11 @@ class MooncakeStoreService:
 
     @property
     def port(self) -> int:
-        """The real port, if 0 was asked for."""
+        """The actual port, if 0 was requested."""
         return self._address[1] if self._server is None else self._server.port
 
     def start(self, max_wait_seconds: float, stopped: threading.Event) -> bool:
-        """Set the store up, trying again until the time is over, and serve. `False` if it was stopped."""
+        """Set up the store, retrying until the time limit, and serve. Returns `False` if it was stopped."""
         self._server = _http.Server(*self._address, StoreApi(self.store).answer, BODY_BYTES_MAX)
         if _stores.set_up(self.store, self.config.to_setup(), max_wait_seconds, stopped):
             self._server.start()
@@ -265,17 +265,15 @@ def _override(config: MooncakeConfig, definitions: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal arrives."""
     parser = argparse.ArgumentParser(prog="mc_store_rest_server", description="A store over HTTP.")
-    parser.add_argument("--config", help="the settings, a JSON file; else the environment")
+    parser.add_argument("--config", help="the settings, a JSON file; default: the environment")
     parser.add_argument(
         "-D", "--define", action="append", default=[], metavar="KEY=VALUE", help="replace a setting"
     )
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on; 0.0.0.0")
     parser.add_argument("--port", type=int, default=8080, help="the port; 8080")
-    parser.add_argument(
-        "--max-wait-time", type=float, default=60, help="for how many seconds to try to reach the master; 60"
-    )
+    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the master; 60")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     stopped = _http.stop_on_signals()
@@ -293,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warning = _http.exposure(options.host)
     if warning:
         _log.warning(warning)
-    _log.info("the store service listens on http://%s:%s", options.host, service.port)
+    _log.info("store service listens on http://%s:%s", options.host, service.port)
     stopped.wait()
     service.close()
     return 0

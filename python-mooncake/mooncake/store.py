@@ -1,4 +1,5 @@
-"""Mooncake's store, served by Tiffin. The classes are made in Rust; here they get the names users know."""
+"""Mooncake's store, served by Tiffin. The classes are defined in Rust, and exported here under Mooncake's
+names."""
 
 from tiffin._native import mooncake as _native
 
@@ -41,7 +42,7 @@ for _name, _method in _forms.methods():
     setattr(MooncakeDistributedStore, _name, _method)
 del _name, _method
 
-# Mooncake's module has the members of these too; where two share a name, the later one has it.
+# Mooncake's module also has the members of these. If two share a name, the later one has it.
 for _enum in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enum.__members__)
 del _enum
@@ -55,7 +56,7 @@ _deserialize_tensor = _tensors.deserialize
 
 
 def _tensor_metadata_size() -> int:
-    """How many bytes the header of a stored tensor has."""
+    """The length of a stored tensor's header, in bytes."""
     return _HEADER_BYTES
 
 

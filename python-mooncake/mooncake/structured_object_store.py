@@ -52,7 +52,7 @@ _SECTIONS = ("batch", "non_tensor_batch", "meta_info")
 
 @dataclass(frozen=True)
 class BundleTransferPolicy:
-    """How Mooncake would order its writes. Here each object is one batch, whatever it says."""
+    """The order of Mooncake's writes. It has no effect here: each object is one batch."""
 
     max_inflight_put: int = 1
     put_mode: str = "auto"
@@ -69,7 +69,7 @@ class BundleTransferPolicy:
 
 @dataclass(frozen=True)
 class StructuredObjectPayload:
-    """An object to be written: its members, and metadata that JSON can say."""
+    """An object to write: its members, and metadata that JSON can represent."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     buffers: Mapping[str, Any] | None = None
@@ -91,26 +91,26 @@ class StructuredMemberSlice:
 
 @dataclass(frozen=True)
 class StructuredObjectReadSpec:
-    """What to read of an object. Its methods give a new one."""
+    """The selected part of an object. Its methods return a new one."""
 
     ref: Any
     members: tuple[str, ...] | None = None
     member_slices: tuple[tuple[str, StructuredMemberSlice], ...] = ()
 
     def select_members(self, names: Iterable[str]) -> "StructuredObjectReadSpec":
-        """Only these members."""
+        """Select only these members."""
         return replace(self, members=tuple(names))
 
     def slice_member(
         self, name: str, axis: int, start: int, end: int | None, step: int = 1
     ) -> "StructuredObjectReadSpec":
-        """Only this part of a member."""
+        """Select only this part of a member."""
         others = tuple(it for it in self.member_slices if it[0] != name)
         part = StructuredMemberSlice(axis, start, end, step)
         return replace(self, member_slices=(*others, (name, part)))
 
     def member_slice(self, name: str) -> StructuredMemberSlice | None:
-        """The part of a member that is read, if it is not all of it."""
+        """The selected part of a member, if it is not all of it."""
         return dict(self.member_slices).get(name)
 
 
@@ -124,7 +124,7 @@ class StructuredObjectResult:
 
 @dataclass(frozen=True)
 class DataProtoField:
-    """Where a field of a batch is."""
+    """The location of a field of a batch."""
 
     stage: str
     member: str
@@ -151,7 +151,7 @@ class MooncakeDataProtoRef:
 
 @dataclass(frozen=True)
 class RawDestination:
-    """Memory of the caller that a member is read into."""
+    """The caller's memory that a member is read into."""
 
     ptr: int
     size: int
@@ -160,17 +160,17 @@ class RawDestination:
 
 
 def raw_destination(ptr: int, size: int, owner: Any, *, pre_registered: bool = False) -> RawDestination:
-    """Memory at an address, which the owner keeps."""
+    """Memory at an address, which the owner keeps alive."""
     return RawDestination(ptr, size, owner, pre_registered)
 
 
 def is_dataproto_ref_handle(value: Any) -> bool:
-    """Whether it is what `export_dataproto_ref` gives."""
+    """Whether it is a result of `export_dataproto_ref`."""
     return isinstance(value, Mapping) and value.get("type") == DATAPROTO_REF_HANDLE_TYPE
 
 
 def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
-    """A reference as JSON can say it."""
+    """A reference as JSON-compatible data."""
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
     handle: dict[str, Any] = {
@@ -195,7 +195,7 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
 
 
 def import_dataproto_ref(handle: Any) -> MooncakeDataProtoRef:
-    """The reference that was exported."""
+    """The reference from exported data."""
     if isinstance(handle, MooncakeDataProtoRef):
         return handle
     if not is_dataproto_ref_handle(handle):
@@ -227,8 +227,8 @@ import_ref = import_dataproto_ref
 class MooncakeBundleTransfer:
     """Writes and reads structured objects.
 
-    Any object with `put`, `get` and `remove` is a store; the calls without copies are used where it has them.
-    What is read is memory of its own, so `buffer_pool` is not needed and has no effect.
+    Any object with `put`, `get` and `remove` is a store. The zero-copy calls are used if it has them.
+    Results have their own memory, so that `buffer_pool` is not needed and has no effect.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class MooncakeBundleTransfer:
         return self._bundles.put(meta, buffers, partition, chunk_bytes, config)
 
     def remove_bundle(self, ref: Any) -> None:
-        """Remove a bundle; nothing happens if it is gone."""
+        """Remove a bundle. A missing bundle is not an error."""
         self._bundles.remove(ref)
 
     # Objects
@@ -295,22 +295,22 @@ class MooncakeBundleTransfer:
         return self.put_structured_object(StructuredObjectPayload(metadata, members), **options)
 
     def get_object(self, ref: Any) -> Any:
-        """Read what `put_object` wrote. Members that were bytes are arrays of bytes."""
+        """Read an object of `put_object`. Members that were bytes are arrays of bytes."""
         result = self.materialize(self.read_spec(ref))
         return result.objects["value"] if result.metadata.get(_SINGLE_KEY) else result.objects
 
     def read_spec(self, ref: Any) -> StructuredObjectReadSpec:
-        """All of an object, to be narrowed."""
+        """A selection of the whole object, to be narrowed."""
         return StructuredObjectReadSpec(ref)
 
     def materialize(self, spec: StructuredObjectReadSpec) -> StructuredObjectResult:
-        """Read."""
+        """Read an object."""
         return self.materialize_into(spec, {})
 
     def materialize_into(
         self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any]
     ) -> StructuredObjectResult:
-        """Read; members with a destination go there."""
+        """Read an object; members with a destination are read there."""
         manifest = self._bundles.manifest(spec.ref)
         meta = json.loads(self._bundles.meta(manifest))
         fields = meta.pop(_FIELDS_KEY)
@@ -342,7 +342,7 @@ class MooncakeBundleTransfer:
 
     @staticmethod
     def release_result(result: Any) -> None:
-        """End the use of a result. It has memory of its own, which the garbage collector frees."""
+        """Release a result. It has its own memory, which the garbage collector frees."""
 
     # Batches
 
@@ -368,7 +368,7 @@ class MooncakeBundleTransfer:
         parts = _split(data, type, schemas)
         groups = getattr(config, "group_ids", None)
         if groups and len(groups) > 1:
-            raise ValueError(f"one group id is expected for a batch, not {len(groups)}")
+            raise ValueError(f"expected one group id for a batch, not {len(groups)}")
         ref = MooncakeDataProtoRef(
             batch_size=parts.rows,
             namespace=namespace,
@@ -428,22 +428,22 @@ class MooncakeBundleTransfer:
         config: Any = None,
         field_schemas: Mapping[str, FieldSchema] | None = None,
     ) -> MooncakeDataProtoRef:
-        """Write more fields of a batch as a stage of their own. The old reference stays valid."""
+        """Write more fields of a batch as a separate stage. The old reference stays valid."""
         ref = import_dataproto_ref(ref)
         schemas = field_schemas or {}
         parts = _split(data, type, schemas)
         if stage in ref.stage_refs:
-            raise ValueError(f"the batch has a stage {stage!r} already")
+            raise ValueError(f"the batch already has a stage {stage!r}")
         if (parts.batch or parts.rest) and parts.rows != ref.batch_size:
             raise ValueError(f"the fields have {parts.rows} rows, and the batch {ref.batch_size}")
         known = sorted({*parts.batch, *parts.rest} & set(ref.field_index))
         if known and not overwrite:
-            raise ValueError(f"the batch has these fields already: {known}")
+            raise ValueError(f"the batch already has these fields: {known}")
         merged = replace(ref, meta_info={**ref.meta_info, **parts.meta_info})
         return self._put_stage(merged, parts, stage, chunk_bytes, config, schemas)
 
     def cleanup_dataproto_append(self, previous: Any, appended: Any) -> None:
-        """Remove what an append has added."""
+        """Remove the fields that an append has added."""
         old, new = import_dataproto_ref(previous), import_dataproto_ref(appended)
         for stage, bundle in new.stage_refs.items():
             if stage not in old.stage_refs:
@@ -455,7 +455,7 @@ class MooncakeBundleTransfer:
             self._bundles.remove(bundle)
 
     def dataproto_manifest_view(self, ref: Any) -> dict[str, Any]:
-        """What a batch consists of."""
+        """The contents of a batch."""
         ref = import_dataproto_ref(ref)
         stages = {}
         for stage, bundle in ref.stage_refs.items():
@@ -535,7 +535,7 @@ class MooncakeBundleTransfer:
 
 @dataclass
 class _Parts:
-    """A batch, taken apart."""
+    """The parts of a batch."""
 
     rows: int
     batch: dict[str, Any]
@@ -590,7 +590,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _length(value: Any) -> int | None:
-    """The number of rows, if it has any."""
+    """The number of rows, if there are any."""
     if is_tensor(value) or isinstance(value, np.ndarray):
         return int(value.shape[0]) if len(value.shape) else None
     return len(value) if isinstance(value, (list, tuple)) else None
@@ -626,7 +626,7 @@ def _wanted(
 
 
 class _Rows:
-    """Which rows to read: a part in a row, or some by their index."""
+    """The rows to read: a contiguous part, or some by their index."""
 
     def __init__(self, rows: Any, count: int):
         self.part: StructuredMemberSlice | None = None
@@ -656,7 +656,7 @@ class _Rows:
 
 
 class _Plan:
-    """How to read one member: which bytes, and what to make of them."""
+    """How to read one member: its bytes, and their conversion."""
 
     def __init__(self, description: Mapping[str, Any], part: StructuredMemberSlice | None):
         self.encoding = description["encoding"]
@@ -711,7 +711,7 @@ class _Plan:
 
 
 def _target(name: str, plan: _Plan, destination: Any) -> Bytes | None:
-    """The memory of a destination, if the member can be read into it as it is."""
+    """The memory of a destination, if the member can be read into it directly."""
     if destination is None:
         return None
     if isinstance(destination, RawDestination):

@@ -1,4 +1,4 @@
-"""Sections of calls and their answers, as the conformance suites write them.
+"""Sections of calls and their answers, in the format of the conformance suites.
 
 A section is a program: each line is run, in order, in one process; a line with `-> …` is a test, and says
 what the expression comes to. What stands behind `|` is how we differ, and every such line is listed in
@@ -35,7 +35,7 @@ class Line:
 
 
 def read(text, is_strict):
-    """The steps of a section. A step goes on in the lines below it that are indented."""
+    """The steps of a section. A step continues in the indented lines below it."""
     steps = []
     for line in text.strip().splitlines():
         if line.startswith(" "):
@@ -105,25 +105,25 @@ class Suite:
             worker.end()
 
     def check(self, name, number, answers, is_ours):
-        """Compares one answer with the expected one."""
+        """Compare one answer with the expected one."""
         line, answer = self.lines(name)[number], answers[number]
         if answers[0].get("raises") == "ModuleNotFoundError":
             pytest.skip(answers[0]["text"])
         if answer is None:
             pytest.skip("the original crashes, hangs or cuts the value short here")
         if not line.is_test:
-            assert answer == {}, f"{line.code} came to {answer}"
+            assert answer == {}, f"{line.code} gave {answer}"
             return
         expected = line.ours if is_ours else line.official
         if expected.startswith("raises "):
             _, kind, *words = expected.split()
-            assert answer.get("raises") == kind, f"{line.code} came to {answer}"
+            assert answer.get("raises") == kind, f"{line.code} gave {answer}"
             assert all(word in answer["text"] for word in words)
         else:
-            assert answer.get("value") == shown(expected), f"{line.code} came to {answer}"
+            assert answer.get("value") == shown(expected), f"{line.code} gave {answer}"
 
     def differences(self):
-        """Every line where we answer otherwise than the original."""
+        """Every line where our answer differs from the original's."""
         for name in self.sections:
             for line in self.lines(name):
                 if line.is_fault:

@@ -30,7 +30,7 @@ def pytest_sessionfinish(session):
 
 
 class Worker:
-    """A process that runs commands of the test; see `worker.py`."""
+    """A process that runs the commands of the test; see `worker.py`."""
 
     def __init__(self, python, folder, environment=()):
         self.log = folder / "log"
@@ -60,11 +60,11 @@ class Worker:
 
     def run(self, code):
         answer = self.ask(run=code)
-        assert answer == {}, f"{code!r} came to {answer}\n{self.tail()}"
+        assert answer == {}, f"{code!r} gave {answer}\n{self.tail()}"
 
     def eval(self, code):
         answer = self.ask(eval=code)
-        assert "value" in answer, f"{code!r} came to {answer}\n{self.tail()}"
+        assert "value" in answer, f"{code!r} gave {answer}\n{self.tail()}"
         return eval(answer["value"])
 
     def tail(self):
@@ -82,7 +82,7 @@ class Worker:
 
 @pytest.fixture
 def start_ours(tmp_path):
-    """Starts a process that uses our drop-in, with the names of `worker.py`, in such an environment."""
+    """Start a process that uses our drop-in, with the names of `worker.py`, in this environment."""
     made = []
 
     def start(environment=()):
@@ -102,7 +102,7 @@ def worker(start_ours):
 
 @pytest.fixture(scope="session")
 def start_worker(request):
-    """Starts a process that uses the implementation under test."""
+    """Start a process that uses the implementation under test."""
     python = pathlib.Path(request.config.getoption("--mooncake-python")).absolute()
     return lambda folder, environment=(): Worker(python, folder, environment)
 

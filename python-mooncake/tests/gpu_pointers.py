@@ -33,7 +33,7 @@ def check_refused(store, name, pointer, size):
 
 
 def check_accepted(store, name, pointer, size):
-    """Memory that the processor reaches is used, registered or not."""
+    """Memory that the processor can access is used, registered or not."""
     ctypes.memset(pointer, 7, size)
     check(f"put_from({name})", store.put_from(name, pointer, size), 0)
     check(f"register_buffer({name})", store.register_buffer(pointer, size), 0)

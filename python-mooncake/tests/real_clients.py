@@ -43,7 +43,7 @@ def transfer(request, structured, master, stores):
     return structured.MooncakeBundleTransfer(store, buffer_pool=pool)
 
 
-def test_an_object_goes_and_comes_back(structured, transfer):
+def test_object_survives_a_round_trip(structured, transfer):
     value = {
         "weights": np.arange(30_000, dtype=np.float32).reshape(100, 300),
         "mask": np.arange(100) % 3 == 0,
@@ -66,7 +66,7 @@ def test_an_object_goes_and_comes_back(structured, transfer):
         transfer.get_object(ref)
 
 
-def test_a_batch_of_rows_is_read_in_parts(structured, transfer):
+def test_batch_of_rows_is_read_in_parts(structured, transfer):
     batch = {
         "ids": np.arange(64, dtype=np.int64).reshape(16, 4),
         "text": np.array([f"row {i}" for i in range(16)], dtype=object),

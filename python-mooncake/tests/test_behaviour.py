@@ -1,4 +1,4 @@
-"""How the drop-in behaves where the original crashes, leaks, hangs or says nothing.
+"""Behaviour of the drop-in in cases where the original crashes, leaks, hangs or gives no message.
 
 Everything happens in processes of its own, on free ports of loopback; `worker.py` has the names they know.
 """
@@ -33,8 +33,8 @@ def test_two_processes_of_one_host_share_memory(worker):
     assert worker.eval("a('store._traffic()')")["tcp"] == (0, 0)
 
 
-def test_two_hosts_talk_through_tcp(worker):
-    """Two addresses of 127/8, with shared memory switched off: as good as two hosts."""
+def test_two_hosts_exchange_bytes_through_tcp(worker):
+    """Two addresses of 127/8, with shared memory disabled, stand for two hosts."""
     worker.run("off = dict(TIFFIN_SHARED_MEMORY='off')")
     worker.run("master = Master(host='0.0.0.0')")
     worker.run("a = Other(master.address, 64 * MIB, hostname='127.0.0.2', environment=off)")
@@ -77,7 +77,7 @@ def work(number, wrong):
     assert worker.eval("store.remove_all(True)") == 8 * 20
 
 
-def test_a_store_is_set_up_and_closed_while_others_use_it(worker):
+def test_store_is_set_up_and_closed_while_others_use_it(worker):
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0
     worker.run("arguments = ['localhost', 'P2PHANDSHAKE', 16 * MIB, MIB, 'tcp', '', master.address]")
@@ -96,7 +96,7 @@ def work():
     assert worker.eval("store.put('after', b'v'), store.get('after')") == (0, b"v")
 
 
-def test_a_forked_child_reconnects_and_its_parent_keeps_serving(worker):
+def test_forked_child_reconnects_and_its_parent_keeps_serving(worker):
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0
     assert worker.eval("store.put('parent', b'p')") == 0
@@ -117,10 +117,10 @@ def forked(work):
     assert worker.eval("store.get('child'), store.put('later', b'l')") == (b"c", 0)
     assert worker.eval("forked(lambda: store.close() == 0 and store.put('x', b'y') == -600)") == 0
     assert worker.eval("store.get('parent'), store.get('later'), store.health_check()") == (b"p", b"l", 0)
-    # A child that ends as a program does leaves its parent's segment alone, too.
+    # A child that ends like a program does not touch its parent's segment either.
     assert worker.eval("forked(lambda: __import__('atexit')._run_exitfuncs() is None)") == 0
     assert worker.eval("store.get('parent')") == b"p"
-    # And many at once, as the workers of a data loader.
+    # Many children at once, like the workers of a data loader.
     assert worker.eval("[forked(lambda: store.get('parent') == b'p') for _ in range(8)]") == [0] * 8
     assert worker.eval("master.segments() == [store.get_hostname()]") is True
 
@@ -170,7 +170,7 @@ def load(name, stop=threading.Event()):
 """
 
 
-def test_a_client_killed_under_load_leaks_nothing(worker):
+def test_client_killed_under_load_leaks_nothing(worker):
     worker.run("master = Master('--client_ttl=2')")
     assert worker.eval("connect(master.address, segment=256 * MIB)") == 0
     worker.run("memory = Memory(MIB, b'live')")
@@ -182,7 +182,7 @@ def test_a_client_killed_under_load_leaks_nothing(worker):
         worker.run(f"load = {LOAD!r}")
         worker.run("[it(f'exec({load!r}, NAMES)') for it in others]")
         worker.run("[it.begin(f'load(\"k{n}\")') for n, it in enumerate(others)]")
-        # All of them are in the middle of something.
+        # All of them are in the middle of a call.
         assert worker.eval("until(lambda: master.used(segment) > 2 * MIB)") is True
         worker.run("[it.kill() for it in others]")
         # Committed objects stay; space that was only reserved is freed.
@@ -193,7 +193,7 @@ def test_a_client_killed_under_load_leaks_nothing(worker):
     assert worker.eval("store.get('l1') == memory[:]") is True
 
 
-def test_an_owner_killed_under_load_leaves_the_rest_working(worker):
+def test_owner_killed_under_load_leaves_the_rest_working(worker):
     worker.run("master = Master('--client_ttl=2')")
     worker.run("doomed, kept = Other(master.address, 64 * MIB), Other(master.address, 64 * MIB)")
     assert worker.eval("connect(master.address, segment=0)") == 0
@@ -241,7 +241,7 @@ def test_restarted_master_does_not_deny_objects_of_late_nodes(worker):
     assert worker.eval("store.put('k', b'v')") == 0
     worker.run("owner.stop(); master.kill(); master.start()")
     worker.run("store.close(); memory = Memory(MIB); answers = {}")
-    # Each answer takes most of its deadline, so all are asked for at once.
+    # Each answer takes most of its deadline, so that all are requested at once.
     worker.run(
         """
 calls = dict(
@@ -265,7 +265,7 @@ def ask(name):
     assert worker.eval("store.is_exist('k'), store.is_exist('absent'), store.get('k')") == (1, 0, b"v")
 
 
-def test_memory_that_was_not_registered_is_refused_if_asked_for(worker):
+def test_unregistered_memory_is_refused_if_configured(worker):
     worker.run("os.environ['TIFFIN_REQUIRE_REGISTERED'] = '1'")
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0
@@ -334,7 +334,7 @@ def test_failed_setup_prints_one_line(worker):
             assert worker.eval("store.put('k', b'v'), store.health_check()") == (-600, 1)
 
 
-def test_a_peer_that_accepts_and_never_answers_is_given_up_on(worker):
+def test_silent_peer_causes_a_failed_setup(worker):
     worker.run("from mooncake.store import MooncakeDistributedStore; store = MooncakeDistributedStore()")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -345,12 +345,12 @@ def test_a_peer_that_accepts_and_never_answers_is_given_up_on(worker):
     assert address in worker.log.read_text()
 
 
-def test_the_ports_of_clients_come_from_the_range_that_is_set(worker):
+def test_client_ports_are_in_the_configured_range(worker):
     worker.run("master = Master(); port = free_port()")
     worker.run("os.environ.update(MC_STORE_CLIENT_MIN_PORT=str(port), MC_STORE_CLIENT_MAX_PORT=str(port))")
     assert worker.eval("connect(master.address), store.get_hostname() == f'localhost:{port}'") == (0, True)
     assert worker.eval("listens(port)") is True
-    # The only port is taken, and a client without a segment wants a name of its own as well.
+    # The only port is taken, and a client without a segment also needs a name.
     worker.run("first = store")
     assert worker.eval("connect(master.address), connect(master.address, segment=0)") == (-1, -1)
     assert worker.eval("first.close(), connect(master.address, segment=0)") == (0, 0)
@@ -358,7 +358,7 @@ def test_the_ports_of_clients_come_from_the_range_that_is_set(worker):
     assert worker.eval("listens(port), connect(master.address, segment=0)") == (False, -1)
 
 
-def test_a_preferred_segment_is_where_objects_go(worker):
+def test_objects_go_to_the_preferred_segment(worker):
     worker.run("master = Master()")
     worker.run("others = [Other(master.address, 64 * MIB) for _ in range(3)]")
     worker.run("names = [it('store.get_hostname()') for it in others]")
@@ -375,7 +375,7 @@ def test_a_preferred_segment_is_where_objects_go(worker):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_master_ends_cleanly(number, worker):
+def test_master_ends_cleanly(number, worker):
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0
     worker.run(f"master.process.send_signal({int(number)})")
@@ -402,7 +402,7 @@ def test_master_pages_reflect_the_store(worker):
     assert worker.eval("fetch(master.metadata, '/metadata?key=a')") == (200, "v")
 
 
-def test_ranges_that_do_not_fit_fail_where_they_do_not(worker):
+def test_only_ranges_that_do_not_fit_fail(worker):
     worker.run("master = Master()")
     worker.run("from mooncake.store import MooncakeDistributedStore as Store")
     assert worker.eval("Store().get_into_ranges([1], [['k']], [[[0]]], [[[0]]], [[[1]]])") == []
@@ -450,7 +450,7 @@ producing = threading.Thread(target=produce)
 
 @pytest.fixture
 def producer(worker, start_worker, tmp_path):
-    """Starts a producer on a store of eight objects, where a consumer listens."""
+    """Start a producer on a store of eight objects, with a consumer."""
     made = []
 
     def start(environment, settings):
@@ -475,8 +475,8 @@ def producer(worker, start_worker, tmp_path):
         ({"TIFFIN_PUT_WAIT": "off"}, {"put_wait": 60}),
     ],
 )
-def test_a_producer_on_a_full_store_waits_if_it_may(worker, producer, environment, settings):
-    """It is not changed for that: the time that its puts have is a setting."""
+def test_producer_on_a_full_store_waits_if_configured(worker, producer, environment, settings):
+    """The producer is unchanged: the wait of its puts is a setting."""
     made, code = producer(environment, settings)
     assert code == 0
     made.run("producing.start()")
@@ -490,8 +490,8 @@ def test_a_producer_on_a_full_store_waits_if_it_may(worker, producer, environmen
 
 
 @pytest.mark.parametrize("settings", [{}, {"put_wait": "0.05s"}])
-def test_a_put_on_a_full_store_is_refused(producer, settings):
-    """At once, or when its time to wait is over."""
+def test_put_on_a_full_store_is_refused(producer, settings):
+    """At once, or after its maximum wait."""
     made, code = producer({}, settings)
     assert code == 0
     made.run("produce()")
@@ -529,7 +529,7 @@ def pages(count, protection):
     return _libc.mmap(None, count * PAGE, protection, _mmap.MAP_PRIVATE | _mmap.MAP_ANONYMOUS, -1, 0)
 
 def reserved(count):
-    # As a device driver reserves address space: mapped, without any access rights.
+    # Like address space that a device driver reserves: mapped, without any access rights.
     return pages(count, 0)
 
 def read_only(count):
@@ -541,7 +541,7 @@ def unmapped(count):
     return start
 
 def partial(count):
-    # Mapped but for its last page.
+    # Mapped, except its last page.
     start = pages(count, _mmap.PROT_READ | _mmap.PROT_WRITE)
     _libc.munmap(start + (count - 1) * PAGE, PAGE)
     return start
@@ -591,7 +591,7 @@ def test_bad_address_is_refused(kind, addresses):
     assert len(lines) == (5 if kind == "read_only" else 8), lines
     assert all("(-600)" in line and "hint: copy device memory to the host" in line for line in lines)
     assert hex(worker.eval("p")) in lines[0]
-    # All of it goes on working.
+    # The store still works.
     assert worker.eval("store.get_into('k', good.address, 4 * PAGE), good[:4]") == (4 * PAGE, b"good")
 
 
@@ -621,14 +621,14 @@ def test_registered_memory_that_was_unmapped_is_refused(addresses):
 
 def test_dropped_handle_stays_intact_until_its_space_is_needed(worker):
     worker.run("master = Master()")
-    # Four objects fit the local buffer at a time.
+    # Four objects fit into the local buffer at a time.
     assert worker.eval("connect(master.address, buffer=4 * MIB)") == 0
     for number in range(8):
         assert worker.eval(f"store.put('s{number}', bytes([{number + 1}]) * MIB)") == 0
     worker.run(
         """
 def address(key):
-    # As TorchSpec does: it takes the address, and drops the handle.
+    # Like TorchSpec: it takes the address, and drops the handle.
     [handle] = store.batch_get_buffer([key])
     return handle.ptr()
 
@@ -639,13 +639,13 @@ def value(p):
     )
     worker.run("tensors = [address(f's{number}') for number in range(4)]")
     assert worker.eval("[value(p) for p in tensors]") == [1, 2, 3, 4]
-    # The first of them is the first to go, and nothing else.
+    # The first of them is the first to be reused, and no other.
     for number in range(4, 8):
         worker.run(f"tensors.append(address('s{number}'))")
         before = [number + 1, *range(number - 2, number + 1)]
         assert worker.eval("[value(tensors[-1]), *map(value, tensors[-4:-1])]") == before
     assert worker.eval("len(set(tensors))") == 4
-    # Reads that fail, and gets into other memory, take nothing from it.
+    # Failed reads, and gets into other memory, take no space of it.
     assert worker.eval("store.get_buffer('missing'), store.get('s0')[:1]") == (None, b"\x01")
     assert worker.eval("[value(p) for p in tensors[-4:]]") == [5, 6, 7, 8]
 
@@ -655,9 +655,9 @@ def test_live_handles_are_never_overwritten(worker):
     assert worker.eval("connect(master.address, buffer=16 * MIB)") == 0
     assert worker.eval("[store.put(key, key.encode() * (5 * MIB)) for key in 'abcd']") == [0] * 4
     worker.run("handles = store.batch_get_buffer(list('abcd'))")
-    # As the original: three of them fit.
+    # As in the original, three of them fit.
     assert worker.eval("[it and it.size() for it in handles]") == [5 << 20] * 3 + [None]
-    assert "has no 5242880 bytes in one piece beside live BufferHandles" in worker.log.read_text()
+    assert "has no 5242880 bytes of contiguous space beside live BufferHandles" in worker.log.read_text()
     assert worker.eval("store.get_buffer('d'), store.get('d') == b'd' * (5 * MIB)") == (None, True)
     assert worker.eval("[set(bytes(it)) for it in handles[:3]]") == [{97}, {98}, {99}]
     # A view keeps the memory as its handle does.
@@ -706,7 +706,7 @@ def test_gets_use_the_other_copy_while_an_owner_hangs(worker):
     for owner in range(2):
         worker.run(f"owners[{owner}].stop()")
         for name in ("k0", "k5"):
-            # A get that waits for the owner that hangs would miss its deadline.
+            # A get that waits for the hanging owner would miss its deadline.
             right = f"lambda _: store.get({name!r}) == {name.encode()!r} * MIB"
             assert worker.eval(f"list(map({right}, range(20))).count(True)") == 20
             read = f"lambda _: store.get_into({name!r}, memory.address, 2 * MIB)"

@@ -29,7 +29,7 @@ def master():
 
 @pytest.fixture
 def stores(master):
-    """Makes stores, and closes those that their client does not close."""
+    """Create stores, and close those that their client does not close."""
     made = []
 
     def make():
@@ -62,7 +62,7 @@ def test_sglang_hicache(master, stores):
     assert store.put("warmup", b"w" * 4096) == 0
     assert store.is_exist("warmup") == 1
     assert store.get("warmup") == b"w" * 4096
-    # Pages of the host pool, keys and values apart.
+    # Pages of the host pool, keys and values separately.
     pool = np.arange(8 * 4096, dtype=np.uint8).reshape(8, 4096)
     assert store.register_buffer(pool.ctypes.data, pool.nbytes) == 0
     keys = [f"page-{index}_k" for index in range(4)] + [f"page-{index}_v" for index in range(4)]
@@ -77,7 +77,7 @@ def test_sglang_hicache(master, stores):
     pool[:] = 0
     assert all(got > 0 for got in store.batch_get_into(keys, pointers, [4096] * 8))
     assert (pool == expected).all()
-    # Layer first, a page from many places.
+    # Layer first, a page from many buffers.
     halves = [[pointer, pointer + 2048] for pointer in pointers[:4]]
     names = [f"layers-{index}" for index in range(4)]
     config.group_ids = ["group"] * 4
@@ -154,7 +154,7 @@ def test_lmcache_connector(master, stores):
         0,
         0,
     ]
-    # The other path: metadata and data, one behind the other.
+    # The other path: metadata and data, concatenated.
     header = b"header--"
     assert store.put_parts("parts", header, memoryview(pool.map)[:4096]) == 0
     assert bool(store.is_exist("chunk"))
@@ -251,7 +251,7 @@ def test_tensorrt_llm_and_atom(master, stores):
     assert store.remove("b", True) == 0
 
 
-def test_flexkv_asks_without_a_data_plane(master, stores):
+def test_flexkv_probes_without_a_data_plane(master, stores):
     holder, asking = stores(), stores()
     assert holder.setup(*arguments(master)) == 0
     assert holder.put("there", b"v") == 0

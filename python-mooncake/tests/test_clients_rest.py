@@ -1,4 +1,4 @@
-"""The calls of the clients that `test_clients.py` does not have, in their order and with their arguments.
+"""The calls of clients that `test_clients.py` does not cover, in their order and with their arguments.
 
 A client that needs a method which is not there yet is reported as skipped, with the name of the method.
 """
@@ -24,13 +24,13 @@ MIB = 1 << 20
 
 
 def needs(*methods):
-    """Skips a client whose methods are missing."""
+    """Skip a client whose methods are missing."""
     missing = [name for name in methods if not hasattr(MooncakeDistributedStore, name)]
     return pytest.mark.skipif(bool(missing), reason=f"there is no {', '.join(missing)}")
 
 
 def other_process(master, program):
-    """Runs a program with a store of its own, without a segment, and returns what it prints."""
+    """Run a program with its own store, without a segment, and return its output."""
     begin = f"""
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
@@ -169,7 +169,7 @@ print(hashlib.sha256(store.get("step")).hexdigest())
     assert store.unregister_buffer(weights.ctypes.data) == 0
 
 
-def test_a_donor_process_that_ends_takes_its_segment_along(master, stores):
+def test_segment_of_an_ended_donor_process_is_removed(master, stores):
     """TensorRT-LLM's donor drops its store and relies on that."""
     asking = stores()
     assert asking.setup(*arguments(master, segment=0)) == 0
@@ -182,7 +182,7 @@ def test_a_donor_process_that_ends_takes_its_segment_along(master, stores):
 
 
 def test_structured_payloads_of_miles_and_roll(master, stores):
-    """A pool where there is one, ranges into its leases, and removal by `(keys, True)`."""
+    """A pool if there is one, ranges into its leases, and removal by `(keys, True)`."""
     from mooncake import BufferPool
 
     store = stores()

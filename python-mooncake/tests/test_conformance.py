@@ -511,7 +511,7 @@ SUITE = Suite(SECTIONS)
 test_a_call_answers_as_the_original_does = SUITE.test()
 
 
-def test_the_table_can_be_read():
+def test_conformance_table_is_valid():
     found = SUITE.lines("strict lease")
     assert sum(line.is_test for line in found) > 30
     removal = next(line for line in found if "'b1', 'b2', 'missing'" in line.code)

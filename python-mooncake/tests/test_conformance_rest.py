@@ -346,7 +346,7 @@ store.alloc_from_mem_pool(4096)                                       -> 0 | fau
 
 
 def idle(prepare):
-    """What a store answers that is not set up."""
+    """The answers of a store that is not set up."""
     begin = "from mooncake.store import MooncakeDistributedStore\n"
     return f"{begin}{prepare}\nmemory = Memory(64)\np = memory.address\n{IDLE_REST.strip()}\n"
 

@@ -49,7 +49,7 @@ def ranks(start_ours):
     return worker
 
 
-def test_more_than_memory_holds(ranks, disk):
+def test_objects_beyond_memory_are_readable(ranks, disk):
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, set(fill(store))") == (0, {0})
     assert ranks.eval("[key for key in KEYS if store.get(key) != value(key)]") == []
@@ -66,7 +66,7 @@ def test_more_than_memory_holds(ranks, disk):
     assert ranks.ask(eval="copy.get_memory_descriptor()")["raises"] == "RuntimeError"
     assert ranks.ask(eval="copy.get_disk_descriptor()")["raises"] == "RuntimeError"
     assert ranks.eval(f"sorted(store.batch_get_replica_desc([{found[0]!r}, 'absent']))") == [found[0]]
-    # A copy in memory says so, and names the segment.
+    # A copy in memory reports that, and names the segment.
     assert ranks.eval("store.put('new', b'12345')") == 0
     ranks.run("memory = [it for it in store.get_replica_desc('new') if it.is_memory_replica()][0]")
     ranks.run("place = memory.get_memory_descriptor().buffer_descriptor")
@@ -93,7 +93,7 @@ def test_probe_prefetches_the_leading_run(ranks, disk):
 @pytest.mark.parametrize(
     ("index", "probe"), [(0, "is_exist('k')"), (1, "batch_is_exist(['k'])"), (1, "get_size('k')")]
 )
-def test_a_probe_takes_a_lease_and_is_not_a_read(worker, index, probe):
+def test_probe_takes_a_lease_and_is_not_a_read(worker, index, probe):
     worker.run("import tiffin; from mooncake.store import MooncakeDistributedStore")
     worker.run("master = Master('--default_kv_lease_ttl=600000')")
     worker.run("stores = [MooncakeDistributedStore(), MooncakeDistributedStore()]")
@@ -120,7 +120,7 @@ def test_restarted_rank_has_the_objects_of_its_disk(ranks, disk):
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, [key for key in left if store.get(key) != value(key)]") == (0, [])
     assert ranks.eval("store.batch_is_exist(['k0', 'k1'])") == [0, 0]
-    # And in another epoch of the master, too.
+    # The same in another epoch of the master.
     ranks.run("store.close(); master.kill(); master.start()")
     ranks.run(f"store, code = disked(master.address, {disk!r})")
     assert ranks.eval("code, [key for key in left if store.get(key) != value(key)]") == (0, [])
@@ -141,7 +141,7 @@ def test_two_ranks_may_share_a_path(ranks, disk):
     ranks.run("os.kill(child, 9); os.waitpid(child, 0)")
 
 
-def test_knobs_of_the_prefetch(ranks, disk):
+def test_prefetch_settings_are_checked(ranks, disk):
     ranks.run(
         f"store, code = disked(master.address, {disk!r}, ssd_prefetch_cooldown_sec=7, "
         "ssd_prefetch_dedup_ttl_sec=30, ssd_get_wait_ms=5)"
@@ -161,13 +161,13 @@ def test_knobs_of_the_prefetch(ranks, disk):
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("{disk}/missing", "no such directory"),
+        ("{disk}/missing", "does not exist"),
         ("{disk}/file", "it is not a directory"),
         ("relative", "not absolute"),
-        ("{disk}/../x", "has `..` in it"),
+        ("{disk}/../x", "contains `..`"),
     ],
 )
-def test_a_path_that_cannot_be_used(ranks, disk, path, says):
+def test_unusable_path_is_refused(ranks, disk, path, says):
     ranks.run(f"open({disk!r} + '/file', 'w').close()")
     assert ranks.eval(f"disked(master.address, {path.format(disk=disk)!r})[1]") == -600
     assert says in ranks.tail() and "hint: " in ranks.tail()

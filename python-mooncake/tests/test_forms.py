@@ -10,7 +10,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 TP = "tp_rank=0, tp_size=1, split_dim=0"
 FROM = "keys, buffer_ptrs, sizes"
-#: As Mooncake's documentation strings have them; `C` is the config.
+#: The signatures in Mooncake's documentation strings; `C` is the config.
 METHODS = f"""
 upsert(key, value, C)
 upsert_parts(key, *parts, C)
@@ -87,7 +87,7 @@ def test_signatures_are_those_of_the_original(name):
     assert (method.__name__, method.__module__) == (name, "mooncake.store")
 
 
-def test_the_table_has_these_methods_and_no_others():
+def test_table_has_these_methods_and_no_others():
     made = {name for name in vars(MooncakeDistributedStore) if not name.startswith("_")}
     assert made == set(SIGNATURES)
 
@@ -95,7 +95,7 @@ def test_the_table_has_these_methods_and_no_others():
 def test_every_method_has_documentation_of_its_own():
     docs = {name: getattr(MooncakeDistributedStore, name).__doc__ for name in SIGNATURES}
     assert all(doc and doc.endswith(".") for doc in docs.values())
-    # One form and its twin for many keys differ, and so do the verbs.
+    # One form and its batch form differ, and so do the verbs.
     assert len({docs["put_tensor"], docs["batch_put_tensor"], docs["upsert_tensor"], docs["pub_tensor"]}) == 4
     assert "replaced" in docs["upsert"] and "kept" in docs["put_tensor"]
 
@@ -130,7 +130,7 @@ def test_wrong_arguments_raise_as_in_the_original():
     assert store.put_tensor(tensor=None, key="k") == -600
 
 
-def test_a_store_has_no_attributes_of_its_own():
+def test_store_has_no_attributes_of_its_own():
     store = MooncakeDistributedStore()
     with pytest.raises(AttributeError):
         store.nosuch = 1

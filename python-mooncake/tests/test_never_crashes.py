@@ -23,7 +23,7 @@ memory = worker.Memory(MIB, b"pattern")
 BAD = {bad}
 pointer = BAD or memory.address
 
-# A plausible argument for each name that Mooncake's signatures have.
+# A plausible argument for each name in Mooncake's signatures.
 VALUES = dict(
     key="k", base_key="k", keys=["k", "l"], base_keys=["k", "l"], value=b"v", values=[b"v", b"w"], size=4096,
     sizes=[4096, 4096], buffer_ptr=pointer, buffer_ptrs=[pointer, pointer], metadata_buffer_ptr=pointer,
@@ -93,7 +93,7 @@ call_all(store)
 assert store.close() == 0 and store.health_check() == 1
 """
 
-# A setup that failed leaves a store that is not set up.
+# After a failed setup, a store is not set up.
 FAILED = """
 store = MooncakeDistributedStore()
 assert store.setup("localhost:1", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", "127.0.0.1") == -600

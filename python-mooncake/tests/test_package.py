@@ -1,4 +1,4 @@
-"""The drop-in wheel as a user gets it."""
+"""The drop-in wheel as installed."""
 
 import importlib.metadata
 import pathlib
@@ -7,11 +7,11 @@ import sysconfig
 import mooncake
 
 
-def test_the_installed_wheel_is_what_is_tested():
+def test_installed_wheel_is_tested():
     assert pathlib.Path(mooncake.__file__).is_relative_to(sysconfig.get_paths()["purelib"])
 
 
-def test_it_stands_on_the_same_release_of_tiffin():
+def test_release_matches_that_of_tiffin():
     version = importlib.metadata.version("tiffin-mooncake")
     needed = [it for it in importlib.metadata.requires("tiffin-mooncake") if "extra ==" not in it]
     assert needed == [f"tiffin=={version}"]

@@ -1,4 +1,4 @@
-"""Copies, tasks, segments and pools: what the conformance rows do not say."""
+"""Copies, tasks, segments and pools: cases that the conformance rows do not cover."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ for turn in range(40):
 
 
 def test_task_of_a_removed_object_fails(two):
-    """A copy to a process that is stopped waits, so the object is gone when it goes on."""
+    """A copy to a stopped process waits, so that the object is removed before it continues."""
     assert two.eval("store.put('k', b'v' * 100, config(preferred_segment=own))") == 0
     two.run("a.stop()")
     two.run("task, code = store.create_copy_task('k', [there])")
@@ -79,7 +79,7 @@ def test_copies_keep_the_hard_pin(two):
     assert two.eval("set(filled), store.get('k')") == ({0}, b"v")
 
 
-def test_task_fails_where_the_target_is_full(two):
+def test_task_fails_if_the_target_is_full(two):
     two.run(
         """
 memory = Memory(4 * MIB)
@@ -138,7 +138,7 @@ def test_closing_reports_what_mounted_segments_lose(worker):
     assert worker.eval("connect(master.address, segment=0)") == 0
     assert worker.eval("store.allocate_and_mount_segment(1)['ret']") == 0
     assert worker.eval("store.put('precious', b'v', config(with_hard_pin=True)), store.close()") == (0, 0)
-    assert "precious" in worker.tail() and "they are gone now" in worker.tail()
+    assert "precious" in worker.tail() and "they are lost" in worker.tail()
 
 
 def test_number_of_segments_is_limited(worker):
@@ -146,7 +146,7 @@ def test_number_of_segments_is_limited(worker):
     assert worker.eval("connect(master.address, segment=0)") == 0
     made = worker.eval("[store.allocate_and_mount_segment(1)['ret'] for _ in range(65)]")
     assert made == [0] * 64 + [-1]
-    assert "64 segments are mounted already" in worker.tail()
+    assert "64 segments are already mounted" in worker.tail()
     assert worker.eval("len(master.segments())") == 64
 
 
@@ -223,7 +223,7 @@ for it in threads: it.join()
 
 @pytest.fixture
 def pool(worker):
-    """A worker with a store and `new`, which makes a pool of it."""
+    """A worker with a store, and `new`, which makes a pool of it."""
     worker.run("from mooncake.store import BufferPool")
     worker.run("master = Master()")
     assert worker.eval("connect(master.address, segment=16 * MIB, buffer=MIB)") == 0
@@ -273,7 +273,7 @@ def test_both_spellings_of_the_soft_pin_protect(pin, worker):
     assert worker.eval("store.put_from('plain', memory.address, MIB)") == 0
     worker.run("[store.put_from(f'f{i}', memory.address, MIB) for i in range(20)]")
     assert worker.eval("store.batch_is_exist(['pinned', 'plain'])") == [1, 0]
-    # Turned off again, it is an object like others.
+    # Disabled again, the object has no protection.
     assert worker.eval("store.put_from('off', memory.address, MIB, config(with_soft_pin=False))") == 0
     worker.run("[store.put_from(f'g{i}', memory.address, MIB) for i in range(20)]")
     assert worker.eval("store.batch_is_exist(['pinned', 'off'])") == [1, 0]

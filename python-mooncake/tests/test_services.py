@@ -1,4 +1,4 @@
-"""The modules beside the store: settings, coroutines, the metadata server, the REST service."""
+"""The modules besides the store: settings, coroutines, the metadata server, the REST service."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ BASE = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "maste
 
 
 def fetch(port, method, path, body=None, headers=None):
-    """Status, content type and body of an answer."""
+    """The status, content type and body of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers or {})
@@ -57,7 +57,7 @@ def from_json(tmp_path, **fields):
     return MooncakeConfig.from_file(str(path))
 
 
-def test_a_file_with_the_required_fields_gives_the_defaults(tmp_path):
+def test_file_with_the_required_fields_gives_the_defaults(tmp_path):
     config = from_json(tmp_path, **BASE, surprise=1)
     assert (config.global_segment_size, config.local_buffer_size) == (
         DEFAULT_GLOBAL_SEGMENT_SIZE,
@@ -131,7 +131,7 @@ def test_fields(tmp_path, field, value, expected):
         from_json(tmp_path, **fields)
 
 
-def test_the_environment_names_a_file_or_the_fields(tmp_path, monkeypatch):
+def test_environment_names_a_file_or_the_fields(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("MOONCAKE_")]:
         monkeypatch.delenv(name)
     with pytest.raises(ValueError, match="Neither the environment variable 'MOONCAKE_CONFIG_PATH' nor"):
@@ -188,7 +188,7 @@ def metadata():
     server.close()
 
 
-def test_a_setup_without_its_metadata_server_has_a_hint(worker):
+def test_setup_without_its_metadata_server_has_a_hint(worker):
     worker.run("master = Master()")
     url = worker.eval("f'http://127.0.0.1:{free_port()}/metadata'")
     assert worker.eval(f"connect(master.address, metadata={url!r})") == -1
@@ -196,7 +196,7 @@ def test_a_setup_without_its_metadata_server_has_a_hint(worker):
     assert "hint: start `mooncake_http_metadata_server`, or name `P2PHANDSHAKE`" in worker.tail()
 
 
-def test_metadata_is_kept_as_the_original_keeps_it(metadata):
+def test_metadata_server_behaves_like_the_original(metadata):
     for method, path, body, expected in [
         ("GET", "/metadata?key=a", None, (404, b"metadata not found")),
         ("PUT", "/metadata?key=a%2Fb", b"1", (200, b"metadata updated")),
@@ -234,7 +234,7 @@ def test_metadata_is_bounded(metadata, monkeypatch):
     assert fetch(metadata.port, "PUT", "/metadata?key=b", b"222")[0] == 507
 
 
-def test_a_metadata_server_tells_its_state():
+def test_metadata_server_reports_its_state():
     server = KVBootstrapServer(0, "127.0.0.1")
     assert server.poll() == KVPoll.Bootstrapping
     thread = server.run()
@@ -273,7 +273,7 @@ def test_requests_need_the_token_and_a_length(monkeypatch):
 
 
 class FakeStore:
-    """A store that remembers its segments and fails on request."""
+    """A store that records its segments and fails on request."""
 
     def __init__(self):
         self.code = 0
@@ -350,7 +350,7 @@ def test_segments_are_mounted_and_unmounted():
         assert fetch(port, "POST", "/api/unmount_local_disk", "{")[2] == b'{"error": "Malformed JSON body"}'
 
 
-def test_a_node_changes_between_prefill_and_decode():
+def test_node_changes_between_prefill_and_decode():
     store = FakeStore()
     with serving(StoreApi(store).answer) as port:
 
@@ -378,7 +378,7 @@ def test_a_node_changes_between_prefill_and_decode():
 
 
 def start(module, *arguments, environment=()):
-    """A service and the port that it logs."""
+    """A service, and the port from its log."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stderr=subprocess.PIPE,
@@ -404,7 +404,7 @@ def stop(process):
         process.stderr.close()
 
 
-def test_the_rest_service_serves_a_store(worker, tmp_path):
+def test_rest_service_serves_a_store(worker, tmp_path):
     worker.run("master = Master()")
     config = {**BASE, "master_server_address": worker.eval("master.address")}
     path = tmp_path / "rest.json"
@@ -442,7 +442,7 @@ def test_the_rest_service_serves_a_store(worker, tmp_path):
     assert worker.eval("master.segments()") == []
 
 
-def test_the_rest_service_gives_up_in_time(tmp_path):
+def test_rest_service_ends_at_its_time_limit(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     path = tmp_path / "rest.json"
@@ -455,7 +455,7 @@ def test_the_rest_service_gives_up_in_time(tmp_path):
     assert done.returncode == 1 and "Neither the environment variable" in done.stderr
 
 
-def test_the_metadata_server_is_a_program_too():
+def test_metadata_server_runs_as_a_program():
     process, port = start("mooncake.http_metadata_server", "--host", "127.0.0.1", "--port", "0")
     assert fetch(port, "PUT", "/metadata?key=a", b"1")[0] == 200
     assert stop(process) == 0
@@ -465,12 +465,12 @@ def test_the_metadata_server_is_a_program_too():
 
 
 @pytest.mark.parametrize("name", _absent.MODULES)
-def test_an_absent_module_names_the_package_that_has_it(name):
+def test_absent_module_names_the_package_that_has_it(name):
     with pytest.raises(ImportError, match="mooncake-transfer-engine") as caught:
         importlib.import_module(name)
     assert "hint: " in str(caught.value)
 
 
-def test_the_body_limit_of_the_rest_service_is_the_originals():
+def test_body_limit_of_the_rest_service_is_the_originals():
     assert mooncake_store_service.BODY_BYTES_MAX == 100 << 20
     assert mooncake.MooncakeDistributedStore is MooncakeDistributedStoreAsync.__mro__[1]

@@ -11,7 +11,7 @@ def store(worker):
     return worker
 
 
-def test_a_reader_sees_the_old_or_the_new_value(store):
+def test_reader_sees_the_old_or_the_new_value(store):
     """Two threads replace an object, others read it: every read is one writer's whole value."""
     store.run("""
 def values(writer, count):
@@ -42,7 +42,7 @@ stop.set()
     assert store.eval("set(codes), seen[True] > 0, store.get('k') in valid") == ({0}, True, True)
 
 
-def test_a_failed_upsert_keeps_the_old_value(store):
+def test_failed_upsert_keeps_the_old_value(store):
     store.run("memory = Memory(100 * MIB)")
     assert store.eval("store.put_from('k', memory.address, 40 * MIB, config(with_hard_pin=True))") == 0
     assert store.eval("store.upsert_from('k', memory.address, 100 * MIB)") == -200
@@ -66,9 +66,9 @@ def test_bad_addresses_are_refused(store):
     ]
 
 
-def test_a_store_has_at_most_so_many_sessions(store):
+def test_number_of_sessions_is_limited(store):
     store.run(f"keys = [f'k{{i}}' for i in range({SESSIONS_MAX} + 1)]")
-    # Each call has a deadline of its own, also on a slow machine.
+    # Each call has its own deadline, also on a slow machine.
     store.run(
         "some = [keys[at : at + 2048] for at in range(0, len(keys) - 1, 2048)]; some[-1] = some[-1][:2048]"
     )
@@ -88,7 +88,7 @@ def test_a_store_has_at_most_so_many_sessions(store):
     )
 
 
-def test_a_put_session_has_at_most_so_many_ranges(store):
+def test_number_of_ranges_of_a_put_session_is_limited(store):
     store.run("memory = Memory(4096, b'x'); p = memory.address")
     store.run(f"size = 2 * {SESSIONS_MAX} + 2; offsets = list(range(0, size, 2))")
     store.run(
@@ -124,7 +124,7 @@ threads = [threading.Thread(target=write, args=[first]) for first in range(4)]
     assert store.eval("store.get('k') == memory[:]")
 
 
-def test_one_of_many_threads_opens_a_session(store):
+def test_only_one_thread_opens_a_session(store):
     store.run("""
 codes, gate = [], threading.Barrier(8)
 
@@ -143,7 +143,7 @@ threads = [threading.Thread(target=start) for _ in range(8)]
     )
 
 
-def test_an_open_session_holds_space_until_it_ends(store):
+def test_open_session_holds_space_until_it_ends(store):
     store.run("memory = Memory(40 * MIB)")
     assert store.eval("store.batch_put_session_start(['k'], [40 * MIB])") == [0]
     assert store.eval("store.put_from('n', memory.address, 40 * MIB)") == -200
@@ -160,7 +160,7 @@ def test_closing_ends_sessions(store):
     assert store.eval("store.put('k', b'v'), store.get('k')") == (0, b"v")
 
 
-def test_a_forked_child_has_sessions_of_its_own(store):
+def test_forked_child_has_sessions_of_its_own(store):
     store.run("store.put('k', b'value'); store.batch_get_session_start(['k'])")
     store.run("store.batch_put_session_start(['s'], [5]); memory = Memory(64, b'bytes')")
     store.run("""
@@ -195,7 +195,7 @@ def in_child():
     )
 
 
-def test_memory_must_be_registered_where_that_is_required(start_ours):
+def test_memory_must_be_registered_if_configured(start_ours):
     worker = start_ours({"TIFFIN_REQUIRE_REGISTERED": "1"})
     worker.run("master = Master(); connect(master.address); memory = Memory(4096, b'x'); p = memory.address")
     assert worker.eval("store.upsert_from('k', p, 10), store.batch_upsert_from(['k'], [p], [10])") == (
@@ -206,7 +206,7 @@ def test_memory_must_be_registered_where_that_is_required(start_ours):
 
 
 def test_one_of_two_waiting_threads_gets_the_session(start_ours):
-    """The other one is refused: its space is free again, and the session of the first is left alone."""
+    """The other one is refused: its space is freed, and the session of the first is not affected."""
     worker = start_ours({"TIFFIN_PUT_WAIT": "60s"})
     worker.run("master = Master(); connect(master.address); own = store.get_hostname(); answers = []")
     assert worker.eval("store.batch_put_session_start(['full'], [60 * MIB])") == [0]
@@ -226,7 +226,7 @@ threads = [threading.Thread(target=start) for _ in range(2)]
     assert worker.eval("store.batch_put_session_end(['k']), store.get_size('k')") == ([0], 20 << 20)
 
 
-def test_an_unknown_end_is_not_called_missing(start_ours):
+def test_unknown_outcome_is_not_reported_as_missing(start_ours):
     """Without a master it is unknown whether the object will be stored."""
     worker = start_ours({"MC_RPC_TIMEOUT_MS": "2000"})
     worker.run("master = Master(); connect(master.address); memory = Memory(64, b'bytes')")

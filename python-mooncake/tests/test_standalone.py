@@ -1,4 +1,4 @@
-"""The standalone mode: several programs that use one node daemon, as SGLang's does."""
+"""The standalone mode: several programs that use one node daemon, like SGLang's."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def start_daemon():
             daemon.end(signal.SIGKILL)
 
 
-def test_an_invalid_setting_ends_the_daemon_at_once(worker):
+def test_invalid_setting_ends_the_daemon_at_once(worker):
     """It does not wait for a master, which would not help."""
     worker.run("master = Master()")
     address = worker.eval("master.address")
@@ -104,14 +104,14 @@ def test_programs_share_one_daemon(start_ours, start_daemon):
     assert second.eval("pool[:32]") == b"0123456789abcdef" * 2
     assert second.eval("store._traffic()['tcp']") == (0, 0)
 
-    # One that leaves does not disturb the others, and nothing was in its own process.
+    # A program that ends does not disturb the others: nothing was in its own process.
     assert first.eval("(store.close(), store.health_check())") == (0, 1)
     assert second.eval("(store.get('k'), store.remove('k'), store.remove_all())") == (b"value", 0, 16)
     assert daemon.end() == 0
     assert first.eval("master.segments()") == []
 
 
-def test_a_program_goes_on_after_its_daemon_was_restarted(worker, start_daemon):
+def test_program_continues_after_a_restart_of_its_daemon(worker, start_daemon):
     worker.run("master = Master('--client_ttl=1')")
     worker.run(DUMMY)
     address = worker.eval("master.address")
@@ -127,13 +127,13 @@ def test_a_program_goes_on_after_its_daemon_was_restarted(worker, start_daemon):
     assert worker.eval("until(lambda: store.put('m', b'w') == 0) and store.get('m')") == b"w"
 
 
-def test_a_program_can_be_set_up_again(worker, start_daemon):
+def test_program_can_be_set_up_again(worker, start_daemon):
     worker.run("master = Master()")
     worker.run(DUMMY)
     daemon = start_daemon(worker.eval("master.address"))
     for _ in range(2):
         assert worker.eval(f"store.setup_dummy(0, 0, '{daemon.address}')") == 0
-    # Without a local buffer there is no space for values, and the rest works.
+    # Without a local buffer there is no space for values, and everything else works.
     assert worker.eval("(store.put('k', b'v'), store.get('k'), store.is_exist('k'))") == (-600, b"", 0)
     assert worker.eval("store.setup_dummy(0, 16 * MIB, f'localhost:{free_port()}')") == -1
     assert worker.eval("(store.put('k', b'v'), store.health_check())") == (-600, 1)
@@ -147,7 +147,7 @@ def test_a_program_can_be_set_up_again(worker, start_daemon):
         ("master", "is not a mooncake_client"),
     ],
 )
-def test_setup_dummy_says_why_it_failed(worker, what, expected):
+def test_setup_dummy_reports_its_failure(worker, what, expected):
     worker.run("master = Master()")
     worker.run(DUMMY)
     address = {
@@ -160,7 +160,7 @@ def test_setup_dummy_says_why_it_failed(worker, what, expected):
     assert len(said) == 1 and expected in said[0], worker.tail()
 
 
-def test_the_daemon_serves_pages(worker, start_daemon):
+def test_daemon_serves_pages(worker, start_daemon):
     worker.run("master = Master()")
     daemon = start_daemon(worker.eval("master.address"), "--enable_http_server", "--http_port=0")
     page = lambda path: worker.eval(f"fetch({daemon.ports[1]}, '{path}')")
@@ -171,7 +171,7 @@ def test_the_daemon_serves_pages(worker, start_daemon):
     assert json.loads(worker.eval(f"fetch({daemon.ports[0]}, '/health')")[1])["code"] == 0
 
 
-def test_the_token_protects_the_daemon(start_ours, start_daemon):
+def test_token_protects_the_daemon(start_ours, start_daemon):
     token = {"TIFFIN_TOKEN": "secret"}
     with_token, without = start_ours(token), start_ours()
     with_token.run("master = Master()")
@@ -179,7 +179,7 @@ def test_the_token_protects_the_daemon(start_ours, start_daemon):
     for worker, code in ((with_token, 0), (without, -1)):
         worker.run(DUMMY)
         assert worker.eval(f"store.setup_dummy(0, 16 * MIB, '{daemon.address}')") == code
-    assert "it expects another TIFFIN_TOKEN" in without.tail()
+    assert "it requires another TIFFIN_TOKEN" in without.tail()
 
 
 def run_client(*flags):
@@ -187,7 +187,7 @@ def run_client(*flags):
     return subprocess.run([command, *flags], capture_output=True, text=True, timeout=SECONDS_MAX)
 
 
-def test_the_daemon_has_mooncakes_flags():
+def test_daemon_has_mooncakes_flags():
     helped = run_client("--help")
     assert helped.returncode == 0 and "--global_segment_size" in helped.stdout
     for flag, expected in (
@@ -199,7 +199,7 @@ def test_the_daemon_has_mooncakes_flags():
         assert done.returncode == 1 and done.stderr.startswith(expected), done.stderr
 
 
-def test_a_port_in_use_is_an_error():
+def test_port_in_use_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run_client("--host=127.0.0.1", f"--port={taken.getsockname()[1]}")
     assert done.returncode == 1 and "cannot listen" in done.stderr and "hint: " in done.stderr

@@ -25,7 +25,7 @@ from mooncake.structured_object_store import (
 
 
 class PlainStore:
-    """The least that is a store."""
+    """A minimal store."""
 
     def __init__(self):
         self.objects = {}
@@ -45,7 +45,7 @@ class PlainStore:
 
 
 class FastStore(PlainStore):
-    """The same with the calls that copy nothing; it counts the bytes that are read."""
+    """The same with the zero-copy calls; it counts the bytes that are read."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def store(request):
 # Bundles
 
 
-def test_a_bundle_has_the_keys_and_the_manifest_of_the_original(store):
+def test_bundle_has_the_keys_and_the_manifest_of_the_original(store):
     transfer = MooncakeBundleTransfer(store, key_prefix="/p/", default_chunk_bytes=4)
     ref = transfer.put_bundle(b"meta", {"a": b"0123456789", "b": b"xyz", "empty": b""}, partition="part")
     base = ref.manifest_key.removesuffix("/manifest")
@@ -107,7 +107,7 @@ def test_a_bundle_has_the_keys_and_the_manifest_of_the_original(store):
         assert store.objects == {}
 
 
-def test_a_failed_write_leaves_nothing(store):
+def test_failed_write_leaves_nothing(store):
     transfer = MooncakeBundleTransfer(store, default_chunk_bytes=4)
     for fail_at in ("/chunk/1", "/manifest"):
         store.fail_at = fail_at
@@ -116,7 +116,7 @@ def test_a_failed_write_leaves_nothing(store):
         assert store.objects == {}
 
 
-def test_a_failed_removal_does_not_hide_the_failed_write(caplog):
+def test_failed_removal_does_not_hide_the_failed_write(caplog):
     transfer = MooncakeBundleTransfer(MooncakeDistributedStore())
     with pytest.raises(RuntimeError, match="put failed for"):
         transfer.put_bundle(b"meta", {"a": b"0123456789"})
@@ -156,7 +156,7 @@ def test_mistakes_are_named(call, error):
 # Objects
 
 
-def test_an_object_returns_as_it_was(store):
+def test_object_is_returned_unchanged(store):
     transfer = MooncakeBundleTransfer(store, default_chunk_bytes=64)
     members = {
         "a": np.arange(60, dtype=np.float32).reshape(3, 4, 5),
@@ -183,7 +183,7 @@ def test_an_object_returns_as_it_was(store):
     ("axis", "start", "end", "step"),
     [(0, 2, 7, 1), (0, 1, 9, 3), (0, 5, 5, 1), (1, 1, 3, 1), (-1, 0, None, 2)],
 )
-def test_a_part_of_a_member_is_read(store, axis, start, end, step):
+def test_part_of_a_member_is_read(store, axis, start, end, step):
     transfer = MooncakeBundleTransfer(store, default_chunk_bytes=50)
     array = np.arange(10 * 4 * 3, dtype=np.int32).reshape(10, 4, 3)
     spec = transfer.read_spec(transfer.put_object({"a": array, "b": b"rest"})).select_members(["a"])
@@ -238,7 +238,7 @@ def test_destinations_must_fit(store):
 
 
 def rollout():
-    """What miles puts, with arrays for tensors."""
+    """The payload of miles, with arrays instead of tensors."""
     return {
         "tokens": [np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32)],
         "rewards": [0.5, 1.0],
@@ -359,14 +359,14 @@ def test_every_codec_returns_its_rows(codec):
         ([None, None], "msgpack_ragged"),
     ],
 )
-def test_a_codec_is_chosen_by_the_rows(rows, codec):
+def test_codec_is_chosen_by_the_rows(rows, codec):
     transfer = MooncakeBundleTransfer(PlainStore())
     ref = transfer.put({"non_tensor_batch": {"x": rows}})
     assert ref.encoded_non_tensor["x"]["codec"] == codec
     assert plain(transfer.get(ref)["non_tensor_batch"]["x"]) == plain(rows)
 
 
-def test_a_flat_dict_is_split_by_rows():
+def test_flat_dict_is_split_by_rows():
     transfer = MooncakeBundleTransfer(PlainStore())
     ref = transfer.put({"a": np.zeros((2, 3)), "b": ["x", "y"], "c": [1, 2, 3], "d": "text"}, type="dict")
     assert {name: it.section for name, it in ref.field_index.items()} == {
@@ -414,7 +414,7 @@ def test_fields_can_be_appended(store):
     assert sorted(transfer.get(first)["batch"]) == ["a"]
     view = transfer.dataproto_manifest_view(second)
     assert view["stages"]["reward"]["members"] == {"batch.b": 16} and view["batch_size"] == 2
-    with pytest.raises(ValueError, match=re.escape("these fields already: ['a']")):
+    with pytest.raises(ValueError, match=re.escape("already has these fields: ['a']")):
         transfer.append_dataproto_fields(first, {"batch": {"a": np.zeros(2)}}, stage="x")
     changed = transfer.append_dataproto_fields(first, {"batch": {"a": np.ones(2)}}, stage="x", overwrite=True)
     assert transfer.get(changed)["batch"]["a"].tolist() == [1, 1]
@@ -447,7 +447,7 @@ def test_one_group_is_the_group_of_every_key():
         MooncakeBundleTransfer(Store()).put({"batch": {"a": np.arange(2)}}, config=config)
 
 
-def test_the_number_of_members_is_bounded(monkeypatch):
+def test_number_of_members_is_bounded(monkeypatch):
     monkeypatch.setattr("mooncake._bundle.MEMBERS_MAX", 2)
     transfer = MooncakeBundleTransfer(PlainStore())
     transfer.put_bundle(b"", {"a": b"", "b": b""})
@@ -456,7 +456,7 @@ def test_the_number_of_members_is_bounded(monkeypatch):
 
 
 class Tensor:
-    """As much of torch's tensor as is used; the environment of the tests has no torch."""
+    """The part of torch's tensor that is used; the test environment has no torch."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype = array, array.shape, f"torch.{array.dtype}"

@@ -11,14 +11,14 @@ support = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(support)
 
 
-def test_the_page_is_what_the_code_says():
+def test_page_matches_the_code():
     """If this fails, run `make docs-mooncake`."""
     page = support.PAGE.read_text()
     for name, text in support.parts().items():
         assert text in page, f"the part `{name}` is not up to date\n\nhint: run `make docs-mooncake`"
 
 
-def test_a_missing_marker_is_reported():
+def test_missing_marker_is_reported():
     try:
         support.fill("a page", {"methods": "text"})
     except SystemExit as error:
@@ -27,7 +27,7 @@ def test_a_missing_marker_is_reported():
         raise AssertionError("the marker is missing, and nothing was said")
 
 
-def test_a_request_that_no_page_answers_is_not_supported():
+def test_request_that_no_page_answers_is_not_supported():
     rows = support.endpoints(["GET /health", "GET /nosuch", "POST /api/v1/nosuch"]).splitlines()[2:]
     assert [row.split("|")[2].strip() for row in rows] == ["yes", "no", "no"]
 
@@ -45,7 +45,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_what_is_not_supported_is_named(call, worker):
+def test_unsupported_features_are_named(call, worker):
     worker.run("from mooncake.store import *")
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0

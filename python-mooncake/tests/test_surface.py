@@ -69,7 +69,7 @@ def test_signatures_and_docstrings_survive(name):
     assert method.__doc__
 
 
-def test_the_stubs_name_every_method():
+def test_stubs_name_every_method():
     stubs = pathlib.Path(mooncake.__file__).with_name("store.pyi").read_text()
     for name in METHODS:
         assert f"def {name}(" in stubs
@@ -78,7 +78,7 @@ def test_the_stubs_name_every_method():
         assert any(form in stubs for form in forms), name
 
 
-def test_the_probes_of_clients_hold():
+def test_probes_of_clients_succeed():
     assert "force" in MooncakeDistributedStore.batch_remove.__doc__
     assert "enable_ssd_offload" in MooncakeDistributedStore.setup.__doc__
     assert hasattr(ReplicateConfig, "group_ids")
@@ -87,7 +87,7 @@ def test_the_probes_of_clients_hold():
         MooncakeDistributedStore().setup(*"abcdefg", some_new_option=1)
 
 
-def test_the_names_that_clients_import():
+def test_names_that_clients_import_exist():
     for name in mooncake.store.__all__:
         assert hasattr(mooncake.store, name), name
     assert mooncake.MooncakeDistributedStore is MooncakeDistributedStore
@@ -135,8 +135,8 @@ def import_from(folder, program="import mooncake"):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
 
 
-def test_a_mixture_with_the_official_wheel_is_refused(tmp_path):
-    """As `pip` leaves it when ours is installed over the official one."""
+def test_mixture_with_the_official_wheel_is_refused(tmp_path):
+    """The state that `pip` leaves when ours is installed over the official one."""
     shutil.copytree(SITE / "mooncake", tmp_path / "mooncake")
     suffix = next(s for s in __import__("importlib.machinery").machinery.EXTENSION_SUFFIXES if "cpython" in s)
     (tmp_path / "mooncake" / f"store{suffix}").write_bytes(b"theirs")
@@ -146,13 +146,15 @@ def test_a_mixture_with_the_official_wheel_is_refused(tmp_path):
     assert "mooncake-transfer-engine 0.3.13" in done.stderr and "hint: " in done.stderr
 
 
-def test_the_official_wheel_over_ours_is_refused(tmp_path):
-    """The other order: their `__init__.py` has replaced ours, so the guard beside the folder must notice."""
+def test_official_wheel_over_ours_is_refused(tmp_path):
+    """The other order: their `__init__.py` has replaced ours, so that the guard beside the folder must
+    notice."""
     shutil.copytree(SITE / "mooncake", tmp_path / "mooncake")
     shutil.copy(SITE / "tiffin_mooncake_guard.py", tmp_path)
     shutil.copy(SITE / "tiffin_mooncake_guard.pth", tmp_path)
     official(tmp_path)
-    # A site folder, so that its .pth file is read; without the environment's own, which has a guard too.
+    # A site folder, so that its .pth file is read; the environment's own is excluded, because it has a
+    # guard too.
     program = f"import site; site.addsitedir({str(tmp_path)!r}); import sys; "
     program += f"sys.path.insert(0, {str(tmp_path)!r}); import mooncake; print(mooncake.__file__)"
     command = [sys.executable, "-S", "-c", program]
@@ -164,7 +166,7 @@ def test_the_official_wheel_over_ours_is_refused(tmp_path):
     mixed = subprocess.run(command, capture_output=True, text=True)
     assert mixed.returncode != 0
     assert "mooncake-transfer-engine 0.3.13" in mixed.stderr and "hint: " in mixed.stderr
-    # Elsewhere on the path the official package is whole, and nobody minds.
+    # Elsewhere on the path the official package is complete, and is not refused.
     shutil.rmtree(tmp_path / "mooncake")
     (tmp_path / "theirs" / "mooncake").mkdir(parents=True)
     (tmp_path / "theirs" / "mooncake" / "__init__.py").write_text("theirs = True\n")
@@ -172,7 +174,7 @@ def test_the_official_wheel_over_ours_is_refused(tmp_path):
     assert done.stdout == "True\n", done.stderr
 
 
-def test_the_guard_is_installed_and_looks_once():
+def test_guard_is_installed_and_checks_once():
     program = (
         "import sys, tiffin_mooncake_guard as it; before = it._Guard in sys.meta_path; import mooncake; "
     )
@@ -181,7 +183,7 @@ def test_the_guard_is_installed_and_looks_once():
     assert done.stdout == "True False\n", done.stderr
 
 
-def test_the_commands_are_installed():
+def test_commands_are_installed():
     commands = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="console_scripts")}
     assert commands["mooncake_master"] == "mooncake.master:main"
     assert commands["mooncake_client"] == "mooncake.client:main"

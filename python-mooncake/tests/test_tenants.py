@@ -1,4 +1,4 @@
-"""Tenants: with `--enable_multi_tenants` each is a namespace that needs a quota to be written to."""
+"""Tenants: with `--enable_multi_tenants` each is a namespace that rejects writes without a quota."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def cluster(worker):
     return worker
 
 
-def test_a_tenant_needs_a_quota(cluster):
+def test_tenant_needs_a_quota(cluster):
     assert connect(cluster, "a", "alpha") == 0
     assert cluster.eval("(a.put('k', b'v'), a.is_exist('k'), a.get('k'))") == (-1701, 0, b"")
     assert cluster.eval("(node.put('k', b'v'), a.batch_is_exist(['k']))") == (-1701, [0])
@@ -41,10 +41,10 @@ def test_tenants_do_not_see_each_other(cluster):
     assert cluster.eval("(a.remove_all(True), b.get('k'))") == (1, b"of b")
 
 
-def test_a_tenant_stays_within_its_quota(cluster):
+def test_tenant_stays_within_its_quota(cluster):
     assert cluster.eval(SET.format("alpha", 1 << 20) + "[0]") == 200
     assert connect(cluster, "a", "alpha") == 0
-    # It evicts its own objects, and a hopeless put evicts none.
+    # It evicts its own objects, and a put that can never fit evicts none.
     assert cluster.eval("[a.put(f'k{n}', bytes(MIB // 4)) for n in range(8)]") == [0] * 8
     before = cluster.eval("a.batch_is_exist([f'k{n}' for n in range(8)])")
     assert 0 < before.count(1) < 8
@@ -53,12 +53,12 @@ def test_a_tenant_stays_within_its_quota(cluster):
 
 
 @pytest.mark.parametrize("tenant", ["", "_a", "a\n", "t" * 129])
-def test_a_bad_name_is_refused(cluster, tenant):
+def test_bad_name_is_refused(cluster, tenant):
     assert connect(cluster, "a", tenant) == -600
     assert "tenant_id is" in cluster.tail()
 
 
-def test_without_the_flag_the_tenant_is_not_looked_at(worker):
+def test_tenant_is_ignored_without_the_flag(worker):
     worker.run("master = Master()")
     assert connect(worker, "a", "alpha", "64 * MIB") == 0
     assert connect(worker, "b", "_bad") == 0

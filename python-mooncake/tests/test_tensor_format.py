@@ -141,7 +141,7 @@ def test_at_most_four_axes():
 
 
 class FakeTensor:
-    """What the store needs of a tensor: torch's members, over memory of its own."""
+    """A tensor for the store: torch's members, over its own memory."""
 
     class dtype:
         def __str__(self):

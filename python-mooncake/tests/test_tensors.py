@@ -1,4 +1,4 @@
-"""Tensors beyond single answers: every cut of every type, large ones, other processes, readers in between."""
+"""Tensors beyond single answers: every cut of every type, large ones, other processes, concurrent readers."""
 
 import pytest
 
@@ -66,8 +66,8 @@ for dim in range(3):
     assert store.eval("wrong") == []
 
 
-def test_a_shard_that_was_replaced_is_read_as_a_whole(store):
-    """The header that was read first is of an older put: nothing read by it counts."""
+def test_shard_that_was_replaced_is_read_as_a_whole(store):
+    """The header that was read first is from an older put: reads based on it do not count."""
     store.run("""
 from mooncake import _reads
 whole = torch.arange(4096.).reshape(4, 1024)
@@ -85,7 +85,7 @@ _reads._heads = now
     )
 
 
-def test_a_whole_may_be_larger_than_the_local_buffer(store):
+def test_whole_may_be_larger_than_the_local_buffer(store):
     store.run("""
 whole = torch.arange(10 * MIB, dtype=torch.float32).reshape(8, -1)
 codes = [store.put_tensor_with_parallelism('k', part, par(('tp', rank, 4, 0)))
@@ -110,7 +110,7 @@ before = resident()
     assert store.eval("resident() - before") < 240 << 20
 
 
-def test_a_tensor_outlives_its_object(store):
+def test_tensor_outlives_its_object(store):
     store.run("t = torch.arange(1000.); store.put_tensor('k', t); found = store.get_tensor('k')")
     store.run("store.remove('k', force=True); store.put_tensor('k', t + 1); store.close()")
     assert store.eval("same(found, t)")
@@ -155,7 +155,7 @@ def test_another_process_reads_and_writes_tensors(store):
     )
 
 
-def test_a_shard_more_than_there_may_be(store):
+def test_too_many_shards_are_refused(store):
     store.run("none = torch.empty(0)")
     assert store.eval("store.put_tensor_with_tp('k', none, 0, 65537), store.is_exist('k_tp_0')") == (-600, 0)
     assert store.eval("store.put_tensor_with_tp('k', none, 0, 65536), store.is_exist('k_tp_65535')") == (0, 1)

@@ -1,4 +1,4 @@
-"""A process that uses `mooncake.store` as the test commands, line by line.
+"""A process that uses `mooncake.store` by the test's commands, line by line.
 
 It reads JSON from standard input, one request a line: `{"run": code}` runs a statement, `{"eval": code}`
 answers with what an expression comes to. It imports nothing but the standard library and what it is told to
@@ -36,7 +36,7 @@ def free_port():
 
 
 def until(condition, seconds=START_SECONDS_MAX):
-    """The value of the condition as soon as it is true, or when the time is over."""
+    """The value of the condition as soon as it is true, or at the time limit."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not (found := condition()) and time.monotonic() < deadline:
@@ -51,7 +51,7 @@ def listens(port, host="127.0.0.1"):
 
 
 def fetch(port, path, method="GET", body=None):
-    """Status and text of a page of the master."""
+    """The status and text of a page of the master."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with contextlib.closing(connection):
         connection.request(method, path, body)
@@ -60,7 +60,7 @@ def fetch(port, path, method="GET", body=None):
 
 
 class Memory:
-    """Bytes at a fixed address, as the calls without copies want them."""
+    """Bytes at a fixed address, for the zero-copy calls."""
 
     def __init__(self, size, fill=None):
         self.map = mmap.mmap(-1, size)
@@ -123,7 +123,7 @@ class Master:
         self.process.wait()
 
     def stop(self):
-        """Ends it the polite way; gives its status."""
+        """End it with a signal, and return its status."""
         self.process.terminate()
         return self.process.wait(START_SECONDS_MAX)
 
@@ -131,7 +131,7 @@ class Master:
         return fetch(self.metrics, "/get_all_segments")[1].split()
 
     def used(self, segment):
-        """Bytes in use on a segment, as the master counts them."""
+        """The bytes in use on a segment, according to the master."""
         lines = fetch(self.metrics, f"/query_segment?segment={segment}")[1].splitlines()
         return next((int(line.split(":")[1]) for line in lines if line.startswith("Used(bytes)")), None)
 
@@ -179,7 +179,7 @@ class Other:
 
     def stop(self):
         self.process.send_signal(signal.SIGSTOP)
-        # A process that is busy runs on for a moment.
+        # A busy process continues for a moment.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def resume(self):
@@ -190,7 +190,7 @@ NAMES = globals()
 
 
 def connect(address, segment=64 * MIB, buffer=32 * MIB, hostname="localhost", metadata="P2PHANDSHAKE"):
-    """Sets `store` up and answers with the code."""
+    """Set up `store`, and answer with the code."""
     from mooncake.store import MooncakeDistributedStore
 
     NAMES["store"] = MooncakeDistributedStore()

@@ -1,4 +1,4 @@
-//! Checksums of Python's memory, for bytes that are kept in other stores than ours.
+//! Checksums of Python's memory, for bytes in other stores than ours.
 
 use pyo3::prelude::*;
 

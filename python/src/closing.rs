@@ -9,7 +9,7 @@ use tiffin_client::{Deadline, Error, Losses};
 use crate::errors::{self, invalid};
 use crate::handle::Handle;
 
-/// How long it may take to find the objects that are lost; closing itself has the rest of the time.
+/// The time limit for finding the objects that are lost; closing itself has the rest of the time.
 const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// What closing does if objects are lost.
@@ -27,7 +27,7 @@ impl OnLoss {
             "error" => Ok(Self::Error),
             "ignore" => Ok(Self::Ignore),
             other => {
-                let hint = "it is \"warn\", \"error\" or \"ignore\"";
+                let hint = "give \"warn\", \"error\" or \"ignore\"";
                 Err(invalid(py, format!("on_loss={other:?} is unknown\n\nhint: {hint}")))
             }
         }
@@ -72,6 +72,6 @@ pub(crate) fn answer(py: Python<'_>, closed: Closed) -> PyResult<Py<PyAny>> {
 
 fn warn(py: Python<'_>, losses: &Losses) -> PyResult<()> {
     let log = py.import("logging")?.call_method1(intern!(py, "getLogger"), ("tiffin",))?;
-    let line = format!("a store was closed: {losses}; they are gone now");
+    let line = format!("a store was closed: {losses}; they are lost");
     log.call_method1(intern!(py, "warning"), ("%s", line)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Connecting: to a cluster, or to a store that is made inside this process.
+//! Connects to a cluster, or to a store that is started inside this process.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::methods::{Any, Caller};
 use crate::store::Store;
 use crate::{errors, keys, promise};
 
-/// Connects: to a store inside this process if no address is given, else to the cluster of that master.
+/// Connects to a store inside this process if no address is given, otherwise to the cluster of that master.
 #[pyfunction]
 #[pyo3(signature = (address, *, memory, ssd, namespace, token, shared_memory, timeout, is_async))]
-#[expect(clippy::too_many_arguments, reason = "the package gives them by name, and settles their defaults")]
+#[expect(clippy::too_many_arguments, reason = "the package passes them by name and sets their defaults")]
 pub(crate) fn connect<'py>(
     py: Python<'py>,
     address: Option<String>,

@@ -1,8 +1,8 @@
-//! DLPack: how tensor libraries share memory.
+//! DLPack, the protocol by which tensor libraries share memory.
 //!
-//! Taking: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Giving: [`lend`]
-//! makes a capsule over memory of ours. The layouts are those of DLPack 1.0; the older one, without a version
-//! and without the flag for read-only memory, is understood when it is given, and never made.
+//! Import: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Export: [`lend`]
+//! makes a capsule over our memory. The layouts are those of DLPack 1.0. The older layout, without a
+//! version and a read-only flag, is accepted on import and never exported.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -18,13 +18,13 @@ use crate::runtime;
 
 /// The device of ordinary memory.
 pub(crate) const DEVICE_CPU: (i32, i32) = (1, 0);
-/// Kinds of device whose memory the processor reaches like its own: ordinary, and pinned for CUDA or ROCm.
+/// Kinds of device whose memory the processor can access: host memory, and memory pinned for CUDA or ROCm.
 const REACHABLE: [i32; 3] = [1, 3, 11];
 const VERSION: Version = Version { major: 1, minor: 0 };
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_COPIED: u64 = 2;
 const UNSIGNED: u8 = 1;
-/// The largest number of dimensions that is accepted.
+/// The maximum number of dimensions.
 const DIMENSIONS_MAX: usize = 64;
 
 const FRESH: &CStr = c"dltensor_versioned";
@@ -79,10 +79,10 @@ struct ManagedOld {
     deleter: Option<unsafe extern "C" fn(*mut ManagedOld)>,
 }
 
-/// Memory that another library lends us.
+/// Memory that another library has exported.
 pub(crate) struct Tensor {
     start: NonNull<u8>,
-    /// How many bytes there are in all.
+    /// The total number of bytes.
     len: usize,
     layout: Layout,
     is_writable: bool,
@@ -95,7 +95,7 @@ enum Loan {
     Old(*mut ManagedOld),
 }
 
-// SAFETY: it is only an address for all threads but the one that ends the loan.
+// SAFETY: only the thread that ends the loan uses more than the address.
 unsafe impl Send for Loan {}
 
 impl Loan {
@@ -119,22 +119,22 @@ struct Layout {
 }
 
 impl Tensor {
-    /// Takes the memory of an object that has `__dlpack__`.
+    /// Imports the memory of an object with `__dlpack__`.
     pub(crate) fn take(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         if let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) {
             let (kind, _): (i32, i32) = device.call0()?.extract()?;
             if !REACHABLE.contains(&kind) {
                 let hint = "copy it to the host first, as in `tensor.cpu()`";
-                return Err(wrong_type("a tensor in the memory of the host is wanted", object, hint));
+                return Err(wrong_type("the tensor must be in host memory", object, hint));
             }
         }
         let capsule = ask(object)?;
         let Ok(capsule) = capsule.cast::<PyCapsule>() else {
             return Err(wrong_type(
-                "`__dlpack__` gives a capsule",
+                "`__dlpack__` must return a capsule",
                 &capsule,
-                "this is a fault of that library",
+                "report this to the authors of that library",
             ));
         };
         Self::open(capsule)
@@ -156,7 +156,7 @@ impl Tensor {
         self.layout.axes.is_none()
     }
 
-    /// The bytes in one piece, in the order of the elements.
+    /// A contiguous copy of the bytes, in the order of the elements.
     pub(crate) fn copied(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
         let mut axes = self.layout.axes.as_deref().unwrap_or_default();
@@ -171,11 +171,11 @@ impl Tensor {
         bytes
     }
 
-    /// Takes the tensor out of its capsule, which is marked as used up.
+    /// Takes the tensor out of its capsule, which is marked as used.
     fn open(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
         let py = capsule.py();
         let pointer = |name: &CStr| {
-            // SAFETY: the capsule is alive and the name a string of C. A capsule of that name holds such a
+            // SAFETY: the capsule is alive and the name a C string. A capsule of that name holds such a
             // pointer.
             unsafe {
                 let is_it = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 0;
@@ -188,23 +188,21 @@ impl Tensor {
             if let Some(managed) = pointer(FRESH).map(|managed| managed.cast::<Managed>()) {
                 let version = (*managed).version.major;
                 if version != VERSION.major {
-                    return Err(PyBufferError::new_err(format!(
-                        "DLPack of version {version} is not understood"
-                    )));
+                    return Err(PyBufferError::new_err(format!("DLPack version {version} is not supported")));
                 }
                 (&raw const (*managed).tensor, (*managed).flags, Loan::New(managed), USED)
             } else if let Some(managed) = pointer(FRESH_OLD).map(|managed| managed.cast::<ManagedOld>()) {
                 (&raw const (*managed).tensor, 0, Loan::Old(managed), USED_OLD)
             } else {
                 return Err(PyTypeError::new_err(
-                    "`__dlpack__` gave a capsule that is used up, or no tensor",
+                    "`__dlpack__` returned a capsule that is already used, or that holds no tensor",
                 ));
             }
         };
         // SAFETY: as above; the interpreter is attached, so no other thread changes the struct meanwhile.
         let (start, len, layout) = unsafe { measure(py, &*raw)? };
-        // From here on the memory is ours to release.
-        // SAFETY: the capsule is alive, and the name a string that lives for ever.
+        // From here on this code must release the memory.
+        // SAFETY: the capsule is alive, and the name is static.
         if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } == -1 {
             return Err(PyErr::fetch(py));
         }
@@ -220,11 +218,11 @@ impl Drop for Tensor {
     }
 }
 
-/// A capsule over `len` bytes at `start`, which `owner` keeps there: a tensor of one dimension, of bytes.
+/// A capsule over `len` bytes at `start`, which `owner` keeps valid: a one-dimensional tensor of bytes.
 ///
 /// # Safety
-/// The bytes must stay readable for as long as `owner` lives; and if they are not `writable`, they are not
-/// written through the capsule, so they may be shared.
+/// The bytes must stay readable while `owner` lives. Bytes that are not `writable` may be shared: they are
+/// not written through the capsule.
 pub(crate) unsafe fn lend<'py>(
     py: Python<'py>,
     start: *const u8,
@@ -249,7 +247,7 @@ pub(crate) unsafe fn lend<'py>(
         flags: if is_copy { FLAG_COPIED } else { FLAG_READ_ONLY },
         tensor,
     }));
-    // SAFETY: the pointer is not null, the name lives for ever, and the destructor knows what is inside.
+    // SAFETY: the pointer is not null, the name is static, and the destructor matches the contents.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), FRESH.as_ptr(), Some(throw_away)) };
     if capsule.is_null() {
         // SAFETY: no other code has the struct.
@@ -260,14 +258,14 @@ pub(crate) unsafe fn lend<'py>(
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
-/// What a lent tensor points to.
+/// The data of an exported tensor.
 struct Lent {
     shape: [i64; 1],
     strides: [i64; 1],
     _owner: Box<dyn Any + Send>,
 }
 
-/// The deleter of what [`lend`] made.
+/// The deleter of a tensor that [`lend`] made.
 unsafe extern "C" fn take_back(managed: *mut Managed) {
     // SAFETY: both boxes were made by `lend`, and DLPack calls a deleter once.
     unsafe {
@@ -278,8 +276,8 @@ unsafe extern "C" fn take_back(managed: *mut Managed) {
 
 /// The destructor of a capsule: frees a tensor that no consumer has taken.
 unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with the capsule that `lend` made. One that was taken has another name by
-    // now.
+    // SAFETY: Python calls this with the capsule that `lend` made. A capsule that was taken has another
+    // name.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 {
             take_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
@@ -287,7 +285,7 @@ unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Calls `__dlpack__`, in the newer way where the object understands it.
+/// Calls `__dlpack__`, with DLPack 1.0 arguments if the object accepts them.
 fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     let options = PyDict::new(py);
@@ -313,7 +311,7 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
     let element_bits = usize::from(raw.data_type.bits) * usize::from(raw.data_type.lanes);
     let element_bytes = element_bits / 8;
     let numbers = |list: *mut i64| -> Vec<i64> {
-        // SAFETY: DLPack promises that a list that is there has one number for each dimension.
+        // SAFETY: DLPack guarantees one number for each dimension if the list is present.
         (0..dimensions).map(|at| unsafe { list.add(at).read() }).collect()
     };
     let shape = if dimensions == 0 { Vec::new() } else { numbers(raw.shape) };
@@ -329,7 +327,7 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
     if axes.is_some() && !element_bits.is_multiple_of(8) {
         return Err(invalid(
             py,
-            "elements smaller than a byte do not lie in one piece\n\nhint: make it contiguous",
+            "elements smaller than a byte are not contiguous\n\nhint: make the tensor contiguous",
         ));
     }
     let offset = usize::try_from(raw.byte_offset).map_err(|_| invalid_shape())?;
@@ -342,9 +340,9 @@ unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usi
     Ok((start, len, Layout { element_bytes, axes }))
 }
 
-/// Count and distance of each axis in bytes, or `Some(None)` if the elements lie in one piece; `None` where
-/// that overflows.
-#[expect(clippy::option_option, reason = "it may make no sense, and it may be simple")]
+/// Count and distance of each axis in bytes, or `Some(None)` if the elements are contiguous; `None` if a
+/// value overflows.
+#[expect(clippy::option_option, reason = "the outer option is validity, the inner one contiguity")]
 fn scattered(shape: &[usize], strides: &[i64], element_bytes: usize) -> Option<Option<Vec<(usize, isize)>>> {
     let mut is_in_order = true;
     let mut expected = 1_usize;
@@ -363,7 +361,8 @@ fn scattered(shape: &[usize], strides: &[i64], element_bytes: usize) -> Option<O
     Some(Some(axes.collect::<Option<_>>()?))
 }
 
-/// Appends the elements of all axes, in order. Each read is of the producer's memory, as its shape promises.
+/// Appends the elements of all axes, in order. Each read is inside the producer's memory, as its shape
+/// promises.
 fn gather(start: *const u8, axes: &[(usize, isize)], element_bytes: usize, bytes: &mut Vec<u8>) {
     match axes {
         [] => {
@@ -374,7 +373,7 @@ fn gather(start: *const u8, axes: &[(usize, isize)], element_bytes: usize, bytes
         }
         [(count, distance), inner @ ..] => {
             for index in 0..*count {
-                // Never leaves the tensor, as its shape promises.
+                // It never leaves the tensor, as its shape promises.
                 let next = start.wrapping_offset((index as isize).wrapping_mul(*distance));
                 gather(next, inner, element_bytes, bytes);
             }

@@ -1,4 +1,4 @@
-//! Turns errors of the client into the exceptions of `tiffin.errors`.
+//! Converts errors of the client into the exceptions of `tiffin.errors`.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +50,7 @@ pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
     made().map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// Warns of puts that are done, but whose replaced objects some nodes may still serve. Fails if the caller
+/// Warns of puts that succeeded while some nodes may still serve the replaced objects. Fails if the caller
 /// turns warnings into errors.
 pub(crate) fn warn_unconfirmed<'a>(
     py: Python<'_>,

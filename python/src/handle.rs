@@ -2,10 +2,10 @@
 //!
 //! A [`Handle`] remembers how it was connected. In a forked child it forgets the inherited client with its
 //! sockets and tasks, and the servers of the parent. The first call of the child connects again, within its
-//! own deadline. See [`crate::process`] for what a child may use.
+//! own deadline. [`crate::process`] says what a child may use.
 //!
-//! **Invariant:** a call never holds the interpreter while it waits. Its [`Operation`] owns the memory of
-//! Python that it uses: the memory is released when no Rust code can use it any more, also after a
+//! **Invariant:** a call never holds the interpreter while it waits. Its [`Operation`] owns the Python
+//! memory that it uses. The memory is released when no Rust code can use it any more, also after a
 //! cancellation.
 
 use std::future::Future;
@@ -24,7 +24,7 @@ use crate::process::{self, PerProcess};
 use crate::runtime::{self, block_on};
 use crate::{errors, promise};
 
-/// How long closing a store without users may take.
+/// The time limit for closing a store without users.
 const GOODBYE_TIME: Duration = Duration::from_secs(2);
 
 /// One call, with everything that it needs.
@@ -32,7 +32,7 @@ pub(crate) trait Operation: Send + Sync + Sized + 'static {
     /// The answer of the store.
     type Outcome: Send + 'static;
 
-    /// Whether its time limit is that of a wait, which ends with an answer. The call itself may then take
+    /// Whether the time limit is that of a wait, which ends with an answer. The call itself may take
     /// longer, so that a short wait on a slow machine is not an error.
     fn waits(&self) -> bool {
         false
@@ -49,10 +49,10 @@ pub(crate) trait Operation: Send + Sync + Sized + 'static {
     fn answer(self, py: Python<'_>, outcome: Self::Outcome) -> PyResult<Py<PyAny>>;
 }
 
-/// How long a call may take.
+/// The time limits of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Limit {
-    /// The time of the call, or of its wait.
+    /// The time limit of the call, or of its wait.
     pub(crate) time: Duration,
     /// How much longer the answer to a wait may take.
     pub(crate) answer_time: Option<Duration>,
@@ -79,11 +79,11 @@ pub(crate) struct Opened {
 
 /// Servers that belong to a store.
 pub(crate) enum Servers {
-    /// The store is elsewhere.
+    /// The store is in another process.
     None,
-    /// All of it is here.
+    /// The whole store is in this process.
     Embedded(Embedded),
-    /// One of its nodes is here.
+    /// One node of the store is in this process.
     Node(NodeServer),
 }
 
@@ -128,7 +128,7 @@ impl State {
 }
 
 impl Handle {
-    /// Connects, and waits for it.
+    /// Connects, and waits until that is done.
     pub(crate) fn open<F>(py: Python<'_>, opening: F) -> PyResult<Arc<Self>>
     where
         F: Future<Output = Result<Opened, EmbeddedError>> + Send,
@@ -164,7 +164,7 @@ impl Handle {
         self.origin != process::current()
     }
 
-    /// The client of this process: the one there is, or a new connection in a forked child.
+    /// The client of this process: the existing one, or a new connection in a forked child.
     pub(crate) async fn client(&self, deadline: Deadline) -> Result<Client, Error> {
         if self.is_closed() {
             return Err(Error::Closed);
@@ -263,7 +263,7 @@ impl Drop for Handle {
         if let Ok(runtime) = runtime::runtime() {
             let servers = servers.into_inner().unwrap_or_else(PoisonError::into_inner);
             runtime.spawn(async move {
-                // There is no caller for a failure.
+                // No caller can receive an error.
                 let _ended = end(client.into_inner(), servers, Deadline::after(GOODBYE_TIME)).await;
             });
         }

@@ -12,18 +12,18 @@ use tiffin_types::Generation;
 
 use crate::errors::{self, invalid, wrong_type};
 
-/// The longest time limit, which is practically unlimited: about thirty years.
+/// The maximum of a time limit, about thirty years, which is practically unlimited.
 pub(crate) const TIME_MAX: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 /// One key, or many in order.
 pub(crate) struct Keys {
     pub(crate) list: Vec<Key>,
-    /// Whether one was given by itself, so that its result is given by itself too.
+    /// Whether a single key was given, so that its result is not a list.
     pub(crate) is_one: bool,
 }
 
 impl Keys {
-    /// A key is `str` or `bytes`; anything else that can be iterated over holds many.
+    /// A key is `str` or `bytes`; any other iterable contains many.
     pub(crate) fn parse(given: &Bound<'_, PyAny>) -> PyResult<Self> {
         if is_key(given) {
             return Ok(Self { list: vec![key(given)?], is_one: true });
@@ -35,8 +35,8 @@ impl Keys {
         Ok(Self { list, is_one: false })
     }
 
-    /// Which bytes of each object are wanted: `(offset, length)` for all of them, or a list with one such
-    /// pair, or `None` for the whole, for each.
+    /// The requested bytes of each object: one pair `(offset, length)` for all, or a list with a pair or
+    /// `None` (the whole object) for each.
     pub(crate) fn ranges(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Option<Range<u64>>>> {
         let count = self.list.len();
         let Some(given) = given else { return Ok(vec![None; count]) };
@@ -50,13 +50,13 @@ impl Keys {
         let ranges = items.map(item).collect::<PyResult<Vec<_>>>()?;
         if self.is_one || ranges.len() != count {
             let what = format!("a list of {} ranges for {count} keys", ranges.len());
-            let hint = "one range for each key of a list, or one pair for all; a key may be named twice";
+            let hint = "give one range for each key of a list, or one pair for all; a key may repeat";
             return Err(invalid(given.py(), format!("{what}\n\nhint: {hint}")));
         }
         Ok(ranges)
     }
 
-    /// Gives one result by itself, many as a list.
+    /// Returns a single result as it is, and many as a list.
     pub(crate) fn gather(
         py: Python<'_>,
         is_one: bool,
@@ -72,14 +72,14 @@ impl Keys {
     }
 }
 
-/// A key and what goes with it, or many of them.
+/// A key and its value or buffer, or many of them.
 pub(crate) struct Pairs<'py> {
     pub(crate) keys: Keys,
     pub(crate) others: Vec<Bound<'py, PyAny>>,
 }
 
 impl<'py> Pairs<'py> {
-    /// Either a key and something, or a mapping from keys to such things and nothing else.
+    /// Either a key and a value, or a mapping from keys to values.
     pub(crate) fn parse(
         first: &Bound<'py, PyAny>,
         second: Option<&Bound<'py, PyAny>>,
@@ -89,7 +89,8 @@ impl<'py> Pairs<'py> {
         match (is_key(first), second) {
             (true, Some(other)) => Ok(Self { keys: Keys::parse(first)?, others: vec![other.clone()] }),
             (true, None) => {
-                let hint = format!("`{call}(key, {what})` for one, `{call}({{key: {what}, …}})` for many");
+                let hint =
+                    format!("write `{call}(key, {what})` for one, `{call}({{key: {what}, …}})` for many");
                 Err(PyTypeError::new_err(format!("no {what} for the key\n\nhint: {hint}")))
             }
             (false, None) if first.cast::<PyMapping>().is_ok() => {
@@ -120,7 +121,7 @@ impl<'py> Pairs<'py> {
                 Ok(Self { keys, others })
             }
             (false, _) => {
-                let hint = format!("many are given as one mapping, `{call}({{key: {what}, …}})`");
+                let hint = format!("give many as one mapping, `{call}({{key: {what}, …}})`");
                 Err(wrong_type("a key is str or bytes", first, &hint))
             }
         }
@@ -151,15 +152,15 @@ pub(crate) fn show<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyAny
     })
 }
 
-/// The start of keys: like a key, but it may be empty.
+/// A prefix of keys: like a key, but it may be empty.
 pub(crate) fn prefix(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if is_key(given) && given.len()? == 0 { Ok(Vec::new()) } else { Ok(key(given)?.as_bytes().to_vec()) }
 }
 
-/// A whole number as Python has it, before it is known what it counts: see [`count`].
+/// A whole number from Python, before its range is checked: see [`count`].
 pub(crate) type Whole = i128;
 
-/// Extracts a whole number. One that is too large for any purpose here becomes the largest.
+/// Extracts a whole number. One that is too large becomes the maximum.
 pub(crate) fn whole(given: &Bound<'_, PyAny>) -> PyResult<Whole> {
     if let Ok(number) = given.extract::<i64>() {
         return Ok(number.into());
@@ -167,16 +168,16 @@ pub(crate) fn whole(given: &Bound<'_, PyAny>) -> PyResult<Whole> {
     match given.extract::<Whole>() {
         Ok(number) => Ok(number),
         Err(_) if given.is_instance_of::<PyInt>() => Ok(if given.lt(0)? { Whole::MIN } else { Whole::MAX }),
-        Err(_) => Err(wrong_type("it is a whole number", given, "give an int")),
+        Err(_) => Err(wrong_type("the argument is a whole number", given, "give an int")),
     }
 }
 
-/// The same for a number that may be left out.
+/// The same for an optional number.
 pub(crate) fn whole_or_none(given: &Bound<'_, PyAny>) -> PyResult<Option<Whole>> {
     if given.is_none() { Ok(None) } else { whole(given).map(Some) }
 }
 
-/// A number of things, which is `least` or more and fits its type.
+/// A number that is `least` or more, and fits its type.
 pub(crate) fn count<T: TryFrom<Whole>>(
     py: Python<'_>,
     name: &str,
@@ -186,9 +187,9 @@ pub(crate) fn count<T: TryFrom<Whole>>(
     let number = if given < least { None } else { T::try_from(given).ok() };
     number.ok_or_else(|| {
         let hint = match (given < least, least) {
-            (false, _) => "that is more than there can be; leave it out for the default".to_owned(),
-            (true, 0) => "it cannot be negative".to_owned(),
-            (true, least) => format!("it is {least} or more"),
+            (false, _) => "give a smaller number, or leave it out for the default".to_owned(),
+            (true, 0) => "give 0 or more".to_owned(),
+            (true, least) => format!("give {least} or more"),
         };
         let shown =
             if given == Whole::MAX || given == Whole::MIN { "…".to_owned() } else { given.to_string() };
@@ -196,7 +197,7 @@ pub(crate) fn count<T: TryFrom<Whole>>(
     })
 }
 
-/// Extracts a generation, which is a pair of an epoch and a counter, and may be left out.
+/// Extracts an optional generation, which is a pair of an epoch and a counter.
 pub(crate) fn generation_or_none(given: &Bound<'_, PyAny>) -> PyResult<Option<Generation>> {
     if given.is_none() {
         return Ok(None);
@@ -221,7 +222,7 @@ pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyRes
     let hint = "give seconds, as in timeout=2.5";
     let seconds = number_of_seconds(given, "a timeout is a number", hint)?;
     if seconds.is_nan() || seconds < 0.0 {
-        let what = format!("a timeout of {seconds} seconds\n\nhint: {hint}; `math.inf` waits for ever");
+        let what = format!("a timeout of {seconds} seconds\n\nhint: {hint}; `math.inf` waits forever");
         return Err(invalid(given.py(), what));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MAX).min(TIME_MAX))
@@ -230,13 +231,13 @@ pub(crate) fn time(given: Option<&Bound<'_, PyAny>>, default: Duration) -> PyRes
 fn number_of_seconds(given: &Bound<'_, PyAny>, wanted: &str, hint: &str) -> PyResult<f64> {
     match given.extract() {
         Ok(seconds) => Ok(seconds),
-        // It is too large for a float.
+        // The number is too large for a float.
         Err(_) if given.is_instance_of::<PyInt>() => Ok(if given.lt(0)? { f64::MIN } else { f64::MAX }),
         Err(_) => Err(wrong_type(wanted, given, hint)),
     }
 }
 
-/// For how long something holds, in seconds, as whole milliseconds; at most [`TIME_MAX`].
+/// A duration in seconds, as whole milliseconds; at most [`TIME_MAX`].
 pub(crate) fn milliseconds(name: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     let Some(given) = given else { return Ok(None) };
     let hint = format!("give seconds, as in {name}=60");
@@ -249,11 +250,11 @@ pub(crate) fn milliseconds(name: &str, given: Option<&Bound<'_, PyAny>>) -> PyRe
     Ok(Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// The substitute for a missing object; without it, that is an error.
+/// The substitute for a missing object. Without it, a missing object is an error.
 pub(crate) struct Missing(pub(crate) Option<Py<PyAny>>);
 
 impl Missing {
-    /// What was given, if anything was; `None` of Python is nothing inside.
+    /// The substitute, if one was given; the inner `None` is Python's `None`.
     pub(crate) fn given<'py>(&self, py: Python<'py>) -> Option<Option<Bound<'py, PyAny>>> {
         let given = self.0.as_ref()?.bind(py);
         Some((!given.is_none()).then(|| given.clone()))
@@ -271,12 +272,12 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Missing {
     }
 }
 
-/// Whether it is a key by itself, and not many.
+/// Whether the argument is a single key.
 pub(crate) fn is_key(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
 }
 
-/// One range of bytes. A range that no object can have is treated like one outside this object.
+/// One range of bytes. A range that no object can have counts as outside this object.
 fn range(given: &Bound<'_, PyAny>) -> PyResult<Range<u64>> {
     let Ok((offset, length)) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Err(no_range(given));
@@ -285,7 +286,7 @@ fn range(given: &Bound<'_, PyAny>) -> PyResult<Range<u64>> {
         Ok(number) => Ok(number),
         Err(_) if it.is_instance_of::<PyInt>() && it.gt(0)? => Ok(u64::MAX),
         Err(_) if it.is_instance_of::<PyInt>() => {
-            let hint = "offset and length count bytes, from the object's first on";
+            let hint = "give offset and length in bytes, counted from the start of the object";
             Err(invalid(given.py(), format!("range={given}\n\nhint: {hint}")))
         }
         Err(_) => Err(no_range(given)),
@@ -295,9 +296,13 @@ fn range(given: &Bound<'_, PyAny>) -> PyResult<Range<u64>> {
 }
 
 fn no_range(given: &Bound<'_, PyAny>) -> PyErr {
-    wrong_type("a range is a pair of integers", given, "`range=(offset, length)`, or a list of such pairs")
+    wrong_type(
+        "a range is a pair of integers",
+        given,
+        "write `range=(offset, length)`, or a list of such pairs",
+    )
 }
 
 fn no_key(given: &Bound<'_, PyAny>) -> PyErr {
-    wrong_type("a key is str or bytes", given, "many keys are given as a list of them")
+    wrong_type("a key is str or bytes", given, "give many keys as a list")
 }

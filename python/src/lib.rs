@@ -11,8 +11,8 @@
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `methods` | the one shape of all methods that talk to a store |
 //! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
-//! | `lifetimes`, `reservation`, `samples` | its calls about lifetimes, reserved space, and samples |
-//! | `prefetch` | its calls about objects that are only on a disk |
+//! | `lifetimes`, `reservation`, `samples` | pins and limits, reserved space, and samples |
+//! | `prefetch` | promotion of objects that are only on a disk |
 //! | `kv` | the KV hierarchy: its engine over memory of Python, and stores and devices of the user |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
@@ -46,7 +46,7 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-// As in the binary `tiffin`; memory of Python's objects stays Python's.
+// The same allocator as in the binary `tiffin`. Memory of Python objects stays with Python's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -70,7 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     mooncake::register(module)
 }
 
-/// Runs the command line with these arguments, the first of which is the program's name, and gives its
+/// Runs the command line with these arguments, the first of which is the program's name. Returns the exit
 /// status.
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> i32 {

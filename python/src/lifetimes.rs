@@ -1,5 +1,5 @@
-//! The calls about how long objects stay: pins by owner, limits of the namespace, waiting for it to fill or
-//! to empty, and why an object exists or was removed.
+//! Calls about the lifetime of objects: pins by owner, limits of the namespace, waits for its usage, and
+//! why an object exists or was removed.
 
 use std::sync::Arc;
 
@@ -90,15 +90,14 @@ impl SetPolicy {
     }
 }
 
-/// How long samples may wait. No time at all would drop each at once, and a limit that no sample reaches is
-/// none.
+/// The maximum time that samples may wait. A limit of zero would drop each sample at once.
 fn max_hold_ms(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     let milliseconds = keys::milliseconds("max_hold", given)?;
     let is_allowed = |it: &u64| *it > 0 && u128::from(*it) < keys::TIME_MAX.as_millis();
     match given.filter(|_| !milliseconds.as_ref().is_none_or(is_allowed)) {
         None => Ok(milliseconds),
         Some(given) => {
-            let hint = "it is between a millisecond and 30 years; `None` removes the limit";
+            let hint = "give a time between a millisecond and 30 years; `None` removes the limit";
             Err(errors::invalid(given.py(), format!("max_hold={given} is out of range\n\nhint: {hint}")))
         }
     }
@@ -123,7 +122,7 @@ impl Operation for ReadPolicy {
     type Outcome = NamespaceStat;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<NamespaceStat, Error> {
-        // It holds nothing at least, so this is answered at once.
+        // The usage is always at least 0, so that this is answered at once.
         client.wait_usage(Watermark::AtLeast(0), deadline).await
     }
 
@@ -151,13 +150,13 @@ impl Operation for TellLosses {
     }
 }
 
-/// Waits until the namespace is so full, or so empty.
+/// Waits until the usage of the namespace reaches a limit.
 pub(crate) struct WaitUsage {
     until: Watermark,
 }
 
 impl WaitUsage {
-    /// Exactly one of the two marks is given.
+    /// Exactly one of the two limits is given.
     pub(crate) fn parse(
         py: Python<'_>,
         at_most: Option<&Bound<'_, PyAny>>,
@@ -216,7 +215,7 @@ fn demotion(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Demotion>> {
     let known = [Demotion::OnPressure, Demotion::WriteThrough, Demotion::Never];
     let found = known.into_iter().find(|it| demotion_word(*it) == word);
     found.map(Some).ok_or_else(|| {
-        let hint = "it is \"on-pressure\", \"write-through\" or \"never\"";
+        let hint = "give \"on-pressure\", \"write-through\" or \"never\"";
         invalid(py, format!("demotion={word:?} is unknown\n\nhint: {hint}"))
     })
 }
@@ -235,7 +234,7 @@ pub(crate) fn size(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     let Some(given) = given else { return Ok(None) };
     let py = given.py();
     let bytes = SIZE.import(py, "tiffin._settings", "size")?.call1((given,))?;
-    let most = |_| invalid(py, format!("{given} bytes are more than there can be\n\nhint: leave it out"));
+    let most = |_| invalid(py, format!("{given} bytes exceed the maximum\n\nhint: leave it out"));
     bytes.extract().map(Some).map_err(most)
 }
 

@@ -3,9 +3,9 @@
 //! It accepts objects with the buffer protocol, and objects with `__dlpack__` whose memory the processor can
 //! access. Bytes that are not contiguous are copied first.
 //!
-//! **Invariant:** the memory stays where it is and mapped for as long as its [`Memory`] lives, on any thread
-//! and without the interpreter. It is touched only through [`SourceBuf`] and [`TargetBuf`], which allow for
-//! other threads of Python that use it meanwhile.
+//! **Invariant:** the memory stays mapped and at its address while its [`Memory`] lives, on any thread and
+//! without the interpreter. It is accessed only through [`SourceBuf`] and [`TargetBuf`], which allow for
+//! concurrent access by Python threads.
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
@@ -25,24 +25,24 @@ pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
     is_writable: bool,
-    /// Keeps the bytes where they are.
+    /// Keeps the bytes at their address.
     _owner: Owner,
 }
 
 enum Owner {
-    Buffer(#[expect(dead_code, reason = "it is kept for its drop")] Buffer),
-    Tensor(#[expect(dead_code, reason = "it is kept for its drop")] Tensor),
-    Copy(#[expect(dead_code, reason = "it is kept for its drop")] Vec<u8>),
+    Buffer(#[expect(dead_code, reason = "kept for its destructor")] Buffer),
+    Tensor(#[expect(dead_code, reason = "kept for its destructor")] Tensor),
+    Copy(#[expect(dead_code, reason = "kept for its destructor")] Vec<u8>),
 }
 
 // SAFETY: the bytes may be read and written on any thread (see above), and the owners are released with the
-// interpreter attached, wherever that happens.
+// interpreter attached, on whichever thread.
 unsafe impl Send for Memory {}
-// SAFETY: as above; a shared `Memory` gives away addresses and nothing else.
+// SAFETY: as above; a shared `Memory` only gives out addresses.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The bytes of a value that is to be stored.
+    /// The bytes of a value to store.
     pub(crate) fn to_read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         match Lender::of(value, ffi::PyBUF_FULL_RO)? {
             Lender::Buffer(buffer) => Self::of_buffer(buffer, value),
@@ -51,7 +51,7 @@ impl Memory {
         }
     }
 
-    /// The bytes of a buffer that is to be filled.
+    /// The bytes of a buffer to fill.
     pub(crate) fn to_write(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = buffer.py();
         let memory = match Lender::of(buffer, ffi::PyBUF_FULL).map_err(|error| not_writable(buffer, error))? {
@@ -64,23 +64,21 @@ impl Memory {
             }
         };
         match memory._owner {
-            Owner::Copy(_) => {
-                Err(invalid(py, "the buffer does not lie in one piece\n\nhint: give a contiguous one"))
-            }
+            Owner::Copy(_) => Err(invalid(py, "the buffer is not contiguous\n\nhint: give a contiguous one")),
             _ if !memory.is_writable => Err(read_only(buffer)),
             _ => Ok(memory),
         }
     }
 
-    /// The bytes, to be read.
+    /// The bytes for reading.
     pub(crate) fn as_source(&self) -> SourceBuf<'_> {
-        // SAFETY: they are mapped and readable for as long as `self` lives, and only Python and C touch them.
+        // SAFETY: they are mapped and readable while `self` lives, and only Python and C access them.
         unsafe { SourceBuf::new(self.start, self.len) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes for writing.
     pub(crate) fn as_target(&self) -> TargetBuf<'_> {
-        assert!(self.is_writable, "a target in memory that is read-only");
+        assert!(self.is_writable, "the target is read-only memory");
         // SAFETY: as above, and they are writable.
         unsafe { TargetBuf::new(self.start, self.len) }
     }
@@ -88,7 +86,11 @@ impl Memory {
     fn of_buffer(buffer: Buffer, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if buffer.holds_objects() {
             let hint = "give numbers or bytes, such as `array.astype(float)`";
-            return Err(wrong_type("bytes are wanted, and this holds Python objects", object, hint));
+            return Err(wrong_type(
+                "the argument must contain bytes, and it contains Python objects",
+                object,
+                hint,
+            ));
         }
         if !buffer.is_in_one_piece() {
             return Ok(Self::of_copy(buffer.copied(object.py())?));
@@ -127,8 +129,7 @@ impl Lender {
         }
         match Buffer::get(object, flags) {
             Ok(buffer) => Ok(Self::Buffer(buffer)),
-            // An array may have the protocol and yet not be able to say what its elements are, such as
-            // bfloat16.
+            // An array may have the protocol without a format for its elements, such as bfloat16.
             Err(_) if is_tensor()? => Ok(Self::Tensor),
             Err(error) => Err(error),
         }
@@ -141,7 +142,7 @@ struct Buffer(ManuallyDrop<Lent>);
 /// The buffer as its exporter filled it: it must not move, and is released with the interpreter attached.
 struct Lent(Box<ffi::Py_buffer>);
 
-// SAFETY: it is only an address for all threads but the one that releases it.
+// SAFETY: only the thread that releases it uses more than the address.
 unsafe impl Send for Lent {}
 
 impl Lent {
@@ -193,15 +194,15 @@ impl Buffer {
         }
         // SAFETY: the format is a string of C that lives as long as the buffer.
         let format = unsafe { CStr::from_ptr(self.raw().format) }.to_bytes();
-        // Names of fields stand between colons.
+        // The names of fields are between colons.
         format.split(|byte| *byte == b':').step_by(2).any(|codes| codes.contains(&b'O'))
     }
 
-    /// The bytes in one piece, in the order of the elements.
+    /// A contiguous copy of the bytes, in the order of the elements.
     fn copied(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         const ROWS_FIRST: c_char = b'C' as c_char;
         let mut bytes = vec![0_u8; self.len()];
-        // Python 3.10 wants to be allowed to write it, and does not.
+        // Python 3.10 declares the argument as mutable, and does not write to it.
         let raw = ptr::from_ref(self.raw()).cast_mut();
         // SAFETY: the buffer was filled by its exporter, and the vector has exactly `len` bytes.
         let status =
@@ -212,20 +213,20 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: it is taken out here and nowhere else, and `self` is not used any more.
+        // SAFETY: it is taken out only here, and `self` is not used afterwards.
         let lent = unsafe { ManuallyDrop::take(&mut self.0) };
         runtime::give_back(|py| lent.release(py));
     }
 }
 
-/// Whether an object says that its memory is that of a CUDA device.
+/// Whether an object reports memory of a CUDA device.
 fn is_on_device(object: &Bound<'_, PyAny>) -> bool {
     object.hasattr(intern!(object.py(), "__cuda_array_interface__")).unwrap_or(false)
 }
 
 fn on_device(object: &Bound<'_, PyAny>) -> PyErr {
     let hint = "copy it to the host first, as in `tensor.cpu()`";
-    wrong_type("memory of the host is needed, and this is in the memory of a device", object, hint)
+    wrong_type("the argument must be in host memory, and it is in device memory", object, hint)
 }
 
 fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
@@ -251,5 +252,5 @@ fn not_writable(buffer: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
 fn read_only(buffer: &Bound<'_, PyAny>) -> PyErr {
     let name = buffer.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
     let hint = "give a bytearray, or an array that owns its memory";
-    PyTypeError::new_err(format!("the {name} is read-only, so nothing can be read into it\n\nhint: {hint}"))
+    PyTypeError::new_err(format!("the {name} is read-only\n\nhint: {hint}"))
 }

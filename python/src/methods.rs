@@ -1,9 +1,9 @@
-//! How a method starts its operation, and the one place where a method of a class is declared.
+//! Starts the operations of methods, and declares the methods of a class.
 //!
-//! All methods that talk to the store have one shape: they read their arguments, make an [`Operation`], and
-//! either wait for its answer or give an asyncio future for it; each takes a `timeout`. [`methods!`] writes
-//! that shape, so a method is its name, its arguments with their defaults, and what it does. The coroutines
-//! of `tiffin.aio` are made of the same methods when that module is imported.
+//! All methods that call the store have one form. They parse their arguments, make an [`Operation`], and
+//! wait for its answer or return an asyncio future for it. Each takes a `timeout`. [`methods!`] writes that
+//! form, so that a method is its name, its arguments with their defaults, and its body. `tiffin.aio`
+//! derives its coroutines from the same methods when it is imported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::keys;
 /// Any Python object.
 pub(crate) type Any<'py> = Bound<'py, PyAny>;
 
-/// How calls are made: of which store, with which time limit, and whether for an event loop.
+/// The context of calls: the store, the default time limit, and whether they are for an event loop.
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) handle: Arc<Handle>,
@@ -25,7 +25,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Waits for the answer, or gives the asyncio future that it will be set on.
+    /// Waits for the answer, or returns an asyncio future for it.
     pub(crate) fn go<O: Operation>(
         &self,
         py: Python<'_>,
@@ -43,7 +43,7 @@ impl Caller {
 }
 
 /// The methods of a class that has a `caller`: first those that start an operation, which is the value of
-/// their body, then the others as they are. Arguments after a semicolon are given by name.
+/// their body, then the others as they are. Arguments after a semicolon are keyword-only.
 macro_rules! methods {
     (
         class $class:ident, with $this:ident and $py:ident;

@@ -38,14 +38,14 @@ impl OnExists {
             "keep" => Ok(Self::Keep),
             "error" => Ok(Self::Error),
             other => {
-                let hint = "it is \"replace\", \"keep\" or \"error\"";
+                let hint = "give \"replace\", \"keep\" or \"error\"";
                 Err(errors::invalid(py, format!("on_exists={other:?} is unknown\n\nhint: {hint}")))
             }
         }
     }
 }
 
-/// How an object is to be kept, from the arguments.
+/// How an object is stored, from the arguments.
 pub(crate) struct Keeping<'a, 'py> {
     pub(crate) on_exists: OnExists,
     pub(crate) replicas: Whole,
@@ -59,11 +59,11 @@ impl Keeping<'_, '_> {
         let Self { on_exists, replicas, pin, soft_pin, owner } = self;
         let replicas: u32 = keys::count(py, "replicas", replicas, 1)?;
         if replicas > REPLICAS_MAX {
-            let hint = format!("an object has 1 to {REPLICAS_MAX} copies");
+            let hint = format!("give 1 to {REPLICAS_MAX} copies");
             return Err(errors::invalid(py, format!("replicas={replicas}\n\nhint: {hint}")));
         }
         if !pin && !owner.is_empty() {
-            let hint = "an owner is that of a pin: add `pin=True`";
+            let hint = "add `pin=True`: an owner belongs to a pin";
             return Err(errors::invalid(
                 py,
                 format!("owner={owner:?}, but nothing is pinned\n\nhint: {hint}"),
@@ -90,7 +90,7 @@ pub(crate) struct PutAll {
     pub(crate) values: Vec<Memory>,
     pub(crate) options: PutOptions,
     pub(crate) patience: Patience,
-    /// An object that exists is an error, not an answer.
+    /// Whether an existing object is an error.
     pub(crate) refuses_existing: bool,
 }
 
@@ -217,7 +217,7 @@ impl Operation for ViewAll {
 /// Whether objects exist.
 pub(crate) struct ExistAll {
     pub(crate) keys: Keys,
-    /// Which of them to promote to memory.
+    /// Which of them are promoted to memory.
     pub(crate) ahead: Ahead,
 }
 
@@ -301,7 +301,7 @@ impl Operation for DeleteMatching {
 /// Lists objects.
 pub(crate) struct List {
     pub(crate) pattern: Pattern,
-    /// Only those that this owner pins.
+    /// Lists only the objects that this owner pins.
     pub(crate) pinned_by: Option<String>,
 }
 
@@ -352,7 +352,7 @@ impl Operation for Routes {
     }
 }
 
-/// Converts each success with `give`, and replaces missing objects with the given substitute.
+/// Converts each success with `give`, and replaces missing objects by the given substitute.
 pub(crate) fn gather<T>(
     py: Python<'_>,
     is_one: bool,

@@ -1,7 +1,7 @@
 //! Promoting objects that are only on a disk: starting a prefetch, and waiting for it.
 //!
-//! A prefetch runs in the background from its request on. Python holds a [`Prefetch`]: it may be waited for
-//! any number of times, cancelled, or dropped; dropping does not stop it.
+//! A prefetch runs in the background from its request on. Python holds a [`Prefetch`], which it may wait
+//! for any number of times, cancel or drop. Dropping does not stop the prefetch.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) fn ahead(py: Python<'_>, word: &str) -> PyResult<Ahead> {
         "leading" => Ok(Ahead::LeadingRun),
         "all" => Ok(Ahead::All),
         other => {
-            let hint = "it is \"none\", \"leading\" or \"all\"";
+            let hint = "give \"none\", \"leading\" or \"all\"";
             Err(errors::invalid(py, format!("prefetch={other:?} is unknown\n\nhint: {hint}")))
         }
     }
@@ -133,7 +133,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// The time of the prefetch was over before that of this call: waits for promotions that still run.
+    /// Waits for promotions that still run after the time limit of the prefetch, until that of this call.
     async fn wait_on(&self, client: &Client, outcomes: &mut Each<PrefetchOutcome>, deadline: Deadline) {
         let places = self.keys.iter().zip(outcomes.iter_mut());
         let places = places.filter(|(_, it)| matches!(it, Ok(PrefetchOutcome::Running)));
@@ -152,7 +152,7 @@ impl Wait {
 }
 
 impl Operation for Wait {
-    /// Nothing if it was cancelled.
+    /// `None` if it was cancelled.
     type Outcome = Option<Each<PrefetchOutcome>>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {

@@ -1,8 +1,8 @@
 //! Values that belong to one process, in a program that may fork.
 //!
-//! A forked child has a copy of its parent's memory, but only the thread that forked. State that the parent's
-//! other threads were using is unreliable: a lock may be held for ever, sockets are shared, tasks do not run.
-//! A child therefore neither uses nor drops inherited values. It *forgets* them, and makes its own.
+//! A forked child has a copy of its parent's memory, but only the thread that forked. State that other
+//! threads were using is unreliable: a lock may be held forever, sockets are shared, tasks do not run. A
+//! child therefore neither uses nor drops inherited values. It *forgets* them, and makes its own.
 //!
 //! **Invariant:** the path of a child takes no lock that a thread of its parent may have held: it compares
 //! process ids, allocates, and swaps a pointer. (The C library makes allocation safe after a fork.)
@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The process that this code runs in. Looked up anew each time, since a fork changes it.
+/// The id of the current process. It is not cached, because a fork changes it.
 pub(crate) fn current() -> u32 {
     tiffin_client::this_process()
 }
@@ -51,8 +51,8 @@ impl<T: Send + Sync> PerProcess<T> {
         (entry.process != current()).then_some(&entry.value)
     }
 
-    /// The value of this process, made now if it has none. Several threads may make one at the same time; one
-    /// of theirs is taken, and the others are dropped.
+    /// The value of this process, made now if it has none. Several threads may make one at the same time;
+    /// one of them is used, and the others are dropped.
     pub(crate) fn get_or_try<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         if let Some(value) = self.here() {
             return Ok(value);
@@ -60,13 +60,13 @@ impl<T: Send + Sync> PerProcess<T> {
         let seen = self.newest.load(Ordering::Acquire);
         let entry = Box::into_raw(Box::new(Entry { process: current(), value: make()? }));
         match self.newest.compare_exchange(seen, entry, Ordering::AcqRel, Ordering::Acquire) {
-            // What was there before, if anything, is the parent's: it is forgotten.
+            // A previous entry belongs to the parent: it is forgotten.
             // SAFETY: the entry was published just now, and is not freed before `self` is dropped.
             Ok(_) => Ok(unsafe { &(*entry).value }),
             Err(other) => {
                 // SAFETY: this entry was not published, so no other thread knows it.
                 drop(unsafe { Box::from_raw(entry) });
-                // SAFETY: only a thread of this process can have published something meanwhile, and that is
+                // SAFETY: only a thread of this process can have published an entry meanwhile, and that is
                 // not freed before `self` is dropped.
                 Ok(unsafe { &(*other).value })
             }
@@ -75,19 +75,19 @@ impl<T: Send + Sync> PerProcess<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// A value that this process has made already.
+    /// A value that this process has already made.
     pub(crate) fn with(value: T) -> Self {
         Self { newest: AtomicPtr::new(Box::into_raw(Box::new(Entry { process: current(), value }))) }
     }
 
-    /// Takes the value out, if this process made it.
+    /// Removes the value, if this process made it.
     pub(crate) fn take(&mut self) -> Option<T> {
         let entry = *self.newest.get_mut();
-        // SAFETY: a published entry is valid, and `&mut self` says that no other code uses it.
+        // SAFETY: a published entry is valid, and `&mut self` excludes other users.
         let is_ours = unsafe { entry.as_ref() }.is_some_and(|entry| entry.process == current());
         is_ours.then(|| {
             *self.newest.get_mut() = ptr::null_mut();
-            // SAFETY: as above, and no thread finds the entry any more.
+            // SAFETY: as above, and no thread can find the entry any more.
             unsafe { Box::from_raw(entry) }.value
         })
     }
@@ -99,43 +99,43 @@ impl<T> Drop for PerProcess<T> {
     }
 }
 
-/// What an epoll instance is called among the files of a process.
+/// The link target of an epoll instance in `/proc/self/fd`.
 const EPOLL: &str = "anon_inode:[eventpoll]";
 
 /// The epoll instance that watches the sockets of a runtime.
 ///
-/// A child has inherited every socket of its parent. The other sides do not see the parent end for as long as
-/// the child has them open, and so would take what is bound to a connection, such as a lease, to be in use. A
-/// runtime cannot be asked for its sockets; the kernel can.
+/// A child has inherited every socket of its parent. While the child has them open, peers do not see the
+/// parent end, and so keep what is bound to a connection, such as a lease. A runtime does not list its
+/// sockets, but the kernel does.
 pub(crate) struct Poller {
     process: u32,
-    /// Its number; -1 if it is not known, or means nothing in this process any more.
+    /// Its descriptor; -1 if it is unknown, or no longer valid in this process.
     number: AtomicI32,
 }
 
 impl Poller {
-    /// The one that watches this socket.
+    /// The instance that watches this socket.
     pub(crate) fn of(socket: &impl AsRawFd) -> Self {
         let number = AtomicI32::new(find_poller(socket.as_raw_fd()).unwrap_or(-1));
         Self { process: current(), number }
     }
 
-    /// In a child, closes all sockets that it watches.
+    /// In a child, closes all sockets that the instance watches.
     pub(crate) fn close_inherited(&self) {
         if self.process == current() {
             return;
         }
-        // Once: after this, and in a child of the child, the numbers mean something else.
+        // This happens once: afterwards, and in a child of the child, the descriptors mean something else.
         for socket in watched_by(self.number.swap(-1, Ordering::SeqCst)) {
-            // SAFETY: it is a socket of the parent's runtime, which a child neither uses nor drops, so the
-            // child's copy of it has no other owner.
+            // SAFETY: it is a socket of the parent's runtime, which a child neither uses nor drops, so that
+            // the child's copy has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(socket) });
         }
     }
 }
 
-/// The sockets that an epoll instance watches. It names each by its number when it was registered and by the
-/// socket itself; where this process has something else by that number, that is not meant.
+/// The sockets that an epoll instance watches. The kernel lists each with its descriptor at registration
+/// and its inode; descriptors that now have another inode are skipped.
 fn watched_by(poller: RawFd) -> Vec<RawFd> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{poller}")).unwrap_or_default();
     let watched = info.lines().filter_map(|line| {
@@ -154,7 +154,7 @@ fn find_poller(socket: RawFd) -> Option<RawFd> {
         .find(|number| kind(*number).is_some_and(|it| it == EPOLL) && watched_by(*number).contains(&socket))
 }
 
-/// What a number stands for in this process.
+/// The link target of a descriptor in this process.
 fn kind(number: RawFd) -> Option<String> {
     let target = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
     target.into_os_string().into_string().ok()
@@ -167,7 +167,7 @@ pub(crate) struct Ours<T> {
 }
 
 impl<T> Ours<T> {
-    /// This process makes it.
+    /// A value that this process has made.
     pub(crate) fn new(value: T) -> Self {
         Self { process: current(), value: ManuallyDrop::new(value) }
     }
@@ -189,7 +189,7 @@ impl<T> Deref for Ours<T> {
 impl<T> Drop for Ours<T> {
     fn drop(&mut self) {
         if self.is_here() {
-            // SAFETY: it is dropped here and nowhere else, once.
+            // SAFETY: it is dropped only here, once.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }

@@ -1,7 +1,7 @@
-//! Answers for an event loop: work runs on the runtime, its answer is set on an asyncio future.
+//! Answers for an event loop: work runs on the runtime, and its answer is set on an asyncio future.
 //!
-//! Cancelling the future stops the work at its next await. Values of the work are dropped then and not
-//! before, so memory that it reads or fills stays valid until then.
+//! Cancelling the future stops the work at its next await. Only then are the values of the work dropped, so
+//! that memory which it reads or fills stays valid.
 
 use std::future::Future;
 
@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::runtime;
 
-/// Starts work, and returns the future of its answer. Needs a running event loop.
+/// Starts work, and returns the future of its answer. It needs a running event loop.
 pub(crate) fn start<T: Send + 'static>(
     py: Python<'_>,
     work: impl Future<Output = T> + Send + 'static,
@@ -30,7 +30,7 @@ pub(crate) fn start<T: Send + 'static>(
     Ok(future)
 }
 
-/// An asyncio future, and the loop that it belongs to.
+/// An asyncio future and its loop.
 struct Promise {
     event_loop: Py<PyAny>,
     future: Py<PyAny>,
@@ -44,7 +44,7 @@ impl Promise {
         Ok(Self { event_loop: event_loop.unbind(), future: future.unbind() })
     }
 
-    /// Has the loop set the answer. On a closed loop no task waits for it.
+    /// Schedules the answer on the loop. On a closed loop no task waits for it.
     fn settle(self, py: Python<'_>, answer: PyResult<Py<PyAny>>) {
         let (value, error) = match answer {
             Ok(value) => (Some(value), None),
@@ -83,7 +83,7 @@ impl Settle {
     }
 }
 
-/// Stops the work of a future that is done. Unless it was cancelled, the work has ended already.
+/// Stops the work of a future that is done. Unless it was cancelled, the work has already ended.
 #[pyclass(frozen, module = "tiffin._native")]
 struct Stop {
     task: AbortHandle,

@@ -1,5 +1,5 @@
-//! Buffers for objects that are read into `bytes`: allocated when the size is known, filled once, never
-//! copied.
+//! Buffers for objects that are read into `bytes`. They are allocated when the size is known, filled once,
+//! and never copied.
 //!
 //! A large object is read directly into a new `bytes` object. For a small one it is cheaper to copy it later
 //! than to attach to the interpreter in the middle of a call.
@@ -16,11 +16,11 @@ use tiffin_client::{Landing, TargetBuf};
 
 use crate::runtime;
 
-/// From this size on an object is read directly into its `bytes`.
+/// The minimum size of an object that is read directly into its `bytes`.
 const DIRECT_BYTES_MIN: usize = 64 << 10;
 
-/// Buffers for the objects of one call. Blocks are only added while it is borrowed, so ranges in them stay
-/// valid.
+/// Buffers for the objects of one call. Blocks are only added while it is borrowed, so that ranges in them
+/// stay valid.
 pub(crate) struct ReadBuffers {
     /// The blocks of each object, with their sizes.
     items: Vec<Mutex<Vec<(usize, Block)>>>,
@@ -53,7 +53,7 @@ impl ReadBuffers {
                 Ok(PyBytes::new(py, &bytes).into_any().unbind())
             }
             Some(Block::Failed(error)) => Err(error),
-            None => Err(PyMemoryError::new_err(format!("{len} bytes are more than there can be"))),
+            None => Err(PyMemoryError::new_err(format!("{len} bytes exceed the maximum"))),
         }
     }
 
@@ -62,9 +62,9 @@ impl ReadBuffers {
             return Block::Small(vec![0; len]);
         }
         let made = runtime::enter(|py| {
-            // SAFETY: without bytes to copy from, this makes an object of that size for us to fill.
+            // SAFETY: without a source, this makes an uninitialised object of that size for us to fill.
             let bytes = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), len as ffi::Py_ssize_t) };
-            // SAFETY: a new reference to an object of that type, or null if there is no memory for it.
+            // SAFETY: a new reference to an object of that type, or null if the allocation failed.
             let bytes = unsafe { Bound::from_owned_ptr_or_err(py, bytes) }?;
             PyResult::Ok(bytes.cast_into::<PyBytes>()?.unbind())
         });
@@ -84,8 +84,9 @@ impl<'a> Landing<'a> for &'a ReadBuffers {
             blocks.push((len, ReadBuffers::make(len)));
         }
         let start = blocks.last_mut()?.1.start();
-        // SAFETY: the block has exactly that many bytes, which stay where they are when its owner moves, and
-        // lives as long as the borrow of `self`. No other code has their address before they are taken out.
+        // SAFETY: the block has exactly that many bytes, at an address that does not change when its owner
+        // moves. It lives as long as the borrow of `self`. No other code has the address before the block
+        // is taken out.
         Some(vec![unsafe { TargetBuf::new(start?, len) }])
     }
 
@@ -95,10 +96,11 @@ impl<'a> Landing<'a> for &'a ReadBuffers {
 }
 
 impl Block {
-    /// Where its bytes begin, to be written.
+    /// The address of its bytes, for writing.
     fn start(&mut self) -> Option<NonNull<u8>> {
         match self {
-            // SAFETY: it is a `bytes`, so this only computes an address, which needs no interpreter.
+            // SAFETY: it is a `bytes` object, so that this only computes an address, which needs no
+            // interpreter.
             Self::Direct(bytes) => NonNull::new(unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) }.cast()),
             Self::Small(bytes) => NonNull::new(bytes.as_mut_ptr()),
             Self::Failed(_) => None,

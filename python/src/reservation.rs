@@ -1,4 +1,4 @@
-//! Space that is reserved ahead of the data, and puts into it.
+//! Space that is reserved before the data exists, and puts into it.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) struct ReserveAll {
 }
 
 impl ReserveAll {
-    /// Keys with how many bytes each is to have.
+    /// Parses keys with the size of each.
     pub(crate) fn parse(
         pairs: Pairs<'_>,
         options: &PutOptions,

@@ -1,14 +1,14 @@
 //! The one tokio runtime of a process, and how Python waits for its work.
 //!
-//! The runtime is made at its first use, and once more in a forked child (see [`crate::process`]). It is
-//! never shut down: a store without users closes itself, and the rest ends with the process.
+//! The runtime is made at its first use, and again in a forked child (see [`crate::process`]). It is never
+//! shut down: a store without users closes itself, and the rest ends with the process.
 //!
-//! **Invariant:** no thread of the runtime waits for the interpreter. A thread that waits for the runtime has
-//! released the interpreter before, and a thread of its own sets answers on event loops.
+//! **Invariant:** no thread of the runtime waits for the interpreter. A thread that waits for the runtime
+//! has released the interpreter before, and a separate thread sets answers on event loops.
 //!
-//! **Invariant:** no thread but the main one attaches to an interpreter that is shutting down: CPython would
-//! end the thread in the middle of our code. [`leave`] is called before that, and from then on other threads
-//! do not attach. No thread waits for those that are left by then.
+//! **Invariant:** only the main thread attaches to an interpreter that is shutting down. CPython would end
+//! any other thread in the middle of our code. [`leave`] is called before that, and from then on other
+//! threads do not attach. Shutdown does not wait for the threads that are left.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,11 +26,11 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::process::{self, PerProcess, Poller};
 
-/// How many threads carry messages; bytes of a blocking call are copied by the caller's own thread.
+/// The number of threads for messages. The caller's own thread copies the bytes of a blocking call.
 const WORKERS_MAX: usize = 4;
 /// How often the main thread checks for signals while it waits, so that Ctrl-C works.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
-/// How many jobs run before other threads get the interpreter.
+/// The number of jobs that run before other threads get the interpreter.
 const JOBS_MAX: usize = 256;
 
 static ENGINE: PerProcess<Engine> = PerProcess::new();
@@ -42,7 +42,7 @@ struct Engine {
     runtime: Runtime,
     jobs: mpsc::Sender<Job>,
     is_leaving: AtomicBool,
-    /// How many threads are about to attach to the interpreter, or run jobs in it.
+    /// The number of threads that are about to attach to the interpreter, or run jobs in it.
     entering: AtomicUsize,
     /// Watches all sockets of the runtime.
     poller: Poller,
@@ -54,8 +54,8 @@ struct Entry<'a>(&'a Engine);
 impl Engine {
     /// Permission to attach to the interpreter, unless it is about to shut down.
     fn entry(&self) -> Option<Entry<'_>> {
-        // This counts first and then checks the flag; `leave` sets the flag first and then checks the count.
-        // So at least one of them sees the other.
+        // This increments the count before it checks the flag; `leave` sets the flag before it checks the
+        // count. So at least one of them sees the other.
         self.entering.fetch_add(1, Ordering::SeqCst);
         let entry = Entry(self);
         (!self.is_leaving.load(Ordering::SeqCst)).then_some(entry)
@@ -73,8 +73,8 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     Ok(&engine()?.runtime)
 }
 
-/// Waits for work with the interpreter released. On the main thread signal handlers run meanwhile: if one
-/// raises (as that of Ctrl-C does), the work is dropped and the exception is passed on.
+/// Waits for work with the interpreter released. On the main thread, signal handlers run meanwhile. If one
+/// raises, as that of Ctrl-C does, the work is dropped and the exception is passed on.
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
     let engine = engine()?;
     if is_main_thread() {
@@ -111,7 +111,8 @@ pub(crate) fn run_attached(job: Job) {
     }
 }
 
-/// Releases Python references, from any thread. Without an interpreter there is nothing to release.
+/// Releases Python references, from any thread. After the end of the interpreter there is nothing to
+/// release.
 pub(crate) fn give_back(job: impl FnOnce(Python<'_>) + Send + 'static) {
     if tokio::runtime::Handle::try_current().is_ok() {
         run_attached(Box::new(job));
@@ -120,8 +121,8 @@ pub(crate) fn give_back(job: impl FnOnce(Python<'_>) + Send + 'static) {
     }
 }
 
-/// Called by Python at its exit, while everything still works: waits until no other thread is about to attach
-/// to the interpreter, and prevents new ones.
+/// Called by Python at its exit, before the shutdown. Waits until no other thread is about to attach to the
+/// interpreter, and prevents new ones.
 #[pyfunction]
 pub(crate) fn leave(py: Python<'_>) {
     if let Some(engine) = ENGINE.here() {
@@ -134,8 +135,8 @@ pub(crate) fn leave(py: Python<'_>) {
     }
 }
 
-/// Called by Python in a forked child, before anything else runs there: closes the sockets of its parent,
-/// which would otherwise outlive the parent with the child.
+/// Called by Python in a forked child, before any other code runs there. Closes the inherited sockets,
+/// which would otherwise stay open after the end of the parent.
 #[pyfunction]
 pub(crate) fn forked() {
     if let Some(engine) = ENGINE.inherited() {
@@ -143,8 +144,8 @@ pub(crate) fn forked() {
     }
 }
 
-/// Waits for work, and runs signal handlers in between. They run outside the runtime, since they may use a
-/// store themselves.
+/// Waits for work, and runs signal handlers in between. They run outside the runtime, because they may use
+/// a store themselves.
 fn block_on_with_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> PyResult<T> {
     let process = process::current();
     let mut work = pin!(work());
@@ -162,8 +163,8 @@ fn block_on_with_signals<T>(engine: &Engine, work: impl AsyncFnOnce() -> T) -> P
         }
         Python::attach(|py| py.check_signals())?;
         if process != process::current() {
-            let what = "a signal handler has forked this process in the middle of a call";
-            return Err(PyRuntimeError::new_err(format!("{what}\n\nhint: the child may call again")));
+            let what = "a signal handler forked this process in the middle of a call";
+            return Err(PyRuntimeError::new_err(format!("{what}\n\nhint: repeat the call in the child")));
         }
     }
 }
@@ -176,8 +177,8 @@ fn stay_outside() -> ! {
 
 fn engine() -> PyResult<&'static Engine> {
     ENGINE.get_or_try(make).map_err(|error| {
-        let hint = "this process may not start any more threads; see `ulimit -u`";
-        PyRuntimeError::new_err(format!("the runtime could not be started: {error}\n\nhint: {hint}"))
+        let hint = "raise the limit of processes and threads, see `ulimit -u`";
+        PyRuntimeError::new_err(format!("cannot start the runtime: {error}\n\nhint: {hint}"))
     })
 }
 
@@ -218,10 +219,10 @@ fn run_jobs(jobs: &mpsc::Receiver<Job>) {
     }
 }
 
-/// Python runs its signal handlers on the thread that the process began with.
+/// Python runs its signal handlers on the first thread of the process.
 fn is_main_thread() -> bool {
     thread_local! {
-        /// The process that asked the kernel, and the answer: a fork makes any thread the main one.
+        /// The process that asked the kernel, and the answer. A fork makes any thread the main one.
         static ASKED: Cell<Option<(u32, bool)>> = const { Cell::new(None) };
     }
     let process = process::current();

@@ -1,7 +1,7 @@
-//! Samples: groups of tensors that are put as one, leased, read and acknowledged.
+//! Samples: groups of tensors that are put, leased, read and acknowledged as one.
 //!
-//! `tiffin/_tensors.py` finds the element types of Python objects, and allocates memory to read tensors into;
-//! it uses numpy where that is installed.
+//! `tiffin/_tensors.py` determines the element types of Python objects, and allocates memory for tensors.
+//! It uses numpy if that is installed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ pub(crate) struct PutSamples {
     patience: Patience,
 }
 
-/// A sample to be stored.
+/// A sample to store.
 struct SampleIn {
     id: Key,
     tensors: Vec<TensorIn>,
     metadata: Vec<u8>,
 }
 
-/// A tensor to be stored.
+/// A tensor to store.
 struct TensorIn {
     name: String,
     dtype: Dtype,
@@ -51,7 +51,7 @@ struct TensorIn {
 }
 
 impl PutSamples {
-    /// One sample or many, with metadata for the one, or a mapping from ids to that of each.
+    /// One sample or many, with metadata for the one, or a mapping from ids to metadata.
     pub(crate) fn parse(
         pairs: Pairs<'_>,
         metadata: Option<&Any<'_>>,
@@ -73,7 +73,7 @@ impl PutSamples {
             samples.push(SampleIn { id, tensors: TensorIn::all(tensors)?, metadata });
         }
         if let (Some((id, _)), Some(given)) = (beside.pop_first(), metadata) {
-            let hint = "its ids are those of the samples";
+            let hint = "use the ids of the samples";
             return Err(invalid(given.py(), format!("metadata of `{id}`, which is not put\n\nhint: {hint}")));
         }
         Ok(Self { samples, is_one, consumption: consumption(consume)?, options, patience })
@@ -163,7 +163,7 @@ fn by_name<'py>(wanted: &str, given: &Any<'py>) -> PyResult<Vec<(String, Any<'py
 
 fn metadata_of_many(given: &Any<'_>) -> PyResult<BTreeMap<Key, Vec<u8>>> {
     let Ok(mapping) = given.cast::<PyMapping>() else {
-        let hint = "`metadata={id: bytes, …}`, for some or all of the ids";
+        let hint = "give `metadata={id: bytes, …}`, for some or all of the ids";
         return Err(wrong_type("the metadata of many samples is a mapping", given, hint));
     };
     let items = mapping.items()?;
@@ -178,16 +178,18 @@ fn metadata_of_many(given: &Any<'_>) -> PyResult<BTreeMap<Key, Vec<u8>>> {
 fn bytes(given: &Any<'_>) -> PyResult<Vec<u8>> {
     match given.extract::<PyBackedBytes>() {
         Ok(bytes) => Ok(bytes.to_vec()),
-        Err(_) => {
-            Err(wrong_type("metadata is bytes", given, "encode it first, as in `json.dumps(it).encode()`"))
-        }
+        Err(_) => Err(wrong_type(
+            "metadata must be bytes",
+            given,
+            "encode it first, as in `json.dumps(it).encode()`",
+        )),
     }
 }
 
 /// The consumers of a sample: `once`, `retained`, or the names of groups.
 fn consumption(given: Option<&Any<'_>>) -> PyResult<Consumption> {
     let Some(given) = given else { return Ok(Consumption::Once) };
-    let hint = "it is \"once\", \"retained\", or a list of the groups that consume it once each";
+    let hint = "give \"once\", \"retained\", or a list of the groups that consume it once each";
     if let Ok(word) = given.cast::<PyString>() {
         return match word.to_string().as_str() {
             "once" => Ok(Consumption::Once),
@@ -239,7 +241,7 @@ impl Operation for LeaseAll {
     }
 }
 
-/// A lease as Python sees it.
+/// Wraps a lease for Python.
 pub(crate) fn lease(lease: tiffin_client::Lease, caller: &Caller) -> Lease {
     Lease { lease: Arc::new(Ours::new(lease)), caller: caller.clone() }
 }
@@ -258,9 +260,8 @@ impl AckAll {
         let Samples { list, is_one } = Samples::parse(given)?;
         let named = list.into_iter().map(|(key, generation)| {
             let generation = generation.ok_or_else(|| {
-                let hint =
-                    "give what `put_sample` returned, or the lease: they say which put of the id it was";
-                invalid(given.py(), format!("`{key}` is an id and no ref\n\nhint: {hint}"))
+                let hint = "give the result of `put_sample`, or the lease: they name the generation";
+                invalid(given.py(), format!("`{key}` is an id, not a ref\n\nhint: {hint}"))
             })?;
             Ok((key, generation))
         });
@@ -311,7 +312,7 @@ impl Operation for AbortAll {
     }
 }
 
-/// One sample or many, each by its id or by something that knows its generation.
+/// One sample or many, each by its id or by an object that has its generation.
 pub(crate) struct Samples {
     list: Vec<(Key, Option<Generation>)>,
     is_one: bool,
@@ -331,7 +332,7 @@ impl Samples {
     }
 }
 
-/// The sample that an object names by itself, if it names one.
+/// The sample that an object names, if it names one.
 fn named(given: &Any<'_>) -> PyResult<Option<(Key, Option<Generation>)>> {
     if keys::is_key(given) {
         return Ok(Some((keys::key(given)?, None)));
@@ -344,7 +345,7 @@ fn named(given: &Any<'_>) -> PyResult<Option<(Key, Option<Generation>)>> {
 }
 
 fn no_sample(given: &Any<'_>) -> PyErr {
-    wrong_type("a sample is named by its id or its ref", given, "give what `put_sample` returned")
+    wrong_type("a sample is named by its id or its ref", given, "give the result of `put_sample`")
 }
 
 /// A sample that is leased to this process. Made by `tiffin.Store.lease`.
@@ -380,7 +381,7 @@ impl Lease {
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         self.lease.manifest().tensor(name).cloned().ok_or_else(|| {
             let what = format!("sample `{}` has no tensor `{name}`", self.lease.id());
-            invalid(py, format!("{what}\n\nhint: `lease.manifest` lists them"))
+            invalid(py, format!("{what}\n\nhint: `lease.manifest` lists the tensors"))
         })
     }
 }
@@ -510,7 +511,7 @@ enum How {
     Make(Vec<Memory>, Vec<Py<PyAny>>),
     /// The caller's memory.
     Fill(Vec<Memory>),
-    /// None: the arrays are in place.
+    /// No destination: the arrays are in place.
     Look,
 }
 

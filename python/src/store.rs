@@ -93,7 +93,7 @@ methods! {
     /// [True, True]
     /// >>> store.get("k")
     /// b'newer'
-    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    #[expect(clippy::too_many_arguments, reason = "they are passed by name, and are independent")]
     call put(
         key: &Any<'py>, value: Option<&Any<'py>> = None;
         on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
@@ -123,7 +123,7 @@ methods! {
     /// True
     /// >>> store.get("k")
     /// b'hello'
-    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    #[expect(clippy::too_many_arguments, reason = "they are passed by name, and are independent")]
     call reserve(
         key: &Any<'py>, nbytes: Option<&Any<'py>> = None;
         on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
@@ -385,9 +385,9 @@ methods! {
         ReadPolicy
     }
 
-    /// Waits until the namespace holds at most, or at least, so many bytes, and returns its state then, as
-    /// `tiffin.Namespace`. The master wakes the call; it does not poll. Raises `tiffin.Timeout` if that comes
-    /// first.
+    /// Waits until the namespace holds at most, or at least, this many bytes. Returns its state then, as
+    /// `tiffin.Namespace`. The master wakes the call; it does not poll. Raises `tiffin.Timeout` if the time
+    /// limit comes first.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -439,7 +439,7 @@ methods! {
     /// >>> ref = store.put_sample("sample-7", {"ids": b"abc"}, consume=["trainer", "eval"])
     /// >>> store.ack(ref, "trainer"), store.ack(ref, "eval"), store.ack(ref, "eval")
     /// ('recorded', 'freed', 'stale')
-    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    #[expect(clippy::too_many_arguments, reason = "they are passed by name, and are independent")]
     #[pyo3(
         text_signature = "($self, id, tensors=None, *, metadata=None, consume='once', replace=True, \
             replicas=1, pin=False, owner='', wait=False, stream='', elsewhere=0, timeout=None)"
@@ -535,7 +535,7 @@ methods! {
     /// >>> stream = store.open_stream("train", refs_high=8)
     /// >>> stream.refs, stream.marks
     /// (0, (8, 6, 0, 0))
-    #[expect(clippy::too_many_arguments, reason = "they are given by name, and each is a choice of its own")]
+    #[expect(clippy::too_many_arguments, reason = "they are passed by name, and are independent")]
     call open_stream(
         name: &str;
         #[pyo3(from_py_with = keys::whole_or_none)] refs_high: Option<Whole> = None,
@@ -575,9 +575,9 @@ methods! {
     /// Leases the next samples of a stream that no other consumer of the group has, and returns a list of
     /// `tiffin.Lease`, in the order of the stream.
     ///
-    /// It waits until there are `at_least` so many, and returns `at_most` so many. At its `timeout` it
-    /// returns those that there are, or an empty list. After the last sample it raises `tiffin.EndOfStream`;
-    /// if the stream has failed, `tiffin.StreamFailed`.
+    /// It waits until there are `at_least` samples, and returns at most `at_most`. At its `timeout` it
+    /// returns the available ones, possibly none. After the last sample it raises `tiffin.EndOfStream`; if
+    /// the stream has failed, `tiffin.StreamFailed`.
     ///
     /// A pulled sample is delivered to the group again if its lease is released, or its process dies, before
     /// it is acknowledged. After the group's `ack` it is never delivered again.

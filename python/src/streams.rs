@@ -22,7 +22,7 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// A high mark without a low one has three quarters of it.
+    /// A missing low mark is three quarters of the high one.
     pub(crate) fn parse(
         name: &str,
         refs: (Option<u64>, Option<u64>),

@@ -1,10 +1,10 @@
 //! A view of an object in place, as a Python buffer.
 //!
-//! Each buffer that was exported, by the buffer protocol or by DLPack, owns a part of the [`Sight`]. The view
-//! ends when it was released and the last buffer is gone; only then may the node use the memory again.
+//! Each exported buffer (buffer protocol or DLPack) owns a reference to the [`Sight`]. The view ends when
+//! it was released and the last buffer is gone. Only then may the node reuse the memory.
 //!
 //! **Invariant:** bytes are exported only in the process that began the view. A forked child has no mapping
-//! of them, and neither ends the view nor frees anything of it.
+//! of them. It neither ends the view nor frees any part of it.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use crate::dlpack::{self, DEVICE_CPU};
 use crate::errors;
 use crate::process::Ours;
 
-/// The part that a view and its exported buffers share.
+/// The state that a view and its exported buffers share.
 type Sight = Arc<Ours<tiffin_client::View>>;
 
 /// An object's bytes in place: no copy is made if the store's memory can be mapped.
@@ -82,7 +82,7 @@ impl View {
         self.is_borrowed
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.len
@@ -142,13 +142,13 @@ impl View {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let hint = "`memoryview(view)` and `numpy.frombuffer(view)` work everywhere";
+        let hint = "use `memoryview(view)` or `numpy.frombuffer(view)`";
         if max_version.is_none_or(|(major, _)| major < 1) {
-            let what = "the bytes are read-only, which DLPack can say only from version 1.0 on";
+            let what = "the bytes are read-only, which DLPack supports only since version 1.0";
             return Err(PyBufferError::new_err(format!("{what}\n\nhint: {hint}")));
         }
         if stream.is_some() || dl_device.is_some_and(|device| device != DEVICE_CPU) {
-            let what = "the bytes are in the memory of the host";
+            let what = "the bytes are in host memory";
             return Err(PyBufferError::new_err(format!(
                 "{what}\n\nhint: copy them to the device from there"
             )));
@@ -158,12 +158,12 @@ impl View {
         if copy == Some(true) {
             let copied = bytes.to_vec();
             let (start, len) = (copied.as_ptr(), copied.len());
-            // SAFETY: a vector's bytes stay where they are while it lives, and this one is the capsule's
-            // alone.
+            // SAFETY: a vector's bytes keep their address while it lives, and only the capsule has this
+            // vector.
             return unsafe { dlpack::lend(py, start, len, true, Box::new(copied)) };
         }
         let (start, len) = (bytes.as_ptr(), bytes.len());
-        // SAFETY: the bytes stay what and where they are for as long as a part of the sight lives.
+        // SAFETY: the bytes do not change or move while a reference to the sight lives.
         unsafe { dlpack::lend(py, start, len, false, Box::new(Arc::clone(&sight))) }
     }
 
@@ -172,7 +172,7 @@ impl View {
         DEVICE_CPU
     }
 
-    /// Exports the bytes to a buffer, which owns a part of the sight.
+    /// Exports the bytes to a buffer, which owns a reference to the sight.
     ///
     /// # Safety
     /// Python calls it with a place for one buffer.
@@ -181,14 +181,14 @@ impl View {
         let sight = match slf.get().sight(py) {
             Ok(sight) => sight,
             Err(error) => {
-                // SAFETY: the place is Python's, and this is how it is told that nothing was lent.
+                // SAFETY: Python provides the buffer. A null `obj` says that nothing was exported.
                 unsafe { (*view).obj = std::ptr::null_mut() };
                 return Err(error);
             }
         };
         let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
         let (start, len) = (bytes.as_ptr().cast_mut().cast(), ffi::Py_ssize_t::try_from(bytes.len())?);
-        // SAFETY: the place is Python's. The bytes stay what and where they are for as long as a part of the
+        // SAFETY: Python provides the buffer. The bytes do not change or move while a reference to the
         // sight lives, and they are marked read-only.
         unsafe {
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) == -1 {
@@ -199,7 +199,7 @@ impl View {
         Ok(())
     }
 
-    /// Drops the buffer's part of the sight.
+    /// Drops the buffer's reference to the sight.
     ///
     /// # Safety
     /// Python calls it with a buffer that [`Self::__getbuffer__`] filled, once.

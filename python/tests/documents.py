@@ -58,7 +58,7 @@ def blocks(document):
 
 
 def steps(console):
-    """The commands of a terminal; one that ends in a backslash goes on in the next line."""
+    """The commands of a terminal; one that ends in a backslash continues in the next line."""
     found = []
     for line in console.splitlines():
         if found and found[-1].command.endswith("\\") and not found[-1].shown:
@@ -84,7 +84,7 @@ def pattern(shown):
 
 
 class Reader:
-    """Runs a document in an empty folder, with the wheels installed."""
+    """Run a document in an empty folder, with the wheels installed."""
 
     def __init__(self, folder, environment=()):
         self.folder = folder
@@ -109,7 +109,7 @@ class Reader:
                 process.wait()
 
     def follow(self, document):
-        """Run every block; an AssertionError names the line of the first with another output."""
+        """Run every block; an AssertionError names the line of the first block with another output."""
         for block in blocks(PORT.sub(lambda match: self.port(match[0]), document)):
             try:
                 self.console(block.text) if block.kind == "console" else self.python(block.text)
@@ -117,7 +117,7 @@ class Reader:
                 raise AssertionError(f"the block on line {block.line}: {error}") from None
 
     def port(self, named):
-        """The port of this machine that stands for the one a document names."""
+        """The port of this machine that replaces a port of the document."""
         if named not in self.ports:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -171,13 +171,13 @@ class Reader:
     def python(self, text):
         in_interpreter = text.startswith(">>> ")
         program = f"text = {text!r}\n{DOCTEST}" if in_interpreter else text
-        # A program that names no store makes one of its own; the commands have a usual place to look for one.
+        # A program without an address makes its own store; the commands have a default address.
         environment = {name: value for name, value in self.environment.items() if name not in DEFAULT_PORTS}
         status, output = self.finish([sys.executable, "-c", program], environment)
         assert status == 0, f"the program ended with {status}:\n{output}"
 
     def finish(self, command, environment=None):
-        """Status and output of a command that must end in time."""
+        """The status and output of a command that must end in time."""
         try:
             done = subprocess.run(
                 command,

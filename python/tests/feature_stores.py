@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-#: Where the official wheel is installed the tests run against its own master, whose address that is.
+#: If the official wheel is installed, the tests run against its master at this address.
 PEER = os.environ.get("TIFFIN_TEST_MOONCAKE")
 BACKENDS = ("mooncake",) if PEER is not None else ("embedded", "cluster", "mooncake")
 TENSORS = {
@@ -24,12 +24,12 @@ def same(tensors, wanted=TENSORS):
 
 
 def resident(features):
-    """How many samples there are."""
+    """The number of samples."""
     return features.health()["resident_samples"]
 
 
 class Faulty:
-    """A Mooncake store some of whose calls fail."""
+    """A Mooncake store with some failing calls."""
 
     def __init__(self, store):
         self._store = store

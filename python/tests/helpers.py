@@ -92,7 +92,7 @@ def in_child(work):
 
 
 def stop(process):
-    """Stops a process, and waits until none of its threads runs any more."""
+    """Stop a process, and wait until none of its threads runs."""
     os.kill(process, signal.SIGSTOP)
     threads = pathlib.Path(f"/proc/{process}/task")
     state = lambda thread: thread.joinpath("stat").read_text().rpartition(")")[2].split()[0]

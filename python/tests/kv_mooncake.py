@@ -22,7 +22,7 @@ import helpers
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "kv_toy"
 PEER = pathlib.Path(os.environ.get("TIFFIN_PEER_PYTHON", ROOT / ".venv-peer" / "bin" / "python"))
-#: Gives its memory to the cluster for as long as its input is open.
+#: Provides memory to the cluster while its input is open.
 OWNER = """
 import sys
 sys.path.insert(0, {examples!r})
@@ -61,7 +61,7 @@ def cluster(environment):
         address = f"127.0.0.1:{rpc}"
         program = OWNER.format(examples=str(EXAMPLES), address=address)
         owner = start([PEER, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        # The wheel says some things on standard output.
+        # The wheel also prints to standard output.
         assert any(line == "ready\n" for line in owner.stdout)
         yield address
 
@@ -115,7 +115,7 @@ def test_second_engine_hits_pages_of_the_first(environment, cluster):
 
 @pytest.mark.parametrize("which", ["the first", "the second"])
 def test_killed_engine_leaves_its_stored_pages(environment, cluster, which):
-    # Both serve the same; one of them, whichever, is killed in the middle of whatever it does.
+    # Both serve the same; one of them is killed in the middle of an operation.
     toy = ("toy.py", "--mooncake", cluster, "--mooncake-memory", 0, "--json", "--rounds")
     rounds = (0, 4) if which == "the first" else (4, 0)
     with start(environment, *toy, rounds[0]) as first, start(environment, *toy, rounds[1]) as second:
@@ -128,7 +128,7 @@ def test_killed_engine_leaves_its_stored_pages(environment, cluster, which):
     assert after["found in the store"] > 0 and after["faults"] == 0
 
 
-def test_the_story_of_293(environment, cluster):
+def test_tokenspeed_293_reads_24_pages(environment, cluster):
     with start(environment, "story.py", "--mooncake", cluster) as process:
         (told,) = lines(process)
     assert told == {

@@ -25,7 +25,7 @@ def tensors(number):
 
 
 def connect(place, store_id):
-    """This process's way to the store: `place` is a store to be shared, or addresses."""
+    """Connect this process to the store: `place` is a store to share, or addresses."""
     options = {"stream": STREAM, "groups": [GROUP], "wait_s": 60.0}
     if isinstance(place, tiffin.Store):
         return FeatureStore(store_id, store=place, **options)
@@ -38,7 +38,7 @@ def connect(place, store_id):
 
 
 def produce(place, store_id, numbers, limit):
-    """Put these samples, as far as is allowed yet. Skips samples that were put before a restart."""
+    """Put these samples, as far as permitted yet. Skips samples that were put before a restart."""
     features, pause = connect(place, store_id), threading.Event()
     for number in numbers:
         while number >= limit.value:
@@ -78,7 +78,7 @@ def consume(place, store_id, path):
 
 
 def write(log, what, ref):
-    """One line, whole or not at all."""
+    """Write one line atomically."""
     line = {
         "what": what,
         "id": ref.sample_id,
@@ -89,5 +89,5 @@ def write(log, what, ref):
 
 
 def leave():
-    """End without a word, as a process does that is killed a moment later."""
+    """End without cleanup, like a killed process."""
     os._exit(0)

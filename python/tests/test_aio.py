@@ -15,7 +15,7 @@ VALUE = bytes(range(256)) * 4096
 
 
 def go(work, **options):
-    """Runs `work(store)` on a loop of its own."""
+    """Run `work(store)` on its own loop."""
 
     async def main():
         usual = {"timeout": 30} if "address" in options else {"memory": "256MiB", "timeout": 30}
@@ -60,7 +60,7 @@ def test_every_method(cluster):
         assert store.is_closed
 
 
-def test_it_has_every_method_of_the_blocking_one():
+def test_async_store_has_every_blocking_method():
     for name in dir(tiffin.Store):
         if name.startswith("_"):
             continue
@@ -90,7 +90,7 @@ def test_many_at_once():
     go(work)
 
 
-def test_the_loop_runs_on():
+def test_event_loop_keeps_running():
     async def work(store):
         turns = 0
 
@@ -123,7 +123,7 @@ def test_errors_arrive_as_exceptions():
     go(work)
 
 
-def test_a_call_needs_a_loop(store):
+def test_call_needs_a_loop(store):
     async def connect():
         return await tiffin.aio.connect(store.address)
 
@@ -138,7 +138,7 @@ def test_a_call_needs_a_loop(store):
     assert asyncio.run(elsewhere()) == b"1"
 
 
-def test_waiting_can_be_given_up():
+def test_waiting_can_be_cancelled():
     async def work(store):
         helpers.stop(pid)
         buffer = bytearray(len(VALUE))
@@ -200,7 +200,7 @@ def test_memory_of_cancelled_puts_is_freed():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # A put that was cancelled too late takes effect, perhaps after the older object is gone.
+        # A put that was cancelled too late takes effect, possibly after the older object was removed.
         for _ in range(3000):
             await store.clear()
             usage = (await store.stats()).usage
@@ -212,7 +212,7 @@ def test_memory_of_cancelled_puts_is_freed():
     go(work, memory="64MiB")
 
 
-def test_a_loop_that_ends_first_leaves_nothing_behind():
+def test_loop_that_ends_first_leaves_nothing():
     async def work(store):
         return [asyncio.ensure_future(store.get("k")) for _ in range(20)]
 

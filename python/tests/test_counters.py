@@ -1,4 +1,4 @@
-"""The counters of the master that show an operator what was read."""
+"""The counters of reads in the master's metrics."""
 
 import json
 import urllib.request

@@ -33,13 +33,13 @@ def modules(package):
 
 
 @pytest.mark.parametrize("name", sorted({*modules(tiffin), *modules(mooncake)} - set(_absent.MODULES)))
-def test_the_examples_in_docstrings_run(name):
+def test_examples_in_docstrings_run(name):
     module = importlib.import_module(name)
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
 
 
-# The harness itself: what it accepts, and that it would notice.
+# The harness itself: the output that it accepts, and failures that it must notice.
 
 FENCE = "```"
 GOOD = {
@@ -79,13 +79,13 @@ def fenced(kind, text):
 
 
 @pytest.mark.parametrize("block", GOOD.values(), ids=GOOD)
-def test_the_harness_accepts(block, tmp_path):
+def test_harness_accepts(block, tmp_path):
     with documents.Reader(tmp_path) as reader:
         reader.follow(fenced(*block))
 
 
 @pytest.mark.parametrize(("block", "complaint"), BAD.values(), ids=BAD)
-def test_the_harness_notices(block, complaint, tmp_path, monkeypatch):
+def test_harness_notices(block, complaint, tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "SECONDS_MAX", 3)
     with documents.Reader(tmp_path) as reader, pytest.raises(AssertionError) as error:
         reader.follow(fenced(*block))

@@ -23,7 +23,7 @@ class Watched:
 
 
 class Index:
-    """An index that has freed one more sample each time that it is asked, and runs a hook the first time."""
+    """An index that has freed one more sample at each request, and runs a hook at the first."""
 
     def __init__(self, hook):
         self.expired, self.hook = 0, hook

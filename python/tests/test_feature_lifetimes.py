@@ -50,7 +50,7 @@ def test_superseded_sample_is_unreadable_and_frees_nothing(features):
     assert resident(features) == 0 and features.health()["release_pending"] == 0
 
 
-def test_an_abort_is_seen_by_every_process_at_once(features):
+def test_abort_is_seen_by_every_process_at_once(features):
     other = features.again()
     ref = features.put(TENSORS, sample_id="s")
     _, handle = other.get(ref)
@@ -64,7 +64,7 @@ def test_an_abort_is_seen_by_every_process_at_once(features):
     assert features.health()["release_pending"] == 0
 
 
-def test_a_retained_sample_is_freed_by_its_acknowledgement(features):
+def test_retained_sample_is_freed_by_its_acknowledgement(features):
     trainer = features.again(retain_on_release=True)
     refs = [features.put(TENSORS, sample_id=f"s{i}") for i in range(3)]
     for _ in range(2):
@@ -102,9 +102,7 @@ def test_samples_freed_by_the_master_are_reported(make):
         freed = store.gc()
         assert freed["force_freed"] == 1 and freed["force_freed_bytes"] > TENSORS["hidden"].nbytes
         assert store.gc()["force_freed"] == 0 and store.health()["force_freed_total"] == 1
-    assert make("embedded", max_hold_age_s=0.05).gc()["force_freed"] == 0, (
-        "what was before it is not its news"
-    )
+    assert make("embedded", max_hold_age_s=0.05).gc()["force_freed"] == 0, "earlier samples are not reported"
     stat = features.index.wait_usage(at_least=0)
     assert (stat.samples_expired, stat.samples_expired_size) == (1, freed["force_freed_bytes"])
 
@@ -232,7 +230,7 @@ class Lifetimes(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_states_of_samples_are_those_of_a_model(make, kind):
+def test_states_of_samples_are_those_of_a_model(make, kind):
     examples = {"embedded": 15, "cluster": 6, "mooncake": 4}[kind]
     checked = settings(max_examples=examples, stateful_step_count=25, deadline=None)
 
@@ -246,7 +244,7 @@ def test_the_states_of_samples_are_those_of_a_model(make, kind):
     run_state_machine_as_test(machine, settings=checked)
 
 
-def test_frees_that_fail_are_tried_again_within_bounds(make, plane):
+def test_failed_frees_are_retried_within_limits(make, plane):
     faulty = Faulty(plane)
     features = make("mooncake", backend=Mooncake(faulty), max_release_attempts=2)
     ref = features.put(TENSORS, sample_id="s")
@@ -270,7 +268,7 @@ def test_frees_that_fail_are_tried_again_within_bounds(make, plane):
     same(features.get(kept)[0])
 
 
-def test_a_put_that_fails_half_way_leaves_nothing(make, plane):
+def test_put_that_fails_half_way_leaves_nothing(make, plane):
     faulty = Faulty(plane)
     features = make("mooncake", backend=Mooncake(faulty))
     old = features.put(TENSORS, sample_id="s")
@@ -282,7 +280,7 @@ def test_a_put_that_fails_half_way_leaves_nothing(make, plane):
     assert lives == [old.metadata["life"]] and resident(features) == 1
 
 
-def test_a_replaced_sample_whose_removal_fails_cannot_be_read(make, plane):
+def test_replaced_sample_whose_removal_fails_cannot_be_read(make, plane):
     faulty = Faulty(plane)
     features = make("mooncake", backend=Mooncake(faulty))
     old = features.put(TENSORS, sample_id="s")
@@ -297,7 +295,7 @@ def test_a_replaced_sample_whose_removal_fails_cannot_be_read(make, plane):
     same(features.get(new)[0])
 
 
-def test_a_torn_read_is_an_error_and_is_tried_again(make, plane):
+def test_torn_read_is_an_error_and_is_retried(make, plane):
     faulty = Faulty(plane)
     features = make("mooncake", backend=Mooncake(faulty))
     ref = features.put(TENSORS, sample_id="s")
@@ -338,7 +336,7 @@ def test_work_of_a_dead_process_is_completed(make, plane):
     same(features.get(ref)[0])
 
 
-def test_an_abort_under_a_read_is_seen_by_the_reader(features, monkeypatch):
+def test_abort_under_a_read_is_seen_by_the_reader(features, monkeypatch):
     other = features.again()
     ref = features.put(TENSORS, sample_id="s")
     read = features._read
@@ -355,7 +353,7 @@ def test_an_abort_under_a_read_is_seen_by_the_reader(features, monkeypatch):
     assert features.index.wait_usage(at_least=0).used == 0
 
 
-def test_an_abort_after_the_last_byte_is_seen_too(make, plane):
+def test_abort_after_the_last_byte_is_seen_too(make, plane):
     class Late(Faulty):
         """Reads, and then another client aborts the sample."""
 
@@ -371,14 +369,14 @@ def test_an_abort_after_the_last_byte_is_seen_too(make, plane):
     assert plane.is_exist(ref.feature_keys["x"]) == 0
 
 
-def test_frees_that_a_lease_defers_are_done_when_it_has_run_out(make, plane):
+def test_deferred_frees_are_done_when_the_lease_expires(make, plane):
     class Old(Faulty):
         """A version without `force`: an object that was just read cannot be removed."""
 
         def remove(self, key):
             return deferred.pop() if deferred else self._store.remove(key)
 
-    # The drop-in frees at once, whatever the lease; the official one answers like that by itself.
+    # The drop-in frees at once, whatever the lease; the official one gives this answer itself.
     deferred = [-706] * 2
     features = make("mooncake", backend=Mooncake(Old(plane)), max_release_attempts=1000)
     ref = features.put(TENSORS, sample_id="s")

@@ -25,7 +25,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Crew:
-    """Processes of one kind, started again when they are killed."""
+    """Processes of one kind, restarted when they are killed."""
 
     def __init__(self, target, shares):
         self._target, self._shares = target, shares
@@ -37,7 +37,7 @@ class Crew:
         return worker
 
     def kill(self, rank):
-        """Kill one that works, and start another one in its place."""
+        """Kill a running one, and start another one in its place."""
         worker = self.workers[rank]
         assert worker.is_alive()
         worker.kill()
@@ -88,7 +88,7 @@ def test_killed_processes_lose_and_repeat_no_sample(make, request, cluster, tmp_
 
 
 def check(features, folder, total, plane):
-    """The fate of every sample, as the consumers recorded it and as the store counts it."""
+    """The outcome of every sample, as the consumers recorded it and as the store counts it."""
     lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
     lines.sort(key=lambda line: line["at"])
     names = {f"s{number}" for number in range(total)}
@@ -96,7 +96,7 @@ def check(features, folder, total, plane):
     assert {line["id"] for line in lines if line["what"] == "got"} == names, "a sample was lost"
     acked = set()
     for line in lines:
-        assert line["what"] != "got" or line["id"] not in acked, f"{line['id']} came again"
+        assert line["what"] != "got" or line["id"] not in acked, f"{line['id']} was delivered again"
         acked |= {line["id"]} if line["what"] == "acked" else set()
     stat = features.index.open_stream(pipeline.STREAM)
     assert (stat.appended, stat.consumed, stat.refs) == (total, total, 0)
@@ -109,8 +109,8 @@ def check(features, folder, total, plane):
 
 
 def unended(features, plane):
-    """The puts that a killed producer has not ended, where Mooncake keeps their memory for ten minutes, and
-    does not allow their removal before, so they count until then."""
+    """The unfinished puts of a killed producer. Mooncake keeps their memory for ten minutes and does not
+    permit their removal before, so that they count until then."""
     found = set()
     for info in features.index.list(f"{features.store_id}.life/") if plane is not None else ():
         with features.index.lease(info.key) as lease:
@@ -126,8 +126,8 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "hidden_states"
 
 
 @pytest.mark.parametrize("ttl", ["1", "300"])
-def test_the_example_trains_every_sample_once_whatever_the_lease(tmp_path, ttl):
-    # A producer that is killed takes its Mooncake segment along.
+def test_example_trains_every_sample_once_with_any_lease(tmp_path, ttl):
+    # The Mooncake segment of a killed producer is lost with it.
     store = ["--kill", "2"] if PEER is None else ["--store", f"mooncake://{PEER}"]
     picture = tmp_path / "picture.svg"
     command = [sys.executable, EXAMPLE, "--samples", "48", "--hidden", "64", "--ttl", ttl, "--json", *store]
@@ -144,6 +144,6 @@ def test_the_example_trains_every_sample_once_whatever_the_lease(tmp_path, ttl):
     assert picture.read_text().startswith("<svg")
 
 
-def test_the_example_says_which_stores_there_are():
+def test_example_names_the_supported_stores():
     done = subprocess.run([sys.executable, EXAMPLE, "--store", "x"], capture_output=True, text=True)
     assert done.returncode == 1 and "hint: tiffin" in done.stderr

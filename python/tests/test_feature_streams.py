@@ -47,7 +47,7 @@ def test_windows_are_read_in_order_and_acknowledged_in_one_call(features):
         producer.put(TENSORS, sample_id="late")
 
 
-def test_a_consumer_that_is_behind_stops_its_producer(make):
+def test_consumer_that_is_behind_stops_its_producer(make):
     features = make("cluster", stream="train")
     features.index.open_stream("train", refs_high=2, refs_low=1)
     for name in ("a", "b"):
@@ -69,7 +69,7 @@ def test_a_consumer_that_is_behind_stops_its_producer(make):
         consumer.pull()
 
 
-def test_an_optimizer_step_and_its_samples_are_one_transaction(features, monkeypatch):
+def test_optimizer_step_and_its_samples_are_one_transaction(features, monkeypatch):
     producer = features.again(stream="train", store_id=f"{features.store_id}-s")
     for i in range(4):
         producer.put(TENSORS, sample_id=f"s{i}")
@@ -92,7 +92,7 @@ def test_an_optimizer_step_and_its_samples_are_one_transaction(features, monkeyp
         assert again.step == 2 and resident(producer) == 0 and list(again) == []
 
 
-def test_a_producer_stays_until_its_samples_are_freed(features):
+def test_producer_stays_until_its_samples_are_freed(features):
     ref = features.put(TENSORS, sample_id="s")
     assert not features.linger(0.01)
     _, handle = features.get(ref)
@@ -240,7 +240,7 @@ class Streams(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_order_of_a_stream_is_that_of_a_model(make, kind):
+def test_order_of_a_stream_is_that_of_a_model(make, kind):
     examples = {"embedded": 20, "cluster": 6, "mooncake": 4}[kind]
 
     def machine():

@@ -123,7 +123,7 @@ def test_release_during_an_iteration_over_failed_frees(features, monkeypatch, wa
 
 
 @pytest.mark.parametrize("walk", [drain_all, gc])
-def test_release_while_failed_frees_are_tried_again(features, monkeypatch, walk):
+def test_release_during_the_retry_of_failed_frees(features, monkeypatch, walk):
     pending = failed(features, "a")
     failed(features, "b")
     hook, thread, errors = release_meanwhile(features, monkeypatch)
@@ -139,7 +139,7 @@ def test_release_while_failed_frees_are_tried_again(features, monkeypatch, walk)
     assert not errors and features.health()["release_pending"] == 3
 
 
-def test_a_free_is_tried_by_one_thread_at_a_time(features):
+def test_free_is_tried_by_one_thread_at_a_time(features):
     begun, go_on, calls = threading.Event(), threading.Event(), []
 
     def free():
@@ -161,7 +161,7 @@ def test_a_free_is_tried_by_one_thread_at_a_time(features):
     assert features.drain_pending_removals()["removed"] == 0
 
 
-def test_an_error_of_the_backend_leaves_the_free_pending(features, monkeypatch):
+def test_error_of_the_backend_leaves_the_free_pending(features, monkeypatch):
     def broken():
         raise OSError("on purpose")
 

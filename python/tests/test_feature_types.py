@@ -48,7 +48,7 @@ def test_every_type_has_a_name_and_a_size():
         assert FeatureSpec("x", (2, 3), dtype).nbytes == 6 * _tensors.numpy_type(dtype).itemsize
 
 
-def test_arrays_of_every_type_come_back(features):
+def test_arrays_of_every_type_are_returned(features):
     tensors = arrays()
     assert {"complex64", "uint64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"} <= set(tensors)
     tensors |= {f"turned {name}": array.T for name, array in tensors.items()}
@@ -89,7 +89,7 @@ class Tensor:
         return self.bits.__dlpack__(**options)
 
 
-def test_tensors_that_torch_cannot_lend_are_stored_by_their_bits(monkeypatch):
+def test_tensors_that_torch_cannot_export_are_stored_as_bits(monkeypatch):
     torch = types.SimpleNamespace(Tensor=Tensor, uint8="uint8", int16="int16", int32="int32", int64="int64")
     with tiffin.connect(memory="64MiB") as store:
         for at, dtype in enumerate(TORCH):
@@ -121,7 +121,7 @@ for dtype in {list(DTYPES)!r}:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_ref_survives_json_msgpack_pickle_and_a_column(features):
+def test_ref_survives_json_msgpack_pickle_and_a_column(features):
     refs = [features.put({"x": b"1"}, sample_id=f"s{i}") for i in range(3)]
     numbers = [ref.generation for ref in refs]
     if all(isinstance(number, int) for number in numbers):

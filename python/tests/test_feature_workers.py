@@ -14,7 +14,7 @@ import helpers
 from feature_stores import TENSORS, same
 
 
-def test_workers_that_are_forked_or_spawned_read_through_it(make):
+def test_forked_and_spawned_workers_read_the_store(make):
     features = make("cluster", retain_on_release=True)
     ref = features.put(TENSORS, sample_id="s").to_json()
     assert helpers.in_child(lambda: helpers.sum_of_ids(features, ref)) == 6
@@ -25,7 +25,7 @@ def test_workers_that_are_forked_or_spawned_read_through_it(make):
     same(features.get(ref)[0])
 
 
-def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
+def test_most_recent_memory_is_kept_for_the_next_tensor():
     dropped = []
     recycler = Recycler(max_bytes=8 << 20, register=lambda *_: None, unregister=dropped.append)
     old, new = (ctypes.addressof(recycler.allocate(size)) for size in (4 << 20, 6 << 20))
@@ -39,10 +39,10 @@ def test_memory_that_was_used_last_is_kept_for_the_next_tensor():
     dropped.clear()
     large = ctypes.addressof(recycler.allocate(9 << 20))
     recycler.allocate(1 << 20)
-    assert large in dropped and new not in dropped, "what is too large to be kept drives nothing out"
+    assert large in dropped and new not in dropped, "memory beyond the limit evicts nothing"
 
 
-def test_memory_is_taken_before_the_rest_is_too_much():
+def test_memory_is_reused_before_the_limit_frees_it():
     dropped = []
     recycler = Recycler(max_bytes=10 << 20, register=lambda *_: None, unregister=dropped.append)
     blocks = [recycler.allocate(size) for size in (8 << 20, 2 << 20, 8 << 20)]
@@ -52,7 +52,7 @@ def test_memory_is_taken_before_the_rest_is_too_much():
     assert ctypes.addressof(block) in places and not dropped, "one is in use again, and two fit"
 
 
-def test_a_pool_reuses_buffers_once_they_are_safe():
+def test_pool_reuses_buffers_once_they_are_safe():
     told, now = [], [0.0]
     pool = BufferPool(
         register=lambda *it: told.append(it), unregister=told.append, settle_s=60, clock=lambda: now[0]
@@ -63,7 +63,7 @@ def test_a_pool_reuses_buffers_once_they_are_safe():
     first.release()
     assert pool.take(8000).address == first.address and pool.made == 2
     with pytest.raises(RuntimeError), second:
-        raise RuntimeError("a transfer that may go on")
+        raise RuntimeError("a transfer that may continue")
     assert pool.take(5000).address != second.address
     now[0] += 61
     assert pool.take(5000).address == second.address, "by now nothing writes there any more"
@@ -72,7 +72,7 @@ def test_a_pool_reuses_buffers_once_they_are_safe():
     assert len(told) == 5 and isinstance(told[-1], int)
 
 
-def test_memory_is_used_again_when_the_last_tensor_in_it_is_gone(make):
+def test_memory_is_reused_after_its_last_tensor(make):
     features = make("embedded", retain_on_release=True)
     refs = [features.put({"x": np.full(1 << 20, i, dtype=np.uint8)}, sample_id=f"s{i}") for i in range(2)]
     (first, one), (second, other) = (features.get(ref) for ref in refs)

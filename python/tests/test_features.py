@@ -18,7 +18,7 @@ import helpers
 from feature_stores import TENSORS, Faulty, resident, same
 
 
-def test_all_types_and_layouts_come_back(features):
+def test_all_types_and_layouts_are_returned(features):
     grid = np.arange(24).reshape(4, 6)
     tensors = {
         dtype: (grid % 2).astype(dtype) for dtype in ("float32", "float64", "float16", "int64", "int32")
@@ -79,7 +79,7 @@ def test_invalid_samples_are_refused(features, tensors, metadata):
     assert resident(features) == 0
 
 
-def test_a_ref_that_does_not_match_is_refused(features):
+def test_ref_that_does_not_match_is_refused(features):
     ref = features.put(TENSORS, sample_id="s")
     record = json.loads(ref.to_json())
     wrong = {
@@ -104,7 +104,7 @@ def test_a_ref_that_does_not_match_is_refused(features):
         features.get(later)
 
 
-def test_a_wrong_credential_is_refused_at_attach_and_on_the_data_path(make):
+def test_wrong_credential_is_refused_at_attach_and_put_and_get(make):
     class Policy:
         required = True
 
@@ -129,14 +129,14 @@ def test_a_wrong_credential_is_refused_at_attach_and_on_the_data_path(make):
     assert features.health()["auth_required"] and resident(features) == 1
 
 
-def test_the_servers_check_the_credential_too():
+def test_servers_check_the_credential_too():
     with helpers.up("--memory", "16MiB", TIFFIN_TOKEN="secret") as (address, _):
         with pytest.raises(PermissionError):
             FeatureStore("s", address=address, credential="guess")
         FeatureStore("s", address=address, credential="secret").close()
 
 
-def test_a_full_namespace_says_that_the_consumer_is_behind(features):
+def test_full_namespace_reports_a_consumer_behind(features):
     full = features.again(store_id=f"{features.store_id}-f", max_resident_bytes="96KiB")
     # Samples of one process count for the others, and so do bytes in another store.
     other = full if features.kind == "embedded" else features.again(store_id=full.store_id)
@@ -150,7 +150,7 @@ def test_a_full_namespace_says_that_the_consumer_is_behind(features):
     other.put({"x": array}, sample_id="b")
 
 
-def test_a_group_that_never_acknowledges_stops_its_producers_by_name(features):
+def test_error_names_the_group_that_never_acknowledges(features):
     stream = features.again(stream="train", groups=["trainer", "eval"], store_id=f"{features.store_id}-s")
     stream.index.open_stream("train", bytes_high=12_000, bytes_low=1_000)
     array = np.zeros(4_000, dtype=np.uint8)
@@ -166,7 +166,7 @@ def test_a_group_that_never_acknowledges_stops_its_producers_by_name(features):
     assert stream.index.wait_usage(at_least=0).used == 0
 
 
-def test_a_tensor_that_changes_during_put_matches_its_checksum(make, request):
+def test_tensor_that_changes_during_put_matches_its_checksum(make, request):
     class Slow(Faulty):
         """Changes the caller's tensor while it is being sent."""
 
@@ -195,7 +195,7 @@ class Exporter:
         return self._array.__dlpack_device__()
 
 
-def test_whatever_lends_its_memory_is_a_tensor(features):
+def test_every_exporter_of_memory_is_a_tensor(features):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensors = {
         "dlpack": Exporter(array),
@@ -210,7 +210,7 @@ def test_whatever_lends_its_memory_is_a_tensor(features):
     features.release(handle)
 
 
-def test_half_precision_of_an_extension_of_numpy_comes_back(features):
+def test_half_precision_types_of_ml_dtypes_are_returned(features):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     tensors = {"x": np.arange(12).astype(bfloat16).reshape(3, 4)}
     tensors |= {"turned": tensors["x"].T, "scalar": np.array(2.5, dtype=bfloat16)}

@@ -20,7 +20,7 @@ def address():
 
 @pytest.fixture(params=["tiffin", "mooncake"])
 def features(request, address, mooncake):
-    """A store that can go along to workers."""
+    """A store that can be passed to workers."""
     backend = Mooncake.at(mooncake, global_segment_size=0) if request.param == "mooncake" else None
     with FeatureStore("torch", address=address, backend=backend, timeout=30) as features:
         yield features
@@ -59,7 +59,7 @@ def all_kinds():
     return tensors | {"conjugated": conjugated, "negated": conjugated.imag}
 
 
-def test_tensors_of_all_types_and_layouts_come_back(features):
+def test_tensors_of_all_types_and_layouts_are_returned(features):
     tensors = all_kinds()
     ref = features.put(tensors, sample_id="s")
     got, handle = features.get(ref.to_json())
@@ -73,7 +73,7 @@ def test_tensors_of_all_types_and_layouts_come_back(features):
     assert features.health()["resident_samples"] == 0
 
 
-def test_tensors_are_lent_with_their_types_and_outlive_their_sample(features):
+def test_lent_tensors_have_their_types_and_outlive_the_sample(features):
     tensors = all_kinds()
     lent, handle = features.get(features.put(tensors, sample_id="s"), lend=True)
     features.release(handle)
@@ -138,7 +138,7 @@ def sample(number):
     return tensors | {"input_ids": torch.arange(8)[None], "loss_mask": torch.ones(1, 8, dtype=torch.bool)}
 
 
-def test_the_loader_of_specforge_reads_through_it(address, specforge):
+def test_loader_of_specforge_reads_through_it(address, specforge):
     from specforge.runtime import contracts
     from specforge.runtime.data_plane import feature_store as theirs
     from specforge.runtime.data_plane.disaggregated import AuthPolicy
@@ -176,7 +176,7 @@ def test_the_loader_of_specforge_reads_through_it(address, specforge):
     store.close()
 
 
-def test_the_mooncake_store_of_specforge_runs_on_the_drop_in(mooncake, specforge):
+def test_mooncake_store_of_specforge_runs_on_the_drop_in(mooncake, specforge):
     """Their own class, unmodified; deletes are immediate, whatever the lease."""
     from mooncake.store import ReplicateConfig
     from specforge.runtime.data_plane.mooncake_store import MooncakeFeatureStore

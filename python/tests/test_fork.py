@@ -24,7 +24,7 @@ def any_store(request, cluster):
         yield store
 
 
-def test_a_child_reads_and_writes(any_store):
+def test_child_reads_and_writes(any_store):
     any_store.put("from parent", b"1")
 
     def work():
@@ -39,7 +39,7 @@ def test_a_child_reads_and_writes(any_store):
     assert any_store.put("from parent", b"3")
 
 
-def test_a_child_of_a_child(any_store):
+def test_child_of_a_child(any_store):
     any_store.put("k", b"1")
 
     def work():
@@ -51,7 +51,7 @@ def test_a_child_of_a_child(any_store):
     assert any_store.get(["k", "child", "grandchild"]) == [b"1", b"2", b"3"]
 
 
-def test_a_child_that_leaves_takes_nothing_along(any_store):
+def test_child_that_ends_releases_nothing_of_its_parent(any_store):
     any_store.put("k", b"1")
     view = any_store.view("k")
     for _ in range(3):
@@ -73,12 +73,12 @@ def test_closed_store_stays_closed_in_a_child(store):
     assert helpers.in_child(work)
 
 
-def test_a_child_shows_where_the_store_is(store):
+def test_child_shows_where_the_store_is(store):
     assert "in this process" in repr(store)
     assert "in the parent process" in helpers.in_child(lambda: repr(store))
 
 
-def test_a_parent_in_the_middle_of_calls_may_fork(any_store):
+def test_parent_in_the_middle_of_calls_may_fork(any_store):
     ended = threading.Event()
 
     def call(number):
@@ -124,7 +124,7 @@ def test_threads_of_a_child(any_store):
     assert helpers.in_child(work) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_store_that_a_child_opened_is_its_own(store):
+def test_store_of_a_child_is_independent(store):
     def work():
         with tiffin.connect(memory="16MiB") as own:
             own.put("k", b"1")
@@ -156,7 +156,7 @@ def test_leases_and_views_are_those_of_their_process(any_store):
         assert "of the parent process" in repr(lease) and "of the parent process" in repr(view)
         assert (lease.id, lease.generation, lease.manifest.size) == ("s", ref.generation, ref.size)
         view.release()
-        # The store is another matter: the child has a connection of its own, and leases with it.
+        # The store is different: the child has its own connection, and its own leases.
         with any_store.lease(ref) as own:
             return bytes(own.tensors()["x"]), len(any_store.why("s").leases), any_store.why("s").pins
 
@@ -170,7 +170,7 @@ def test_leases_and_views_are_those_of_their_process(any_store):
     assert any_store.why("s").leases == () and any_store.why("s").pins == ("run",)
 
 
-def test_a_child_that_is_killed_ends_its_own_leases_only(any_store):
+def test_child_that_is_killed_ends_its_own_leases_only(any_store):
     ref = any_store.put_sample("s", {"x": b"1"}, consume=["a", "b"])
     lease = any_store.lease(ref, "a")
     said, telling = os.pipe()
@@ -192,8 +192,8 @@ def test_a_child_that_is_killed_ends_its_own_leases_only(any_store):
     lease.release()
 
 
-def test_the_death_of_a_parent_ends_its_leases_and_views(cluster):
-    """Also while a child lives that was forked from it, and that has inherited its sockets."""
+def test_death_of_a_parent_ends_its_leases_and_views(cluster):
+    """Also while a forked child runs that has inherited its sockets."""
     program = """
 import os, signal, tiffin
 store = tiffin.connect(arguments[0])
@@ -227,7 +227,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         process.stdout.close()
 
 
-def test_the_end_of_a_parent_is_an_error_in_its_child():
+def test_end_of_a_parent_is_an_error_in_its_child():
     program = """
 import os, sys, tiffin
 store = tiffin.connect(memory="16MiB")
@@ -242,7 +242,7 @@ parent = os.getppid()
 os.write(telling, b".")
 while os.getppid() == parent:
     pass
-# The sockets of a parent with threads close a little after it is gone; until then its memory may be read.
+# The sockets of a parent with threads close shortly after its end; until then its memory may be read.
 try:
     while store.get("k", timeout=1) == b"1":
         pass

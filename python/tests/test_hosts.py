@@ -1,4 +1,4 @@
-"""Which way the bytes go: shared memory inside a host, TCP between hosts, and the proof that it is so."""
+"""The transport of the bytes: shared memory inside a host, TCP between hosts, and the proof of it."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_any_size_over_tcp(cluster, size):
 def test_copies_on_several_nodes_survive_the_death_of_one():
     with helpers.server("master", "--listen", "127.0.0.1:0", "--http", "off", "--json") as master:
         address = json.loads(master.stdout.readline())["master"]
-        # As on another host: the master has no proof that their processes have ended.
+        # Like on another host: the master has no proof that their processes have ended.
         node = ("node", "--master", address, "--memory", "32MiB", "--shared-memory", "off", "--json")
         with helpers.server(*node) as first, helpers.server(*node) as second:
             first.stdout.readline(), second.stdout.readline()

@@ -42,7 +42,7 @@ def prompt(seed, count):
 
 
 def push_out(serving, tokens, also_host=True):
-    """Serves others until nothing of these tokens is on the device, nor in the host."""
+    """Serve other requests until no page of these tokens is on the device or in the host."""
     for seed in range(50, 90):
         found = serving.engine.match(tokens)
         if found.host == 0 or (found.device == 0 and not also_host):
@@ -55,7 +55,7 @@ def push_out(serving, tokens, also_host=True):
 # One engine.
 
 
-def test_pages_come_back_from_every_tier(store):
+def test_pages_return_from_every_tier(store):
     serving = make(store, host_pages=40)
     long = prompt(1, 6 * PAGE_TOKENS + 5)
     said, found = serving.ask(long)
@@ -84,7 +84,7 @@ def test_chats_are_answered_as_without_a_cache(store, index, eviction, write):
     serving.engine.close()
 
 
-def test_a_request_may_leave_at_any_moment(store):
+def test_request_may_leave_at_any_moment(store):
     serving = make(store)
     engine, ask = serving.engine, prompt(1, 60)
     engine.step(submit=[kv.Request(1, ask)])
@@ -95,7 +95,7 @@ def test_a_request_may_leave_at_any_moment(store):
         assert engine.wait(60)
         plan = engine.step()
     assert engine.pages(2).tolist() == plan.ready[0].pages.tolist() and engine.state(2) == "prefilling"
-    # It leaves the device, and comes back by itself.
+    # It leaves the device, and becomes ready again by itself.
     plan = engine.step(retract=[2])
     while not plan.ready:
         plan = engine.step()
@@ -143,7 +143,7 @@ def test_bad_input_has_a_defined_answer(store):
     assert (stats["refused"], stats["ignored"], stats["requests"]) == (5, 4, 0)
     assert serving.ask(prompt(1, 3))[1].total == 0, "a prompt that is shorter than a page is served"
     for broken in [{"pressure": [("host", "high")]}, {"vanished": [(0, "disk", [])]}]:
-        with pytest.raises(tiffin.InvalidArgument, match="is none of"):
+        with pytest.raises(tiffin.InvalidArgument, match="is unknown"):
             engine.step(**broken)
     engine.close()
     with pytest.raises(tiffin.Closed):
@@ -188,7 +188,7 @@ def test_memory_of_the_caller_is_used_in_place_and_kept(store):
 
 
 class Device:
-    """A device of the user's own, which counts."""
+    """A custom device, which counts."""
 
     def __init__(self, device, host):
         self.device, self.host, self.calls = device, host, []
@@ -208,7 +208,7 @@ class Device:
         return len(host_pages)
 
 
-def test_a_device_of_ones_own(store):
+def test_custom_device_object_is_used(store):
     memory = numpy.zeros((24, PAGE_BYTES), numpy.uint8)
     host = numpy.zeros((32, PAGE_BYTES), numpy.uint8)
     device = Device(memory, host)
@@ -220,7 +220,7 @@ def test_a_device_of_ones_own(store):
     serving.ask(long)
     serving.settle()
     assert engine.match(long) == kv.Match(3, 3, 3), (
-        "what was saved in part was saved again, or is on the device"
+        "a partial save was repeated, or the page is on the device"
     )
     push_out(serving, long, also_host=False)
     assert serving.ask(long)[1].host >= PAGE_TOKENS
@@ -230,7 +230,7 @@ def test_a_device_of_ones_own(store):
         kv.Engine(device, host_pages=4)
 
 
-def test_an_engine_belongs_to_its_process(store):
+def test_engine_belongs_to_its_process(store):
     serving = make(store)
     serving.ask(prompt(1, 40))
 
@@ -245,7 +245,7 @@ def test_an_engine_belongs_to_its_process(store):
     serving.engine.close()
 
 
-def test_a_program_that_ends_with_an_engine_at_work(cluster):
+def test_program_may_end_while_its_engine_works(cluster):
     program = """
 import numpy, tiffin
 from tiffin import _native, kv
@@ -273,7 +273,7 @@ def test_replay_is_that_of_the_command(tmp_path):
         kv.replay(trace, tokens=5)
 
 
-# Other stores: whatever has Mooncake's batched calls.
+# Other stores: any object with Mooncake's batched calls.
 
 
 class Pages:
@@ -319,7 +319,7 @@ class Pages:
             raise OSError("the network is down")
 
 
-def test_a_store_that_has_the_calls_of_mooncake():
+def test_store_with_mooncakes_calls_works():
     pages = Pages()
     serving = make(pages)
     ((address, size),) = pages.registered.items()
@@ -333,7 +333,7 @@ def test_a_store_that_has_the_calls_of_mooncake():
     helpers.eventually(lambda: not pages.registered)
     serving = make(pages)
     assert serving.ask(long) == (said, kv.Cached(0, 0, 48))
-    # A page of another size is none.
+    # A page of another size does not count.
     for name in pages.pages:
         pages.pages[name] += b"!"
     other = make(pages)
@@ -356,7 +356,7 @@ def test_a_store_that_has_the_calls_of_mooncake():
         third.engine.check()
 
 
-def test_the_drop_in_is_such_a_store(cluster):
+def test_drop_in_is_a_valid_store(cluster):
     from mooncake.store import MooncakeDistributedStore
 
     def connect():
@@ -378,7 +378,7 @@ def test_the_drop_in_is_such_a_store(cluster):
 
 
 def start(address, *options):
-    """The toy in a process of its own, which says a line after every round."""
+    """The toy in its own process, which prints a line after every round."""
     command = [sys.executable, str(TOY), "--store", address, "--json", *map(str, options)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -405,7 +405,7 @@ def test_second_engine_hits_pages_of_the_first():
 @pytest.mark.parametrize("which", ["the first", "the second"])
 def test_killed_engine_leaves_its_stored_pages(which):
     with helpers.up("--memory", "64MiB") as (address, _):
-        # Both serve the same; one of them, whichever, is killed in the middle of whatever it does.
+        # Both serve the same; one of them is killed in the middle of an operation.
         rounds = (0, 6) if which == "the first" else (6, 0)
         processes = [start(address, "--rounds", count) for count in rounds]
         killed, other = processes if which == "the first" else processes[::-1]
@@ -430,12 +430,12 @@ def test_engine_survives_the_death_of_its_store():
         assert serving.ask(prompt(1, 60)) == (said, kv.Cached(48, 0, 0))
         serving.settle()
         stats = serving.engine.stats()
-        assert stats["faults"] > 0 and stats["cooled"] >= 2, "one finds out, the others are told"
+        assert stats["faults"] > 0 and stats["cooled"] >= 2, "one request finds out, the others do not wait"
         serving.engine.check()
         serving.engine.close()
 
 
-def test_a_store_that_comes_back_with_its_disk_is_hit_again(tmp_path):
+def test_store_restarted_with_its_disk_is_hit_again(tmp_path):
     with helpers.disk_folder(tmp_path) as folder:
         # The state of the master is kept, as it is where one is installed.
         state = {"XDG_STATE_HOME": str(folder / "state")}
@@ -483,8 +483,8 @@ def on_ranks(ranks, story):
     return results
 
 
-def test_the_story_of_293(cluster):
-    """A long request, others that push it out of device and host, the same again: 24 pages are read."""
+def test_tokenspeed_293_reads_24_pages(cluster):
+    """A long request, others that evict it from device and host, the same again: 24 pages are read."""
 
     def story(rank, gather):
         with tiffin.connect(cluster, timeout=30) as store:
@@ -512,7 +512,7 @@ def test_the_story_of_293(cluster):
     assert {completed for *_, completed in results} == {(6, 6, 6, 6)}
 
 
-def test_example_shows_it_too(cluster):
+def test_example_includes_it(cluster):
     command = [sys.executable, str(TOY.with_name("story.py")), "--store", cluster]
     said = subprocess.run(command, capture_output=True, check=True, timeout=helpers.SECONDS_MAX).stdout
     assert json.loads(said)["pages read"] == 24
@@ -577,23 +577,23 @@ def test_sglang(store):
     keys = ["a", "b", "c"]
     assert hicache.batch_exists(keys) == 0
     assert hicache.batch_set_v1(keys, tokens([0, 1, 2])) == [True] * 3
-    assert hicache.batch_set_v1(keys, tokens([5, 6, 7])) == [True] * 3, "what is there is as good"
+    assert hicache.batch_set_v1(keys, tokens([5, 6, 7])) == [True] * 3, "existing pages count as stored"
     assert hicache.batch_exists([*keys, "d"]) == 3 and hicache.exists("a") and not hicache.exists("d")
     pool.memory[:] = 0
     assert hicache.batch_get_v1([*keys, "d"], tokens([4, 5, 6, 7])) == [True, True, True, False]
     assert (pool.memory[:, 4:7] == before[:, 0:3]).all()
-    # A page of which a piece is missing is not there.
+    # A page with a missing piece does not exist.
     store.delete([name for name in (it.key for it in store.list(hicache.prefix)) if name.endswith("b/1")])
     assert hicache.batch_exists(keys) == 1
     assert hicache.batch_get_v1(keys, tokens([4, 5, 6])) == [True, False, True]
-    # Ranks and models do not share, but for models whose ranks have the same bytes.
+    # Ranks and models do not share pages, except models whose ranks have the same bytes.
     config.tp_rank = 1
     assert TiffinHiCache(config, store=store).prefix != hicache.prefix
     config.is_mla_model = True
     latent = TiffinHiCache(config, store=store).prefix
     config.tp_rank = 0
     assert TiffinHiCache(config, store=store).prefix == latent
-    # Pages that are handed over.
+    # Pages that the caller passes.
     plain = TiffinHiCache(types.SimpleNamespace(model_name="m2", extra_config={"tag": "w7"}), store=store)
     page, target = numpy.arange(64, dtype=numpy.uint8), numpy.zeros(64, numpy.uint8)
     assert plain.set("k", page) and plain.exists("k") and plain.get("k", target) is target
@@ -660,7 +660,7 @@ def test_vllm(store):
     assert meta.loads == {"2": [Page(1, hashes[1], 2), Page(2, hashes[2], 3)]}
     assert meta.saves == {"2": [Page(3, hashes[3], 4), Page(4, hashes[4], 5)]} and meta.preempted == {"x"}
 
-    # One token is always left to compute, and a store that is gone has nothing.
+    # One token is always left to compute, and a stopped store has nothing.
     assert half.get_num_new_matched_tokens(request_of_vllm("3", tokens[:4]), 0) == (0, False)
     assert half.request_finished(request_of_vllm("3", tokens[:4]), []) == (False, None)
     store.close()
@@ -728,7 +728,7 @@ def test_tokenspeed_names_operations_and_events(store):
 @pytest.mark.parametrize(
     ("start", "threshold", "fetches"), [("hits", 2, False), ("hits", 1, True), ("missing", 2, True)]
 )
-def test_the_store_is_read_if_it_has_more_than_the_threshold(store, start, threshold, fetches):
+def test_store_is_read_if_it_has_more_than_the_threshold(store, start, threshold, fetches):
     """Two pages are in the store, and four are missing."""
     first = make(store, device_pages=16, host_pages=16)
     first.ask(prompt(1, 2 * PAGE_TOKENS + 1))
@@ -741,6 +741,6 @@ def test_the_store_is_read_if_it_has_more_than_the_threshold(store, start, thres
     again.engine.close()
 
 
-def test_a_start_that_is_none_is_refused(store):
+def test_invalid_start_is_refused(store):
     with pytest.raises(tiffin.InvalidArgument, match="hits or missing"):
         make(store, start="whenever")

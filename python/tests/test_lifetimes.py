@@ -65,7 +65,7 @@ def test_bad_pins(store):
 # Limits, and waiting for space.
 
 
-def test_a_quota_is_a_typed_answer(small):
+def test_quota_is_a_typed_answer(small):
     small.put("a", bytes(900_000), pin=True)
     with pytest.raises(tiffin.OverQuota) as caught:
         small.put("b", bytes(900_000))
@@ -88,7 +88,7 @@ def test_put_waits_for_space(small):
     assert not put.is_alive() and keys(small.list()) == ["b"]
 
 
-def test_a_put_that_waits_in_vain_says_why(small):
+def test_put_that_times_out_names_the_reason(small):
     small.put("a", bytes(900_000), pin=True)
     with pytest.raises(tiffin.OverQuota):
         small.put("b", bytes(900_000), wait=True, timeout=0.1)
@@ -131,7 +131,7 @@ def test_bad_times_name_their_argument(store, seconds):
             store.put("k", b"1", soft_pin=seconds)
 
 
-def test_a_put_larger_than_the_quota_does_not_wait(small):
+def test_put_larger_than_the_quota_does_not_wait(small):
     with pytest.raises(tiffin.OverQuota, match=r"`b` \(2.0 MiB\) exceeds the quota .* 1.0 MiB") as caught:
         small.put("b", bytes(2 * MIB), wait=True, timeout=600)
     error = caught.value
@@ -169,7 +169,7 @@ def test_only_named_limits_change(store):
     assert store.policy() == (None, None, "on-pressure")
 
 
-def test_a_quota_of_nothing_lets_nothing_in(store):
+def test_quota_of_zero_admits_nothing(store):
     store.set_policy(quota=0)
     for put in (lambda: store.put("k", b"1"), lambda: store.put_sample("s", {"x": b"1"})):
         with pytest.raises(tiffin.OverQuota) as caught:
@@ -180,7 +180,7 @@ def test_a_quota_of_nothing_lets_nothing_in(store):
     assert store.stats().usage.reserved == 0
 
 
-def test_a_deadline_in_the_past(store):
+def test_deadline_in_the_past(store):
     store.put("k", b"1")
     for call in (
         lambda: store.get("k", timeout=0),
@@ -193,7 +193,7 @@ def test_a_deadline_in_the_past(store):
     assert store.stats().usage.reserved == 0
 
 
-def test_a_regular_expression_that_explodes(store):
+def test_regular_expression_that_explodes(store):
     store.put("a" * 64, b"1")
     assert store.delete_regex("(a*)*(a|aa)*(b|a+)*c$") == 0
     for pattern in ("(", "(a{1000}){1000}{1000}", "(?=a)"):
@@ -280,7 +280,7 @@ def test_stopped_server_reports_lost_objects(tmp_path):
 # Puts after a removal that a node could not confirm.
 
 
-def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
+def test_put_warns_of_nodes_that_could_not_confirm(recwarn):
     with tiffin.connect(memory="64MiB", timeout=30) as store:
         node = ("node", "--master", store.address, "--memory", "64MiB", "--name", "other", "--json")
         with helpers.server(*node) as process:
@@ -304,7 +304,7 @@ def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
             assert caught.pop(tiffin.UnconfirmedWarning).message.keys == ("as",)
             with pytest.warns(tiffin.UnconfirmedWarning):
                 assert reservation.put(b"new", timeout=2) is True
-            # A filter turns the warning into an error; the value is stored all the same.
+            # A filter turns the warning into an error; the value is stored in that case, too.
             with warnings.catch_warnings():
                 warnings.simplefilter("error", tiffin.UnconfirmedWarning)
                 with pytest.raises(tiffin.UnconfirmedWarning):
@@ -315,7 +315,7 @@ def test_a_put_warns_of_nodes_that_could_not_confirm(recwarn):
 # Holders of memory.
 
 
-def test_a_leak_names_its_holder(cluster):
+def test_leak_names_its_holder(cluster):
     holders = lambda store: store.stats().nodes[0].holders
     with tiffin.connect(cluster, timeout=30) as store, tiffin.connect(cluster, timeout=30) as other:
         store.put("k", bytes(100_000))
@@ -345,9 +345,9 @@ def test_why(store):
     here, gone, unknown = store.why(["a", "b", "c"])
     assert [it.state for it in (here, gone, unknown)] == ["here", "gone", "unknown"]
     assert (here.size, here.pins, here.generation) == (3, ("run\x1b",), store.info("a").generation)
-    assert "`a` is here" in str(here) and "`run\\x1b`" in str(here) and "\x1b" not in str(here)
+    assert "`a` exists" in str(here) and "`run\\x1b`" in str(here) and "\x1b" not in str(here)
     assert gone.cause == "deleted" and gone.ago >= 0 and "was removed" in str(gone)
-    assert str(unknown).startswith("nothing is known of `c`")
+    assert str(unknown).startswith("`c` is unknown")
     with store.view("a"):
         seen = store.why("a")
         assert (seen.views, seen.viewers_more, seen.sends) == (1, 0, 0) and len(seen.viewers) == 1
@@ -358,7 +358,7 @@ def test_why(store):
     assert pickle.loads(pickle.dumps(here)) == here
 
 
-#: Keys as a program gives them, and as they are shown.
+#: Keys as given, and as shown.
 SHOWN = {
     "naïve/キー": "naïve/キー",
     "é\n\x1b[31m": r"é\n\x1b[31m",
@@ -383,7 +383,7 @@ def test_keys_are_shown_as_text(store, key):
     prefetch.result()
     assert repr(prefetch) == f"<tiffin.Prefetch of {shown}, done>"
     if len(key) < 100:
-        assert str(store.why(key)).startswith(f"{shown} is here: generation ")
+        assert str(store.why(key)).startswith(f"{shown} exists: generation ")
     store.delete(key)
     if len(key) < 100:
         assert str(store.why(key)).startswith(f"{shown} is gone: generation ")
@@ -398,11 +398,11 @@ def test_results_show_sizes_with_units(store):
         with store.view("k") as view:
             assert repr(view).startswith(f"<tiffin.View of {nbytes} bytes, ")
     why = store.why("k")._replace(disk_bytes_max=20 << 20)
-    assert "takes objects of at most 20.0 MiB;" in str(why)
+    assert "the maximum is 20.0 MiB;" in str(why)
     assert "2 keys" in repr(store.prefetch(["k", "l"]))
 
 
-def test_the_same_for_asyncio():
+def test_same_for_asyncio():
     async def main():
         async with await tiffin.aio.connect(memory="64MiB", timeout=30) as store:
             await store.put("a", b"1", pin=True, owner="run", wait=True)

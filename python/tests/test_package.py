@@ -7,7 +7,7 @@ import sysconfig
 import tiffin
 
 
-def test_the_installed_wheel_is_what_is_tested():
+def test_installed_wheel_is_tested():
     assert pathlib.Path(tiffin.__file__).is_relative_to(sysconfig.get_paths()["platlib"])
 
 
@@ -21,7 +21,7 @@ def test_type_checkers_find_the_types():
         assert pathlib.Path(tiffin.__file__).with_name(name).exists()
 
 
-def test_the_licence_travels_with_the_wheel():
+def test_licence_travels_with_the_wheel():
     files = importlib.metadata.files("tiffin") or []
     assert any(file.name == "LICENSE" for file in files)
 

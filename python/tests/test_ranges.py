@@ -1,4 +1,4 @@
-"""Parts of objects: as bytes, into buffers, and looked at where they lie."""
+"""Parts of objects: as bytes, into buffers, and as views."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ VALUE = bytes(range(256)) * 1024
 
 @pytest.fixture(params=["local", "shared memory", "tcp"])
 def holder(request, cluster):
-    """A store that reaches its bytes this way, with one object."""
+    """A store with this transport, and one object."""
     where = {"memory": "64MiB"} if request.param == "local" else {"address": cluster}
     with tiffin.connect(**where, timeout=30, shared_memory=request.param != "tcp") as store:
         store.put("k", VALUE)
@@ -61,7 +61,7 @@ def test_many_at_once(holder):
 
 
 @pytest.mark.parametrize("outside", OUTSIDE)
-def test_a_range_outside_the_object_is_a_typed_error(holder, outside):
+def test_range_outside_the_object_is_a_typed_error(holder, outside):
     buffer = bytearray(8)
     for call in (
         lambda: holder.get("k", range=outside),
@@ -79,7 +79,7 @@ def test_a_range_outside_the_object_is_a_typed_error(holder, outside):
     assert holder.stats().usage.in_view == 0
 
 
-def test_a_buffer_that_is_smaller_than_the_range(holder):
+def test_buffer_smaller_than_the_range_is_refused(holder):
     buffer = bytearray(3)
     with pytest.raises(tiffin.TooSmall) as caught:
         holder.get_into("k", buffer, range=(0, 4))
@@ -112,7 +112,7 @@ def test_invalid_ranges_are_refused(store, key, given, error):
         store.get_into(key, bytearray(9) if key == "k" else [bytearray(9)], range=given)
 
 
-def test_a_part_holds_the_whole(store):
+def test_part_keeps_the_whole_alive(store):
     store.put("k", VALUE)
     view = store.view("k", range=(5, 1))
     store.delete("k")
@@ -120,7 +120,7 @@ def test_a_part_holds_the_whole(store):
     view.release()
 
 
-def test_the_same_for_asyncio():
+def test_same_for_asyncio():
     async def main():
         async with await tiffin.aio.connect(memory="64MiB", timeout=30) as store:
             await store.put(["a", "b"], [VALUE, b"2"])

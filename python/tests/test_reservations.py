@@ -101,7 +101,7 @@ def test_many_in_one_call(small):
     assert error is caught.value and given.put(b"1") is True
 
 
-def test_a_name_is_not_claimed(store):
+def test_name_is_not_claimed(store):
     store.put("old", b"old")
     for word in ("keep", "error"):
         with pytest.raises(tiffin.Exists) as caught:
@@ -144,7 +144,7 @@ def test_after_close(cluster):
         helpers.eventually(lambda: other.stats().usage.reserved == before)
 
 
-def test_a_forked_child_has_none_of_it(store):
+def test_forked_child_has_no_reservations(store):
     reservation = store.reserve("k", 3)
 
     def child():

@@ -61,9 +61,9 @@ def test_numpy_is_not_needed():
     assert done.stdout == told, done.stderr
 
 
-def test_types_without_a_name_in_numpy_come_as_their_bits(store):
+def test_types_unknown_to_numpy_are_returned_as_bits(store):
     class Bfloat16:
-        """As a library would show it that numpy does not know."""
+        """Like the type of a library that numpy does not know."""
 
         dtype, shape = "torch.bfloat16", (2,)
 
@@ -125,7 +125,7 @@ def test_many_samples_at_once(store):
 
 
 class Said:
-    """Twelve bytes that are said to be something else."""
+    """Twelve bytes with a wrong description."""
 
     def __init__(self, dtype, shape):
         self.dtype, self.shape = dtype, shape
@@ -171,7 +171,7 @@ def test_bad_leases_and_acks(store):
     with pytest.raises(tiffin.NotASample) as caught:
         store.lease("plain")
     assert caught.value.key == "plain"
-    with pytest.raises(tiffin.InvalidArgument, match="no ref"):
+    with pytest.raises(tiffin.InvalidArgument, match="not a ref"):
         store.ack("plain")
     for nonsense in (7, [7]):
         with pytest.raises(TypeError):
@@ -180,7 +180,7 @@ def test_bad_leases_and_acks(store):
         lease.tensors(["y"])
 
 
-def test_a_store_that_is_closed_ends_its_leases():
+def test_closing_a_store_ends_its_leases():
     with tiffin.connect(memory="16MiB") as store:
         lease = store.lease(store.put_sample("s", {"x": b"1"}))
     with lease, pytest.raises(tiffin.Closed):
@@ -214,20 +214,20 @@ def test_of_many_samples_some_may_fail(store):
     assert "a" not in store
 
 
-def test_a_sample_may_be_pinned_on_behalf_of_an_owner(store):
+def test_sample_may_be_pinned_on_behalf_of_an_owner(store):
     store.put_sample("s", {"x": b"1"}, pin=True, owner="run-7", consume="retained")
     assert store.why("s").pins == ("run-7",) and store.why("s").consume == "retained"
     assert store.drop_pins("run-7") == 1 and "s" in store
 
 
-def test_a_sample_may_have_copies(cluster):
+def test_sample_may_have_copies(cluster):
     with tiffin.connect(cluster) as store:
         ref = store.put_sample("copied", {"x": b"1"}, replicas=2)
         # There is one node, so there is one copy.
         assert store.info("copied").replicas == 1 and store.ack(ref) == "freed"
 
 
-def test_tensors_are_looked_at_where_they_lie(store):
+def test_tensors_are_viewed_in_place(store):
     with store.lease(store.put_sample("s", ARRAYS)) as lease:
         before = store.stats().traffic
         tensors = lease.tensors(copy=False)
@@ -251,7 +251,7 @@ def test_tensors_are_looked_at_where_they_lie(store):
         lease.tensors(copy=False)
 
 
-def test_tensors_that_were_replaced_are_not_looked_at(store):
+def test_replaced_tensors_are_not_read(store):
     old = store.put_sample("s", {"x": bytes(1000)})
     with store.lease(old) as lease:
         new = store.put_sample("s", {"y": bytes(5000)})
@@ -263,7 +263,7 @@ def test_tensors_that_were_replaced_are_not_looked_at(store):
             lease.tensors(copy=False)
 
 
-def test_tensors_are_read_into_memory_that_is_there(store):
+def test_tensors_are_read_into_existing_memory(store):
     ref = store.put_sample("s", ARRAYS)
     out = {name: np.empty(array.shape, array.dtype) for name, array in ARRAYS.items()}
     plain = bytearray(ARRAYS["half"].nbytes + 1)
@@ -296,7 +296,7 @@ def test_noncontiguous_arrays_are_stored_in_element_order(store):
             assert np.array_equal(tensor, apart[name]) and tensor.flags.c_contiguous
 
 
-def test_a_lease_may_be_released_twice_and_acks_need_none(store):
+def test_lease_may_be_released_twice_and_acks_need_none(store):
     first, second = store.put_sample({"a": {"x": b"1"}, "b": {"x": b"2"}})
     lease = store.lease(first)
     assert [lease.release(), lease.release()] == [None, None]
@@ -322,7 +322,7 @@ def test_abort_removes_an_unconsumed_sample(store):
                 lease.tensors()
         assert "s" not in store and store.why("s").cause == "deleted" and store.ack(new, "a") == "stale"
     store.put("plain", b"1")
-    with pytest.raises(tiffin.InvalidArgument, match="no ref"):
+    with pytest.raises(tiffin.InvalidArgument, match="not a ref"):
         store.abort("plain")
     assert store.stats().usage.used == store.stats().usage.used and "plain" in store
 
@@ -341,7 +341,7 @@ def test_samples_are_counted_by_state(store):
     assert (stat.samples, stat.samples_size, stat.oldest_sample) == (empty.samples, 0, 0.0)
 
 
-def test_the_same_for_asyncio():
+def test_same_for_asyncio():
     async def main():
         async with await tiffin.aio.connect(memory="64MiB", timeout=30) as store:
             refs = await store.put_sample({"a": {"x": b"1"}, "b": {"x": b"2"}})

@@ -58,7 +58,7 @@ def test_any_size(store, size):
         assert len(view) == view.nbytes == size
 
 
-def test_many_keys_are_as_natural_as_one(store):
+def test_many_keys_give_a_list_of_results(store):
     values = {f"k{index}": str(index).encode() for index in range(100)}
     assert store.put(values) == [True] * 100
     keys = list(values)
@@ -73,14 +73,14 @@ def test_many_keys_are_as_natural_as_one(store):
     assert store.delete([*keys, "absent"]) == [True] * 100 + [False]
 
 
-def test_many_may_be_none(store):
+def test_many_keys_may_be_none(store):
     assert store.put({}) == []
     for call in (store.get, store.exists, store.info, store.view, store.delete):
         assert call([]) == []
     assert store.get_into({}) == []
 
 
-def test_many_may_be_very_many(store):
+def test_many_keys_may_be_very_many(store):
     count = 20_000
     assert (
         store.put({f"k{index:05}": index.to_bytes(4, "little") for index in range(count)}) == [True] * count
@@ -91,7 +91,7 @@ def test_many_may_be_very_many(store):
     assert store.clear() == count
 
 
-def test_the_same_key_may_be_asked_for_twice(store):
+def test_key_may_repeat_in_one_call(store):
     store.put("k", b"1")
     assert store.get(["k", "k"]) == [b"1", b"1"]
     assert store.delete(["k", "k"]) == [True, False]
@@ -148,7 +148,7 @@ def test_missing_objects(store):
     assert error.value.results[1] == 1 and buffers["a"] == b"1"
 
 
-def test_a_buffer_that_is_too_small_is_not_touched(store):
+def test_buffer_that_is_too_small_is_not_touched(store):
     store.put("k", b"hello")
     buffer = bytearray(b"....")
     with pytest.raises(tiffin.TooSmall, match="hint: ") as error:
@@ -170,7 +170,7 @@ def test_deleting_by_pattern(store):
         store.delete_regex("(")
 
 
-def test_a_list_is_in_order_and_begins_as_asked(store):
+def test_list_is_ordered_and_has_the_prefix(store):
     store.put({"b": b"22", "a/2": b"", "a/1": b"1", "a": b"333"})
     assert [(info.key, info.size) for info in store.list()] == [("a", 3), ("a/1", 1), ("a/2", 0), ("b", 2)]
     assert [info.key for info in store.list("a/")] == ["a/1", "a/2"]
@@ -178,7 +178,7 @@ def test_a_list_is_in_order_and_begins_as_asked(store):
     assert store.list("a/1")[0] == store.info("a/1")
 
 
-def test_full_says_how_full():
+def test_full_reports_the_usage():
     with tiffin.connect(memory="16MiB") as store:
         with pytest.raises(tiffin.Full, match="hint: ") as error:
             for index in range(100):
@@ -264,7 +264,7 @@ def test_two_stores_of_one_process_are_two(store):
     assert store.get("k") == b"1"
 
 
-def test_a_pickled_store_is_the_same_store(store):
+def test_pickled_store_is_the_same_store(store):
     again = pickle.loads(pickle.dumps(store))
     store.put("k", b"1")
     assert again.get("k") == b"1"
@@ -378,7 +378,7 @@ def test_timeout_of_zero_times_out(store):
     assert store.get("k", timeout=5) == b"1"
 
 
-def test_a_store_that_stopped_becomes_a_timeout():
+def test_stopped_store_causes_a_timeout():
     with helpers.up() as (address, pid):
         store = tiffin.connect(address)
         store.put("k", b"1")
@@ -410,7 +410,7 @@ def test_failed_connection_names_the_address():
             tiffin.connect(nonsense, timeout=5)
 
 
-def test_a_token_is_asked_for():
+def test_token_is_required():
     with helpers.up("--memory", "16MiB", TIFFIN_TOKEN="secret") as (address, _):
         for token in (None, "wrong"):
             with pytest.raises(tiffin.Unauthenticated, match="hint: "):
@@ -422,7 +422,7 @@ def test_a_token_is_asked_for():
                 assert "secret" not in repr(store)
 
 
-def test_more_memory_than_there_is():
+def test_memory_beyond_the_machine_is_refused():
     for memory in (0, 1 << 62, "9000PB"):
         with pytest.raises(tiffin.Error):
             tiffin.connect(memory=memory)

@@ -15,7 +15,7 @@ import helpers
 
 @pytest.fixture
 def switching_by_itself():
-    """From here on a thread runs until it lets go by itself."""
+    """From here on a thread runs until it releases the interpreter itself."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield
@@ -30,7 +30,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_others_run_while_bytes_are_copied(store, call, switching_by_itself):
+def test_other_threads_run_during_a_copy(store, call, switching_by_itself):
     buffer = bytearray(64 << 20)
     store.put("k", buffer)
     ended = threading.Event()
@@ -44,7 +44,8 @@ def test_others_run_while_bytes_are_copied(store, call, switching_by_itself):
     other = threading.Thread(target=turn)
     other.start()
     before = turns
-    # On a busy machine it may not get a processor during one call; if it may not run, it never does.
+    # On a busy machine a thread may get no processor during one call; without the interpreter it never
+    # does.
     for _ in range(100):
         call(store, buffer)
         if turns > before:
@@ -55,7 +56,7 @@ def test_others_run_while_bytes_are_copied(store, call, switching_by_itself):
     assert after > before
 
 
-def test_others_run_while_the_network_is_waited_for(switching_by_itself):
+def test_other_threads_run_during_a_network_wait(switching_by_itself):
     with helpers.silent_peer() as address, pytest.raises(tiffin.Timeout):
         ran = threading.Event()
         threading.Thread(target=ran.set).start()
@@ -92,7 +93,8 @@ def test_readers_see_whole_values_while_a_writer_replaces_them(store):
         seen = set()
         buffer = bytearray(size)
         while not seen or not ended.is_set():
-            # A reader that was overtaken many times says so; it never gets bytes of two values.
+            # A reader whose object was replaced repeatedly gets an error; it never gets bytes of two
+            # values.
             with contextlib.suppress(tiffin.Contended):
                 value = store.get("k")
                 assert value == value[:1] * size
@@ -193,7 +195,7 @@ except tiffin.Timeout:
 """
 
 
-def test_a_handler_that_does_not_raise_does_not_end_the_call():
+def test_signal_handler_without_exception_does_not_end_the_call():
     assert helpers.run(HANDLED) == "[1]\n"
 
 
@@ -218,7 +220,7 @@ print(store.exists("k"), heard, other.get("k"))
 """
 
 
-def test_a_signal_handler_may_use_a_store():
+def test_signal_handler_may_use_a_store():
     with helpers.up() as (address, pid):
         folder = str(pathlib.Path(helpers.__file__).parent)
         shown = helpers.run(HANDLER_THAT_CALLS, address, pid, folder)

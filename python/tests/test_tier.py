@@ -50,7 +50,7 @@ def is_in_memory(store, key):
 
 
 def only_on_disk(store):
-    """Keys that only the disk has, after memory was freed for them."""
+    """Keys that are only on the disk, after memory was freed."""
     fill(store)
     shelved = [key for key in KEYS if not is_in_memory(store, key)]
     store.delete([key for key in KEYS if key not in shelved])
@@ -67,7 +67,7 @@ def test_objects_beyond_memory_are_read_from_the_disk(store):
     assert store.get("k0", range=(MIB - 8, 8)) == b"k0......"
     with store.view("k1") as view:
         assert bytes(view) == value("k1")
-    # A disk says how full it is at its next sign of life.
+    # A disk reports its usage with its next heartbeat.
     helpers.eventually(lambda: store.stats().disk_usage.objects >= len(KEYS) - MEMORY // MIB)
     stats = store.stats()
     assert stats.usage.capacity == MEMORY < stats.disk_usage.capacity
@@ -95,7 +95,7 @@ def test_reopened_store_has_the_objects_of_its_disk(disk):
         assert store.list() == []
 
 
-def test_a_namespace_that_never_goes_to_disk(store):
+def test_namespace_that_never_goes_to_disk(store):
     store.set_policy(demotion="never")
     (namespace,) = store.stats().namespaces
     assert namespace.demotion == "never"
@@ -127,7 +127,7 @@ def test_probe_prefetches_the_leading_run(store):
     assert store.exists(keys) == answer
     assert not any(is_in_memory(store, key) for key in shelved)
     assert store.exists(keys, prefetch="leading") == answer
-    # It joins running promotions, and begins none after the gap.
+    # It joins running promotions, and starts none after the gap.
     outcomes = store.prefetch(keys, leading=True).result()
     assert set(outcomes[:3]) <= {"done", "resident"} and outcomes[3:] == ["absent", "skipped", "skipped"]
     assert [is_in_memory(store, key) for key in shelved[:5]] == [True] * 3 + [False] * 2
@@ -138,7 +138,7 @@ def test_probe_prefetches_the_leading_run(store):
         store.exists(keys, prefetch="some")
 
 
-def test_a_prefetch_that_is_cancelled(store):
+def test_prefetch_that_is_cancelled(store):
     shelved = only_on_disk(store)
     prefetch = store.prefetch(shelved[:4])
     if prefetch.cancel():
@@ -167,7 +167,7 @@ def test_prefetch_in_an_event_loop(disk):
     assert asyncio.run(main()) == value("k0")
 
 
-def test_a_child_does_not_keep_the_disk_of_a_parent_that_was_killed(disk):
+def test_child_does_not_keep_the_disk_of_a_killed_parent(disk):
     program = """
 import os, sys, tiffin
 store = tiffin.connect(memory="16MiB", ssd=f"path={sys.argv[1]},size=256MiB", timeout=30)
@@ -198,7 +198,7 @@ sys.stdin.read()
         parent.communicate()
 
 
-def test_a_disk_is_of_one_store(disk, store):
+def test_disk_belongs_to_one_store(disk, store):
     with pytest.raises(tiffin.InvalidArgument, match="in use by pid"):
         with_disk(disk)
     assert store.put("k", b"still works")
@@ -210,13 +210,13 @@ def test_a_disk_is_of_one_store(disk, store):
         ("path={file},size=256MiB", "is a file"),
         ("path={folder}/no/such,size=256MiB", "No such file"),
         ("path={folder}/large,size=1000PiB", "do not fit"),
-        ("path={folder}/small,size=1MiB", "less than 64"),
-        ("path={folder}/x", "no size is given"),
+        ("path={folder}/small,size=1MiB", "at least 64"),
+        ("path={folder}/x", "the size is missing"),
         ("{folder}", "has no `=`"),
-        ("path={folder}/x,size=1GiB,sice=1", "no `sice`"),
+        ("path={folder}/x,size=1GiB,sice=1", "unknown key `sice`"),
     ],
 )
-def test_a_disk_that_cannot_be_used(ssd, says, tmp_path):
+def test_disk_that_cannot_be_used(ssd, says, tmp_path):
     with helpers.disk_folder(tmp_path) as folder:
         file = folder / "file"
         file.write_text("")

@@ -33,7 +33,7 @@ def check(name, data):
 
 
 def read(store, chance, count):
-    """Reads in every form that there is, and says how many reads there were of each outcome."""
+    """Read in every form, and count the reads by outcome."""
     done = lost = 0
     buffer = bytearray(64 + max(SIZES))
     for _ in range(count):
@@ -62,7 +62,7 @@ def read(store, chance, count):
 
 
 def write(store, chance, ended):
-    """Puts, replaces, deletes, aborts and acknowledges, until it is stopped."""
+    """Put, replace, delete, abort and acknowledge, until stopped."""
     while not ended.is_set():
         # Objects in view use memory, too.
         with contextlib.suppress(tiffin.Full):
@@ -76,7 +76,7 @@ def change(store, chance):
     else:
         store.put(name, value(chance, name))
     if chance.random() < 0.2:
-        # Something large, for which others have to leave.
+        # A large object, for which others must be evicted.
         store.put("large", bytes(2 << 20))
     ref = store.put_sample(sample, {"a": value(chance, sample), "b": value(chance, sample)})
     match chance.randrange(4):
@@ -89,7 +89,7 @@ def change(store, chance):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "tcp"])
-def test_readers_are_never_lied_to(shared_memory):
+def test_readers_never_get_wrong_bytes(shared_memory):
     with (
         helpers.up("--memory", "8MiB") as (address, _),
         tiffin.connect(address, shared_memory=shared_memory, timeout=60) as store,
@@ -120,7 +120,7 @@ def test_readers_are_never_lied_to(shared_memory):
             ]
             for reader in readers:
                 reader.start()
-            # Readers in processes of their own, one of which is killed where it stands.
+            # Readers in their own processes, one of which is killed.
             doomed = os.fork()
             if doomed == 0:
                 try:

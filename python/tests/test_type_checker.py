@@ -98,7 +98,7 @@ def check(folder, *arguments):
 
 
 @pytest.mark.parametrize("package", ["tiffin", "mooncake"])
-def test_an_installed_package_has_no_errors(tmp_path, package):
+def test_installed_package_has_no_errors(tmp_path, package):
     assert check(tmp_path, "-p", package) == ""
 
 

@@ -53,7 +53,7 @@ def parameters(function):
 
 
 @pytest.mark.parametrize("name", ["Lease", "Prefetch", "Reservation", "Store", "View"])
-def test_a_stub_names_every_method_and_parameter(name):
+def test_stub_names_every_method_and_parameter(name):
     real, stub = getattr(_native, name), CLASSES[name]
     members = {member for member in vars(real) if member not in UNSPOKEN}
     assert members == set(functions(stub.body)) - UNSPOKEN
@@ -63,14 +63,14 @@ def test_a_stub_names_every_method_and_parameter(name):
             assert parameters(value) == expected, method
 
 
-def test_a_stub_gives_the_same_defaults():
+def test_stub_gives_the_same_defaults():
     for method, expected in defaults(CLASSES["Store"].body).items():
         for name, value in expected.items():
             real = inspect.signature(vars(_native.Store)[method])
             assert real.parameters[name].default == value, (method, name)
 
 
-def test_the_stub_of_the_twins_is_that_of_the_originals():
+def test_stub_of_the_twins_is_that_of_the_originals():
     written = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "stubs.py"))["written"]()
     installed = pathlib.Path(tiffin.aio.__file__).with_suffix(".pyi").read_text()
     assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(installed)), "run `make docs`"
@@ -89,7 +89,7 @@ def test_twins_have_all_members_of_the_originals():
                 assert inspect.signature(getattr(twin, name)) == inspect.signature(member)
 
 
-def test_a_stub_names_every_function():
+def test_stub_names_every_function():
     stub = functions(STUB.body)
     real = {name: value for name, value in vars(_native).items() if inspect.isbuiltin(value)}
     assert set(real) == set(stub)
@@ -111,7 +111,7 @@ def test_everything_is_documented():
                 assert inspect.getdoc(value), f"{owner.__name__}.{name}"
 
 
-def test_all_is_all():
+def test_prefetch_all_includes_every_key():
     for module in (tiffin, tiffin.errors, tiffin.types):
         assert sorted(module.__all__) == module.__all__
     public = {
@@ -128,8 +128,8 @@ def test_all_is_all():
     assert set(tiffin.__all__) == public
 
 
-def test_examples_are_found_where_they_stand():
-    """`test_docs` runs them; here it is made sure that there is something to run."""
+def test_examples_are_found_with_their_position():
+    """`test_docs` runs them; this checks that there are some."""
     finder = doctest.DocTestFinder()
     with_examples = {test.name for test in finder.find(tiffin) if test.examples}
     wanted = {
@@ -163,7 +163,7 @@ def test_classes_have_their_public_names():
         assert (value.__module__, value.__name__) == ("tiffin", name)
 
 
-def test_an_error_of_every_kind_is_an_error():
+def test_every_error_class_is_an_error():
     for name in tiffin.errors.__all__:
         error = getattr(tiffin, name)
         assert str(error("what")) == "what"

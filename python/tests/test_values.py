@@ -40,7 +40,7 @@ VALUES = {
 
 
 class OnlyDLPack:
-    """An array that lends its memory by DLPack alone, as tensors do."""
+    """An array that exports its memory by DLPack alone, like a tensor."""
 
     def __init__(self, array, understands_versions=True):
         self.array = array
@@ -56,7 +56,7 @@ class OnlyDLPack:
 
 
 class OnlyOldDLPack(OnlyDLPack):
-    """The same, before DLPack knew versions."""
+    """The same, in DLPack without versions."""
 
     def __dlpack__(self):
         return self.array.__dlpack__()
@@ -67,7 +67,7 @@ def in_order(value):
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_the_bytes_of_a_value_are_stored_in_order(store, value):
+def test_bytes_of_a_value_are_stored_in_order(store, value):
     store.put("k", value)
     assert store.get("k") == in_order(value)
 
@@ -77,7 +77,7 @@ TENSORS = [name for name in VALUES if name.startswith("numpy, ") and not name.en
 
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_is_as_good_as_a_buffer(store, name, is_new):
+def test_tensor_counts_as_a_buffer(store, name, is_new):
     value = VALUES[name]
     try:
         value.__dlpack__(**({"max_version": (1, 0)} if is_new else {}))
@@ -99,7 +99,7 @@ def test_element_types_without_a_name_are_refused(store):
 
 def test_array_without_buffer_format_is_stored_as_a_tensor(store):
     class Bfloat16(np.ndarray):
-        """Has the buffer protocol and cannot use it, as arrays of bfloat16 do."""
+        """Has the buffer protocol and cannot use it, like arrays of bfloat16."""
 
         def __dlpack__(self, **options):
             return self.view("u2").view(np.ndarray).__dlpack__(**options)
@@ -212,7 +212,7 @@ def test_invalid_values_are_refused(store):
         assert not store.exists("k")
 
 
-def test_a_value_is_free_again_when_the_call_is_over(store):
+def test_value_is_released_after_the_call(store):
     value = bytearray(b"hello")
     store.put("k", value)
     value.append(1)

@@ -57,7 +57,7 @@ def test_view_is_read_only(store, view):
         store.get_into("k", view)
 
 
-def test_a_view_can_be_stored(store, view):
+def test_view_can_be_stored(store, view):
     store.put("copy", view)
     assert store.get("copy") == VALUE
 
@@ -130,7 +130,7 @@ def test_memory_lives_as_long_as_its_last_buffer(store, view, lend):
     helpers.eventually(lambda: in_view(store) == 0)
 
 
-def test_a_view_outlives_its_store(store, view):
+def test_view_outlives_its_store(store, view):
     array = np.frombuffer(view, dtype=np.uint8)
     store.close()
     del store
@@ -138,7 +138,7 @@ def test_a_view_outlives_its_store(store, view):
     assert bytes(view) == VALUE and array.tobytes() == VALUE
 
 
-def test_a_released_view_is_closed(store, view):
+def test_released_view_is_closed(store, view):
     with view as same:
         assert same is view
     view.release()
@@ -150,7 +150,7 @@ def test_a_released_view_is_closed(store, view):
         store.put("l", view)
 
 
-def test_a_view_that_is_forgotten_is_released(store):
+def test_dropped_view_is_released(store):
     store.put("k", VALUE)
     store.view("k")
     view = store.view("k")
@@ -169,7 +169,7 @@ def test_views_of_nothing(store):
         assert np.from_dlpack(view).shape == (0,)
 
 
-def test_an_object_in_several_pieces_is_copied():
+def test_view_of_several_extents_is_a_copy():
     with tiffin.connect(memory="16MiB") as store:
         keys = [f"k{index:02}" for index in range(15)]
         store.put({key: bytes(1 << 20) for key in keys}, pin=True)

@@ -193,7 +193,7 @@ def _arguments(
 
 
 def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[str]) -> None:
-    """Rejects arguments that have no effect: a cluster has the memory and the disks of its nodes."""
+    """Reject arguments that have no effect: a cluster has the memory and the disks of its nodes."""
     flags = {"memory": "--memory 8GiB", "ssd": "--ssd path=/data/tiffin,size=100GiB"}
     given = [name for name, value in (("memory", memory), ("ssd", disks or None)) if value is not None]
     if not given:
@@ -207,5 +207,5 @@ def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[st
 
 
 def _connect_again(address: str, namespace: str, token: str, shared_memory: bool, timeout: float) -> Store:
-    """Restores a pickled store in another process."""
+    """Restore a pickled store in another process."""
     return connect(address, namespace=namespace, token=token, shared_memory=shared_memory, timeout=timeout)

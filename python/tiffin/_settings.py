@@ -1,7 +1,7 @@
-"""The environment variables that give `tiffin.connect` its defaults, each declared once.
+"""The environment variables with the defaults of `tiffin.connect`, each declared once.
 
-They are those of the command `tiffin`. Which store is meant is not among them: TIFFIN_MASTER is for the
-command only, so that a program that asks for a store of its own never writes into a cluster by accident.
+They are those of the command `tiffin`, except TIFFIN_MASTER: the address is never a default, so that a
+program that wants a store of its own never writes into a cluster by accident.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 from .errors import InvalidArgument
 
-#: The secret that the servers were started with.
+#: The shared secret of the servers.
 TOKEN = "TIFFIN_TOKEN"
 #: The namespace of all keys. Unset: `default`.
 NAMESPACE = "TIFFIN_NAMESPACE"
 #: `on` or `off`: whether memory of this host may be mapped. Unset: `on`.
 SHARED_MEMORY = "TIFFIN_CLIENT_SHARED_MEMORY"
-#: How long a call may take, such as `10s` or `500ms`. Unset: `10s`.
+#: The time limit of a call, such as `10s` or `500ms`. Unset: `10s`.
 TIMEOUT = "TIFFIN_TIMEOUT"
 
 #: The default time limit of a call, in seconds.
@@ -26,7 +26,7 @@ TIMEOUT_DEFAULT = 10.0
 #: The default memory of a store inside the process.
 MEMORY_DEFAULT = "1GiB"
 
-#: The largest size there can be, in bytes.
+#: The maximum size, in bytes.
 SIZE_MAX = 2**64 - 1
 
 _UNITS: dict[str, float] = {"": 1} | {
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def address(given: str | None) -> str | None:
-    """An address, as text; `None` is a store inside this process.
+    """The address, as text; `None` is a store inside this process.
 
     >>> address("localhost:7400")
     'localhost:7400'
@@ -59,14 +59,14 @@ def address(given: str | None) -> str | None:
         return given
     example = f'"127.0.0.1:{given}"' if isinstance(given, int) else '"host:port"'
     raise TypeError(
-        f"an address is text, not {type(given).__name__}\n\n"
+        f"an address must be text, not {type(given).__name__}\n\n"
         f"hint: give host and port, as in `connect({example})`; without an address the store is inside this "
         "process"
     )
 
 
 def text(given: str | None, variable: str) -> str | None:
-    """The argument, else the environment variable, unless that is empty."""
+    """The argument, or the environment variable unless that is empty."""
     return given if given is not None else os.environ.get(variable) or None
 
 
@@ -76,7 +76,7 @@ def switch(given: bool | None, variable: str) -> bool:
         return given
     said = os.environ.get(variable) or "on"
     if said not in ("on", "off"):
-        raise InvalidArgument(f"{variable}={said!r}\n\nhint: it is `on` or `off`")
+        raise InvalidArgument(f"{variable}={said!r}\n\nhint: set it to `on` or `off`")
     return said == "on"
 
 
@@ -100,7 +100,9 @@ def size(given: int | str) -> int:
         hint = "such as `512MiB` or `8GiB`"
         given = int(_measure(given, _UNITS, f"invalid size {given!r}", hint))
     if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"a size is a number of bytes or text, not {type(given).__name__}\n\nhint: `8GiB`")
+        raise TypeError(
+            f"a size must be a number of bytes or text, not {type(given).__name__}\n\nhint: write `8GiB`"
+        )
     if given < 0:
         raise InvalidArgument(
             f"a size of {given} bytes\n\nhint: give a number above zero, or text like `8GiB`"
@@ -113,12 +115,14 @@ def size(given: int | str) -> int:
 def _measure(said: str, units: Mapping[str, float], complaint: str, hint: str) -> float:
     match = _NUMBER.fullmatch(said)
     if match is None or match[2] not in units:
-        raise InvalidArgument(f"{complaint}: {_reason(said, match)}\n\nhint: a number and a unit, {hint}")
+        raise InvalidArgument(
+            f"{complaint}: {_reason(said, match)}\n\nhint: write a number and a unit, {hint}"
+        )
     return float(match[1]) * units[match[2]]
 
 
 def _reason(said: str, match: re.Match[str] | None) -> str:
-    """Why a size or a duration is invalid, as the command line says it."""
+    """Why a size or a duration is invalid, in the words of the command line."""
     if match is not None:
         return f"there is no unit `{match[2]}`"
     said = said.strip()

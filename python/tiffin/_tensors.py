@@ -1,4 +1,4 @@
-"""Element types of arrays, and memory to read tensors into: numpy arrays where numpy is installed."""
+"""Element types of arrays, and memory to read tensors into: numpy arrays if numpy is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _import_numpy() -> Any:
     return numpy
 
 
-#: The module, or `None` where it is not installed.
+#: The module, or `None` if it is not installed.
 numpy: Any = _import_numpy()
 
 #: The format characters of the buffer protocol, by element type.
@@ -58,7 +58,7 @@ HOLDERS = {
     **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), "uint8"),
     "bits16": "uint16",
 }
-#: Complex numbers without numpy: pairs of these.
+#: The element types of complex numbers without numpy, which are pairs of these.
 _PARTS = {"complex32": "e", "complex64": "f", "complex128": "d"}
 _WIDTHS = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "e": 2, "i": 4, "I": 4, "f": 4, "q": 8, "Q": 8, "d": 8}
 #: Every type of elements that a sample may have, and the bytes of one.
@@ -70,7 +70,7 @@ ITEM_BYTES: dict[str, int] = {
 }
 #: The types that every version of torch exports through DLPack, by the bytes of an element.
 _TORCH_LENDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-#: Quantized types of torch: their bits mean nothing without a scale.
+#: Quantized types of torch, whose bits have no meaning without a scale.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _TYPES = {code: dtype for dtype, code in _FORMATS.items()}
 _TYPES |= {"c": "uint8", "Zf": "complex64", "Zd": "complex128"}
@@ -82,7 +82,7 @@ _NAMES: dict[Any, str] = {}
 
 def _name(dtype: Any) -> str:
     name = str(dtype).rpartition(".")[2]
-    # A bound, for programs that create a new type for each array.
+    # A limit, for programs that create a new type for each array.
     if len(_NAMES) < 256:
         _NAMES[dtype] = name
     return name
@@ -116,7 +116,7 @@ def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
     dtype, shape = describe(value)
     if dtype in _QUANTIZED:
         raise TypeError(
-            f"{dtype} has a scale besides its bits\n\nhint: `tensor.int_repr()`, and store the scale"
+            f"{dtype} has a scale besides its bits\n\nhint: store `tensor.int_repr()` and the scale"
         )
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -131,7 +131,7 @@ def exposed(value: Any) -> tuple[Any, str, tuple[int, ...]]:
 
 
 def allocate(dtype: str, shape: tuple[int, ...], size: int) -> tuple[Any, Any]:
-    """Memory to be filled, and the tensor over it.
+    """Memory to fill, and the tensor over it.
 
     >>> data, tensor = allocate("float32", (2, 3), 24)
     >>> len(data), tensor.shape
@@ -158,7 +158,7 @@ def in_place(view: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
-    """Why a buffer is neither such a tensor nor plain bytes, if so.
+    """Why a buffer is neither such a tensor nor plain bytes, or `None`.
 
     >>> misfit(bytearray(8), "float32", (2,))
     >>> misfit(memoryview(bytearray(8)).cast("i"), "float32", (2,))
@@ -172,9 +172,9 @@ def misfit(buffer: Any, dtype: str, shape: tuple[int, ...]) -> str | None:
 
 
 def _cast(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
-    """Memory as such a tensor, without numpy. Complex numbers are pairs in a last dimension of their own."""
+    """Memory as such a tensor, without numpy. Complex numbers are pairs in an additional last dimension."""
     code: Any = _PARTS.get(dtype) or _FORMATS[HOLDERS.get(dtype, dtype)]
-    # A memoryview cannot be cast to half precision: the bits come instead.
+    # A memoryview cannot be cast to half precision: the result has the bits instead.
     code = "H" if code == "e" else code
     # A memoryview of several dimensions cannot be empty.
     if not len(memory):

@@ -9,12 +9,12 @@
 >>> asyncio.run(main())
 [b'1', b'2']
 
-A task that is cancelled stops its call. A put may then have stored its object or not; the content of a buffer
-that was being filled is unspecified, and its memory is held until nothing touches it any more. A value must
-not change before its put has ended.
+Cancelling a task stops its call. A put may then have stored its object or not. The content of a buffer that
+was being filled is unspecified, and its memory is held until no operation uses it. A value must not change
+before its put has ended.
 
-The methods are those of `tiffin.Store`, `tiffin.Lease`, `tiffin.Reservation` and `tiffin.Prefetch`: they are
-made of them below, and `aio.pyi` is written by `stubs.py`.
+The methods are those of `tiffin.Store`, `tiffin.Lease`, `tiffin.Reservation` and `tiffin.Prefetch`. The
+code below derives them, and `stubs.py` writes `aio.pyi`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def connect(
 
 
 class _Twin:
-    """What is asked of the twin is asked of the original, whose answers are futures."""
+    """Forwards attributes to the original, whose answers are futures."""
 
     __slots__ = ("_twin",)
     _original: type
@@ -56,7 +56,7 @@ class _Twin:
         self._twin = original
 
     def __init_subclass__(cls) -> None:
-        """Give the class all that the original has, but for what Python calls by itself."""
+        """Give the class all methods of the original, except those that Python calls itself."""
         for name, member in vars(cls._original).items():
             if name.startswith("_"):
                 continue
@@ -81,7 +81,8 @@ def _coroutine(origin: str, member: Any) -> Any:
         return [_awaited(it) for it in answer] if isinstance(answer, list) else _awaited(answer)
 
     method: Any = functools.update_wrapper(call, member)
-    # The original is not Python code, which doctest of some releases of Python 3.12 expects when it unwraps.
+    # The original is not Python code, which doctest of some releases of Python 3.12 expects when it
+    # unwraps.
     del method.__wrapped__
     method.__signature__ = inspect.signature(member)
     method.__doc__ = f"{inspect.getdoc(member).partition('.')[0]}. A coroutine: see `{origin}`."
@@ -149,7 +150,7 @@ class AsyncReservation(_Twin):
 class AsyncPrefetch(_Twin):
     """A `tiffin.Prefetch` whose methods are coroutines. Made by `AsyncStore.prefetch`.
 
-    To await it is to await its result.
+    Awaiting it awaits its result.
 
     >>> import asyncio
     >>> import tiffin.aio

@@ -1,4 +1,4 @@
-"""What can go wrong, one class per thing that a caller would handle differently.
+"""The exceptions of a store: one class for each problem that callers handle differently.
 
 All of them derive from `Error`. An argument of the wrong type is a `TypeError`, as everywhere in Python.
 
@@ -10,8 +10,8 @@ All of them derive from `Error`. An argument of the wrong type is a `TypeError`,
 ...         print(error.key)
 nothing
 
-A call that takes many keys does all it can. If some of them failed, it raises the error of the first one, and
-`results` tells about each key in order: what the call would have returned for it, or its error.
+A call with many keys does all it can. If some of them failed, it raises the error of the first one.
+`results` then has for each key, in order, its result or its error.
 
 >>> with tiffin.connect() as store:
 ...     _ = store.put("a", b"1")
@@ -63,11 +63,11 @@ __all__ = [
 class Error(Exception):
     """The base of all errors of a store. The message says what happened, and has a hint."""
 
-    #: The key that it concerns, if it concerns one.
+    #: The affected key, if there is one.
     key: str | bytes | None = None
     #: From a call with many keys: one entry for each, in order, its result or its error.
     results: list[Any] | None = None
-    #: Whether the same call may succeed later, with nothing changed by the caller.
+    #: Whether the same call may succeed later without a change by the caller.
     is_retryable: bool = False
 
 
@@ -129,7 +129,7 @@ class EndOfStream(Error):
 class StreamFailed(Error):
     """A client ended the stream with a failure."""
 
-    #: The reason that it gave.
+    #: The client's reason.
     failure: str
 
 
@@ -179,12 +179,13 @@ class Unconfirmed(Error):
 
 
 class UnconfirmedWarning(UserWarning):
-    """A put is done, but some nodes could not confirm in time that the older object of that name is gone.
+    """A put is done, but some nodes could not confirm in time that the older object of that name is
+    removed.
 
-    Lookups find the new object. Until those nodes learn of it, a reader with a cached location may still read
-    the old one; a delete of the name, or another put, tells whether that is over. It is a warning and not an
-    error because the value is stored. With `warnings.simplefilter("error", tiffin.UnconfirmedWarning)` the
-    put raises it, and the value is stored all the same.
+    Lookups find the new object. Until those nodes learn of it, a reader with a cached location may still
+    read the old one. Another delete or put of the name shows whether that is over. It is a warning and not
+    an error, because the value is stored. With `warnings.simplefilter("error", tiffin.UnconfirmedWarning)`
+    the put raises it, although the value is stored.
     """
 
     #: The keys of the puts.
@@ -211,14 +212,14 @@ class OutOfRange(InvalidArgument):
 class Superseded(Error):
     """The sample was replaced: refs of the older generation are no longer valid."""
 
-    #: Which put of the id is there now.
+    #: The current generation of the id.
     generation: tuple[int, int]
 
 
 class Consumed(Error):
-    """The group has consumed the sample already."""
+    """The group has already consumed the sample."""
 
-    #: The group that asked.
+    #: The group of the caller.
     group: str
 
 
@@ -229,7 +230,7 @@ class NotASample(Error):
 class WrongGroup(Error):
     """The sample is not for this group."""
 
-    #: The group that asked.
+    #: The group of the caller.
     group: str
 
 
@@ -249,4 +250,4 @@ class Refused(Error):
 
 
 class Closed(Error):
-    """The store or the view was closed, or belongs to the process that this one was forked from."""
+    """The store or the view was closed, or belongs to the parent of this forked process."""

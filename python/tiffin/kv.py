@@ -75,7 +75,7 @@ __all__ = [
 
 #: The bytes of a page's hash.
 _HASH_BYTES = 16
-#: Where the pages of a rank lie among those of all: (rank, ranks) of tensor, pipeline and context.
+#: The part of every page that this rank keeps: (rank, ranks) of tensor, pipeline and context parallelism.
 RankPart = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
@@ -125,9 +125,9 @@ class Media(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request: its tokens, or the hashes of its full pages and how many tokens there are.
+    """A request: its tokens, or the hashes of its full pages and the number of its tokens.
 
-    `timeout` is how many seconds it waits for the store at most, if the policy would wait longer.
+    `timeout` is the maximum number of seconds that it waits for the store, if the policy would wait longer.
     """
 
     id: int
@@ -141,7 +141,7 @@ class Request(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The tokens of a request before `upto` are in its pages, and these were generated since."""
+    """The tokens of a request before `upto` are in its pages, and the given tokens were generated since."""
 
     request: int
     upto: int
@@ -149,7 +149,7 @@ class Computed(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """Tokens that need not be computed, by where their pages were found."""
+    """Tokens that need not be computed, by the tier of their pages."""
 
     device: int
     host: int
@@ -169,14 +169,15 @@ class Ready(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A request has these device pages behind those that it had."""
+    """A request gets these device pages in addition to those that it has."""
 
     request: int
     pages: numpy.ndarray
 
 
 class Operation(NamedTuple):
-    """An operation that has ended on every rank: how many pages each completed, or -1 where it failed."""
+    """An operation that has ended on every rank: the number of pages that each completed, or -1 for a
+    failure."""
 
     id: int
     kind: str
@@ -186,12 +187,12 @@ class Operation(NamedTuple):
 
     @property
     def leading(self) -> int:
-        """How many pages, counted from the first, every rank has."""
+        """The number of leading pages that every rank has."""
         return max(0, min(self.completed))
 
 
 class Begun(NamedTuple):
-    """An operation that begins, and the pages that it copies.
+    """An operation that starts, and the pages that it copies.
 
     A `fetch` copies pages from the store into host pages, a `load` from the host to the device, a `save` from
     the device to the host, a `backup` from the host to the store. `sources` and `targets` are `int32` arrays;
@@ -211,9 +212,9 @@ class Plan(NamedTuple):
 
     #: Requests that may be computed.
     ready: list[Ready]
-    #: Pages for the tokens that come next.
+    #: Pages for the next tokens.
     granted: list[Grant]
-    #: (request, token): pages that the store had promised did not arrive; compute from that token on.
+    #: (request, token): pages that the store had reported did not arrive; compute from that token on.
     recompute: list[tuple[int, int]]
     #: (request, reason): it was removed from the device, and becomes ready again by itself.
     retracted: list[tuple[int, str]]
@@ -227,7 +228,7 @@ class Plan(NamedTuple):
     removed: list[tuple[str, int, bytes]]
     #: Operations that have ended.
     operations: list[Operation]
-    #: Operations that this step has begun.
+    #: Operations that this step has started.
     begun: list[Begun]
 
 
@@ -242,26 +243,27 @@ class Match(NamedTuple):
 class Engine:
     """The control plane of a KV hierarchy, and the threads that move its pages.
 
-    `device` is the memory that the model computes in: an array or a tensor in host memory with a row for each
-    page. It is used in place, and kept until no operation uses it any more. Or it is an object with
-    `load(host_pages, device_pages)` and `save(device_pages, host_pages)`, which take `int32` arrays, are
-    called on threads of the engine, and return how many pages they have copied (nothing for all); then
-    `device_pages` and `page_bytes` say how large it is.
+    `device` is the memory that the model computes in: an array or a tensor in host memory with a row for
+    each page. It is used in place, and kept until no operation uses it any more.
 
-    `host` is memory of the same form, or `host_pages` says how much the engine is to have of its own. `store`
-    is a `tiffin.Store`, or any object with the batched calls of Mooncake's `MooncakeDistributedStore`
-    (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or nothing.
+    Alternatively it is an object with `load(host_pages, device_pages)` and `save(device_pages,
+    host_pages)`. They take `int32` arrays, are called on threads of the engine, and return the number of
+    pages that they have copied (`None` for all). Its size is then `device_pages` and `page_bytes`.
+
+    `host` is memory of the same form, or `host_pages` is the number of pages that the engine allocates.
+    `store` is a `tiffin.Store`, or any object with the batched calls of Mooncake's
+    `MooncakeDistributedStore` (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or
+    `None`.
 
     `namespace` identifies the contents of the pages. `define` changes it, and pages of the old namespace
-    become unreachable. A fetch begins if the store has more pages than `threshold_pages`, counted
-    from the first that is not here (`start="hits"`, the default); with `start="missing"`, if at least that
-    many are missing here, however many of them the store has. The other `settings` are sizes, times and
+    become unreachable. With `start="hits"`, the default, a fetch starts if the store has more than
+    `threshold_pages` of the leading missing pages. With `start="missing"` it starts if at least that many
+    are missing here, however many of them the store has. The other `settings` are sizes, times and
     policies: `docs/kv-settings.md` lists them with their defaults. Times are in seconds.
 
     Tensor- or pipeline-parallel ranks have an engine each. All get the same inputs in the same order, and
     step equally often. `gather` takes this rank's bytes and returns those of all ranks, in order: one call
-    per step, and with `torch.distributed` a few lines. `rank_part` says which part of every page this rank
-    keeps.
+    per step. `rank_part` is the part of every page that this rank keeps.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class Engine:
         if hasattr(device, "load") and hasattr(device, "save"):
             if device_pages is None or page_bytes is None:
                 raise ValueError(
-                    "a device with `load` and `save` has no size of its own\n\n"
+                    "a device with `load` and `save` needs a size\n\n"
                     "hint: give `device_pages` and `page_bytes`"
                 )
             device = _Device(device)
@@ -322,13 +324,13 @@ class Engine:
         self._clear: list[int] = []
 
     def define(self, namespace: Namespace, id: int = 0) -> None:
-        """Says what a namespace is from the next step on. Another content, as with new weights, makes every
-        page under the old one unreachable at once; requests that are computed leave the device and come
-        back."""
+        """Define a namespace from the next step on. Another content, such as new weights, makes every page
+        of the old one unreachable at once. Requests in computation leave the device and become ready again.
+        """
         self._define.append((id, namespace))
 
     def clear(self, id: int = 0) -> None:
-        """From the next step on nothing of this namespace counts any more, in the store neither."""
+        """From the next step on, no page of this namespace is valid, in the store either."""
         self._clear.append(id)
 
     def step(
@@ -342,7 +344,7 @@ class Engine:
         vanished: Iterable[tuple[int, str, Sequence[bytes]]] = (),
         pressure: Iterable[tuple[str, str]] = (),
     ) -> Plan:
-        """One step: reports events, begins operations, and returns what the caller must do.
+        """Run one step: report events, start operations, and return the actions for the caller.
 
         Call it between two passes of the model. The engine applies `computed` of all requests first, then
         `finish`, `abort`, `retract`, the rest, and `submit`. The caller applies `retracted`, `ready` and
@@ -378,16 +380,16 @@ class Engine:
         )
 
     def wait(self, timeout: float) -> bool:
-        """Waits until a step has work: an operation has ended, or a time limit has passed. Returns whether
+        """Wait until a step has work: an operation has ended, or a time limit has passed. Returns whether
         there is work."""
         return self._native.wait(timeout)
 
     def match(self, tokens: Any, *, namespace: int = 0, media: Sequence[tuple[int, bytes]] = ()) -> Match:
-        """The length of a cached prefix. Changes nothing, and does not ask the store."""
+        """The length of a cached prefix. It changes nothing, and does not ask the store."""
         return Match(*self._native.match(namespace, _tokens(tokens), _media(media)))
 
     def pages(self, request: int) -> numpy.ndarray | None:
-        """The device pages of a request that is computed."""
+        """The device pages of a request in computation."""
         table = self._native.block_table(request)
         return None if table is None else _ids(table)
 
@@ -404,12 +406,12 @@ class Engine:
         return self._native.digest()
 
     def check(self) -> None:
-        """Checks the invariants of `docs/kv.md`, and raises an error if one is violated."""
+        """Check the invariants of `docs/kv.md`, and raise an error if one is violated."""
         if violation := self._native.check():
             raise Error(f"{violation}\n\nhint: this is a bug; please report it")
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Closes the engine: waits for backups, and stops all other operations. Returns whether all of them
+        """Close the engine: wait for backups, and stop all other operations. Returns whether all of them
         have ended in time. Memory is kept until no operation uses it. Closing twice is harmless."""
         return self._native.close(timeout)
 
@@ -426,7 +428,7 @@ class Engine:
 
 
 def replay(trace: str | os.PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
-    """Runs a trace through the engine in virtual time, as `tiffin kv replay` does, and gives its report.
+    """Run a trace through the engine in virtual time, like `tiffin kv replay`, and return its report.
 
     The options are those of the command, with `_` for `-`: `device_pages=1000`, `l3="infinite"`,
     `generate=10_000` instead of a trace; `policy` may be a list.
@@ -487,7 +489,7 @@ def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], lis
             words[rank] = word
             barrier.wait(timeout)
             gathered = list(words)
-            # No rank writes its next word before all ranks have read this one.
+            # No rank writes its next value before all ranks have read this one.
             barrier.wait(timeout)
             return gathered
 
@@ -497,7 +499,7 @@ def local_group(ranks: int, timeout: float = 60.0) -> list[Callable[[bytes], lis
 
 
 class _Device:
-    """An adapter for the user's device, which gets page ids as arrays."""
+    """An adapter for the user's device, which receives page ids as arrays."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -518,24 +520,24 @@ def _exist_options(store: Any) -> Any:
     return None if options is None else options(prefetch_to_memory=True)
 
 
-#: The largest number of pages, tokens or bytes of a page.
+#: The maximum number of pages, tokens or bytes of a page.
 _COUNT_MAX = 2**32 - 1
 
 
 def _check_counts(**settings: Any) -> None:
-    """Rejects integers out of range."""
+    """Reject integers out of range."""
     for name, value in settings.items():
         if isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
-            raise ValueError(f"{name}={value}\n\nhint: it is between 0 and {_COUNT_MAX}")
+            raise ValueError(f"{name}={value}\n\nhint: give a number between 0 and {_COUNT_MAX}")
 
 
 def _pages(memory: Any, what: str) -> tuple[int, int]:
-    """How many pages an array has, and the bytes of each."""
+    """The number of pages of an array, and the bytes of each."""
     shape, nbytes = getattr(memory, "shape", None), getattr(memory, "nbytes", None)
     if not shape or nbytes is None or shape[0] == 0:
         raise ValueError(
             f"`{what}` is not an array with a row for each page\n\n"
-            "hint: as in `numpy.zeros((pages, page_bytes), 'u1')`"
+            "hint: give one like `numpy.zeros((pages, page_bytes), 'u1')`"
         )
     return int(shape[0]), int(nbytes) // int(shape[0])
 

@@ -30,42 +30,43 @@ __all__ = [
 class ObjectInfo(NamedTuple):
     """An object that can be read."""
 
-    #: Its name: `str` where that is valid UTF-8, else `bytes`.
+    #: Its key: `str` if that is valid UTF-8, else `bytes`.
     key: str | bytes
-    #: How many bytes it has.
+    #: Its size in bytes.
     size: int
-    #: How many copies of it there are.
+    #: The number of its copies.
     replicas: int
-    #: Which put of the key it is. Later puts compare greater; none is ever the same.
+    #: Its generation. Later puts compare greater; no two are equal.
     generation: tuple[int, int]
 
 
 class Usage(NamedTuple):
-    """How full something is, in bytes: `free + reserved + used + in_view + metadata` is `capacity`."""
+    """Memory by use, in bytes: `free + reserved + used + in_view + metadata` is `capacity`."""
 
-    #: All of it.
+    #: The total.
     capacity: int
-    #: Not in use.
+    #: Free memory.
     free: int
-    #: Allocated to puts in progress, or reserved ahead of their data.
+    #: Memory of puts in progress, and reservations.
     reserved: int
-    #: Of objects that can be read.
+    #: Memory of readable objects.
     used: int
-    #: Of removed objects that views still use.
+    #: Memory of removed objects that views still use.
     in_view: int
-    #: How many objects can be read.
+    #: The number of readable objects.
     objects: int
-    #: Of records and keys. It grows with the number of objects; the first few hundred objects cost nothing.
+    #: Memory of records and keys. It grows with the number of objects; the first few hundred objects cost
+    #: nothing.
     metadata: int = 0
 
 
 class Holder(NamedTuple):
     """A client that keeps memory from being freed."""
 
-    #: How: `reserved` is memory for future writes; `leased` are samples; `in view` are removed objects that
+    #: Why: `reserved` is memory for future writes; `leased` are samples; `in view` are removed objects that
     #: the client still views.
     kept: str
-    #: The client's name for itself.
+    #: The label of the client.
     who: str
     #: How many objects or reservations, and their bytes.
     objects: int
@@ -79,11 +80,11 @@ class Node(NamedTuple):
     name: str
     #: Whether it answers.
     is_alive: bool
-    #: How full it is, as of its last report.
+    #: The usage of its memory, as of its last report.
     usage: Usage
     #: `host:port` for other hosts; empty if they cannot reach it.
     address: str
-    #: The clients that view removed objects, as of its last report; the most memory first.
+    #: The clients that view removed objects, as of its last report, in descending order of memory.
     holders: tuple[Holder, ...] = ()
     #: Whether it is a disk of a node, and not its memory.
     is_disk: bool = False
@@ -94,69 +95,69 @@ class Namespace(NamedTuple):
 
     #: Its name.
     name: str
-    #: How many objects are in it.
+    #: The number of objects in it.
     objects: int
-    #: How many bytes they have, each object counted once.
+    #: Their size in bytes, each object counted once.
     size: int
-    #: How many bytes it holds, with all copies and reservations. A quota limits this number.
+    #: The bytes that it uses, with all copies and reservations. A quota limits this number.
     used: int = 0
-    #: How many bytes it may hold; `None` if that is not limited.
+    #: The quota in bytes; `None` for no limit.
     quota: int | None = None
-    #: How many puts wait for space.
+    #: The number of puts that wait for space.
     waiting: int = 0
-    #: How many samples wait to be consumed, and how many of these are leased.
+    #: The number of samples that wait to be consumed, and the number of leased ones among them.
     samples: int = 0
     samples_leased: int = 0
-    #: For how many seconds the oldest of them has waited.
+    #: How many seconds the oldest of them has waited.
     oldest_sample: float = 0.0
-    #: How many bytes the samples have, and how many of these are leased; each sample counted once.
+    #: The bytes of the samples, and of the leased ones; each sample counted once.
     samples_size: int = 0
     samples_leased_size: int = 0
     #: The age in seconds of the oldest leased sample.
     oldest_leased_sample: float = 0.0
-    #: For how many seconds a sample without a lease may wait; `None` if that is not limited.
+    #: The maximum number of seconds that a sample without a lease may wait; `None` for no limit.
     max_hold: float | None = None
-    #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
+    #: When its objects are written to disks: `on-pressure`, `write-through` or `never`.
     demotion: str = "on-pressure"
-    #: The owners of pins, the most bytes first: owner to (objects, bytes). The empty name is for pins without
-    #: an owner.
+    #: The owners of pins, in descending order of bytes: owner to (objects, bytes). The empty name is for
+    #: pins without an owner.
     owners: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    #: The clients that hold it by leases and reservations, the most bytes first.
+    #: The clients with leases and reservations in it, in descending order of bytes.
     holders: tuple[Holder, ...] = ()
-    #: How many samples were freed because they waited for longer than `max_hold`, and their bytes, since the
-    #: master started.
+    #: The number of samples that were freed because they waited longer than `max_hold`, and their bytes,
+    #: since the master started.
     samples_expired: int = 0
     samples_expired_size: int = 0
 
 
 class Policy(NamedTuple):
-    """The limits of a namespace; `None` for what is not limited."""
+    """The limits of a namespace; `None` for no limit."""
 
-    #: How many bytes it may hold, all copies counted.
+    #: The quota in bytes, all copies counted.
     quota: int | None = None
-    #: For how many seconds a sample without a lease may wait.
+    #: The maximum number of seconds that a sample without a lease may wait.
     max_hold: float | None = None
-    #: What becomes of its objects where nodes have disks: `on-pressure`, `write-through` or `never`.
+    #: When its objects are written to disks: `on-pressure`, `write-through` or `never`.
     demotion: str = "on-pressure"
 
 
 class Losses(NamedTuple):
     """The objects that are lost when a store inside this process is closed."""
 
-    #: How many objects have their only copy there, and how many bytes these have.
+    #: The number of objects whose only copy is there, and their bytes.
     objects: int = 0
     size: int = 0
-    #: How many of them are pinned, and how many are samples that wait to be consumed.
+    #: The number of pinned ones, and the number of samples that wait to be consumed.
     pinned: int = 0
     unconsumed: int = 0
-    #: The keys of some that are pinned or unconsumed.
+    #: The keys of some that are pinned or not consumed.
     names: tuple[str | bytes, ...] = ()
-    #: How many objects have another copy, and are not lost.
+    #: The number of objects that have another copy, and are not lost.
     elsewhere: int = 0
 
 
 class Traffic(NamedTuple):
-    """How many bytes this store has moved in this process, by transport."""
+    """The bytes that this store has moved in this process, by transport."""
 
     #: Read from a node inside this process, and written to it.
     local_read: int
@@ -172,20 +173,21 @@ class Traffic(NamedTuple):
 class Tier(NamedTuple):
     """Demotions, promotions and prefetches of the whole cluster, since the master started."""
 
-    #: How many copies are on disks now.
+    #: The number of copies on disks now.
     disk_objects: int = 0
-    #: How many objects were written to disks, and their bytes; and how many could not be.
+    #: The number of objects that were written to disks, their bytes, and the number of failures.
     demoted_objects: int = 0
     demoted_bytes: int = 0
     demotions_failed: int = 0
-    #: How many a disk refused because they are too large for it; `why` of such an object says so.
+    #: The number of objects that a disk refused because of their size; `why` of such an object shows it.
     demotions_refused: int = 0
-    #: How many were evicted before they were on a disk, because the disk could not keep up.
+    #: The number of objects that were evicted before they were on a disk, because the disk could not keep
+    #: up.
     evicted_undemoted: int = 0
-    #: How many objects were promoted to memory, and their bytes.
+    #: The number of objects that were promoted to memory, and their bytes.
     promoted_objects: int = 0
     promoted_bytes: int = 0
-    #: How many of these were read before they left memory again, and how many were not.
+    #: The number of these that were read before they left memory again, and the number that were not.
     promoted_used: int = 0
     promoted_unused: int = 0
     #: Prefetches by outcome: the object was in memory; it was being promoted or had just been; it could not
@@ -200,33 +202,33 @@ class Tier(NamedTuple):
     gets_from_memory: int = 0
     gets_from_disk: int = 0
     gets_from_far_disk: int = 0
-    #: Batches of gets that waited for a promotion that ended in time, or too late; and for how many
-    #: milliseconds all of them waited.
+    #: Batches of gets that waited for a promotion that ended in time, or too late, and the total wait in
+    #: milliseconds.
     gets_waited: int = 0
     gets_late: int = 0
     waited_ms: int = 0
-    #: Copies that disks evicted, and copies that turned out to be unreadable.
+    #: Copies that disks evicted, and copies that were unreadable.
     disk_evicted: int = 0
     disk_corrupt: int = 0
 
 
 class Stats(NamedTuple):
-    """The state of the cluster as the master knows it, and the traffic of this store."""
+    """The state of the cluster as the master sees it, and the traffic of this store."""
 
-    #: How full the memory of all nodes is together.
+    #: The total usage of the memory of all nodes.
     usage: Usage
-    #: The nodes and their disks, those that do not answer included.
+    #: The nodes and their disks, including those that do not answer.
     nodes: list[Node]
     #: The namespaces.
     namespaces: list[Namespace]
-    #: How many clients are connected.
+    #: The number of connected clients.
     clients: int
-    #: How many objects were evicted since the master started, and how many bytes they had.
+    #: The number of objects that were evicted since the master started, and their bytes.
     evicted_objects: int
     evicted_bytes: int
-    #: How many bytes this store has moved.
+    #: The bytes that this store has moved.
     traffic: Traffic
-    #: How full the disks of all nodes are together.
+    #: The total usage of the disks of all nodes.
     disk_usage: Usage = Usage(0, 0, 0, 0, 0, 0)
     #: Demotions, promotions and prefetches, since the master started.
     tier: Tier = Tier()
@@ -246,11 +248,11 @@ class Route(NamedTuple):
 class SampleRef(NamedTuple):
     """A reference to a sample. The producer sends it to consumers, which pass it to `lease` and `ack`."""
 
-    #: Its name: `str` where that is valid UTF-8, else `bytes`.
+    #: Its id: `str` if that is valid UTF-8, else `bytes`.
     id: str | bytes
-    #: Which put of the name it is.
+    #: Its generation.
     generation: tuple[int, int]
-    #: How many bytes the whole sample has.
+    #: The size of the whole sample in bytes.
     size: int
     #: Whether it replaced an older sample.
     is_replacement: bool
@@ -261,28 +263,29 @@ class Group(NamedTuple):
 
     #: Its name.
     name: str
-    #: Samples that no consumer of the group has.
+    #: The number of samples that no consumer of the group has.
     ready: int
-    #: Samples that a consumer of the group has and has not acknowledged.
+    #: The number of samples that a consumer of the group has and has not acknowledged.
     out: int
-    #: How often a sample was delivered to a consumer of the group, in this epoch of the master.
+    #: The number of deliveries to consumers of the group, in this epoch of the master.
     delivered: int
-    #: Samples that the group has acknowledged, each counted once, in this epoch of the master.
+    #: The number of samples that the group has acknowledged, each counted once, in this epoch of the
+    #: master.
     acked: int
-    #: How many stores belong to it.
+    #: The number of stores that belong to it.
     consumers: int
-    #: How many samples all of them may hold before they acknowledge any.
+    #: The number of samples that all of them together may hold unacknowledged.
     window: int
 
 
 class Stream(NamedTuple):
     """The state of a stream."""
 
-    #: Samples in it.
+    #: The number of samples in it.
     refs: int
     #: Their bytes.
     size: int
-    #: Samples that are being put.
+    #: The number of samples that are being put.
     reserved: int
     #: The limits: high and low mark in samples, high and low mark in bytes. 0 is no limit.
     marks: tuple[int, int, int, int]
@@ -292,11 +295,11 @@ class Stream(NamedTuple):
     is_ended: bool
     #: The reason of a failure, if it ended with one.
     failure: str | None
-    #: Samples that were put, in this epoch of the master.
+    #: The number of samples that were put, in this epoch of the master.
     appended: int
-    #: Samples that were there when this epoch of the master began.
+    #: The number of samples at the start of this epoch of the master.
     recovered: int
-    #: Samples that all groups have consumed, in this epoch of the master.
+    #: The number of samples that all groups have consumed, in this epoch of the master.
     consumed: int
     #: The groups that consume it.
     groups: tuple[Group, ...]
@@ -311,7 +314,7 @@ class TensorInfo(NamedTuple):
     dtype: str
     #: Its dimensions, the slowest first; none for a scalar.
     shape: tuple[int, ...]
-    #: How many bytes it has.
+    #: Its size in bytes.
     size: int
 
 
@@ -322,25 +325,25 @@ class Manifest(NamedTuple):
     tensors: tuple[TensorInfo, ...]
     #: Bytes of the producer, stored with the tensors.
     metadata: bytes
-    #: How many bytes the whole sample has.
+    #: The size of the whole sample in bytes.
     size: int
 
 
 class Why(NamedTuple):
-    """Why an object exists, or what removed it. `str(why)` says it in words.
+    """Why an object exists, or what removed it. `str(why)` is a description.
 
     Times are in seconds.
     """
 
-    #: Its name: `str` where that is valid UTF-8, else `bytes`.
+    #: Its key: `str` if that is valid UTF-8, else `bytes`.
     key: str | bytes
     #: `here`, `gone`, or `unknown`: it never existed, or was removed long ago.
     state: str
-    #: Which put of the key it is, or was.
+    #: Its generation.
     generation: tuple[int, int] | None = None
-    #: How many bytes it has, if it is here.
+    #: Its size in bytes, if it exists.
     size: int | None = None
-    #: The nodes that hold it, and those of them that cannot be reached now.
+    #: The nodes that have a copy, and the unreachable ones among them.
     nodes: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
     #: The owners of its pins.
@@ -352,38 +355,37 @@ class Why(NamedTuple):
     acked: tuple[str, ...] = ()
     #: The names of the clients that lease it.
     leases: tuple[str, ...] = ()
-    #: How many views of it exist.
+    #: The number of views of it.
     views: int = 0
-    #: The names of the clients that view it, and how many more there are.
+    #: The names of the clients that view it, and the number of further ones.
     viewers: tuple[str, ...] = ()
     viewers_more: int = 0
-    #: How many transfers of it through sockets are in progress.
+    #: The number of its transfers through sockets in progress.
     sends: int = 0
-    #: How long ago it was put, how long ago it was last used, and how long its lease still lasts.
+    #: The seconds since its put, since its last use, and until the end of its lease.
     age: float | None = None
     idle: float | None = None
     lease_left: float | None = None
-    #: The names of the clients that put it and that read it last.
+    #: The names of the clients that put it and that last read it.
     writer: str = ""
     reader: str = ""
     #: If it is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
     cause: str | None = None
-    #: The client that removed it, and how long ago; of an eviction, the client whose put needed the space.
+    #: The client that removed it, and the seconds since; of an eviction, the client whose put needed the
+    #: space.
     by: str = ""
     ago: float | None = None
     #: The node that was lost with it, or that evicted it; empty if it was evicted for a quota.
     node: str = ""
-    #: The key of the put that it was evicted for.
+    #: The key of the put for which it was evicted.
     for_key: str | bytes | None = None
-    #: The largest object that its disk accepts, in bytes, if the disk refused this one.
+    #: The maximum object size of its disk in bytes, if the disk refused this object.
     disk_bytes_max: int | None = None
 
     def __str__(self) -> str:
         name = _quote(self.key)
         if self.state == "unknown":
-            return (
-                f"nothing is known of {name}: it was never here, or it went so long ago that it is forgotten"
-            )
+            return f"{name} is unknown: it never existed, or its removal is no longer recorded"
         generation = ".".join(str(number) for number in self.generation or ())
         if self.state == "gone":
             by = f" by {_quote(self.by)}" if self.by else ""
@@ -392,7 +394,7 @@ class Why(NamedTuple):
             what = _CAUSES.get(self.cause or "", "is gone").format(by=by, on=on, place=place)
             disk = f"\n  disk     {self._refused()}" if self.disk_bytes_max else ""
             return f"{name} is gone: generation {generation} {what}, {_ago(self.ago)}{disk}"
-        lines = [f"{name} is here: generation {generation}, {_size(self.size or 0)}"]
+        lines = [f"{name} exists: generation {generation}, {_size(self.size or 0)}"]
         lines += [f"  {title:<7}  {text}" for title, text in self._details() if text]
         return "\n".join(lines)
 
@@ -400,7 +402,7 @@ class Why(NamedTuple):
         if not self.disk_bytes_max:
             return ""
         most = _size(self.disk_bytes_max)
-        return f"refused it: it takes objects of at most {most}; use a larger disk, or split the object"
+        return f"too large, the maximum is {most}; use a larger disk, or split the object"
 
     def _details(self) -> list[tuple[str, str]]:
         away = dict.fromkeys(self.unreachable, " (cannot be reached)")
@@ -425,7 +427,7 @@ class Why(NamedTuple):
 
     def _kept(self) -> str:
         if self.pins:
-            return "until it is unpinned or removed: pins are never evicted"
+            return "until it is unpinned or removed: pinned objects are never evicted"
         if self.consume is not None:
             return "until it is consumed or removed: samples are never evicted"
         if self.lease_left:
@@ -467,7 +469,7 @@ def _quote(name: str | bytes) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """A size as the commands write it, such as `17 B` or `20.0 MiB`."""
+    """A size in the format of the commands, such as `17 B` or `20.0 MiB`."""
     if nbytes < 1024:
         return f"{nbytes} B"
     # A size that rounds up to the next unit is written in that unit.

@@ -1,19 +1,19 @@
-//! The shells around the decisions of `core`: sockets, memory, clocks and tasks.
+//! The shells around the state machines of `core`: sockets, memory, clocks and tasks.
 //!
 //! - [`config`]: every setting, declared once.
-//! - [`master`]: owns a `core::master::Master`; names.
-//! - [`node`]: owns a `core::node::Node` and its memory; bytes.
+//! - [`master`]: owns a `core::master::Master`, which decides about names.
+//! - [`node`]: owns a `core::node::Node` and the memory with the objects' bytes.
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
-//! - [`http`]: what people and their tools look at: metrics, health, keys, segments.
-//! - [`events`]: what is stored and removed, published for routers.
-//! - [`supervise`]: a server that has panicked somewhere ends.
-//! - [`mooncake`]: the command `mooncake_master`, flag by flag.
+//! - [`http`]: pages for operators and their tools: metrics, health, keys, segments.
+//! - [`events`]: messages for routers about stored and removed objects.
+//! - [`supervise`]: ends a server after a panic in one of its parts.
+//! - [`mooncake`]: the command `mooncake_master` with Mooncake's flags.
 //!
-//! A core is behind one mutex. Whoever brings an event locks, lets the core decide, carries out what touches
-//! memory or must stay in order, unlocks, and then sends the answers.
+//! A core is behind one mutex. A task with an event locks it, lets the core decide, and carries out the
+//! effects that touch memory or must stay in order. Then it unlocks and sends the replies.
 //!
-//! **Invariant:** no lock is held across an await. **Invariant:** everything that waits has a deadline or
-//! ends with the connection it waits for. **Invariant:** nothing that arrives from outside can panic.
+//! **Invariant:** no lock is held across an await. **Invariant:** every wait has a deadline, or ends with
+//! the connection it waits for. **Invariant:** no input from outside can cause a panic.
 
 pub mod config;
 pub mod events;
@@ -45,23 +45,23 @@ pub use up::{Embedded, Up};
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address cannot be listened on.
+    /// The server cannot listen on an address.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// There is no memory for the objects.
+    /// The memory for the objects cannot be allocated.
     #[error(transparent)]
     Memory(#[from] SegmentError),
-    /// What must survive a restart cannot be kept.
+    /// The state that must survive a restart cannot be saved.
     #[error("cannot keep the master's state in `{}`: {what}: {source}\n\nhint: {hint}", .path.display())]
     State {
         /// The folder.
         path: PathBuf,
         /// Which step failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
         /// What to do.
         hint: &'static str,
@@ -72,21 +72,21 @@ pub enum StartError {
     /// A disk cannot be used.
     #[error("{0}")]
     Disk(String),
-    /// A disk is used by another node.
+    /// Another node uses the disk.
     #[error("{0}")]
     DiskInUse(String),
-    /// The system gave something else than it should.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
         /// Which step failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl StartError {
-    /// A disk cannot be used, as its log says it.
+    /// An error of a disk's log.
     pub(crate) fn disk(error: impl std::fmt::Display) -> Self {
         Self::Disk(error.to_string())
     }

@@ -1,9 +1,9 @@
-//! Who is let in: the accept loop that the master and the node share.
+//! Admission: the accept loop that master and node share.
 //!
-//! **Invariant:** at most [`CONNECTIONS_MAX`] connections are served; the next ones are told so, and beyond
-//! [`REFUSALS_MAX`] of those under way they are only closed.
+//! **Invariant:** at most [`CONNECTIONS_MAX`] connections are served. Further ones get a refusal; while
+//! [`REFUSALS_MAX`] refusals are in progress, they are closed without one.
 //!
-//! **Invariant:** at most [`PENDING_MAX`] connections have not said a valid hello yet. One more closes the
+//! **Invariant:** at most [`PENDING_MAX`] connections have not sent a valid hello. One more closes the
 //! oldest of them.
 
 use std::future::Future;
@@ -24,35 +24,35 @@ use tokio::time::Instant;
 use crate::supervise::Supervisor;
 use crate::supervise::faults::{Point, strike};
 
-/// The most connections to one address.
+/// The maximum number of connections to one server.
 pub const CONNECTIONS_MAX: usize = 16 << 10;
-/// The most that are told at a time that there are too many.
+/// The maximum number of refusals in progress.
 const REFUSALS_MAX: usize = 256;
-/// The most connections at a time that have not said a valid hello yet; one more ends the oldest.
+/// The maximum number of connections that have not sent a valid hello; one more closes the oldest.
 const PENDING_MAX: usize = 1024;
-/// How long a peer may take to say hello.
+/// The time limit for a peer's hello.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
-/// When an idle connection is asked whether its host still lives, and how often it is asked again.
+/// The idle time before the first TCP keepalive probe, and the time between probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// See [`KEEPALIVE`].
 const KEEPALIVE_RETRIES: u32 = 3;
-/// How long sent bytes may stay unacknowledged before the host is taken for gone.
+/// The maximum time that sent bytes may stay unacknowledged before the peer's host counts as dead.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(45);
 
 /// A server behind an accept loop.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// Who is let in.
+    /// The admission rules.
     fn door(&self) -> &Door;
 
     /// Learns of a connection whose task panics.
     fn supervisor(&self) -> &Arc<Supervisor>;
 
-    /// Welcomes a party that is let in, and serves it to the end of its connection. The host does
-    /// whatever the party may rely on before it sends the welcome.
+    /// Welcomes an admitted peer, and serves it until the connection ends. Everything that the peer may
+    /// rely on is done before the welcome is sent.
     fn visit(self: Arc<Self>, greeting: Greeting) -> impl Future<Output = ()> + Send;
 }
 
-/// What a party must show, and how many are inside.
+/// The requirements for a connection, and the number of open ones.
 #[derive(Debug)]
 pub(crate) struct Door {
     token: String,
@@ -62,22 +62,22 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// A door that opens to this token; nodes may enter as well as clients if `nodes_enter`.
+    /// Requires this token; accepts nodes as well as clients if `nodes_enter`.
     pub(crate) fn new(token: String, nodes_enter: bool) -> Self {
         Self { token, nodes_enter, inside: AtomicU64::new(0), refused: AtomicU64::new(0) }
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub(crate) fn inside(&self) -> u64 {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// How many were refused so far.
+    /// The number of connections that were refused so far.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The token is right; anything is where none is set.
+    /// Whether the token is right. Any token is right if none is set.
     pub(crate) fn opens_to(&self, token: &str) -> bool {
         self.token.is_empty() || token_matches(&self.token, token)
     }
@@ -85,22 +85,22 @@ impl Door {
     fn check(&self, hello: &Hello, peer: Peer) -> Result<(), Refusal> {
         let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
         if !self.opens_to(&hello.token) {
-            let what = if hello.token.is_empty() { "no token was given" } else { "the token is wrong" };
+            let what = if hello.token.is_empty() { "the token is missing" } else { "the token is wrong" };
             return refuse(Reason::Unauthenticated, what);
         }
         if self.token.is_empty() && is_stranger(peer) {
             return refuse(
                 Reason::Unauthenticated,
-                "this socket is for the user who started the server only",
+                "this socket accepts only the user that started the server",
             );
         }
         match hello.role {
             Role::Node | Role::Ledger if !self.nodes_enter => {
-                refuse(Reason::NotForYou, "this is a storage node, which talks to clients only")
+                refuse(Reason::NotForYou, "a storage node accepts only clients")
             }
             Role::Node | Role::Ledger => Ok(()),
             Role::Client | Role::Lane if hello.client == ClientId(0) => {
-                refuse(Reason::Invalid, "a client must say which one it is")
+                refuse(Reason::Invalid, "the client's id is zero")
             }
             Role::Client | Role::Lane if hello.namespace.is_empty() => {
                 refuse(Reason::Invalid, "the name of the namespace is empty")
@@ -109,7 +109,7 @@ impl Door {
                 let (len, most) = (hello.namespace.len(), NAMESPACE_BYTES_MAX);
                 refuse(
                     Reason::Invalid,
-                    &format!("the name of the namespace has {len} bytes, more than the {most} allowed"),
+                    &format!("the name of the namespace has {len} bytes, more than {most}"),
                 )
             }
             Role::Client | Role::Lane => Ok(()),
@@ -117,7 +117,7 @@ impl Door {
     }
 }
 
-/// Lets parties in and serves them until this is dropped, which ends every connection.
+/// Accepts and serves connections. Dropping the future closes all of them.
 pub(crate) async fn serve<H: Host>(listener: Listener, host: Arc<H>) {
     serve_at_most(listener, host, CONNECTIONS_MAX, PENDING_MAX).await;
 }
@@ -134,7 +134,7 @@ async fn serve_at_most<H: Host>(
         let stream = listener.accept().await;
         while visits.try_join_next().is_some() {}
         if visits.len() >= connections_max + REFUSALS_MAX {
-            tracing::warn!(address = %listener.local_address(), "too many connections: closed one unheard");
+            tracing::warn!(address = %listener.local_address(), "too many connections: closed one");
             continue;
         }
         let is_full = visits.len() >= connections_max;
@@ -159,7 +159,7 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     };
     let Some(greeting) = greeting else { return };
     let refusal = if is_full {
-        Err(Refusal { reason: Reason::Busy, message: "there are too many connections".to_owned() })
+        Err(Refusal { reason: Reason::Busy, message: "too many connections".to_owned() })
     } else {
         door.check(&greeting.hello, greeting.peer())
     };
@@ -171,19 +171,18 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
     strike(Point::Connection);
-    tracing::debug!(%peer, role = ?greeting.hello.role, label, "came in");
+    tracing::debug!(%peer, role = ?greeting.hello.role, label, "peer connected");
     Arc::clone(&host).visit(greeting).await;
-    tracing::debug!(%peer, label, "went away");
+    tracing::debug!(%peer, label, "peer disconnected");
 }
 
-/// Another user than ours, and not the one who may do anything.
+/// Whether the peer is another user than ours, and not root.
 fn is_stranger(peer: Peer) -> bool {
     let own = rustix::process::getuid().as_raw();
     matches!(peer, Peer::Unix { uid, .. } if uid != own && uid != 0)
 }
 
-/// A host that vanished without a word is to be noticed; a process that is merely stopped keeps its
-/// connection.
+/// Detects a host that vanished. A process that is only stopped keeps its connection.
 fn keep_alive(stream: &Stream) {
     if !matches!(stream.peer(), Peer::Tcp(_)) {
         return;
@@ -196,7 +195,7 @@ fn keep_alive(stream: &Stream) {
         ("user timeout", socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))),
     ] {
         if let Err(error) = set {
-            tracing::warn!(%error, what, "a connection could not be set up as wanted");
+            tracing::warn!(%error, what, "cannot set a socket option");
         }
     }
 }
@@ -228,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_door_opens_to_the_right_parties() {
+    fn only_permitted_peers_are_admitted() {
         let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());
         let good = Hello {
             token: "secret".into(),
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_too_many_is_told_so_and_finds_room_when_another_leaves() {
+    async fn connection_beyond_the_limit_is_refused_until_one_ends() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
         let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
@@ -284,15 +283,15 @@ mod tests {
         assert!(matches!(refused, Err(CallError::Refused(refusal)) if refusal.reason == Reason::Busy));
         assert_eq!((server.0.inside(), server.0.refused()), (1, 1));
         drop(first);
-        // The server may take a moment to see it go.
+        // The server notices the end of a connection with a delay.
         while open().await.is_err() {
-            assert!(Instant::now() < deadline, "the place never became free");
+            assert!(Instant::now() < deadline, "the limit is never free again");
         }
         serving.abort();
     }
 
     #[tokio::test]
-    async fn silent_connections_end_oldest_first_and_keep_nobody_out() {
+    async fn silent_connections_end_oldest_first() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
         let server = Arc::new(Server(Door::new("secret".into(), false), Supervisor::new()));
@@ -301,7 +300,7 @@ mod tests {
         for _ in 0..5 {
             silent.push(tokio::net::TcpStream::connect(address.to_string()).await.unwrap());
         }
-        // The fifth is one too many, so that the first is closed; the others stay.
+        // The fifth exceeds the limit, so that the first is closed. The others stay open.
         assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap_or(0), 0);
         assert!(silent[1].try_read(&mut [0; 1]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
         let hello = Hello {
@@ -317,9 +316,9 @@ mod tests {
         serving.abort();
     }
 
-    /// The twin lets in whom the port lets in: who uses it is of our own user, and all others stay with TCP.
+    /// The Unix socket beside a loopback port admits only our own user; other users stay with TCP.
     #[tokio::test]
-    async fn without_a_token_both_ways_of_a_loopback_port_lead_in() {
+    async fn loopback_port_and_its_unix_socket_admit_the_user() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
         let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
@@ -330,7 +329,7 @@ mod tests {
         for reach in [Reach::Far, Reach::Near] {
             let opened = Connection::open_by(&address, reach, hello.clone(), deadline).await;
             let (connection, _) = opened.unwrap_or_else(|error| panic!("{reach:?}: {error}"));
-            assert_eq!(connection.address(), &address, "people are told the port, whichever way it was");
+            assert_eq!(connection.address(), &address, "messages name the port in both cases");
             open.push(connection);
         }
         assert_eq!((server.0.inside(), server.0.refused()), (2, 0));
@@ -338,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_a_unix_socket_is_for_its_own_user() {
+    fn unix_socket_without_token_admits_only_its_user() {
         let own = rustix::process::getuid().as_raw();
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         for (uid, expected) in [(own, true), (0, true), (own + 1, false)] {

@@ -1,8 +1,8 @@
-//! Every number of the master that can be watched, in one place.
+//! All metrics of the master.
 //!
-//! Names that Mooncake has are kept, so that its dashboards work: they begin with `master_`, `segment_` and
-//! the names of its cache counters. Those of our own begin with `tiffin_`. Gauges are taken from the core
-//! when somebody looks; only what happened in between is counted here.
+//! Mooncake's names are kept, so that its dashboards work: they begin with `master_` and `segment_`, or are
+//! those of its cache counters. Tiffin's own names begin with `tiffin_`. Gauges are read from the core for
+//! each page; only events are counted here.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use tiffin_core::message::{
 const VALUE_SIZES: [u64; 10] =
     [1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
-/// What is asked of a master, by the names that Mooncake gives it.
+/// The requests to a master, by Mooncake's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     PutStart,
@@ -38,13 +38,13 @@ pub(crate) enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     op: Op,
-    /// How many objects the client's call is for, if they are more than the request names.
+    /// The number of objects in the client's call, if the request names only a part of them.
     items: usize,
-    /// How many of the names, from the first on, were counted with an earlier request of the same call.
+    /// The number of leading names that an earlier request of the same call has counted.
     repeats: usize,
 }
 
-/// Every [`Op`] with the names of its counters: for one object, and for batches where there are any.
+/// Every [`Op`] with the names of its counters: for single objects, and for batches if there are any.
 const OPS: [(Op, &str, Option<&str>); 11] = [
     (Op::PutStart, "master_put_start", Some("master_batch_put_start")),
     (Op::PutEnd, "master_put_end", Some("master_batch_put_end")),
@@ -59,7 +59,7 @@ const OPS: [(Op, &str, Option<&str>); 11] = [
     (Op::Stat, "tiffin_stat", None),
 ];
 
-/// What happened so far.
+/// All counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     ops: [OpCounters; OPS.len()],
@@ -84,7 +84,7 @@ struct OpCounters {
     batch_failed_items: AtomicU64,
 }
 
-/// Everything that the pages are made of.
+/// The data for the pages.
 pub(crate) struct Snapshot<'a> {
     pub(crate) stat: &'a Stat,
     pub(crate) counters: &'a Counters,
@@ -95,7 +95,7 @@ pub(crate) struct Snapshot<'a> {
 }
 
 impl Counters {
-    /// Counts a request, and says what it is.
+    /// Counts a request and classifies it.
     pub(crate) fn asked(&self, request: &Request) -> Option<Asked> {
         match request {
             Request::ClientToMaster(request) => self.client_asked(request),
@@ -172,8 +172,8 @@ impl Counters {
         Asked { op, items: 0, repeats: 0 }
     }
 
-    /// Counts a lookup of so many names, which may be a part of a call: a call counts once, and each of its
-    /// objects once.
+    /// Counts a lookup of names, which may be a part of a call. A call counts once, and so does each of its
+    /// objects.
     fn looked_up(&self, names: usize, part: CallPart) -> Asked {
         let limited = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let (items, repeats) = (limited(part.items), limited(part.repeats).min(names));
@@ -188,7 +188,7 @@ impl Counters {
         Asked { op: Op::GetReplicaList, items, repeats }
     }
 
-    /// Counts an answer; `asked` is the request, where the answer comes at once.
+    /// Counts a reply. `asked` is the request, if the reply is immediate.
     pub(crate) fn answered(&self, asked: Option<Asked>, reply: &Reply) {
         let op = asked.map(|it| it.op);
         match reply {
@@ -204,7 +204,7 @@ impl Counters {
                 );
             }
             Reply::Decided(outcomes) => self.decided(outcomes.iter()),
-            // The rest is decided when the node asks.
+            // Other commits are counted when the node asks for the decision.
             Reply::Published(outcomes) => self.decided(outcomes.iter().flatten()),
             Reply::Resolved(resolved) => self.resolved(asked, &resolved.items),
             Reply::Present(_) if op == Some(Op::GetReplicaList) => {}
@@ -245,7 +245,7 @@ impl Counters {
         self.outcome(asked.op, items.len().max(asked.items), failed);
     }
 
-    /// Clients have read objects at locations that they had cached. Every such read succeeded.
+    /// Counts reads of cached locations. All of them succeeded.
     fn read_cached(&self, reads: CachedReads) {
         let counters = self.of(Op::GetReplicaList);
         add(&counters.requests, reads.singles);
@@ -261,7 +261,7 @@ impl Counters {
         self.outcome(Op::PutEnd, outcomes.clone().count(), outcomes.filter(failed).count());
     }
 
-    /// Something was evicted.
+    /// Counts an eviction.
     pub(crate) fn evicted(&self) {
         add(&self.evictions, 1);
     }
@@ -308,7 +308,7 @@ pub(crate) fn render(snapshot: &Snapshot<'_>) -> String {
     page.text
 }
 
-/// The page `/metrics/summary`: one line for people.
+/// The page `/metrics/summary`: one line for operators.
 pub(crate) fn summary(snapshot: &Snapshot<'_>) -> String {
     let total = total(snapshot.stat);
     let shown = |bytes| ByteSize::b(bytes).display().iec().to_string();
@@ -332,7 +332,7 @@ pub(crate) fn summary(snapshot: &Snapshot<'_>) -> String {
     )
 }
 
-/// Bytes that are not free.
+/// The bytes that are not free.
 pub(crate) fn allocated(usage: &Usage) -> u64 {
     usage.capacity.saturating_sub(usage.free)
 }
@@ -341,14 +341,14 @@ fn cluster(page: &mut Page, snapshot: &Snapshot<'_>) {
     let (stat, total) = (snapshot.stat, total(snapshot.stat));
     page.gauge("master_allocated_bytes", "Bytes in use, on all nodes that answer", allocated(&total));
     page.gauge("master_total_capacity_bytes", "Bytes of memory, on all nodes that answer", total.capacity);
-    page.gauge("master_key_count", "Objects that can be found", keys(stat));
-    page.gauge("master_soft_pin_key_count", "Objects that a soft pin protects", stat.soft_pinned);
-    page.gauge("master_active_clients", "Clients that are connected", stat.clients);
+    page.gauge("master_key_count", "Readable objects", keys(stat));
+    page.gauge("master_soft_pin_key_count", "Soft-pinned objects", stat.soft_pinned);
+    page.gauge("master_active_clients", "Connected clients", stat.clients);
     let disks = sum(stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_some()));
     page.gauge("master_allocated_file_size_bytes", "Bytes in use, on all disks", allocated(&disks));
     page.gauge("master_total_file_capacity_bytes", "Bytes of all disks", disks.capacity);
     let name = "master_value_size_bytes";
-    page.head(name, "histogram", "Sizes of values for which room was asked");
+    page.head(name, "histogram", "Sizes of the values in reservations");
     let mut sum = 0;
     for (at, counter) in snapshot.counters.value_sizes.iter().enumerate() {
         sum += get(counter);
@@ -373,14 +373,14 @@ fn segments(page: &mut Page, stat: &Stat) {
 fn operations(page: &mut Page, counters: &Counters) {
     for ((_, name, batch), counters) in OPS.iter().zip(&counters.ops) {
         page.counter(&format!("{name}_requests_total"), "Requests", get(&counters.requests));
-        page.counter(&format!("{name}_failures_total"), "Requests that failed", get(&counters.failures));
+        page.counter(&format!("{name}_failures_total"), "Failed requests", get(&counters.failures));
         let Some(batch) = batch else { continue };
         for (what, help, counter) in [
-            ("requests", "Requests with several items", &counters.batch_requests),
-            ("failures", "Of those, where every item failed", &counters.batch_failures),
-            ("partial_successes", "Of those, where some items failed", &counters.batch_partial_successes),
-            ("items", "Their items", &counters.batch_items),
-            ("failed_items", "Their items that failed", &counters.batch_failed_items),
+            ("requests", "Requests for batches", &counters.batch_requests),
+            ("failures", "Batch requests in which all items failed", &counters.batch_failures),
+            ("partial_successes", "Batch requests in which some failed", &counters.batch_partial_successes),
+            ("items", "Items of batch requests", &counters.batch_items),
+            ("failed_items", "Failed items of batch requests", &counters.batch_failed_items),
         ] {
             page.counter(&format!("{batch}_{what}_total"), help, get(counter));
         }
@@ -393,41 +393,41 @@ fn lifetimes(page: &mut Page, snapshot: &Snapshot<'_>) {
     let objects = snapshot.stat.evicted_objects;
     page.counter(
         "master_attempted_evictions_total",
-        "Times that room was sought by evicting",
+        "Attempts to free memory by eviction",
         evictions + failures,
     );
-    page.counter("master_successful_evictions_total", "Times that evicting made room", evictions);
-    page.counter("master_evicted_key_count", "Objects that were evicted", objects);
-    page.counter("master_evicted_size_bytes", "Bytes that were evicted", snapshot.stat.evicted_bytes);
-    page.counter("master_put_start_alloc_failures_total", "Objects for which there was no room", failures);
+    page.counter("master_successful_evictions_total", "Evictions that freed memory", evictions);
+    page.counter("master_evicted_key_count", "Evicted objects", objects);
+    page.counter("master_evicted_size_bytes", "Evicted bytes", snapshot.stat.evicted_bytes);
+    page.counter("master_put_start_alloc_failures_total", "Objects of puts that found no memory", failures);
 }
 
 fn cache(page: &mut Page, counters: &Counters) {
     let (gets, hits) = (get(&counters.gets), get(&counters.hits));
     page.counter("mem_cache_hit_nums_", "Lookups that found an object in memory", hits);
-    page.counter("mem_cache_hit_bytes_total", "Bytes of those objects", get(&counters.hit_bytes));
+    page.counter("mem_cache_hit_bytes_total", "Bytes that lookups found in memory", get(&counters.hit_bytes));
     page.counter("total_get_nums_", "Lookups", gets);
     page.counter("valid_get_nums_", "Lookups that found an object", hits);
-    page.head("valid_get_rate", "gauge", "The share of lookups that found an object");
+    page.head("valid_get_rate", "gauge", "Fraction of lookups that found an object");
     let rate = if gets == 0 { 0.0 } else { hits as f64 / gets as f64 };
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = writeln!(page.text, "valid_get_rate {rate}");
 }
 
 fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     let stat = snapshot.stat;
-    page.gauge("tiffin_epoch", "Which life of the master this is", stat.epoch);
-    page.gauge("tiffin_uptime_seconds", "How long this life has lasted", snapshot.uptime.as_secs());
+    page.gauge("tiffin_epoch", "Epoch of the master", stat.epoch);
+    page.gauge("tiffin_uptime_seconds", "Time since the master started", snapshot.uptime.as_secs());
     page.gauge("tiffin_connections", "Connections of clients and nodes", snapshot.connections);
-    page.counter("tiffin_connections_refused_total", "Connections that were not let in", snapshot.refused);
-    page.counter("tiffin_requests_refused_total", "Requests refused whole", get(&snapshot.counters.refusals));
+    page.counter("tiffin_connections_refused_total", "Rejected connections", snapshot.refused);
+    page.counter("tiffin_requests_refused_total", "Refused requests", get(&snapshot.counters.refusals));
     page.gauge("tiffin_operations_waiting", "Operations that wait for a node", snapshot.waiting);
     let [(name, help, level), counters @ ..] = stat.tier.named();
     page.gauge(&format!("tiffin_tier_{name}"), help, level);
     for (name, help, count) in counters {
         page.counter(&format!("tiffin_tier_{name}_total"), help, count);
     }
-    page.head("tiffin_node_alive", "gauge", "Whether the node answers");
+    page.head("tiffin_node_alive", "gauge", "Whether the node is connected and answers");
     for node in &stat.nodes {
         page.sample("tiffin_node_alive", &[("node", &node.info.name)], u64::from(node.alive));
     }
@@ -443,7 +443,7 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     for node in &stat.nodes {
         page.sample("tiffin_node_objects", &[("node", &node.info.name)], node.usage.objects);
     }
-    page.head("tiffin_node_bytes", "gauge", "Bytes of the node, by what they are used for");
+    page.head("tiffin_node_bytes", "gauge", "Bytes of the node, by use");
     for node in &stat.nodes {
         let usage = &node.usage;
         let states = [
@@ -472,7 +472,7 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     }
 }
 
-/// All memory.
+/// The memory of all nodes.
 fn total(stat: &Stat) -> Usage {
     sum(stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_none()))
 }
@@ -510,7 +510,7 @@ struct Page {
 
 impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail, here and below.
+        // Writing to a `String` cannot fail, here and below.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_is_named_once_and_every_sample_belongs_to_one() {
+    fn every_metric_has_one_name_and_samples_of_its_own() {
         let info = NodeInfo { name: "a \"node\"\\\n".into(), ..NodeInfo::default() };
         let stat = Stat { nodes: vec![NodeStat { info, ..NodeStat::default() }], ..Stat::default() };
         let page = page_of(&stat, &Counters::default());
@@ -559,7 +559,7 @@ mod tests {
         for line in page.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let name = rest.split(' ').next().unwrap().to_owned();
-                assert!(names.insert(name), "{line} is there twice");
+                assert!(names.insert(name), "{line} is declared twice");
             } else if !line.starts_with('#') {
                 let name = line.split(['{', ' ']).next().unwrap();
                 let base = ["_bucket", "_sum", "_count"].iter().find_map(|it| name.strip_suffix(it));
@@ -625,7 +625,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|line| line == expected), "{expected}\n{page}");
         }
-        // One report counts no more than its limit.
+        // One report counts at most its limit.
         report(CachedReads { singles: u64::MAX, batches: u64::MAX, items: u64::MAX, bytes: 0 });
         let page = page_of(&Stat::default(), &counters);
         let singles = format!("master_get_replica_list_requests_total {}", 1 + CACHED_READS_MAX);
@@ -642,7 +642,7 @@ mod tests {
             let asked = counters.asked(&ClientToMaster::Resolve(resolve).into());
             counters.answered(asked, &Reply::Resolved(Resolved { items, nodes: Vec::new() }));
         };
-        // Of five objects three are cached; one is missing, and the location of another changes twice.
+        // Three of five objects are cached. One is missing, and the location of another changes twice.
         ask(CallPart { items: 5, is_more: false, repeats: 0 }, vec![ResolveOutcome::Absent]);
         ask(CallPart { items: 5, is_more: true, repeats: 0 }, vec![found.clone()]);
         ask(CallPart { items: 5, is_more: true, repeats: 1 }, vec![found.clone()]);
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn single_requests_and_batches_are_counted_apart() {
+    fn single_requests_and_batches_are_counted_separately() {
         let counters = Counters::default();
         let key = Key::new(b"k").unwrap();
         for count in [1, 3] {

@@ -1,4 +1,4 @@
-//! Where the replies to a client go: to its first connection, or to the lane that the request came on.
+//! Where the replies to a client go: to its first connection, or to the lane of the request.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
 use tokio::time::Instant;
 
-/// How long it may take to tell a lane that it is refused.
+/// The time limit for sending a refusal to a lane.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The connections of one party.
+/// The connections of one peer.
 #[derive(Debug)]
 pub(crate) struct ReplyPath {
     first: Outbox,
@@ -33,25 +33,25 @@ impl ReplyPath {
         &self.first
     }
 
-    /// Where the reply to a request goes.
+    /// The connection for the reply to a request.
     pub(crate) fn of(&self, id: RequestId) -> &Outbox {
         self.lanes.get(&id.lane()).unwrap_or(&self.first)
     }
 
-    /// Whether this is the client that a lane says it belongs to.
+    /// Whether this is the client that the lane's hello names.
     fn is_of(&self, lane: &Hello) -> bool {
         self.client != ClientId(0) && (self.client, &self.namespace) == (lane.client, &lane.namespace)
     }
 
-    /// Adds a lane. One that has ended is replaced by the next of its number.
+    /// Adds a lane. A lane that has ended is replaced by the next one with its number.
     fn add_lane(&mut self, number: u32, outbox: Outbox) -> Result<(), Refusal> {
         let refuse = |reason, message: String| Err(Refusal { reason, message });
         match self.lanes.get(&number) {
             _ if number == 0 || number > LANES_MAX => {
-                refuse(Reason::Invalid, format!("a lane has a number from 1 to {LANES_MAX}, not {number}"))
+                refuse(Reason::Invalid, format!("lane {number} is not in 1 to {LANES_MAX}"))
             }
             Some(known) if !known.is_closed() => {
-                refuse(Reason::Invalid, format!("lane {number} of this client is open already"))
+                refuse(Reason::Invalid, format!("lane {number} of this client is already open"))
             }
             _ => {
                 self.lanes.insert(number, outbox);
@@ -71,23 +71,23 @@ impl ReplyPath {
     }
 }
 
-/// Adds a lane to the client that it belongs to. Returns the client's first connection.
+/// Adds a lane to its client. Returns the client's first connection.
 pub(crate) fn add_lane<'a>(
     clients: impl DoubleEndedIterator<Item = (ConnId, &'a mut ReplyPath)>,
     greeting: &Greeting,
 ) -> Result<ConnId, Refusal> {
     let lane = &greeting.hello;
-    // The newest first: an older connection of the same client is about to be closed.
+    // The newest connection is searched first: an older one of the same client is about to be closed.
     let Some((conn, client)) = clients.rev().find(|(_, it)| it.is_of(lane)) else {
-        let message = "a lane belongs to a client that is connected, and this one is not".to_owned();
+        let message = "the client of this lane is not connected".to_owned();
         return Err(Refusal { reason: Reason::NotForYou, message });
     };
     client.add_lane(lane.lane, greeting.outbox().clone())?;
     Ok(conn)
 }
 
-/// Serves a lane of a client until it ends: `serve` gets the requests, which count as sent on the client's
-/// first connection.
+/// Serves a lane of a client until it ends. `serve` receives the requests, which count as sent on the
+/// client's first connection.
 pub(crate) async fn serve_lane(
     greeting: Greeting,
     welcome: Welcome,
@@ -104,7 +104,7 @@ pub(crate) async fn serve_lane(
         match message {
             Incoming::Request(id, request) if id.lane() == lane => serve(conn, id, request, &outbox),
             Incoming::Request(id, _) => {
-                let message = format!("request {} is not one of lane {lane}", id.0);
+                let message = format!("request {} does not belong to lane {lane}", id.0);
                 outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }));
             }
             // A server sends its clients no requests.

@@ -1,8 +1,8 @@
-//! Fail-stop: a server one of whose parts has panicked ends, instead of living on without that part.
+//! Fail-stop: a server ends when one of its parts panics, instead of continuing without that part.
 //!
-//! A panic is a broken invariant. A server that is a process of its own ends at once (`end_on_panic`). A
-//! server inside another program must not end that program: its `Supervisor` records the failure, and the
-//! server closes its connections, so that callers get errors and never wait for a part that is gone.
+//! A panic is a broken invariant. A server that is its own process exits at once (`end_on_panic`). A server
+//! inside another program must not end that program. Its `Supervisor` records the failure, and the server
+//! closes its connections. Callers then get errors, and never wait for a part that has ended.
 //!
 //! **Invariant:** a panic under a `CoreLock`, or in a future that `Supervisor::watch` runs, is a failure
 //! of the server, in whichever thread it happens.
@@ -19,7 +19,7 @@ use std::task::Poll;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Remembers that a part of a server has failed, and tells those who wait for that.
+/// Records the failure of a part of a server, and wakes the tasks that wait for it.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     failure: watch::Sender<Option<Arc<str>>>,
@@ -30,12 +30,12 @@ impl Supervisor {
         Arc::new(Self { failure: watch::Sender::new(None) })
     }
 
-    /// Records a failure. The first one counts: later ones follow from it.
+    /// Records a failure. Only the first one counts, because later ones follow from it.
     pub(crate) fn fail(&self, part: &str, why: &str) {
         self.fail_with(&format!("{part} failed: {why}"));
     }
 
-    /// The same with the failure of another server.
+    /// Records the failure of another server.
     pub(crate) fn fail_with(&self, what: &str) {
         let is_first = self.failure.send_if_modified(|failure| {
             let is_first = failure.is_none();
@@ -45,11 +45,11 @@ impl Supervisor {
             is_first
         });
         if is_first {
-            tracing::error!(what, "a part of the server failed, so the server ends");
+            tracing::error!(what, "a part of the server failed; the server stops");
         }
     }
 
-    /// What failed, if anything has.
+    /// The recorded failure, if any.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.failure.borrow().clone()
     }
@@ -57,7 +57,7 @@ impl Supervisor {
     /// Waits for a failure.
     pub(crate) async fn failed(&self) -> Arc<str> {
         let mut failure = self.failure.subscribe();
-        // The sender lives as long as `self`, so this does not end without a failure.
+        // The sender has the lifetime of `self`, so that the wait ends only with a failure.
         let failed = failure.wait_for(Option::is_some).await;
         failed.ok().and_then(|failure| failure.clone()).unwrap_or_default()
     }
@@ -82,7 +82,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits for a failure, then ends the tasks of the server and lets it close its connections.
+    /// Waits for a failure, then aborts the server's tasks and closes its connections.
     pub(crate) async fn end_on_failure(self: Arc<Self>, tasks: Vec<AbortHandle>, close: impl FnOnce()) {
         self.failed().await;
         tasks.iter().for_each(AbortHandle::abort);
@@ -90,7 +90,7 @@ impl Supervisor {
     }
 }
 
-/// A lock around a core. After a panic under it nothing that the core says can be trusted.
+/// A lock around a core. After a panic under the lock, the core's state is not trusted.
 pub(crate) struct CoreLock<T> {
     mutex: Mutex<T>,
     part: &'static str,
@@ -102,18 +102,18 @@ impl<T> CoreLock<T> {
         Self { mutex: Mutex::new(value), part, supervisor: Arc::clone(supervisor) }
     }
 
-    /// Locks it.
+    /// Locks the core.
     ///
     /// # Panics
     /// After a panic under this lock: every later user must fail too.
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         match self.mutex.lock() {
             Ok(guard) => Locked { guard, lock: self },
-            Err(_) => panic!("{} has failed before", self.part),
+            Err(_) => panic!("{} has failed", self.part),
         }
     }
 
-    /// Locks it also after a failure: to look at numbers, and to close what is open.
+    /// Locks the core even after a failure, to read statistics and to close connections.
     pub(crate) fn lock_anyway(&self) -> MutexGuard<'_, T> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +131,7 @@ impl<T> fmt::Debug for CoreLock<T> {
     }
 }
 
-/// The access that [`CoreLock::lock`] gives.
+/// The guard of [`CoreLock::lock`].
 pub(crate) struct Locked<'a, T> {
     guard: MutexGuard<'a, T>,
     lock: &'a CoreLock<T>,
@@ -159,12 +159,12 @@ impl<T> Drop for Locked<'_, T> {
     }
 }
 
-/// Ends this process with `status` when any of its threads panics, after `report` has printed the reason. For
-/// processes that are servers and nothing else.
+/// Makes the process exit with `status` when any thread panics, after `report` has printed the reason. For
+/// processes that are only servers.
 pub fn end_on_panic(status: i32, report: impl Fn(&str) + Send + Sync + 'static) {
     static IS_ENDING: AtomicBool = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
-        // Of several threads that panic at once, the first one reports.
+        // If several threads panic at once, only the first one reports.
         if IS_ENDING.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -174,8 +174,8 @@ pub fn end_on_panic(status: i32, report: impl Fn(&str) + Send + Sync + 'static) 
     }));
 }
 
-/// What to do about a failed server.
-pub const FAILURE_HINT: &str = "this is a fault in Tiffin: report this line, and start the server again";
+/// The hint for a failed server.
+pub const FAILURE_HINT: &str = "this is a bug in Tiffin; report this line and restart the server";
 
 /// The message of a panic.
 fn text_of(panic: &(dyn Any + Send)) -> String {
@@ -184,9 +184,9 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("panic without a message").to_owned()
 }
 
-/// Panics on request, for tests of supervision. Release builds contain none of it.
+/// Panics on request, for tests of supervision. Release builds contain none of this code.
 pub mod faults {
-    /// Where a server can be made to panic.
+    /// A place where a server can be made to panic.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(u8)]
     pub enum Point {
@@ -206,7 +206,7 @@ pub mod faults {
     #[cfg(feature = "sabotage")]
     static ARMED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-    /// Lets the next thread of this process that passes the point panic.
+    /// Makes the next thread that passes the point panic.
     #[cfg(feature = "sabotage")]
     pub fn arm(point: Point) {
         ARMED.store(point as u8, std::sync::atomic::Ordering::SeqCst);

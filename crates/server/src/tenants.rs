@@ -1,29 +1,29 @@
-//! The file with the quotas of tenants: read when a master starts, and written again with every change.
+//! The file with the quotas of tenants. The master reads it at the start and rewrites it with every change.
 //!
-//! It is YAML of one form: `version: 1`, and below `tenants:` a name and a quota in bytes for each. The file
-//! is the record: a tenant that is not in it has no quota after a start.
+//! The file is YAML of one form: `version: 1`, and below `tenants:` a name and a quota in bytes for each.
+//! The file is authoritative: a tenant that it does not list has no quota after a start.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// The longest file, in bytes.
+/// The maximum length of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Quotas in bytes, by the name of the tenant.
 pub(crate) type Quotas = BTreeMap<String, u64>;
 
-/// A file that cannot be used.
+/// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the quotas of tenants in `{}`: {what}\n\nhint: {HINT}", .path.display())]
 pub struct TenantFileError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
 }
 
-const HINT: &str = "it has a line `version: 1`, and `tenants:` with a `name` and a `quota` in bytes for each";
+const HINT: &str = "write a line `version: 1`, and `tenants:` with a `name` and a `quota` in bytes for each";
 
 /// Reads the file.
 pub(crate) fn read(path: &Path) -> Result<Quotas, TenantFileError> {
@@ -40,7 +40,7 @@ pub(crate) fn read(path: &Path) -> Result<Quotas, TenantFileError> {
     parse(&text).map_err(fail)
 }
 
-/// Writes the file anew, so that it is the old one or the new one at any time.
+/// Replaces the file atomically.
 pub(crate) fn write(path: &Path, quotas: &Quotas) -> Result<(), TenantFileError> {
     let fail = |error: io::Error| TenantFileError { path: path.to_owned(), what: error.to_string() };
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -70,7 +70,7 @@ fn parse(text: &str) -> Result<Quotas, String> {
     let mut has_tenants = false;
     let mut items: Vec<(Option<String>, Option<u64>)> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
-        let odd = || format!("line {number} is not understood");
+        let odd = || format!("line {number} cannot be parsed");
         let rest = line.trim();
         if rest.is_empty() || rest.starts_with('#') || rest == "---" {
             continue;
@@ -97,15 +97,15 @@ fn parse(text: &str) -> Result<Quotas, String> {
         }
     }
     if version.as_deref() != Some("1") || !has_tenants {
-        return Err("it lacks `version: 1` or `tenants:`".to_owned());
+        return Err("`version: 1` or `tenants:` is missing".to_owned());
     }
     let mut quotas = Quotas::new();
     for item in items {
         let (Some(name), Some(quota @ 1..)) = item else {
-            return Err("a tenant lacks its name or quota".to_owned());
+            return Err("a tenant has no name or no quota".to_owned());
         };
         if quotas.insert(name.clone(), quota).is_some() {
-            return Err(format!("the tenant `{name}` is there twice"));
+            return Err(format!("tenant `{name}` is listed twice"));
         }
     }
     Ok(quotas)
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_bounded_and_replaced_as_a_whole() {
+    fn file_is_bounded_and_replaced_atomically() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("quotas.yaml");
         assert!(read(&path).unwrap_err().to_string().contains("hint: "));

@@ -1,8 +1,7 @@
 //! A master and a node in one process.
 //!
-//! [`Embedded`] is a store inside a program: it is reached over Unix sockets only, by this process, its
-//! children and other processes of the same user on this machine. [`Up`] is the store that `tiffin up`
-//! starts, for people who want one on their machine at once.
+//! [`Embedded`] is a store inside a program. It listens on Unix sockets only, for processes of the same
+//! user on this host. [`Up`] is the store that `tiffin up` starts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,31 +14,31 @@ use tokio::time::Instant;
 use crate::config::{MasterConfig, NodeConfig, UpConfig};
 use crate::{MasterServer, NodeServer, StartError, host};
 
-/// How long a master and a node of one process may take to find each other.
+/// The time limit for a node to register with the master of its own process.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A store inside this process. It ends when this is dropped.
+/// A store inside this process. Dropping it stops the store.
 #[derive(Debug)]
 pub struct Embedded {
-    // The node first: it is to be gone before its master is, and fields are dropped in order.
+    // The node is first: fields are dropped in order, and the node must stop before its master.
     node: NodeServer,
     master: MasterServer,
     _fate: JoinSet<()>,
 }
 
 impl Embedded {
-    /// Starts a master and a node of so many bytes; both can be used when this returns.
+    /// Starts a master and a node with `memory` bytes. Both are ready when this returns.
     pub async fn start(memory: u64) -> Result<Self, StartError> {
         Self::start_with(memory, Arc::default()).await
     }
 
-    /// The same, counting the bytes that move where the caller can see them.
+    /// The same, with counters for moved bytes that the caller can read.
     pub async fn start_with(memory: u64, counters: Arc<Counters>) -> Result<Self, StartError> {
         Self::start_node(NodeConfig { memory, ..NodeConfig::default() }, counters).await
     }
 
-    /// The same with a node as it is described here, disks and all. Where its master is, and that it listens
-    /// for its own host only, goes without saying.
+    /// The same, with a configured node, including its disks. The master's address and the listening
+    /// address are filled in.
     pub async fn start_node(node: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         let drawn =
             host::draw().map_err(|source| StartError::System { what: "drawing a random number", source })?;
@@ -53,30 +52,30 @@ impl Embedded {
         Ok(Self { node, master, _fate: fate })
     }
 
-    /// Where clients of this process, and of others of the same user, reach it.
+    /// The address for clients of this process and of other processes of the same user.
     #[must_use]
     pub fn address(&self) -> &Address {
         self.master.address()
     }
 
-    /// Its node.
+    /// The node.
     #[must_use]
     pub fn node(&self) -> &NodeServer {
         &self.node
     }
 
-    /// Its master.
+    /// The master.
     #[must_use]
     pub fn master(&self) -> &MasterServer {
         &self.master
     }
 
-    /// Waits until a part of it has failed, and says which. Calls get errors from then on.
+    /// Waits until a part of the store fails, and returns which. Calls return errors after that.
     pub async fn failed(&self) -> Arc<str> {
         self.master.failed().await
     }
 
-    /// Closes everything; answers that are ready still go out until the deadline.
+    /// Closes everything. Replies that are ready are still sent until the deadline.
     pub async fn shutdown(self, deadline: Instant) {
         self.master.expect_departures();
         self.node.leave(deadline).await;
@@ -84,7 +83,7 @@ impl Embedded {
     }
 }
 
-/// What `tiffin up` starts. It ends when this is dropped.
+/// The store of `tiffin up`. Dropping it stops the store.
 #[derive(Debug)]
 pub struct Up {
     node: NodeServer,
@@ -92,7 +91,7 @@ pub struct Up {
 }
 
 impl Up {
-    /// Starts a master and a node; both can be used when this returns.
+    /// Starts a master and a node. Both are ready when this returns.
     pub async fn start(config: UpConfig) -> Result<Self, StartError> {
         let UpConfig { master, node } = config;
         let master = MasterServer::start(master).await?;
@@ -101,19 +100,19 @@ impl Up {
         Ok(Self { node, master })
     }
 
-    /// Its node.
+    /// The node.
     #[must_use]
     pub fn node(&self) -> &NodeServer {
         &self.node
     }
 
-    /// Its master.
+    /// The master.
     #[must_use]
     pub fn master(&self) -> &MasterServer {
         &self.master
     }
 
-    /// Closes everything; answers that are ready still go out until the deadline.
+    /// Closes everything. Replies that are ready are still sent until the deadline.
     pub async fn shutdown(self, deadline: Instant) {
         self.master.expect_departures();
         self.node.leave(deadline).await;
@@ -121,7 +120,7 @@ impl Up {
     }
 }
 
-/// Lets each fail when the other does: alone, a node would wait for its master without end.
+/// Makes each server fail when the other does. A node alone would wait for its master forever.
 fn share_fate(node: &NodeServer, master: &MasterServer) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for (of, to) in [(node.supervisor(), master.supervisor()), (master.supervisor(), node.supervisor())] {
@@ -133,12 +132,12 @@ fn share_fate(node: &NodeServer, master: &MasterServer) -> JoinSet<()> {
 
 async fn join(node: &NodeServer) -> Result<(), StartError> {
     node.joined(Instant::now() + JOIN_TIME_MAX).await.map_err(|error| StartError::System {
-        what: "bringing the node to its own master",
+        what: "registering the node with its own master",
         source: std::io::Error::other(error),
     })
 }
 
-/// A wildcard can be listened on, but not connected to.
+/// Replaces a wildcard, which cannot be connected to, by loopback.
 fn reachable(address: &Address) -> Address {
     match address {
         Address::Tcp { host, port } if host == "0.0.0.0" => {

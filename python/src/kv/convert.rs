@@ -1,4 +1,4 @@
-//! Inputs and results as plain tuples; `tiffin/kv.py` gives them names.
+//! Inputs and results as plain tuples. `tiffin/kv.py` gives them names.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -19,7 +19,7 @@ pub(super) type Coordinates = ((u32, u32), (u32, u32), (u32, u32));
 /// Request, namespace, tokens, media, hashes, number of tokens, priority, seconds to wait.
 type Submission = (u64, u32, Option<Vec<u8>>, Mediums, Option<Vec<[u8; 16]>>, u32, u8, Option<f64>);
 
-/// The inputs of a step, list by list, in the order in which they are applied.
+/// The inputs of a step, one list for each kind, in the order in which they are applied.
 #[derive(FromPyObject)]
 pub(super) struct Inputs {
     computed: Vec<(u64, u32, Vec<u8>)>,
@@ -34,7 +34,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// As inputs of the engine.
+    /// Converts them into inputs of the engine.
     pub(super) fn parse(self, py: Python<'_>) -> PyResult<Vec<Input>> {
         let progress = |(request, upto, generated): (u64, u32, Vec<u8>)| Progress {
             request: ReqId(request),
@@ -80,7 +80,7 @@ fn submission(submission: Submission) -> Input {
     Input::Submit(Submit { request: ReqId(request), space: SpaceId(space), prompt, priority, deadline })
 }
 
-/// Tokens as numpy's `uint32` has them.
+/// Tokens from the bytes of numpy's `uint32`.
 pub(super) fn tokens(bytes: &[u8]) -> Vec<u32> {
     let (words, _) = bytes.as_chunks::<4>();
     words.iter().map(|word| u32::from_le_bytes(*word)).collect()
@@ -110,7 +110,7 @@ fn medium(py: Python<'_>, word: &str) -> PyResult<Medium> {
 
 /// An unknown word.
 pub(super) fn no_word(py: Python<'_>, given: &str, words: &str) -> PyErr {
-    invalid(py, format!("`{given}` is none of {words}\n\nhint: spell it like that"))
+    invalid(py, format!("`{given}` is unknown\n\nhint: give {words}"))
 }
 
 /// The results of a step: lists of tuples, in the order of the fields of `tiffin.kv.Plan`.
@@ -154,8 +154,8 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
         .into_pyobject(py)
 }
 
-/// An operation that begins: its name, kind and request, the hashes of its pages one behind another, and the
-/// pages that it reads and writes; no bytes where these are not in a tier.
+/// An operation that starts: its name, kind and request, the concatenated hashes of its pages, and the
+/// pages that it reads and writes. The bytes are empty for pages that are not in a tier.
 type Begun<'py> = (u64, &'static str, Option<u64>, [Bound<'py, PyBytes>; 3]);
 
 fn begun<'py>(py: Python<'py>, operation: &Operation) -> Begun<'py> {
@@ -171,7 +171,7 @@ fn begun<'py>(py: Python<'py>, operation: &Operation) -> Begun<'py> {
     (operation.id.0, kind_word(operation.kind), operation.request.map(|it| it.0), pages)
 }
 
-/// Pages that a request got earlier in the same step, and has lost.
+/// Removes pages that a request got earlier in the same step, and has lost.
 fn forget<A, B, C>(request: u64, ready: &mut Vec<(u64, A, B)>, granted: &mut Vec<(u64, C)>) {
     ready.retain(|(id, ..)| *id != request);
     granted.retain(|(id, _)| *id != request);
@@ -193,7 +193,7 @@ fn copy(
     (tier, space.0, PyBytes::new(py, &hash))
 }
 
-/// Pages that were done, or −1 for a failure.
+/// The number of completed pages, or −1 for a failure.
 fn count(outcome: &Outcome) -> i64 {
     match outcome {
         Outcome::Done { leading } => i64::from(*leading),

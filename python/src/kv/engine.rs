@@ -1,4 +1,4 @@
-//! The class `_native.KvEngine`: an executor whose memory Python lent.
+//! The class `_native.KvEngine`: an executor over memory that Python provides.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,26 +20,27 @@ use crate::process::PerProcess;
 use crate::runtime::{self, block_on};
 use crate::store::Store;
 
-/// The longest wait, which is practically unlimited.
+/// The maximum wait, which is practically unlimited.
 const SECONDS_MAX: f64 = 1e6;
 /// How often a waiting call checks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// The engine of a KV hierarchy over memory of Python. `tiffin.kv.Engine` is what users see of it.
+/// The engine of a KV hierarchy over Python's memory. `tiffin.kv.Engine` is its public class.
 #[pyclass(frozen, module = "tiffin._native")]
 pub(crate) struct KvEngine {
-    /// Threads and locks are of the process that made it; a forked child has none.
+    /// Threads and locks belong to the process that made the engine; a forked child has none.
     executor: PerProcess<Mutex<Option<Executor>>>,
 }
 
 #[pymethods]
 impl KvEngine {
-    /// `device` is memory, or an object that loads and saves; `host` is memory, or nothing for our own.
+    /// `device` is memory, or an object that loads and saves. `host` is memory, or `None` for memory of our
+    /// own.
     #[new]
     #[pyo3(
         signature = (shape, settings, *, page_bytes, device, host, store, exist_options, rank_part, gather)
     )]
-    #[expect(clippy::too_many_arguments, reason = "the package gives them by name")]
+    #[expect(clippy::too_many_arguments, reason = "the package passes them by name")]
     fn new(
         py: Python<'_>,
         shape: Shape,
@@ -53,7 +54,7 @@ impl KvEngine {
         gather: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let config = settings::config(&shape, settings)?;
-        let no_memory = || invalid(py, format!("there is no memory for {} host pages", config.host_pages));
+        let no_memory = || invalid(py, format!("cannot allocate {} host pages", config.host_pages));
         let host = match host {
             Some(host) => lent(host, config.host_pages, page_bytes)?,
             None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_memory)?,
@@ -76,7 +77,7 @@ impl KvEngine {
         Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))) })
     }
 
-    /// One step: applies inputs, begins operations, and returns what the caller must do.
+    /// Runs one step: applies inputs, starts operations, and returns the actions for the caller.
     fn step<'py>(&self, py: Python<'py>, inputs: Inputs) -> PyResult<Bound<'py, PyTuple>> {
         let inputs = inputs.parse(py)?;
         let step = self.with(py, |executor| executor.step(inputs))?;
@@ -119,7 +120,7 @@ impl KvEngine {
         Ok(table.map(|pages| convert::page_ids(py, &pages)))
     }
 
-    /// The state of a request, in words.
+    /// The state of a request, as text.
     fn state(&self, py: Python<'_>, request: u64) -> PyResult<Option<String>> {
         let state = self.with(py, |executor| executor.engine().state(ReqId(request)))?;
         Ok(state.map(|state| format!("{state:?}").to_lowercase()))
@@ -170,7 +171,7 @@ impl KvEngine {
         Ok(checked.err().map(|violation| violation.to_string()))
     }
 
-    /// Closes it: waits for backups, and stops other operations. Returns whether all have ended.
+    /// Closes the engine: waits for backups, and stops other operations. Returns whether all have ended.
     fn close(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let at_most = Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX));
         let Some(executor) = self.executor.here() else { return Ok(true) };
@@ -195,7 +196,7 @@ fn lock(executor: &Mutex<Option<Executor>>) -> MutexGuard<'_, Option<Executor>> 
     executor.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A store of ours, or an object with Mooncake's batched calls.
+/// Opens a store of ours, or wraps an object with Mooncake's batched calls.
 fn open_store(
     py: Python<'_>,
     store: &Any<'_>,

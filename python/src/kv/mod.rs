@@ -1,8 +1,8 @@
-//! The KV hierarchy in Python: `tiffin.kv` stands on this.
+//! The KV hierarchy in Python, on which `tiffin.kv` is built.
 //!
 //! | module | purpose |
 //! |---|---|
-//! | `engine` | the class: a step is one crossing, with the interpreter released |
+//! | `engine` | the class: a step is one call, with the interpreter released |
 //! | `settings` | the configuration of an engine, from arguments |
 //! | `convert` | inputs from tuples, and results as tuples |
 //! | `python_objects` | a store, a device and a collective that are Python objects |
@@ -24,7 +24,7 @@ use tiffin_kv_exec::PageName;
 use crate::errors::invalid;
 use convert::{Coordinates, Mediums, Names};
 
-/// Adds what is here to the module.
+/// Adds the classes and functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::KvEngine>()?;
     module.add_function(wrap_pyfunction!(kv_chain, module)?)?;
@@ -54,7 +54,7 @@ fn kv_chain<'py>(
     Ok((bytes(&root), hashes.iter().map(bytes).collect()))
 }
 
-/// What these pages of a rank are called in a shared store.
+/// The names of these pages of a rank in a shared store.
 #[pyfunction]
 fn kv_names(root: [u8; 16], rank: Coordinates, hashes: Vec<[u8; 16]>) -> Vec<String> {
     let rank: RankPart = convert::rank(rank);
@@ -62,7 +62,7 @@ fn kv_names(root: [u8; 16], rank: Coordinates, hashes: Vec<[u8; 16]>) -> Vec<Str
     hashes.into_iter().map(name).collect()
 }
 
-/// What `tiffin kv replay` says to these arguments, as JSON.
+/// The output of `tiffin kv replay` for these arguments, as JSON.
 #[pyfunction]
 fn kv_replay(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<String> {
     py.detach(|| tiffin_cli::kv_replay(arguments)).map_err(|text| invalid(py, text))

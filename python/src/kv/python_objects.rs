@@ -1,4 +1,4 @@
-//! A store, a device and a collective that are Python objects, called on threads of ours.
+//! A store, a device and a collective that are Python objects, called from our threads.
 //!
 //! The store is Mooncake's own class, `MooncakeDistributedStore`, or any object with its three batched calls,
 //! which release the interpreter while they move bytes.
@@ -99,7 +99,7 @@ impl PythonStore {
 pub(super) struct PythonDevice(pub(super) Py<PyAny>);
 
 impl PythonDevice {
-    /// Passes two lists of page ids, and returns how many were done; `None` means all.
+    /// Passes two lists of page ids, and returns the number of completed pages; `None` means all.
     fn call(&self, method: &str, from: &[u32], to: &[u32]) -> Result<u32, Fault> {
         within(|py| {
             let done = self.0.call_method1(py, method, (page_ids(py, from), page_ids(py, to)))?;
@@ -136,7 +136,7 @@ impl Gather for PythonGather {
 /// Calls Python; an exception becomes a fault.
 fn within<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Fault> {
     let done = runtime::enter(|py| work(py).map_err(|error| Fault::Other(error.to_string())));
-    done.unwrap_or_else(|| Err(Fault::Other("the interpreter ends".to_owned())))
+    done.unwrap_or_else(|| Err(Fault::Other("the interpreter is shutting down".to_owned())))
 }
 
 fn leading(said: &[i64], is_good: impl Fn(usize, i64) -> bool) -> u32 {

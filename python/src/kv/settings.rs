@@ -12,7 +12,7 @@ use crate::errors::{invalid, wrong_type};
 /// Ticks of the engine: milliseconds.
 const TICKS_PER_SECOND: u32 = 1000;
 
-/// Sizes and ranks of an engine, as `tiffin/kv.py` finds them.
+/// The sizes and ranks of an engine, which `tiffin/kv.py` determines.
 #[derive(FromPyObject)]
 pub(super) struct Shape {
     device_pages: u32,
@@ -23,7 +23,7 @@ pub(super) struct Shape {
     pub(super) compare_every: u64,
 }
 
-/// The configuration of an engine of this shape, with these settings. What is not given has its default.
+/// The configuration of an engine of this shape, with these settings and defaults for the others.
 pub(super) fn config(shape: &Shape, given: &Bound<'_, PyDict>) -> PyResult<Config> {
     let mut settings = Settings::default();
     for (name, value) in given.iter() {
@@ -56,7 +56,7 @@ fn read(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     } else if let Ok(count) = value.extract() {
         Ok(Value::Count(count))
     } else if value.is_instance_of::<PyInt>() {
-        let hint = "it is not negative and has at most 64 bits";
+        let hint = "give a number from 0 to 2^64 - 1";
         Err(invalid(value.py(), format!("{name}={value}\n\nhint: {hint}")))
     } else if let Ok(seconds) = value.extract() {
         Ok(Value::Seconds(seconds))

@@ -1,4 +1,5 @@
-//! Calls of `MooncakeDistributedStore` that change where objects and memory are: copies, tasks, segments.
+//! Calls of `MooncakeDistributedStore` that change the placement of objects and memory: copies, tasks,
+//! segments.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,19 +19,19 @@ use super::store::{MooncakeDistributedStore, first};
 use super::tasks::{self, Change, Task};
 use crate::runtime::block_on;
 
-/// The longest grace period of an unmount.
+/// The maximum grace period of an unmount.
 const GRACE_MAX: Duration = Duration::from_secs(86_400);
 
 /// The state of a copy or move task.
 #[pyclass(module = "mooncake.store", frozen, get_all)]
 #[derive(Clone, Debug)]
 pub(crate) struct QueryTaskResponse {
-    /// Its name.
+    /// The id of the task.
     id: (u64, u64),
     /// Whether it copies or moves.
     #[pyo3(name = "type")]
     kind: TaskType,
-    /// How far it is.
+    /// The state of the task.
     status: TaskStatus,
     /// When it was created, in milliseconds since 1970.
     created_at_ms_epoch: u64,
@@ -38,7 +39,7 @@ pub(crate) struct QueryTaskResponse {
     last_updated_at_ms_epoch: u64,
     /// The client that runs it.
     assigned_client: (u64, u64),
-    /// How it ended; empty before that.
+    /// The result; empty before the end.
     message: String,
 }
 
@@ -88,7 +89,7 @@ impl QueryTaskResponse {
     }
 }
 
-/// The name of a task: a tuple or list of two numbers.
+/// The id of a task: a tuple or list of two numbers.
 struct TaskArg((u64, u64));
 
 impl<'a, 'py> FromPyObject<'a, 'py> for TaskArg {
@@ -98,18 +99,18 @@ impl<'a, 'py> FromPyObject<'a, 'py> for TaskArg {
         let numbers: Items<Number> = object.extract()?;
         match numbers.0.as_slice() {
             [first, second] => Ok(Self((first.0, second.0))),
-            _ => Err(PyTypeError::new_err("a task is named by two numbers")),
+            _ => Err(PyTypeError::new_err("a task id is two numbers")),
         }
     }
 }
 
 #[pymethods]
 impl MooncakeDistributedStore {
-    /// Store metadata and data, one behind the other, as one object. Returns 0; also if the key exists, whose
-    /// value then stays, and if `size` is 0, which stores nothing.
+    /// Store metadata and data, concatenated, as one object. Returns 0; also if the key exists (its value
+    /// stays), and if `size` is 0, which stores nothing.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size,
                         config=ReplicateConfig::default()))]
-    #[expect(clippy::too_many_arguments, reason = "they are Mooncake's")]
+    #[expect(clippy::too_many_arguments, reason = "Mooncake's signature")]
     fn put_from_with_metadata(
         &self,
         py: Python<'_>,
@@ -129,9 +130,9 @@ impl MooncakeDistributedStore {
         first(self.put_ranges(py, &[key], &ranges, &config, form)?)
     }
 
-    /// Remove objects that this client wrote, or only their copies on one segment. Returns the keys of which
-    /// something was removed, each once. Keys that are missing, leased, or written by another client are
-    /// skipped.
+    /// Remove objects that this client wrote, or only their copies on one segment. Returns the keys of
+    /// removed objects or copies, each once. Keys that are missing, leased, or written by another client
+    /// are skipped.
     #[pyo3(signature = (keys, segment_name=String::new()))]
     fn batch_replica_clear<'py>(
         &self,
@@ -162,8 +163,7 @@ impl MooncakeDistributedStore {
             .collect())
     }
 
-    /// Start a task that gives these segments copies of an object, too. Returns its name, and 0 or a negative
-    /// code.
+    /// Start a task that copies an object to further segments. Returns its id, and 0 or a negative code.
     fn create_copy_task(
         &self,
         py: Python<'_>,
@@ -173,7 +173,7 @@ impl MooncakeDistributedStore {
         self.create_task(py, &key, Change::Copy(targets.0))
     }
 
-    /// Start a task that moves the copy of an object from one segment to another. Returns its name, and 0 or
+    /// Start a task that moves the copy of an object from one segment to another. Returns its id, and 0 or
     /// a negative code.
     fn create_move_task(
         &self,
@@ -194,7 +194,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Give the cluster more memory of this process. Returns a dict with `ret`, `segment_ids` and
+    /// Provide more memory of this process to the cluster. Returns a dict with `ret`, `segment_ids` and
     /// `allocated_size`, which is a multiple of 16 MiB.
     #[pyo3(signature = (size, protocol="tcp".to_owned(), location=String::new()))]
     fn allocate_and_mount_segment<'py>(
@@ -217,8 +217,8 @@ impl MooncakeDistributedStore {
         Ok(answer)
     }
 
-    /// End a segment that `allocate_and_mount_segment` made, and free its memory: at once, or after a grace
-    /// period in seconds. Its objects are gone then. Returns 0 or a negative code.
+    /// Unmount a segment that `allocate_and_mount_segment` made, and free its memory: at once, or after a
+    /// grace period in seconds. Its objects are then lost. Returns 0 or a negative code.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Number(0)))]
     fn unmount_and_free_segment(
         &self,
@@ -268,7 +268,7 @@ impl MooncakeDistributedStore {
             }
             Some(_) => not_supported(
                 "mount_segment",
-                "a file as a segment: if the file became shorter, every process that reads it would end; use \
+                "a file as a segment: truncating the file would crash every process that reads it; use \
                  `allocate_and_mount_segment`",
             ),
         };
@@ -276,7 +276,8 @@ impl MooncakeDistributedStore {
         Ok(answer)
     }
 
-    /// End segments that `mount_segment` made, of which there are none. Returns 0 for an empty list, else -1.
+    /// Unmount segments that `mount_segment` made, of which there are none. Returns 0 for an empty list,
+    /// else -1.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Number(0)))]
     fn unmount_segment(&self, segment_ids: Items<String>, grace_period_seconds: Number) -> i64 {
         let _without_effect = grace_period_seconds;
@@ -284,7 +285,7 @@ impl MooncakeDistributedStore {
         if is_done { codes::OK } else { codes::INTERNAL_ERROR }
     }
 
-    /// End the disk of this store's segment. Returns 0 if it has none; -1012 if it has one, which only
+    /// Unmount the disk of this store's segment. Returns 0 if it has none; -1012 if it has one, which only
     /// `close` ends.
     #[pyo3(signature = (grace_period_seconds=Number(0)))]
     fn unmount_local_disk_segment(&self, grace_period_seconds: Number) -> i64 {
@@ -293,7 +294,7 @@ impl MooncakeDistributedStore {
             None => codes::INTERNAL_ERROR,
             Some(open) if open.has_disk() => not_supported(
                 "unmount_local_disk_segment",
-                "a disk cannot leave without the memory of its segment; use `close`",
+                "a disk cannot be unmounted without its segment's memory; use `close`",
             ),
             Some(_) => codes::OK,
         }
@@ -306,7 +307,7 @@ impl MooncakeDistributedStore {
         0
     }
 
-    /// For other objects of this package: the store itself if it is set up, else `None`.
+    /// For other modules of this package: the store itself if it is set up, else `None`.
     fn _get_pyclient_capsule(slf: Bound<'_, Self>) -> Option<Bound<'_, Self>> {
         let is_open = slf.get().open().is_some();
         is_open.then_some(slf)
@@ -338,7 +339,7 @@ impl MooncakeDistributedStore {
     }
 }
 
-/// Whether something was removed.
+/// Removes an object, or its copy on a segment. Returns whether something was removed.
 async fn clear_one(
     client: &Client,
     key: &tiffin_types::Key,
@@ -347,7 +348,7 @@ async fn clear_one(
 ) -> Result<bool, Error> {
     let why = client.why(std::slice::from_ref(key), deadline).await.pop();
     let Some(Ok(Why::Here(here))) = why else { return Ok(false) };
-    // A restarted master does not know the writers of older objects.
+    // A restarted master does not know which client wrote older objects.
     let is_ours = here.writer.is_empty() || here.writer == client.options().label;
     if !is_ours || here.sample.is_some() {
         return Ok(false);
@@ -374,7 +375,7 @@ fn segment_answer(py: Python<'_>, failed: bool, id: Option<segments::Id>) -> PyR
     Ok(answer)
 }
 
-/// Whether a file can be written and has those bytes, from the start of a page on.
+/// Whether a file is writable and has these bytes, starting at a page boundary.
 fn has_bytes(path: &str, offset: u64, size: u64) -> bool {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(Path::new(path));
     let len = file.and_then(|file| file.metadata()).map(|it| it.len());

@@ -1,4 +1,4 @@
-//! Arguments of Mooncake's methods. An argument that does not fit is a `TypeError`, for any reason.
+//! Arguments of Mooncake's methods. An invalid argument is always a `TypeError`.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -39,22 +39,22 @@ impl<'a, 'py> FromPyObject<'a, 'py> for KeyArg {
     }
 }
 
-/// The keys of a probe, in one allocation: one for each key would dominate the cost of the call.
+/// The keys of a probe, in one allocation: one allocation per key would dominate the cost of the call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NameArgs {
-    /// Those that an object can have.
+    /// The valid keys.
     pub(crate) keys: Keys,
-    /// The places of the others in the list that was given, counted up.
+    /// The ascending positions of the invalid keys in the given list.
     unfit: Vec<usize>,
 }
 
 impl NameArgs {
-    /// How many were given.
+    /// The number of given keys.
     pub(crate) fn len(&self) -> usize {
         self.keys.len() + self.unfit.len()
     }
 
-    /// Inserts an answer for the keys that no object can have.
+    /// Inserts an answer for the invalid keys.
     pub(crate) fn merge<A: Copy>(&self, answers: impl IntoIterator<Item = A>, unfit: A) -> Vec<A> {
         let (mut answers, mut places) = (answers.into_iter(), self.unfit.iter().peekable());
         let mut last = unfit;
@@ -94,7 +94,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for NameArgs {
     }
 }
 
-/// Looks at the bytes of a key.
+/// Calls `look` with the bytes of a key.
 fn with_name<R>(object: &Bound<'_, PyAny>, look: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
     if let Ok(text) = object.cast::<PyString>() {
         let text = text.to_cow().map_err(|_| PyTypeError::new_err("a key must be valid Unicode text"))?;
@@ -119,7 +119,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Number {
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let number = object.extract::<u64>().map(Self);
         number.map_err(|_| {
-            PyTypeError::new_err(format!("a non-negative integer is needed, not {}", shown(&object)))
+            PyTypeError::new_err(format!("expected a non-negative integer, not {}", shown(&object)))
         })
     }
 }
@@ -134,7 +134,7 @@ impl<'py> IntoPyObject<'py> for Number {
     }
 }
 
-/// Yes or no: a bool, a number or `None`, as pybind11 takes it.
+/// A boolean argument: a bool, a number or `None`, as pybind11 accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flag(pub(crate) bool);
 
@@ -145,7 +145,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Flag {
         if object.is_none() || object.hasattr("__bool__")? {
             return object.is_truthy().map(Self);
         }
-        Err(PyTypeError::new_err(format!("a bool is needed, not {}", type_name(&object))))
+        Err(PyTypeError::new_err(format!("expected a bool, not {}", type_name(&object))))
     }
 }
 
@@ -170,13 +170,13 @@ where
     }
 }
 
-/// How many items there certainly are.
+/// A lower bound of the number of items.
 fn count(object: &Bound<'_, PyAny>) -> usize {
     let list = object.cast::<PyList>().map(PyListMethods::len);
     list.or_else(|_| object.cast::<PyTuple>().map(PyTupleMethods::len)).unwrap_or(0)
 }
 
-/// Takes the items of a list, a tuple or any other iterable but text and bytes one by one.
+/// Extracts the items of a list, a tuple or any other iterable but text and bytes.
 fn each<'py>(
     object: Borrowed<'_, 'py, PyAny>,
     mut take: impl FnMut(Bound<'py, PyAny>) -> PyResult<()>,
@@ -188,14 +188,14 @@ fn each<'py>(
         return tuple.iter().try_for_each(take);
     }
     if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
-        return Err(PyTypeError::new_err(format!("a list is needed, not {}", type_name(&object))));
+        return Err(PyTypeError::new_err(format!("expected a list, not {}", type_name(&object))));
     }
     object.try_iter()?.try_for_each(|item| take(item?))
 }
 
 /// The type of an object, for messages.
 pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
-    object.get_type().name().map_or_else(|_| "something else".to_owned(), |name| name.to_string())
+    object.get_type().name().map_or_else(|_| "another type".to_owned(), |name| name.to_string())
 }
 
 fn shown(object: &Bound<'_, PyAny>) -> String {

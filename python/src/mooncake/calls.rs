@@ -18,9 +18,9 @@ use super::descriptors::ReplicaDescriptor;
 use super::memory::Blocks;
 use super::open::{Open, tell};
 
-/// How long a removal waits for nodes to confirm, at most. A node that is stopped must not stop its callers.
+/// The time limit for the confirmation of a removal. A stopped node must not block callers.
 const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long the master may take to answer a health check.
+/// The time limit for the master's answer to a health check.
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's probes protect the objects that they find for a while. They are not reads.
 pub(super) const LEASED: ResolveOptions =
@@ -74,12 +74,12 @@ pub(super) fn get_into(
     Ok(open.sessions.refine(&keys, merge(known, codes)))
 }
 
-/// Gets objects that fit the local buffer, and nothing for the others.
+/// Gets objects that fit the local buffer, and `None` for the others.
 pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Vec<u8>>>> {
     get_whole(py, open, keys, open.buffer_bytes)
 }
 
-/// Gets objects of at most so many bytes, and nothing for the others.
+/// Gets objects up to a size, and `None` for the others.
 pub(super) fn get_whole(
     py: Python<'_>,
     open: &Open,
@@ -97,7 +97,7 @@ pub(super) fn get_whole(
     Ok(merge(known, values))
 }
 
-/// Gets objects into the local buffer. Nothing for those that do not fit what live handles leave of it.
+/// Gets objects into the local buffer, and `None` for those that do not fit beside live handles.
 pub(super) fn get_blocks(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Block>>> {
     let arena = if open.buffer_bytes > 0 { open.arena() } else { None };
     let Some(arena) = arena else { return Ok(keys.iter().map(|_| None).collect()) };
@@ -114,8 +114,8 @@ pub(super) fn get_blocks(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResu
     if let Some(len) = too_large.max() {
         let (wanted, bytes) = (Count(len, "byte"), Count(open.buffer_bytes, "byte"));
         tell(&format!(
-            "the local buffer of {bytes} has no {wanted} in one piece beside live BufferHandles; hint: \
-             drop handles sooner, or set `local_buffer_size` higher"
+            "the local buffer of {bytes} has no {wanted} of contiguous space beside live BufferHandles; \
+             hint: drop handles sooner, or set `local_buffer_size` higher"
         ));
     }
     Ok(merge(known, blocks.take(read.iter().map(Result::is_ok))))
@@ -139,7 +139,7 @@ pub(super) fn look(
     Ok(open.sessions.refine(keys, merge(known, codes)))
 }
 
-/// Looks up keys, and returns what is known of each.
+/// Looks up keys, and returns the information about each.
 pub(super) fn resolve(
     py: Python<'_>,
     open: &Open,
@@ -155,7 +155,7 @@ pub(super) fn resolve(
     Ok(merge(known, infos.take(wanted.len())))
 }
 
-/// The copies of each key; none if there is no such object.
+/// The copies of each key; empty if there is no such object.
 pub(super) fn copies(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Vec<ReplicaDescriptor>>> {
     let (known, keys) = split(keys.iter().map(|key| key.key().ok_or_else(Vec::new)).collect());
     let deadline = Deadline::after(open.call_time);
@@ -171,7 +171,7 @@ pub(super) fn copies(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<V
     Ok(merge(known, copies.collect::<Vec<_>>()))
 }
 
-/// How many objects the client has read from disks.
+/// The number of objects that the client has read from disks.
 pub(super) fn disk_reads(py: Python<'_>, open: &Open) -> PyResult<u64> {
     let deadline = Deadline::after(open.call_time);
     let counted = open.handle.call(py, deadline, async |client| Ok(client.disk_reads()))?;
@@ -221,7 +221,7 @@ pub(super) fn remove(
     Ok(open.sessions.refine(keys, merge(known, codes)))
 }
 
-/// Removes objects that match, and returns how many there were.
+/// Removes objects that match, and returns their number.
 pub(super) fn remove_matching(
     py: Python<'_>,
     open: &Open,
@@ -280,7 +280,7 @@ fn tell_unconfirmed(error: &Error) {
     }
 }
 
-/// Separates the items without an answer from those with one.
+/// Separates items with an answer from those without.
 fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<Option<A>>, Vec<T>) {
     let mut wanted = Vec::with_capacity(items.len());
     let known = items.into_iter().map(|item| match item {

@@ -1,8 +1,8 @@
-//! Refuses addresses that are not memory of this process, before anything is copied from or to them.
+//! Rejects addresses that are not memory of this process, before any copy.
 //!
-//! A device pointer, freed memory or a wrong number would end the process with a signal. Ranges that are
-//! registered had their access rights checked then. In a call it is only checked that they are still mapped,
-//! for all ranges of one registration together. Other ranges are probed one by one.
+//! A device pointer, freed memory or a wrong number would crash the process with a signal. The access
+//! rights of a registered range are checked at its registration. A call only checks that registered ranges
+//! are still mapped, all ranges of one registration together. Other ranges are probed one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use tiffin_client::probe::{Access, Coverage, is_accessible, is_mapped};
 use super::codes;
 use super::open::{Open, tell};
 
-/// The hint for an address that is refused.
+/// The hint for a rejected address.
 const HINT: &str = "hint: copy device memory to the host first, as in `tensor.cpu()`, and keep host memory \
                     mapped until the call returns";
 
-/// For each key whether its ranges can be accessed so, as far as there can be memory at all. If some cannot,
-/// one line says which.
+/// For each key, whether its ranges can be accessed in this way. If some cannot, one line on standard error
+/// names them.
 pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access: Access) -> Vec<bool> {
     let region = |&(start, len): &(u64, u64)| open.registry.region(start, len, access);
     let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access
     let whole: BTreeSet<_> = spans.into_iter().filter(is_whole).map(|(region, _)| region).collect();
     let mut refused = None;
     let mut is_usable = |range: &(u64, u64)| {
-        // No memory can be there, which needs no question to the kernel.
+        // No memory can be at such a range, which needs no system call.
         if range.0 == 0 || range.0.checked_add(range.1).is_none() {
             return true;
         }
@@ -57,7 +57,7 @@ pub(super) fn is_usable(open: &Open, start: u64, len: u64, access: Access) -> bo
     }
 }
 
-/// Reports in one line which address was refused, and why.
+/// Prints one line with the rejected address, and the reason.
 pub(super) fn tell_refused(what: &str, start: u64, len: u64, access: Access) {
     let can = match access {
         Access::Read => "read",

@@ -1,9 +1,9 @@
-//! Mooncake's return codes, and the one table that turns our errors into them.
+//! Mooncake's return codes, and the table that converts our errors into them.
 
 use tiffin_client::Error;
 use tiffin_types::message::Reason;
 
-/// Done.
+/// Success.
 pub(crate) const OK: i64 = 0;
 /// The setup failed; the log has the reason.
 pub(crate) const INTERNAL_ERROR: i64 = -1;
@@ -23,15 +23,15 @@ pub(crate) const OBJECT_ALREADY_EXISTS: i64 = -705;
 pub(crate) const OBJECT_HAS_LEASE: i64 = -706;
 /// The object of a get session is gone.
 pub(crate) const LEASE_EXPIRED: i64 = -707;
-/// The bytes could not be moved.
+/// The bytes could not be transferred.
 pub(crate) const TRANSFER_FAIL: i64 = -800;
-/// The master could not be reached, or could not finish.
+/// The master is unreachable, or could not finish.
 pub(crate) const RPC_FAIL: i64 = -900;
 /// The deadline has passed.
 pub(crate) const RPC_TIMEOUT: i64 = -901;
-/// The segment takes no new objects.
+/// The segment accepts no new objects.
 pub(crate) const UNAVAILABLE_IN_CURRENT_STATUS: i64 = -1010;
-/// The feature is not there.
+/// The feature is not supported.
 pub(crate) const NOT_SUPPORTED: i64 = -1012;
 /// No such task is known.
 pub(crate) const TASK_NOT_FOUND: i64 = -1400;
@@ -41,7 +41,7 @@ pub(crate) const TASK_PENDING_LIMIT_EXCEEDED: i64 = -1401;
 pub(crate) const DFS_SERVICE_UNAVAILABLE: i64 = -1601;
 /// The object exceeds the quota of its tenant, which is a namespace.
 pub(crate) const TENANT_QUOTA_EXCEEDED: i64 = -1700;
-/// The tenant has no quota, and the master wants one.
+/// The tenant has no quota, and the master requires one.
 pub(crate) const TENANT_NOT_REGISTERED: i64 = -1701;
 
 /// The answer of `health_check` before `setup` and after `close`.
@@ -53,13 +53,14 @@ pub(crate) const HEALTH_NO_MASTER: i64 = 2;
 pub(crate) fn of(error: &Error) -> i64 {
     match error {
         Error::NotFound { .. } | Error::Superseded { .. } | Error::Consumed { .. } => OBJECT_NOT_FOUND,
-        // A range outside the object; the others are for samples, which nothing here asks for.
+        // A range outside the object. The other errors are those of samples, which this module does not
+        // use.
         Error::OutOfRange { .. }
         | Error::Exists { .. }
         | Error::NotASample { .. }
         | Error::WrongGroup { .. } => INVALID_PARAMS,
         Error::Full { .. } | Error::NoNode { .. } | Error::Behind { .. } => NO_AVAILABLE_HANDLE,
-        // Only a tenant without a quota has one of zero.
+        // Only a tenant without a quota has a limit of zero.
         Error::OverQuota { quota, .. } if quota.limit == 0 => TENANT_NOT_REGISTERED,
         Error::OverQuota { .. } => TENANT_QUOTA_EXCEEDED,
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
@@ -67,7 +68,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         Error::Leased { .. } => OBJECT_HAS_LEASE,
         Error::NodeDown { .. } => TRANSFER_FAIL,
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => RPC_TIMEOUT,
-        // The master cannot be reached, rejects the client, or a node did not confirm the request.
+        // The master is unreachable, rejects the client, or a node did not confirm the request.
         Error::Unreachable { .. }
         | Error::NoHandshake { is_silent: false, .. }
         | Error::UnknownHost { .. }

@@ -1,5 +1,5 @@
-//! `ReplicateConfig`, the options of a put, in both generations of spellings; and `ExistOptions`, the options
-//! of a probe.
+//! `ReplicateConfig`, the options of a put, in the older and the newer spelling; and `ExistOptions`, the
+//! options of a probe.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use super::codes;
 use super::enums::{ObjectDataType, SoftPinAction};
 use super::open::tell;
 
-/// The longest soft pin; Mooncake's default.
+/// The maximum duration of a soft pin; Mooncake's default.
 const SOFT_PIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How an object is to be kept: copies, pins and preferred segments. Every field can be read and set.
+/// How an object is stored: copies, pins and preferred segments. Every field can be read and set.
 #[pyclass(module = "mooncake.store", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct ReplicateConfig {
@@ -52,17 +52,17 @@ impl Default for ReplicateConfig {
     }
 }
 
-/// The call that a config is for: some calls accept options that others refuse.
+/// The call for which a config is used: some calls accept options that others reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PutForm {
-    /// One key or many, each from one place.
+    /// One or many keys, each from one buffer.
     Plain,
-    /// Many keys, each from many places: the only form that may ask for one node.
+    /// Many keys, each from many buffers: the only form that may request a single node.
     MultiBuffer,
 }
 
 impl ReplicateConfig {
-    /// The options of a put of so many keys, or Mooncake's code for an invalid config.
+    /// The options of a put of this many keys, or Mooncake's code for an invalid config.
     pub(crate) fn options(&self, keys: usize, form: PutForm) -> Result<PutOptions, i64> {
         if self.dfs_replica_num > 0 {
             return Err(refuse(
@@ -87,7 +87,7 @@ impl ReplicateConfig {
             vec![self.preferred_segment.clone()]
         };
         Ok(PutOptions {
-            // More copies than nodes are no error, so neither are more copies than there may be.
+            // More copies than nodes are not an error, so neither is a number above the maximum.
             replicas: u32::try_from(self.replica_num).unwrap_or(REPLICAS_MAX).min(REPLICAS_MAX),
             on_exists: OnExists::Keep,
             hard_pin: self.with_hard_pin,
@@ -106,7 +106,7 @@ impl ReplicateConfig {
         let max_ms = SOFT_PIN_MAX.as_millis() as u64;
         match (self.soft_pin_action, self.soft_pin_ttl_ms) {
             (SoftPinAction::Enable, None) => Ok(Some(SOFT_PIN_DEFAULT)),
-            // A pin of no time is none.
+            // A pin without duration is none.
             (SoftPinAction::Enable, Some(0)) => Ok(None),
             (SoftPinAction::Enable, Some(ttl_ms)) if ttl_ms <= max_ms => Ok(Some(ttl_ms)),
             (SoftPinAction::Preserve | SoftPinAction::Disable, None) => Ok(None),
@@ -115,7 +115,7 @@ impl ReplicateConfig {
     }
 }
 
-/// Reports in one line which feature a config asks for in vain, and returns the code for that.
+/// Prints one line with the unsupported feature of a config, and returns the code for it.
 fn refuse(field: &str, feature: &str, code: i64) -> i64 {
     tell(&format!("put refused ({code}): `{field}`: not supported: {feature}"));
     code
@@ -162,7 +162,7 @@ impl ReplicateConfig {
         Self::default()
     }
 
-    /// How many copies on different segments; fewer where there are fewer segments.
+    /// The number of copies on different segments; fewer if there are fewer segments.
     #[getter]
     fn replica_num(&self) -> u64 {
         self.replica_num
@@ -172,7 +172,7 @@ impl ReplicateConfig {
         self.replica_num = value.0;
     }
 
-    /// Copies on NVMe-oF, which there is none of: a put that asks for one answers -600.
+    /// Copies on NVMe-oF, which is not supported: a put that requests one returns -600.
     #[getter]
     fn nof_replica_num(&self) -> u64 {
         self.nof_replica_num
@@ -182,7 +182,7 @@ impl ReplicateConfig {
         self.nof_replica_num = value.0;
     }
 
-    /// Copies on a distributed file system, which there is none of: a put that asks for one answers -1601.
+    /// Copies on a distributed file system, which is not supported: a put that requests one returns -1601.
     #[getter]
     fn dfs_replica_num(&self) -> u64 {
         self.dfs_replica_num
@@ -192,7 +192,7 @@ impl ReplicateConfig {
         self.dfs_replica_num = value.0;
     }
 
-    /// Whether the object is to be evicted after all others.
+    /// Whether the object is evicted after all others.
     #[getter]
     fn soft_pin_action(&self) -> SoftPinAction {
         self.soft_pin_action
@@ -202,7 +202,8 @@ impl ReplicateConfig {
         self.soft_pin_action = value;
     }
 
-    /// How long a soft pin lasts, in milliseconds; `None` is half an hour. Only with `SoftPinAction.ENABLE`.
+    /// The duration of a soft pin in milliseconds; `None` is half an hour. Only with
+    /// `SoftPinAction.ENABLE`.
     #[getter]
     fn soft_pin_ttl_ms(&self) -> Option<u64> {
         self.soft_pin_ttl_ms
@@ -232,7 +233,8 @@ impl ReplicateConfig {
         self.with_hard_pin = value.0;
     }
 
-    /// The segment to try first, as `get_hostname()` names it; wins over `preferred_segments`.
+    /// The segment to try first, by the name that `get_hostname()` returns; it precedes
+    /// `preferred_segments`.
     #[getter]
     fn preferred_segment(&self) -> &str {
         &self.preferred_segment
@@ -252,7 +254,7 @@ impl ReplicateConfig {
         self.preferred_segments = value.0;
     }
 
-    /// Has no effect: there is no NVMe-oF.
+    /// Has no effect: NVMe-oF is not supported.
     #[getter]
     fn preferred_nof_segments(&self) -> Vec<String> {
         self.preferred_nof_segments.clone()
@@ -262,7 +264,7 @@ impl ReplicateConfig {
         self.preferred_nof_segments = value.0;
     }
 
-    /// Whether one call's objects are to lie together; only for `batch_put_from_multi_buffers`.
+    /// Whether the objects of one call are placed on one node; only for `batch_put_from_multi_buffers`.
     #[getter]
     fn prefer_alloc_in_same_node(&self) -> bool {
         self.prefer_alloc_in_same_node
@@ -272,7 +274,7 @@ impl ReplicateConfig {
         self.prefer_alloc_in_same_node = value.0;
     }
 
-    /// What the object is. It changes nothing.
+    /// The type of the object. It has no effect.
     #[getter]
     fn data_type(&self) -> ObjectDataType {
         self.data_type

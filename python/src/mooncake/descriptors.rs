@@ -9,17 +9,17 @@ use tiffin_client::{Info, Replica};
 
 use super::enums::ReplicaStatus;
 
-/// Where the bytes of a copy in memory are. Changing it changes nothing else.
+/// The location of a copy in memory. Changing it has no other effect.
 #[pyclass(module = "mooncake.store")]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Descriptor {
-    /// How many bytes the object has.
+    /// The size of the object in bytes.
     #[pyo3(get, set)]
     size: u64,
-    /// Always 0: an address in a node's memory means nothing outside it.
+    /// Always 0: an address in a node's memory is meaningless elsewhere.
     #[pyo3(get, set)]
     buffer_address: u64,
-    /// The name of the segment, as `get_hostname()` returns it there.
+    /// The name of the segment, as `get_hostname()` returns it on its node.
     #[pyo3(get, set)]
     transport_endpoint: String,
 }
@@ -43,19 +43,19 @@ impl Descriptor {
 #[pyclass(module = "mooncake.store", frozen)]
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryDescriptor {
-    /// Where its bytes are.
+    /// The location of its bytes.
     #[pyo3(get)]
     buffer_descriptor: Descriptor,
 }
 
-/// A copy in a file that every client can read, which there is none of.
+/// A copy in a file that every client can read. There are none.
 #[pyclass(module = "mooncake.store", frozen)]
 #[derive(Clone, Debug)]
 pub(crate) struct DiskDescriptor {
     /// The file.
     #[pyo3(get)]
     file_path: String,
-    /// How many bytes the object has.
+    /// The size of the object in bytes.
     #[pyo3(get)]
     object_size: u64,
 }
@@ -85,7 +85,7 @@ impl ReplicaDescriptor {
 
 #[pymethods]
 impl ReplicaDescriptor {
-    /// The state of the copy: always `COMPLETE`, since others are not shown.
+    /// The state of the copy: always `COMPLETE`, because others are not listed.
     #[getter]
     fn status(&self) -> ReplicaStatus {
         ReplicaStatus::Complete
@@ -106,7 +106,7 @@ impl ReplicaDescriptor {
         self.is_on_disk
     }
 
-    /// Returns its place in memory; raises `RuntimeError` if it is not in memory.
+    /// Returns its location in memory; raises `RuntimeError` if it is not in memory.
     fn get_memory_descriptor(&self) -> PyResult<MemoryDescriptor> {
         if self.is_on_disk {
             return Err(PyRuntimeError::new_err("Expected MemoryDescriptor"));

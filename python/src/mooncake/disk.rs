@@ -1,11 +1,10 @@
 //! The disk of a store with `enable_ssd_offload`: its size, and the directory of this store.
 //!
-//! Ranks of one host often get the same path. Each uses the first directory below it that no other rank uses,
-//! so that a restarted rank finds the objects that were left there. Objects on a disk belong to the cluster,
-//! so it does not matter which rank reopens them.
+//! Ranks of one host often get the same path. Each uses the first directory below it that no other rank
+//! uses, so that a restarted rank finds the objects that were left there. Objects on a disk belong to the
+//! cluster, so that any rank may reopen them.
 //!
-//! **Invariant:** a directory is claimed by a lock that is held for as long as the store is open, and by one
-//! store at a time.
+//! **Invariant:** a directory is claimed by a lock that one store holds while it is open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,34 +17,34 @@ use tiffin_server::config::{Engine, SsdConfig};
 
 use crate::process;
 
-/// How much of a disk is used by default, if it has that much; Mooncake's default.
+/// The default size of a disk, if it has that much space; Mooncake's default.
 const SIZE_DEFAULT: u64 = 2 << 40;
-/// Stores that may share one path.
+/// The maximum number of stores that share one path.
 const RANKS_MAX: u32 = 1024;
 /// The settings of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskSettings {
     /// The directory that ranks may share.
     pub(crate) path: PathBuf,
-    /// How many bytes this store may use there, if that is set.
+    /// The number of bytes that this store may use there, if it is set.
     pub(crate) size: Option<u64>,
-    /// How it is read and written.
+    /// The I/O engine.
     pub(crate) engine: Engine,
 }
 
-/// A directory that is this store's own until this is dropped.
+/// A directory that belongs to this store until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     lock: File,
-    /// A forked child has the same lock, and must leave it alone.
+    /// A forked child has the same lock, and must not release it.
     process: u32,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.process == process::current() {
-            // Closing alone would leave it locked where a forked child has it too. Nothing is to be done
-            // where even that fails: it is unlocked when the last process that has it ends.
+            // Closing alone would not unlock it while a forked child has it open. If unlocking fails, the
+            // lock ends with the last process that has it.
             let _unlocked = flock(&self.lock, FlockOperation::Unlock);
         }
     }
@@ -57,7 +56,7 @@ impl DiskSettings {
     pub(crate) fn claim(&self) -> Result<(Claim, SsdConfig, Option<String>), String> {
         self.check()?;
         let cannot = |what: &str, path: &Path, error: io::Error| {
-            format!("`{}` cannot be {what}: {error}\n\nhint: see that it may be written", path.display())
+            format!("`{}` cannot be {what}: {error}\n\nhint: make it writable", path.display())
         };
         for rank in 0..RANKS_MAX {
             let at = self.path.join(format!("rank-{rank}.lock"));
@@ -74,7 +73,7 @@ impl DiskSettings {
                 Err(error) => return Err(cannot("locked", &at, error.into())),
             }
         }
-        Err(format!("{RANKS_MAX} stores use `{}` already", self.path.display()))
+        Err(format!("{RANKS_MAX} stores already use `{}`", self.path.display()))
     }
 
     fn check(&self) -> Result<(), String> {
@@ -85,22 +84,22 @@ impl DiskSettings {
             return fail("it is not absolute");
         }
         if self.path.components().any(|it| it == Component::ParentDir) {
-            return fail("it has `..` in it");
+            return fail("it contains `..`");
         }
         match fs::metadata(&self.path) {
             Ok(found) if found.is_dir() => Ok(()),
             Ok(_) => fail("it is not a directory"),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => fail("there is no such directory"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fail("the directory does not exist"),
             Err(error) => fail(&error.to_string()),
         }
     }
 
-    /// How many bytes to use: the requested size, as far as there is space. Without a request, the size of
-    /// what is there, or half of the free space, so that the next rank finds some, too: all of it is
-    /// allocated at once.
+    /// The number of bytes to use: the requested size, as far as there is space. Without a request it is
+    /// the size of the existing files, or half of the free space, so that the next rank finds some too. All
+    /// of it is allocated at once.
     fn size_at(&self, path: &Path) -> Result<(u64, Option<String>), String> {
         let filesystem = statvfs(&self.path).map_err(|error| {
-            format!("`{}` cannot be looked at: {}", self.path.display(), io::Error::from(error))
+            format!("cannot get the free space of `{}`: {}", self.path.display(), io::Error::from(error))
         })?;
         let free = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         let held = held_bytes(path);

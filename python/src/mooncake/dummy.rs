@@ -1,7 +1,7 @@
 //! The standalone mode: a store without a segment of its own, set up by the node daemon `mooncake_client`.
 //!
-//! The daemon only tells where its master is. After that the store is an ordinary client: on the same host it
-//! maps the daemon's memory, so that no byte and no call goes through the daemon.
+//! The daemon only tells the store the address of its master. After that the store is an ordinary client.
+//! On the same host it maps the daemon's memory, so that neither bytes nor calls go through the daemon.
 
 use std::io;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use super::open::{Open, tell};
 use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
 
-/// How long the daemon may take to answer.
+/// The time limit for the daemon's answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// The longest answer, in bytes.
+/// The maximum length of the answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 10;
 /// The first line of its answer.
 const GREETING: &str = "mooncake_client 1";
 
-/// What a daemon says of its cluster.
+/// The daemon's description of its cluster.
 struct Daemon {
     master: String,
     tenant: String,
 }
 
-/// Sets a store up by the daemon at `host:port`; `None`, with a line that says why, if that fails.
+/// Sets a store up through the daemon at `host:port`. If that fails, prints the reason and returns `None`.
 pub(crate) fn set_up(py: Python<'_>, buffer_bytes: u64, address: &str) -> PyResult<Option<Arc<Open>>> {
     let made = match Settings::of_daemon(py, buffer_bytes) {
         Ok(settings) => block_on(py, async || open(settings, address).await)?,
@@ -52,14 +52,14 @@ async fn open(settings: Settings, address: &str) -> Result<Open, String> {
     Ok(Open::new(&settings).await.map_err(|failure| failure.what)?.of_daemon(address))
 }
 
-/// Whether the store was set up by a daemon that does not answer any more.
+/// Whether the daemon that set up the store no longer answers.
 pub(crate) fn is_orphan(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let Some(address) = &open.daemon else { return Ok(false) };
     let token = &open.handle.again().token;
     Ok(block_on(py, async || ask(address, token).await)?.is_err())
 }
 
-/// Asks the daemon at `host:port`; the error is for people.
+/// Asks the daemon at `host:port`. The error is a message for the user.
 async fn ask(address: &str, token: &str) -> Result<Daemon, String> {
     let answer = match timeout(ANSWER_TIME, fetch(address, token)).await {
         Ok(Ok(answer)) => answer,
@@ -83,12 +83,12 @@ fn parse(answer: &str) -> Result<Daemon, &'static str> {
     let (head, body) = answer.split_once("\r\n\r\n").ok_or("it does not speak HTTP")?;
     let status = head.split(' ').nth(1).unwrap_or_default();
     if status == "401" {
-        return Err("it expects another TIFFIN_TOKEN");
+        return Err("it requires another TIFFIN_TOKEN");
     }
     if status != "200" || body.lines().next() != Some(GREETING) {
-        return Err("it answers something else");
+        return Err("its answer has another format");
     }
     let line = |name: &str| body.lines().find_map(|line| Some(line.strip_prefix(name)?.to_owned()));
-    let (master, tenant) = (line("master ").ok_or("it names no master")?, line("tenant "));
-    Ok(Daemon { master, tenant: tenant.ok_or("it names no tenant")? })
+    let (master, tenant) = (line("master ").ok_or("its answer has no master")?, line("tenant "));
+    Ok(Daemon { master, tenant: tenant.ok_or("its answer has no tenant")? })
 }

@@ -1,5 +1,5 @@
-//! Mooncake's enumerations. They look like those of pybind11: members of the class, with `name` and `value`,
-//! made from a number, turned into one by `int()`, listed in `__members__`.
+//! Mooncake's enumerations, in the form of pybind11: members of the class, with `name` and `value`, made
+//! from a number, converted by `int()`, listed in `__members__`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -82,10 +82,10 @@ macro_rules! python_enums {
 }
 
 python_enums! {
-    /// What a put does to the soft pin of its object.
+    /// How a put changes the soft pin of its object.
     SoftPinAction { Preserve "PRESERVE" = 0, Enable "ENABLE" = 1, Disable "DISABLE" = 2 }
 
-    /// What an object is. It changes nothing; it is kept so that callers can set it.
+    /// The type of an object. It has no effect, and exists so that callers can set it.
     ObjectDataType {
         Unknown "UNKNOWN" = 0,
         Kvcache "KVCACHE" = 1,
@@ -99,7 +99,7 @@ python_enums! {
         General "GENERAL" = 9,
     }
 
-    /// How far a copy of an object is.
+    /// The state of a copy of an object.
     ReplicaStatus {
         Undefined "UNDEFINED" = 0,
         Initialized "INITIALIZED" = 1,
@@ -109,10 +109,10 @@ python_enums! {
         Failed "FAILED" = 5,
     }
 
-    /// What a task does.
+    /// The kind of a task.
     TaskType { ReplicaCopy "REPLICA_COPY" = 0, ReplicaMove "REPLICA_MOVE" = 1 }
 
-    /// How far a task is.
+    /// The state of a task.
     TaskStatus {
         Pending "PENDING" = 0,
         Processing "PROCESSING" = 1,

@@ -1,5 +1,5 @@
-//! Open stores are closed when the interpreter ends, so that their segments leave the cluster at once, and
-//! not when the master declares them lost.
+//! Closes open stores when the interpreter ends, so that their segments leave the cluster at once, before
+//! the master declares them lost.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -11,7 +11,7 @@ use crate::runtime::block_on;
 
 static OPEN: PerProcess<Mutex<Vec<Weak<Open>>>> = PerProcess::new();
 
-/// Has the store closed at the end, if it is still open then.
+/// Registers the store to be closed at the end, if it is still open then.
 pub(super) fn remember(open: &Arc<Open>) {
     let Ok(list) = OPEN.get_or_try(|| Ok::<_, std::convert::Infallible>(Mutex::default()));
     let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +29,7 @@ pub(super) fn close_open_stores(py: Python<'_>) -> PyResult<()> {
         let tasks: Vec<_> =
             open.into_iter().map(|open| tokio::spawn(async move { open.close().await })).collect();
         for task in tasks {
-            // A task that panicked has printed its message; the others still end.
+            // A task that panicked has printed its message. The other stores are still closed.
             drop(task.await);
         }
     })

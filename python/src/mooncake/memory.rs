@@ -1,9 +1,9 @@
-//! Memory that is named by an address, lent through the buffer protocol, or handed out as a `BufferHandle`:
-//! all `unsafe` of the drop-in but that of `owned`.
+//! Memory that is given by an address, lent through the buffer protocol, or returned as a `BufferHandle`.
+//! This module has all `unsafe` code of the drop-in except that of `owned`.
 //!
-//! Mooncake's API is made of addresses. `checks` refuses those that are not memory of this process; here a
-//! range must not be null or wrap around. The rest is the caller's promise: the memory stays mapped, and is
-//! left alone until the call returns.
+//! Mooncake's API consists of addresses. `checks` rejects those that are not memory of this process; here a
+//! range must not be null or wrap around. The caller must keep the memory mapped and not change it until
+//! the call returns.
 
 use std::ffi::{c_int, c_void};
 use std::iter;
@@ -19,7 +19,7 @@ use tiffin_client::{Landing, SourceBuf, TargetBuf};
 
 use super::pool::{self, Lease, Leased};
 
-/// The `len` bytes at `address`, to be read while the caller's call lasts; `None` if no memory can be there.
+/// The `len` bytes at `address`, for reading during the caller's call; `None` if no memory can be there.
 pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
     let (start, len) = range(address, len)?;
     // SAFETY: the caller of the Python method promises that these bytes are mapped until it returns, and the
@@ -27,8 +27,7 @@ pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
     Some(unsafe { SourceBuf::new(start, len) })
 }
 
-/// The `len` bytes at `address`, to be written while the caller's call lasts; `None` if no memory can be
-/// there.
+/// The `len` bytes at `address`, for writing during the caller's call; `None` if no memory can be there.
 pub(crate) fn target<'a>(address: u64, len: u64) -> Option<TargetBuf<'a>> {
     let (start, len) = range(address, len)?;
     // SAFETY: as for `source`; the caller also promises that they may be written.
@@ -42,10 +41,10 @@ fn range(address: u64, len: u64) -> Option<(NonNull<u8>, usize)> {
     fits.then_some((start, len))
 }
 
-/// A value given through the buffer protocol. It stays exported, and so stays where it is, until this is
+/// A value given through the buffer protocol. It stays exported, and so keeps its address, until this is
 /// dropped.
 pub(crate) enum Lent<'py> {
-    /// It is contiguous.
+    /// The value itself, which is contiguous.
     Whole(PyUntypedBuffer),
     /// A contiguous copy.
     Copied(Bound<'py, PyBytes>),
@@ -62,7 +61,7 @@ impl<'py> Lent<'py> {
         Ok(Self::Copied(copied.map_err(PyErr::from)?))
     }
 
-    /// The same, for values that must be plain bytes in a row.
+    /// The same, for values that must be one-dimensional bytes.
     pub(crate) fn bytes_like(value: &Bound<'py, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(value)?;
         if buffer.dimensions() != 1 || buffer.item_size() != 1 {
@@ -72,7 +71,7 @@ impl<'py> Lent<'py> {
         Self::new(value)
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Whole(buffer) => buffer.len_bytes() as u64,
@@ -85,8 +84,8 @@ impl<'py> Lent<'py> {
         match self {
             Self::Copied(bytes) => SourceBuf::from(bytes.as_bytes()),
             Self::Whole(buffer) => match NonNull::new(buffer.buf_ptr().cast()) {
-                // SAFETY: an exported buffer stays mapped and where it is for as long as `self` is borrowed,
-                // and is C-contiguous, so that its bytes are the first `len_bytes`.
+                // SAFETY: an exported buffer stays mapped at its address while `self` is borrowed. It is
+                // C-contiguous, so that its bytes are the first `len_bytes`.
                 Some(start) => unsafe { SourceBuf::new(start, buffer.len_bytes()) },
                 None => SourceBuf::from(&[] as &[u8]),
             },
@@ -94,20 +93,20 @@ impl<'py> Lent<'py> {
     }
 }
 
-/// Space in the local buffer for the objects of one call. Blocks are only ever added while it is borrowed, so
-/// a range in one stays valid.
+/// Space in the local buffer for the objects of one call. Blocks are only added while it is borrowed, so
+/// that a range in one stays valid.
 pub(crate) struct Blocks {
     arena: Arc<Arena>,
     items: Vec<Mutex<Vec<Block>>>,
 }
 
 impl Blocks {
-    /// Space for so many objects.
+    /// Space for a number of objects.
     pub(crate) fn new(arena: Arc<Arena>, count: usize) -> Self {
         Self { arena, items: (0..count).map(|_| Mutex::default()).collect() }
     }
 
-    /// For each object that was read the block that was given for it last. The others are free again.
+    /// The last block of each object that was read. All other blocks are freed.
     pub(crate) fn take(self, is_read: impl Iterator<Item = bool>) -> Vec<Option<Block>> {
         let items = self.items.into_iter().zip(is_read.chain(iter::repeat(false)));
         let taken = items.map(|(blocks, is_read)| {
@@ -128,21 +127,22 @@ impl<'a> Landing<'a> for &'a Blocks {
         }
         let block = blocks.last()?;
         let (start, len) = (block.start(), block.len());
-        // SAFETY: the block has exactly that many bytes, which stay where they are when it moves, and lives
-        // as long as the borrow of `self`. No other code has their address before it is taken out.
+        // SAFETY: the block has exactly that many bytes, at an address that does not change when it moves.
+        // It lives as long as the borrow of `self`. No other code has the address before the block is taken
+        // out.
         Some(vec![unsafe { TargetBuf::new(start, len) }])
     }
 }
 
-/// The bytes of an object in the local buffer, writable. They stay as they are for as long as the handle or a
-/// view of it lives, and after that until the local buffer needs their space again.
+/// The bytes of an object in the local buffer, writable. They stay valid while the handle or a view of it
+/// lives, and after that until the local buffer needs the space again.
 #[pyclass(module = "mooncake.store", frozen, weakref)]
 pub(crate) struct BufferHandle {
     block: Block,
 }
 
 impl BufferHandle {
-    /// Takes the bytes over.
+    /// Takes ownership of the bytes.
     pub(crate) fn new(block: Block) -> Self {
         Self { block }
     }
@@ -155,7 +155,7 @@ impl BufferHandle {
         self.block.start().as_ptr().expose_provenance()
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     fn size(&self) -> usize {
         self.block.len()
     }
@@ -164,17 +164,16 @@ impl BufferHandle {
         self.block.len()
     }
 
-    // SAFETY: called by the interpreter, with a view that is to be filled.
+    // SAFETY: called by the interpreter, with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no view to fill"));
+            return Err(PyBufferError::new_err("the view is null"));
         }
         let this = slf.get();
         let len = isize::try_from(this.block.len()).map_err(|_| PyBufferError::new_err("too many bytes"))?;
         let wanted = |flag| flags & flag == flag;
-        // SAFETY: `view` is valid for writes. The reference that is put into `obj` keeps the handle and with
-        // it the bytes; `shape` and `strides` point into the view itself, which the exporter may use, and the
-        // format is static.
+        // SAFETY: `view` is valid for writes. The reference in `obj` keeps the handle and its bytes alive.
+        // `shape` and `strides` point into the view itself, which is permitted, and the format is static.
         unsafe {
             (*view).buf = this.block.start().as_ptr().cast::<c_void>();
             (*view).len = len;
@@ -194,7 +193,7 @@ impl BufferHandle {
     }
 }
 
-/// The exporter of a lease's bytes. It has no other use than its views.
+/// Exports the bytes of a lease. It has no other use than its views.
 #[pyclass(module = "mooncake.store", frozen)]
 pub(crate) struct BufferLeaseView {
     lease: Arc<Lease>,
@@ -215,23 +214,23 @@ impl BufferLeaseView {
         pool::view_of(py, &self.lease)
     }
 
-    /// Exports the bytes to a buffer, which has a reference to the memory of its own.
+    /// Exports the bytes to a buffer, which owns a reference to the memory.
     ///
     /// # Safety
     /// Python calls it with a place for one buffer.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no view to fill"));
+            return Err(PyBufferError::new_err("the view is null"));
         }
         let Some(memory) = slf.get().lease.memory() else {
-            // SAFETY: the place is Python's, and this is how it is told that nothing was lent.
+            // SAFETY: Python provides the buffer. A null `obj` says that nothing was exported.
             unsafe { (*view).obj = ptr::null_mut() };
             return Err(PyBufferError::new_err("Error getting buffer"));
         };
         let (start, len) = memory.range();
         let len = ffi::Py_ssize_t::try_from(len)?;
-        // SAFETY: the place is Python's. The bytes stay where they are for as long as the reference in
-        // `internal` lives, which is released with the buffer, and may be written.
+        // SAFETY: Python provides the buffer. The bytes keep their address and may be written while the
+        // reference in `internal` lives, which is released with the buffer.
         unsafe {
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.as_ptr().cast(), len, 0, flags) == -1 {
                 return Err(PyErr::fetch(slf.py()));

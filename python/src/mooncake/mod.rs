@@ -1,8 +1,8 @@
-//! The drop-in for `mooncake.store`: the module `tiffin._native.mooncake`, which the wheel `tiffin-mooncake`
-//! shows under the names that Mooncake's users know.
+//! The drop-in for `mooncake.store`: the module `tiffin._native.mooncake`, which the wheel
+//! `tiffin-mooncake` exports under Mooncake's names.
 //!
-//! The return codes are Mooncake's, in the situations where Mooncake gives them (`docs/mooncake-compat.md`
-//! lists what differs). Everything below is the ordinary client and the ordinary node.
+//! The return codes are Mooncake's, in the same situations (`docs/mooncake-compat.md` lists the
+//! differences). The layers below are the ordinary client and the ordinary node.
 
 mod admin;
 mod arguments;
@@ -33,7 +33,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Makes the module.
+/// Adds the module.
 pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = parent.py();
     let module = PyModule::new(py, "mooncake")?;
@@ -76,17 +76,17 @@ fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sessions::put_session_end, module)?)
 }
 
-/// Runs a master with Mooncake's flags, those behind the program's name, until a signal ends it. Gives the
-/// status to leave with.
+/// Runs a master with Mooncake's flags until a signal stops it. The arguments do not include the program's
+/// name. Returns the exit status.
 #[pyfunction]
 fn mooncake_master(py: Python<'_>, arguments: Vec<OsString>) -> i32 {
     py.detach(|| tiffin_server::mooncake::run(arguments))
 }
 
-/// The values that the flags of `mooncake_client` set, and warnings; or the status to leave with.
+/// The values of the flags of `mooncake_client`, and warnings; or the exit status.
 type ClientFlags = (Option<i32>, BTreeMap<&'static str, String>, Vec<String>);
 
-/// Reads the flags of `mooncake_client`, those behind the program's name.
+/// Parses the flags of `mooncake_client`, without the program's name.
 #[pyfunction]
 fn mooncake_client_flags(arguments: Vec<String>) -> ClientFlags {
     match tiffin_server::mooncake::client_flags(&arguments, &tiffin_server::mooncake::flag_variables()) {

@@ -1,4 +1,4 @@
-//! A store that is set up: its client, the storage node in this process if there is one, and its name.
+//! A store that is set up: its client, its storage node in this process if there is one, and its name.
 //!
 //! The setup does cheap steps first: it checks the arguments, then the metadata server and the master, and
 //! only then allocates memory and sockets. A failure prints one line on standard error.
@@ -26,20 +26,20 @@ use super::settings::{Environment, Settings};
 use super::tasks::Tasks;
 use crate::handle::{Handle, Opened, Servers};
 
-/// How long the master may take to answer a client that sets up. Hosts are busy when many ranks start.
+/// The time limit for the master's answer to a client in `setup`. Hosts are busy when many ranks start.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// How long the master may take to accept the registration of a node.
+/// The time limit for the registration of a node.
 const JOIN_TIME: Duration = Duration::from_secs(20);
-/// How long the metadata server may take.
+/// The time limit for the metadata server's answer.
 const METADATA_TIME: Duration = Duration::from_secs(20);
-/// How long the previous user of a disk may take to release it.
+/// How long to wait for the previous user of a disk.
 const DISK_TIME: Duration = Duration::from_secs(2);
-/// The pause between two tries.
+/// The pause between two attempts.
 const DISK_REST: Duration = Duration::from_millis(20);
-/// How long closing may take.
+/// The time limit of `close`.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
-/// How long it may take to find out what is lost by closing.
+/// The time limit for finding the objects that `close` loses.
 const LOSSES_TIME: Duration = Duration::from_secs(1);
 
 /// A store between `setup` and `close`.
@@ -49,36 +49,36 @@ pub(crate) struct Open {
     pub(crate) hostname: String,
     pub(crate) buffer_bytes: u64,
     pub(crate) call_time: Duration,
-    /// How long a put may wait for space.
+    /// The maximum time that a put waits for space.
     pub(crate) put_wait: Duration,
-    /// Whether memory that was not registered is refused.
+    /// Whether memory that was not registered is rejected.
     pub(crate) require_registered: bool,
     pub(crate) registry: Registry,
-    /// Segments beside the one of `setup`.
+    /// Segments besides the one of `setup`.
     pub(super) segments: Segments,
     /// Copy and move tasks.
     pub(super) tasks: Tasks,
-    /// Objects that are written or read piece by piece.
+    /// Objects that are written or read in parts.
     pub(crate) sessions: Sessions,
-    /// The local buffer, once something was read into it.
+    /// The local buffer, after its first use.
     arena: Mutex<Option<Arc<Arena>>>,
-    /// How long a get waits for a promotion, if that is set.
+    /// The maximum time that a get waits for a promotion, if it is set.
     pub(crate) promotion_wait_ms: Option<u64>,
-    /// The node daemon that this store was set up by, if it was.
+    /// The node daemon that set up this store, if one did.
     pub(crate) daemon: Option<String>,
     /// The lock of the disk's directory.
     claim: Option<Claim>,
-    /// The port of a client without a segment, kept so that no other client gets that name.
+    /// The port of a client without a segment. It is reserved so that no other client gets that name.
     _port: Option<TcpSocket>,
 }
 
 /// Why a store is not set up.
 pub(crate) struct Failure {
-    /// The answer of `setup`.
+    /// The return code of `setup`.
     pub(crate) code: i64,
     /// The message.
     pub(crate) what: String,
-    /// A store that works all the same, as a client without a segment.
+    /// A store that works nevertheless, as a client without a segment.
     pub(crate) rest: Option<Box<Open>>,
 }
 
@@ -88,18 +88,18 @@ impl Failure {
     }
 }
 
-/// The name that a client is to have.
+/// The requested name of a client.
 struct Name {
-    /// As the caller wrote it.
+    /// The host as given.
     host: String,
-    /// Where that is.
+    /// The address of the host.
     ip: IpAddr,
-    /// If the caller chose it.
+    /// The port, if the caller chose one.
     port: Option<u16>,
 }
 
 impl Name {
-    /// The answer of `setup` if the name is valid and the rest fails.
+    /// The return code of `setup` if the name is valid and a later step fails.
     fn code(&self) -> i64 {
         if self.port.is_some() { codes::INVALID_PARAMS } else { codes::INTERNAL_ERROR }
     }
@@ -135,7 +135,7 @@ impl Open {
                     rest: Some(Box::new(open)),
                     ..Failure::new(
                         codes::INVALID_PARAMS,
-                        format!("a segment of {bytes} bytes is too small: {MEMORY_BYTES_MIN} are the least"),
+                        format!("a segment of {bytes} bytes is too small: the minimum is {MEMORY_BYTES_MIN}"),
                     )
                 }),
             };
@@ -218,12 +218,12 @@ impl Open {
         }
     }
 
-    /// The same store, as one that the daemon at this address has set up: it has no name.
+    /// The same store, set up by the daemon at this address. It has no name.
     pub(crate) fn of_daemon(self, address: &str) -> Self {
         Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
     }
 
-    /// The local buffer, mapped when it is first needed; `None`, with a line that says why, if it cannot be.
+    /// The local buffer, mapped at its first use. If that fails, prints the reason and returns `None`.
     pub(crate) fn arena(&self) -> Option<Arc<Arena>> {
         let mut arena = self.lock_arena();
         if let Some(arena) = arena.as_ref().filter(|it| it.is_here()) {
@@ -231,13 +231,13 @@ impl Open {
         }
         match Arena::new(self.buffer_bytes) {
             Ok(made) => {
-                // A forked child makes its own, and keeps what it inherited mapped.
+                // A forked child makes its own buffer, and keeps the inherited one mapped.
                 std::mem::forget(arena.replace(Arc::clone(&made)));
                 Some(made)
             }
             Err(error) => {
                 let bytes = self.buffer_bytes;
-                tell(&format!("the local buffer of {bytes} bytes cannot be mapped: {error}"));
+                tell(&format!("cannot map the local buffer of {bytes} bytes: {error}"));
                 None
             }
         }
@@ -263,7 +263,7 @@ impl Open {
     pub(crate) async fn close(&self) {
         let losses = self.handle.losses(Deadline::after(LOSSES_TIME)).await;
         if !losses.is_empty() {
-            tell(&format!("close: {losses}; they are gone now"));
+            tell(&format!("close: {losses}; they are lost"));
         }
         self.segments.close(self.handle.again(), Deadline::after(LOSSES_TIME)).await;
         if let Err(error) = self.handle.close(Deadline::after(CLOSE_TIME)).await {
@@ -272,7 +272,7 @@ impl Open {
     }
 }
 
-/// The client in the namespace of its tenant, if the master has tenants; else the tenant is not looked at.
+/// The client in the namespace of its tenant, if the master has tenants. Otherwise the tenant is ignored.
 async fn as_tenant(
     client: Client,
     options: ConnectOptions,
@@ -310,7 +310,7 @@ fn check_protocol(protocol: &str) -> Result<(), Failure> {
             return Err(Failure::new(codes::INTERNAL_ERROR, what));
         }
         _ => {
-            let what = format!("protocol `{protocol}` is not known here; use `tcp`");
+            let what = format!("unknown protocol `{protocol}`; use `tcp`");
             return Err(Failure::new(codes::INTERNAL_ERROR, what));
         }
     };
@@ -388,7 +388,7 @@ async fn ask_metadata(address: &str, authority: &str, path: &str) -> io::Result<
     Ok(&start == b"HTTP/")
 }
 
-/// How the nodes of a store are made, beside their names, ports and memory.
+/// The settings that all nodes of a store share: everything but names, ports and memory.
 fn site(settings: &Settings, name: &Name, master: &Address, hostname: String) -> Site {
     let environment = &settings.environment;
     let config = NodeConfig {
@@ -434,7 +434,7 @@ async fn start_node(
     Err(Failure::new(name.code(), why))
 }
 
-/// Starts a node. Only a store of this process that was just closed can still use the directory of its disk.
+/// Starts a node. A store of this process that was just closed may still use the directory of its disk.
 async fn start_when_free(config: NodeConfig) -> Result<NodeServer, StartError> {
     let deadline = tokio::time::Instant::now() + DISK_TIME;
     loop {
@@ -447,7 +447,7 @@ async fn start_when_free(config: NodeConfig) -> Result<NodeServer, StartError> {
     }
 }
 
-/// A port of this client's own, bound but not listened on.
+/// A port for this client, bound but not listening.
 fn own_port(name: &Name, environment: &Environment) -> Result<(u16, TcpSocket), Failure> {
     for port in ports(name, environment)? {
         let socket = if name.ip.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
@@ -468,8 +468,9 @@ fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
         return Ok(vec![port]);
     }
     let drawn = host::draw();
-    let drawn =
-        drawn.map_err(|error| Failure::new(codes::INTERNAL_ERROR, format!("no random number: {error}")))?;
+    let drawn = drawn.map_err(|error| {
+        Failure::new(codes::INTERNAL_ERROR, format!("cannot get a random number: {error}"))
+    })?;
     let (first, last) = environment.ports;
     let count = u64::from(last - first) + 1;
     let tries = u64::from(environment.port_tries).min(count);
@@ -478,9 +479,9 @@ fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
     Ok((0..tries).map(port).collect())
 }
 
-/// One line on standard error.
+/// Prints one line on standard error.
 pub(crate) fn tell(what: &str) {
     let line = what.replace("\n\nhint: ", "; hint: ").replace('\n', " ");
-    // A program that closed standard error does not want the line.
+    // A program that has closed standard error does not want the line.
     let _ = writeln!(io::stderr(), "mooncake.store: {line}");
 }

@@ -24,8 +24,8 @@ pub(crate) struct OwnedBytes {
     len: usize,
 }
 
-// SAFETY: the memory belongs to this object alone and is freed when it is dropped. Rust code does not access
-// it in between; what Python threads write into it is theirs to order, as with a `bytearray`.
+// SAFETY: the memory belongs to this object alone and is freed when it is dropped. Rust code does not
+// access it in between. Python threads must order their own accesses, as with a `bytearray`.
 unsafe impl Send for OwnedBytes {}
 // SAFETY: as above; a shared reference gives out the address only.
 unsafe impl Sync for OwnedBytes {}
@@ -40,8 +40,8 @@ impl OwnedBytes {
 impl Drop for OwnedBytes {
     fn drop(&mut self) {
         let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: made by `Box::into_raw` in `new`, and dropped once. A buffer that is exported holds a
-        // reference to this object, so none is left.
+        // SAFETY: made by `Box::into_raw` in `new`, and dropped once. An exported buffer holds a reference
+        // to this object, so that none is left.
         drop(unsafe { Box::from_raw(bytes) });
     }
 }
@@ -52,15 +52,15 @@ impl OwnedBytes {
         self.len
     }
 
-    // SAFETY: called by the interpreter, with a view that is to be filled.
+    // SAFETY: called by the interpreter, with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no view to fill"));
+            return Err(PyBufferError::new_err("the view is null"));
         }
         let this = slf.get();
         let (start, len) = (this.start.as_ptr().cast::<c_void>(), this.len as isize);
-        // SAFETY: `view` is valid for writes, and the bytes are valid for as long as the reference to the
-        // object, which the function puts into the view, exists.
+        // SAFETY: `view` is valid for writes. The bytes are valid while the reference to the object exists
+        // that the function stores in the view.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
@@ -68,8 +68,8 @@ impl OwnedBytes {
     }
 }
 
-/// Read whole objects. Returns `None` for those that cannot be read, or that have more bytes than `limited`
-/// allows: the size of the local buffer.
+/// Read whole objects. Returns `None` for objects that cannot be read, or that exceed `limited`, the size
+/// of the local buffer.
 #[pyfunction]
 pub(super) fn read_owned(
     py: Python<'_>,
@@ -86,11 +86,11 @@ pub(super) fn read_owned(
     Ok(found.into_iter().map(|it| it.map(OwnedBytes::new)).collect())
 }
 
-/// The size of an object, its first bytes, and which put of the key it is.
+/// The size of an object, its first bytes, and its generation.
 type Head<'py> = (u64, Bound<'py, PyBytes>, String);
 
-/// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its generation;
-/// `None` for objects that cannot be read or are shorter.
+/// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its
+/// generation; `None` for objects that cannot be read or are shorter.
 #[pyfunction]
 pub(super) fn read_heads<'py>(
     py: Python<'py>,
@@ -114,7 +114,7 @@ pub(super) fn read_heads<'py>(
     let mut heads = heads.into_iter().zip(fetched);
     let mut head = |info: &tiffin_client::Info| {
         let (head, fetched) = heads.next()?;
-        // An object that was replaced between the two requests has another size, perhaps.
+        // An object that was replaced between the two requests may have another size.
         let is_same = fetched.is_ok_and(|it| it.generation == info.generation);
         is_same.then(|| (info.len, PyBytes::new(py, &head), info.generation.to_string()))
     };
@@ -133,9 +133,9 @@ fn fetch(
     Ok(fetched.unwrap_or_else(|error| vec![Err(error); gets.len()]))
 }
 
-/// Bytes of an object that go to rows in memory: its key, where they begin in it, the address of the first
-/// row, the bytes of a row, how many rows, the distance from one row to the next, and the generation that is
-/// meant.
+/// Bytes of an object that go to rows in memory: its key, their offset in the object, the address of the
+/// first row, the bytes of a row, the number of rows, the distance between rows, and the expected
+/// generation.
 #[derive(FromPyObject)]
 pub(super) struct ToRows(KeyArg, Number, Number, Number, Number, Number, String);
 
@@ -149,8 +149,8 @@ impl ToRows {
     }
 }
 
-/// Read ranges of objects into rows of memory that the caller has just allocated or checked. Returns for each
-/// whether it was read, from the object that was meant.
+/// Read ranges of objects into rows of memory that the caller has just allocated or checked. Returns for
+/// each whether it was read from the expected generation.
 #[pyfunction]
 pub(super) fn read_rows(
     py: Python<'_>,
@@ -182,8 +182,8 @@ pub(super) fn peek<'py>(
     }
     let start = ptr::with_exposed_provenance::<u8>(usize::try_from(address.0).ok()?);
     let mut bytes = vec![0; len];
-    // SAFETY: the range was just found to be readable, and the caller of the Python method promises that it
-    // stays mapped. The target is new memory of that size.
+    // SAFETY: the range was just found to be readable, and the caller of the Python method keeps it mapped.
+    // The target is new memory of that size.
     unsafe { ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), len) };
     Some(PyBytes::new(py, &bytes))
 }

@@ -1,11 +1,12 @@
-//! `BufferPool`: leases of the local buffer of a store, and of further memory when that is full.
+//! `BufferPool`: leases of memory from the local buffer of a store, and of further memory when that is
+//! full.
 //!
-//! A lease is memory that counts as registered, until it is released or its last reference is gone. An
-//! exported view of it keeps the memory, so that no reader of the view finds other bytes in it.
+//! A lease is memory that counts as registered, until it is released or its last reference is dropped. An
+//! exported view keeps the memory, so that its reader never finds other bytes there.
 //!
-//! **Invariant:** the leases of a pool never have more bytes together than its capacity, and their number is
-//! at most `max_regions`. As in the store, locks are taken only while the interpreter is held, and not kept
-//! while anything is waited for.
+//! **Invariant:** the total size of a pool's leases never exceeds its capacity, and their number is at most
+//! `max_regions`. As in the store, locks are taken only while the interpreter is held, and never held
+//! across a wait.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +25,12 @@ use super::open::Open;
 use super::store::MooncakeDistributedStore;
 use crate::runtime::block_on;
 
-/// The longest time to wait for a lease, which is practically unlimited.
+/// The maximum wait for a lease, which is practically unlimited.
 const WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
-/// How often a waiting call notices that its store was closed.
+/// How often a waiting call checks whether its store was closed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What the leases of a pool have in common.
+/// The state that the leases of a pool share.
 pub(crate) struct Pool {
     open: Arc<Open>,
     capacity: u64,
@@ -49,10 +50,10 @@ struct State {
 /// The memory of one lease. It returns to its pool when this is dropped.
 pub(crate) struct Leased {
     block: Block,
-    /// Where it begins in the block.
+    /// Its offset in the block.
     offset: usize,
     len: usize,
-    /// Bytes that count against the capacity.
+    /// The bytes that count against the capacity.
     counted: u64,
     is_overflow: bool,
     pool: Arc<Pool>,
@@ -65,7 +66,7 @@ pub(crate) struct Lease {
 }
 
 impl Leased {
-    /// The first byte, and how many there are.
+    /// The first byte, and the number of bytes.
     pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
         let start = self.block.start();
         (start.map_addr(|address| address.saturating_add(self.offset)), self.len)
@@ -105,7 +106,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lease if there is space for one now.
+    /// Makes a lease if there is space now.
     fn take(self: &Arc<Self>, size: u64) -> PyResult<Option<Lease>> {
         if self.lock().is_closed {
             return Err(failure("buffer pool is closed"));
@@ -165,9 +166,9 @@ fn failure(what: &'static str) -> PyErr {
 
 /// Leases of memory that counts as registered, from the local buffer of a store.
 ///
-/// When the local buffer is full, leases get further memory, up to the capacity of the pool: `max_bytes`, but
-/// at least the local buffer; twice the local buffer for 0. `min_size_class`, `max_size_class`,
-/// `prewarm_size` and `prewarm_count` have no effect.
+/// When the local buffer is full, leases get further memory, up to the capacity of the pool. The capacity
+/// is `max_bytes`, but at least the size of the local buffer; for 0 it is twice that size.
+/// `min_size_class`, `max_size_class`, `prewarm_size` and `prewarm_count` have no effect.
 #[pyclass(module = "mooncake.store", frozen, weakref)]
 pub(crate) struct BufferPool {
     pool: Arc<Pool>,
@@ -186,7 +187,7 @@ impl BufferPool {
                           alignment=8388608, block_on_exhaustion=True, default_timeout=None, \
                           max_regions=None, prewarm_size=None, prewarm_count=0)"
     )]
-    #[expect(clippy::too_many_arguments, reason = "they are Mooncake's")]
+    #[expect(clippy::too_many_arguments, reason = "Mooncake's signature")]
     fn new(
         store: &Bound<'_, PyAny>,
         max_bytes: Number,
@@ -226,7 +227,7 @@ impl BufferPool {
     }
 
     /// Returns a lease of `size` bytes. Raises `RuntimeError` if there is no space: at once if `block` is
-    /// false, after `timeout` seconds otherwise. Both default to what the pool was made with.
+    /// false, after `timeout` seconds otherwise. Both default to the settings of the pool.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn acquire(
         &self,
@@ -272,7 +273,7 @@ impl BufferPool {
         self.acquire(py, size, block, timeout)
     }
 
-    /// Has no effect: memory is there when it is first used.
+    /// Has no effect: memory is allocated at its first use.
     fn prewarm(&self, size: Number, count: Number) {
         let _without_effect = (size, count);
     }
@@ -290,14 +291,14 @@ impl BufferPool {
     }
 }
 
-/// Whether the event came in time.
+/// Whether the event came before the timeout.
 async fn timeout_of(left: Duration, released: impl Future<Output = ()>) -> bool {
     timeout(left, released).await.is_ok()
 }
 
 const NOT_SET_UP: &str = "MooncakeDistributedStore is not initialized";
 
-/// The open store behind a store or a wrapper of one.
+/// The open store of a store or of a wrapper.
 fn open_store(store: &Bound<'_, PyAny>) -> PyResult<Arc<Open>> {
     let unset = || failure(NOT_SET_UP);
     if store.is_none() {
@@ -319,7 +320,7 @@ fn open_store(store: &Bound<'_, PyAny>) -> PyResult<Arc<Open>> {
     inner.cast::<MooncakeDistributedStore>().map_err(|_| other())?.get().open().ok_or_else(unset)
 }
 
-/// Memory of a `BufferPool`, until it is released or the last reference to it is gone.
+/// Memory of a `BufferPool`, until it is released or the last reference to it is dropped.
 #[pyclass(module = "mooncake.store", frozen, weakref)]
 pub(crate) struct BufferLease {
     lease: Arc<Lease>,
@@ -334,7 +335,7 @@ impl BufferLease {
         Ok(memory.address())
     }
 
-    /// How many bytes, also after the release.
+    /// The number of bytes, also after the release.
     #[getter]
     fn size(&self) -> u64 {
         self.lease.size
@@ -349,7 +350,7 @@ impl BufferLease {
     /// Return the memory to the pool. Raises `RuntimeError` while a view of it exists.
     fn release(&self) -> PyResult<()> {
         let mut memory = self.lease.lock();
-        // Every exported view has a reference of its own.
+        // Every exported view has its own reference.
         if memory.as_ref().is_some_and(|it| Arc::strong_count(it) > 1) {
             return Err(failure("cannot release buffer while exported views exist"));
         }

@@ -1,8 +1,8 @@
-//! Ranges of objects, as `get_into_ranges` takes them: buffers × keys × fragments.
+//! Ranges of objects for `get_into_ranges`: buffers × keys × fragments.
 //!
-//! The answer has the shape of the keys and of their target offsets. Lists whose shapes differ fail where
-//! they differ: all cells if the outer lists do, those of a buffer or of a key otherwise. A list that is
-//! missing counts as one cell.
+//! The answer has the shape of the keys and of their target offsets. Lists of different shapes fail where
+//! they differ: all cells if the outer lists differ, otherwise those of a buffer or of a key. A missing
+//! list counts as one cell.
 
 use tiffin_client::GetInto;
 use tiffin_client::probe::Access;
@@ -15,7 +15,7 @@ use super::open::{Open, tell};
 
 type Fragments = Items<Items<Items<Number>>>;
 
-/// The lists that were given.
+/// The given lists.
 pub(super) struct Ranges {
     pub(super) buffers: Items<Number>,
     pub(super) keys: Items<Items<KeyArg>>,
@@ -25,7 +25,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// What is to be read, fragment by fragment, and how many fragments each key of each buffer has.
+    /// The reads, one per fragment, and the number of fragments of each key of each buffer.
     pub(super) fn gets(&self, open: &Open) -> (Vec<Result<GetInto<'static>, i64>>, Vec<Vec<usize>>) {
         let (mut gets, mut counts, mut refused) = (Vec::new(), Vec::new(), None);
         let fits =
@@ -71,7 +71,7 @@ impl Ranges {
         (gets, counts)
     }
 
-    /// Whether the three lists of fragments all have that length at some level.
+    /// Whether the three lists of fragments all have that length at one level.
     fn lengths(&self, len: impl Fn(&Fragments) -> usize, expected: usize) -> bool {
         [&self.targets, &self.sources, &self.sizes].iter().all(|it| len(it) == expected)
     }
@@ -79,12 +79,12 @@ impl Ranges {
 
 /// Why a fragment is not read.
 enum Refused {
-    /// It does not go to registered memory that can be written.
+    /// Its target is not registered, writable memory.
     Address(u64),
     Code(i64),
 }
 
-/// Reports in one line which address was refused, and why.
+/// Prints one line with the rejected address, and the reason.
 fn tell_refused(open: &Open, start: u64, len: u64) {
     let what = "get_into_ranges refused";
     if !checks::is_usable(open, start, len, Access::Write) {
@@ -96,7 +96,7 @@ fn tell_refused(open: &Open, start: u64, len: u64) {
     ));
 }
 
-/// One fragment, which must go to registered memory or into the local buffer.
+/// One fragment, whose target must be registered memory or the local buffer.
 fn fragment(
     open: &Open,
     key: &KeyArg,

@@ -1,8 +1,8 @@
-//! Which memory the caller has registered.
+//! The memory that the caller has registered.
 //!
-//! Nothing here needs registration: bytes are copied through shared memory or a socket from any address. The
-//! record is kept because callers check the answers, because the access rights of a registered range need not
-//! be probed in every call, and so that a test can refuse what RDMA would refuse.
+//! The data path needs no registration: bytes are copied through shared memory or a socket from any
+//! address. The record has three uses. Callers check the return codes. The access rights of a registered
+//! range need not be probed in every call. A test can reject what RDMA would reject.
 //!
 //! **Invariant:** the ranges do not overlap, none is empty, and each was readable when it was added.
 
@@ -24,9 +24,9 @@ struct Registered {
 /// Why a range is not registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotRegistered {
-    /// It is empty, at no address, or overlaps another.
+    /// It is empty, at a null address, or overlaps another.
     Invalid,
-    /// It is not memory that this process can read.
+    /// This process cannot read it.
     NotReadable,
 }
 
@@ -49,18 +49,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets the range that starts there; `false` if none does.
+    /// Removes the range that starts there; `false` if there is none.
     pub(crate) fn remove(&self, start: u64) -> bool {
         self.lock().remove(&start).is_some()
     }
 
-    /// Whether all of those bytes are inside one range.
+    /// Whether one range contains all of those bytes.
     pub(crate) fn covers(&self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else { return false };
         self.lock().range(..=start).next_back().is_some_and(|(at, it)| end <= at + it.len)
     }
 
-    /// Where the range begins that has all of those bytes and allows that access.
+    /// The start of the range that contains all of those bytes and permits the access.
     pub(crate) fn region(&self, start: u64, len: u64, access: Access) -> Option<u64> {
         let end = start.checked_add(len)?;
         let ranges = self.lock();

@@ -1,9 +1,9 @@
-//! Segments that a store mounts beside the one of its `setup`: further storage nodes in this process.
+//! Segments that a store mounts besides the one of its `setup`: further storage nodes in this process.
 //!
-//! All segments of a store have its name, as in Mooncake, so `preferred_segment` names all of them.
+//! All segments of a store have its name, as in Mooncake, so that `preferred_segment` selects all of them.
 //!
-//! **Invariant:** the nodes belong to the process that mounted them. A forked child has none, and leaves
-//! those of its parent alone.
+//! **Invariant:** the nodes belong to the process that mounted them. A forked child has none, and does not
+//! touch those of its parent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,27 +17,27 @@ use tokio::time::Instant;
 use super::open::tell;
 use crate::process::PerProcess;
 
-/// Segments that are allocated have a multiple of so many bytes, as in Mooncake.
+/// The size of an allocated segment is a multiple of this, as in Mooncake.
 const SEGMENT_ALIGN: u64 = 16 << 20;
-/// Segments that a store may mount.
+/// The maximum number of segments that a store mounts.
 pub(super) const SEGMENTS_MAX: usize = 64;
-/// How long the master may take to accept a segment.
+/// The time limit for the registration of a segment.
 const JOIN_TIME: Duration = Duration::from_secs(20);
-/// How long a segment may take to leave.
+/// The time limit for a segment to leave.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 
-/// How the nodes of a store are made.
+/// The settings of a store's nodes.
 #[derive(Clone)]
 pub(super) struct Site {
     /// The name of the store.
     pub(super) hostname: String,
-    /// Where its nodes listen.
+    /// The address on which its nodes listen.
     pub(super) ip: IpAddr,
-    /// All else.
+    /// All other settings.
     pub(super) config: NodeConfig,
 }
 
-/// The name of a mounted segment: two numbers, in decimal with a dash between them.
+/// The id of a mounted segment: two decimal numbers with a dash between them.
 pub(super) type Id = (u64, u64);
 
 /// The segments of one store.
@@ -50,7 +50,7 @@ pub(super) struct Segments {
 struct Mounted(Mutex<BTreeMap<Id, Segment>>);
 
 enum Segment {
-    /// It takes objects.
+    /// It accepts objects.
     Serving(NodeServer),
     /// It leaves when its grace period ends.
     Leaving(NodeServer),
@@ -60,7 +60,7 @@ enum Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unmounted {
     Done,
-    /// No segment has that name.
+    /// There is no segment with that id.
     Unknown,
     /// It is in its grace period.
     Leaving,
@@ -71,7 +71,7 @@ impl Mounted {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a segment that takes objects. One in its grace period stays.
+    /// Removes a segment that accepts objects. One in its grace period stays.
     fn take_serving(&self, id: Id) -> Result<NodeServer, Unmounted> {
         let mut segments = self.lock();
         match segments.remove(&id) {
@@ -95,13 +95,13 @@ impl Segments {
         mounted
     }
 
-    /// Mounts memory of at least so many bytes. Returns its name and how many there are.
+    /// Mounts memory of at least this many bytes. Returns its id and its size.
     pub(super) async fn allocate(&self, bytes: u64) -> Result<(Id, u64), String> {
         let memory =
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
-        let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is not possible"))?;
+        let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is too large"))?;
         let mounted = Arc::clone(self.mounted());
-        let too_many = || format!("{SEGMENTS_MAX} segments are mounted already");
+        let too_many = || format!("{SEGMENTS_MAX} segments are already mounted");
         if mounted.lock().len() >= SEGMENTS_MAX {
             return Err(too_many());
         }
@@ -114,7 +114,7 @@ impl Segments {
         let node = NodeServer::start(config).await.map_err(|error| error.to_string())?;
         let joined = node.joined(Instant::now() + JOIN_TIME).await;
         joined.map_err(|error| error.to_string())?;
-        let drawn = host::draw().map_err(|error| format!("no random number: {error}"))?;
+        let drawn = host::draw().map_err(|error| format!("cannot get a random number: {error}"))?;
         let id = (node.segment().0, drawn);
         let refused = {
             let mut segments = mounted.lock();
@@ -158,7 +158,7 @@ impl Segments {
         Unmounted::Done
     }
 
-    /// Reports the objects that are lost, and unmounts everything that this process has mounted.
+    /// Reports the objects that are lost, and unmounts all segments of this process.
     pub(super) async fn close(&self, again: &ConnectOptions, deadline: Deadline) {
         let Some(mounted) = self.mounted.here() else { return };
         let segments = std::mem::take(&mut *mounted.lock());
@@ -167,7 +167,7 @@ impl Segments {
             if !records.is_empty() {
                 let losses = Losses::of(records, node.segment(), again, deadline).await;
                 if !losses.is_empty() {
-                    tell(&format!("close: {losses}; they are gone now"));
+                    tell(&format!("close: {losses}; they are lost"));
                 }
             }
             node.leave(Deadline::after(LEAVE_TIME).instant()).await;
@@ -175,7 +175,7 @@ impl Segments {
     }
 }
 
-/// In the process that mounted them, segments that were not unmounted leave in the background.
+/// In the process that mounted them, remaining segments leave in the background.
 impl Drop for Segments {
     fn drop(&mut self) {
         let Some(mounted) = self.mounted.take() else { return };
@@ -192,18 +192,18 @@ impl Drop for Segments {
     }
 }
 
-/// The text of a name.
+/// The text of an id.
 pub(super) fn text_of((first, second): Id) -> String {
     format!("{first}-{second}")
 }
 
-/// The name that a text has.
+/// Parses the text of an id.
 pub(super) fn id_of(text: &str) -> Option<Id> {
     let (first, second) = text.split_once('-')?;
     Some((first.parse().ok()?, second.parse().ok()?))
 }
 
-/// Reports in one line that a segment could not be mounted.
+/// Prints one line: a segment could not be mounted.
 pub(super) fn tell_failed(call: &str, why: &str) {
     tell(&format!("{call} failed (-1): {why}"));
 }

@@ -1,12 +1,14 @@
-//! Put sessions and get sessions: objects that are written or read piece by piece.
+//! Put sessions and get sessions: objects that are written or read in parts.
 //!
 //! A put session reserves space, writes ranges into it, and commits. Like every reservation it claims no
 //! name: if another client stores the key first, that object stays. In this store the key counts as in
-//! flight, as in Mooncake. A get session remembers which object its key named. The ranges of one call are
-//! read from that object, or from one of the same size that replaced it, never from a mixture.
+//! flight, as in Mooncake.
 //!
-//! **Invariants:** a session belongs to the process that started it. An object that is committed has no byte
-//! that another object left there: ranges that were not written are zeros.
+//! A get session remembers the object of its key. The ranges of one call are read from that object, or from
+//! one replacement of the same size, never from a mixture.
+//!
+//! **Invariants:** a session belongs to the process that started it. A committed object contains no byte of
+//! an earlier object: ranges that were not written are zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -30,11 +32,11 @@ use super::open::Open;
 use super::store::MooncakeDistributedStore;
 use crate::process::PerProcess;
 
-/// Sessions of each kind that one store may have open.
+/// The maximum number of open sessions of each kind in one store.
 const SESSIONS_MAX: usize = 1 << 16;
-/// Separate ranges that one put session may have written.
+/// The maximum number of separate ranges that one put session has written.
 const RANGES_MAX: usize = 1 << 16;
-/// Zeros that are written at once.
+/// The maximum number of zeros per write.
 const ZEROS_MAX: u64 = 1 << 20;
 
 /// The sessions of one store.
@@ -44,7 +46,7 @@ pub(crate) struct Sessions(PerProcess<Here>);
 struct Here {
     reading: Mutex<BTreeMap<Key, Reading>>,
     writing: Mutex<BTreeMap<Key, Arc<Writing>>>,
-    /// How many are in `writing`, so that other calls need no lock.
+    /// The number of entries in `writing`, so that other calls need no lock.
     writing_count: AtomicUsize,
 }
 
@@ -55,7 +57,7 @@ struct Reading {
     generation: tiffin_client::Generation,
 }
 
-/// The reserved space of a put session, and which of its bytes are written: start to end.
+/// The reserved space of a put session, and its written ranges: start to end.
 struct Writing {
     reserved: Reserved,
     written: Mutex<BTreeMap<u64, u64>>,
@@ -109,7 +111,8 @@ impl Here {
         taken
     }
 
-    /// Opens a session. Another thread may have opened one, or the last one, while space was reserved.
+    /// Opens a session. Another thread may have opened a session, or reached the limit, during the
+    /// reservation.
     fn add_writing(&self, reserved: Reserved) -> i64 {
         let mut writing = lock(&self.writing);
         if writing.contains_key(reserved.key()) {
@@ -163,7 +166,7 @@ impl Writing {
     }
 }
 
-/// Writes zeros where the sessions have written nothing. Returns for each whether that succeeded.
+/// Writes zeros to the ranges that the sessions have not written. Returns for each whether that succeeded.
 async fn fill_gaps(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<Result<(), Error>> {
     let zeros = vec![0_u8; ZEROS_MAX as usize];
     let (mut pieces, mut places) = (Vec::new(), Vec::new());
@@ -197,8 +200,8 @@ impl Fragment {
     }
 }
 
-/// The fragments of each key; nothing if the outer lists differ in length, and an error for a key whose inner
-/// lists differ.
+/// The fragments of each key; `None` if the outer lists differ in length, and an error for a key whose
+/// inner lists differ.
 fn fragments(
     keys: usize,
     pointers: &Items<Items<Number>>,
@@ -230,7 +233,7 @@ fn usable(open: &Open, call: &str, wanted: &[Result<Vec<Fragment>, i64>], access
     checks::usable(open, call, &wanted.iter().map(ranges).collect::<Vec<_>>(), access)
 }
 
-/// Start get sessions. Returns for each key 0, or why its object cannot be read.
+/// Start get sessions. Returns for each key 0, or the code of the error.
 #[pyfunction]
 pub(super) fn get_session_start(
     py: Python<'_>,
@@ -267,7 +270,7 @@ pub(super) fn get_session_end(store: &Bound<'_, MooncakeDistributedStore>, keys:
     codes::OK
 }
 
-/// What one key of a range read comes to.
+/// The result of a range read of one key.
 enum Ranged {
     Read(i64),
     /// The object was replaced by another one of the same size: the ranges are read again.
@@ -302,7 +305,7 @@ pub(super) fn get_session_ranges(
             left.push((at, key, reading, wanted));
         }
     }
-    // A second round is for objects that were replaced since the session began.
+    // The second round is for objects that were replaced since the session began.
     for _ in 0..2 {
         let ranged = read(py, &open, &left)?;
         let mut again = Vec::new();
@@ -340,7 +343,7 @@ fn read(py: Python<'_>, open: &Open, wanted: &[ToRead]) -> PyResult<Vec<Ranged>>
     let mut gets = Vec::new();
     for (_, key, _, fragments) in wanted {
         for fragment in fragments.iter().filter(|it| it.len > 0) {
-            // Both were checked: the memory is there, and the range is inside the object.
+            // Both were checked: the memory is accessible, and the range is inside the object.
             if let (Some(target), Some(end)) = (target(*fragment), fragment.end()) {
                 gets.push(GetInto::scattered(key.clone(), vec![target]).range(fragment.offset..end));
             }
@@ -367,7 +370,7 @@ fn target<'a>(fragment: Fragment) -> Option<TargetBuf<'a>> {
     memory::target(fragment.address, fragment.len)
 }
 
-/// What the results of the fragments of one key mean for its session.
+/// Derives the state of a session from the results of its key's fragments.
 async fn judge(
     client: &Client,
     key: &Key,
@@ -503,7 +506,7 @@ pub(super) fn put_session_ranges(
     Ok(writes.iter().map(count).collect())
 }
 
-/// The bytes of the fragments that were written, or why one was not.
+/// The number of written bytes, or the first error.
 fn sum(
     session: &Writing,
     fragments: &[Fragment],
@@ -523,7 +526,7 @@ fn sum(
     sum.unwrap_or_else(|code| code)
 }
 
-/// End put sessions, and commit their objects or give their space back.
+/// End put sessions, and commit their objects or release their space.
 #[pyfunction]
 pub(super) fn put_session_end(
     py: Python<'_>,
@@ -533,7 +536,7 @@ pub(super) fn put_session_end(
 ) -> PyResult<Vec<i64>> {
     let Some(open) = store.get().open() else { return Ok(Vec::new()) };
     let here = open.sessions.here();
-    // A key that repeats has the answer of its first place.
+    // A repeated key has the answer of its first occurrence.
     let (mut sessions, mut known) = (Vec::new(), BTreeMap::new());
     let mut place = |key: &KeyArg| {
         let key = key.key()?;
@@ -560,7 +563,7 @@ pub(super) fn put_session_end(
     Ok(places.into_iter().map(|place| code(place).unwrap_or(codes::INVALID_PARAMS)).collect())
 }
 
-/// Makes objects of what was written. Returns a code for each.
+/// Commits written objects. Returns a code for each.
 async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
     let filled = fill_gaps(client, sessions, deadline).await;
     let ready = sessions.iter().zip(&filled).filter(|(_, filled)| filled.is_ok());
@@ -578,7 +581,7 @@ async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) 
     codes
 }
 
-/// Gives space back. Returns a code for each.
+/// Releases space. Returns a code for each.
 async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
     let mut codes = Vec::with_capacity(sessions.len());
     for session in sessions {
@@ -588,8 +591,8 @@ async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
     codes
 }
 
-/// The code for a commit that failed. If its node cannot be reached and the master does not know the object,
-/// the object is lost with its node. If the master cannot be reached, the object may be stored later.
+/// The code for a failed commit. If its node is unreachable and the master does not know the object, the
+/// object is lost with its node. If the master is unreachable, the object may be stored later.
 async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) -> i64 {
     if !matches!(error, Error::Unreachable { .. }) {
         return codes::of(error);
@@ -602,6 +605,6 @@ async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) 
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each use is one change, so a poisoned lock is usable.
+    // Each use makes one change, so that a poisoned lock is usable.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,31 +11,31 @@ use tiffin_server::config::Engine;
 use super::arguments::{Flag, Number};
 use super::disk::DiskSettings;
 
-/// Segment and buffer of a dict that does not name them; Mooncake's default.
+/// The default sizes of segment and buffer in a dict; Mooncake's default.
 const SIZE_DEFAULT: u64 = 16 << 20;
-/// The master of a dict that does not name one; Mooncake's default.
+/// The default master in a dict; Mooncake's default.
 const MASTER_DEFAULT: &str = "127.0.0.1:50051";
-/// The tenant of a program that names none; Mooncake's default, and our default namespace.
+/// The default tenant; Mooncake's default, and our default namespace.
 const TENANT_DEFAULT: &str = "default";
-/// A dict may name no smaller size but none at all.
+/// The minimum size in a dict, except 0.
 const SIZE_MIN: u64 = 1024;
-/// The largest local buffer of a dict.
+/// The maximum local buffer in a dict.
 const LOCAL_BUFFER_MAX: u64 = 1 << 40;
-/// The default range in which a client looks for a port.
+/// The default range of ports for clients.
 const PORTS_DEFAULT: (u16, u16) = (12_300, 14_300);
-/// The default number of tries.
+/// The default number of attempts.
 const PORT_TRIES_DEFAULT: u32 = 20;
 /// The default directory of the disk; Mooncake's default.
 const DISK_PATH_DEFAULT: &str = "/data/file_storage";
 /// The default time limit of a call; Mooncake's default.
 const CALL_TIME_DEFAULT: Duration = Duration::from_secs(30);
 
-/// The time that puts wait for space.
+/// The variable for the time that puts wait for space.
 const PUT_WAIT_VARIABLE: &str = "TIFFIN_PUT_WAIT";
-/// The longest time to wait for space, which is practically unlimited.
+/// The maximum wait for space, which is practically unlimited.
 const PUT_WAIT_MAX: Duration = Duration::from_secs(86_400 * 365);
 
-/// The parameters of `setup`, in order; the first so many are required.
+/// The parameters of `setup`, in order. The first seven are required.
 const PARAMETERS: [&str; 16] = [
     "local_hostname",
     "metadata_server",
@@ -55,7 +55,7 @@ const PARAMETERS: [&str; 16] = [
     "ssd_get_wait_ms",
 ];
 const REQUIRED: usize = 7;
-/// Other spellings that clients use.
+/// Alternative spellings that clients use.
 const ALIASES: [(&str, &str); 2] =
     [("device_name", "rdma_devices"), ("master_server_address", "master_server_addr")];
 
@@ -65,9 +65,9 @@ pub(crate) struct Settings {
     /// `host` or `host:port`.
     pub(crate) local_hostname: String,
     pub(crate) metadata_server: String,
-    /// Bytes of the node in this process; none for zero.
+    /// The memory of the node in this process; 0 for no node.
     pub(crate) segment_bytes: u64,
-    /// The largest value of `put` and `get` of bytes.
+    /// The maximum size of a value in `put` and `get` of bytes.
     pub(crate) buffer_bytes: u64,
     pub(crate) protocol: String,
     pub(crate) master: String,
@@ -94,11 +94,11 @@ pub(crate) struct Environment {
     /// Whether this client maps the segments of others, and whether others may map its own.
     pub(crate) shared_memory: bool,
     pub(crate) node_shared_memory: bool,
-    /// Whether memory that was not registered is refused, as with RDMA.
+    /// Whether memory that was not registered is rejected, as with RDMA.
     pub(crate) require_registered: bool,
-    /// How long one call may take.
+    /// The time limit of one call.
     pub(crate) call_time: Duration,
-    /// How long a put may wait for space, beyond that; zero if it is refused at once, as in Mooncake.
+    /// How much longer a put may wait for space; zero if it is refused at once, as in Mooncake.
     pub(crate) put_wait: Duration,
     /// How long a get waits for a promotion; overrides the argument of `setup`.
     pub(crate) ssd_get_wait_ms: Option<u64>,
@@ -187,7 +187,7 @@ impl From<PyErr> for Problem {
 }
 
 impl Settings {
-    /// Reads the arguments of `setup`: one dict, or seven and more values.
+    /// Parses the arguments of `setup`: one dict, or seven or more values.
     pub(crate) fn parse(
         args: &Bound<'_, PyTuple>,
         named: Option<&Bound<'_, PyDict>>,
@@ -214,7 +214,7 @@ impl Settings {
         }
     }
 
-    /// A client without a segment, of a node daemon's master.
+    /// The settings of a client without a segment, for the master of a node daemon.
     pub(crate) fn of_daemon(py: Python<'_>, buffer_bytes: u64) -> Result<Self, Problem> {
         let mut environment = Environment::read(py)?;
         let put_wait = environ(py, PUT_WAIT_VARIABLE)?;
@@ -259,7 +259,7 @@ impl Settings {
         if flag(11)?.0 {
             ignored.push("enable_client_http_server");
         }
-        // It is checked for its type only.
+        // Only its type is checked.
         text(5)?;
         let tenant = value(10).map_or_else(|| Ok(TENANT_DEFAULT.to_owned()), |_| text(10))?;
         size(12)?;
@@ -361,7 +361,7 @@ impl Settings {
 }
 
 impl Environment {
-    /// Reads the current variables, through Python, so that changes of `os.environ` count.
+    /// Reads the current variables through Python, so that changes of `os.environ` count.
     fn read(py: Python<'_>) -> PyResult<Self> {
         let text = |name: &str| environ(py, name);
         let port = |name: &str, default: u16| -> PyResult<u16> {
@@ -411,15 +411,15 @@ fn environ(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
     py.import("os")?.getattr("environ")?.call_method1("get", (name,))?.extract()
 }
 
-/// How long a put may wait, from the setting of that name.
+/// The maximum time that a put waits, from the setting of that name.
 fn put_wait_of(name: &str, said: &str) -> Result<Duration, Problem> {
     parse_time(said).ok_or_else(|| {
-        let hint = "a number and a unit, such as `30s` or `500ms`, or `off`";
+        let hint = "write a number and a unit, such as `30s` or `500ms`, or `off`";
         Problem::Refuse(format!("{name}: invalid duration `{said}`\n\nhint: {hint}"))
     })
 }
 
-/// A time: a number of seconds, or one with a unit; `off` and nothing at all are none.
+/// Parses a time: a number of seconds, or one with a unit; `off` and an empty text are zero.
 fn parse_time(text: &str) -> Option<Duration> {
     let text = text.trim();
     if text.is_empty() || is_false(text) {
@@ -437,7 +437,7 @@ fn parse_time(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok().map(|it| it.min(PUT_WAIT_MAX))
 }
 
-/// A number of bytes, with a suffix such as `KB`, `m` or `GiB` that counts in powers of 1024.
+/// Parses a number of bytes, with a suffix such as `KB`, `m` or `GiB` that counts in powers of 1024.
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let unit_at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -460,7 +460,7 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
     }
 }
 
-/// The value of each parameter, or a `TypeError` that names the argument that does not fit.
+/// The value of each parameter, or a `TypeError` that names the invalid argument.
 fn bind<'py>(
     args: &Bound<'py, PyTuple>,
     named: Option<&Bound<'py, PyDict>>,
@@ -492,7 +492,7 @@ fn bind<'py>(
 
 fn wrong_type(index: usize, wanted: &str, given: &Bound<'_, PyAny>) -> PyErr {
     let name = PARAMETERS.get(index).copied().unwrap_or_default();
-    let given = given.repr().map_or_else(|_| "something else".to_owned(), |it| it.to_string());
+    let given = given.repr().map_or_else(|_| "another object".to_owned(), |it| it.to_string());
     PyTypeError::new_err(format!("setup(): argument '{name}' must be {wanted}, not {given}"))
 }
 

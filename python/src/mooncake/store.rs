@@ -1,11 +1,11 @@
-//! `MooncakeDistributedStore`: Mooncake's calls and answers, one method each.
+//! `MooncakeDistributedStore`: Mooncake's calls and return values, one method each.
 //!
-//! Almost nothing raises: failures come back as negative numbers, `None` or `b""`, and arguments of the wrong
-//! type as `TypeError`. Every method can be called at any time from any thread, also before `setup` and after
+//! Almost no call raises: failures are negative numbers, `None` or `b""`, and arguments of the wrong type
+//! are a `TypeError`. Every method can be called at any time from any thread, also before `setup` and after
 //! `close`.
 //!
-//! **Invariant:** the locks here are taken only while the interpreter is held, and not kept while anything is
-//! waited for: a fork never finds one locked.
+//! **Invariant:** the locks here are taken only while the interpreter is held, and never held across a
+//! wait, so that a fork never finds one locked.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,13 +29,13 @@ use super::registry::NotRegistered;
 use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
 
-/// Start and length of each part of an object in the caller's memory.
+/// The start and length of each part of an object in the caller's memory.
 type Ranges = Vec<(u64, u64)>;
 
-/// A client of a cluster: puts and gets objects by key, and may hold a part of the cluster's memory.
+/// A client of a cluster: puts and gets objects by key, and may provide memory to the cluster.
 ///
-/// Set it up with :meth:`setup` before anything else. Calls answer 0 or a count, or a negative code. A store
-/// that is not closed leaves the cluster when it is garbage, or when the interpreter ends.
+/// Call :meth:`setup` before any other method. Calls return 0 or a count, or a negative code. A store that
+/// is not closed leaves the cluster when it is garbage-collected, or when the interpreter ends.
 #[pyclass(module = "mooncake.store", frozen, weakref, subclass)]
 pub(crate) struct MooncakeDistributedStore {
     open: Mutex<Option<Arc<Open>>>,
@@ -78,7 +78,7 @@ impl MooncakeDistributedStore {
         Ok(codes.into_iter().find(|code| *code != codes::OK).unwrap_or(codes::OK))
     }
 
-    /// Puts from the caller's memory: each key from its own list of ranges. `form` and its name.
+    /// Puts from the caller's memory: each key from its own list of ranges.
     pub(super) fn put_ranges(
         &self,
         py: Python<'_>,
@@ -140,12 +140,12 @@ impl MooncakeDistributedStore {
         Self { open: Mutex::new(None) }
     }
 
-    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code; one line
-    /// on standard error has the reason. A second setup replaces the first.
+    /// Set the store up, with seven or more values or with one dict. Returns 0, or a negative code and
+    /// prints one line with the reason on standard error. A second setup replaces the first.
     ///
     /// :param local_hostname: this client's host, or host:port; the name of its segment
     /// :param metadata_server: "P2PHANDSHAKE", or "http://host:port/metadata", which must answer
-    /// :param global_segment_size: bytes of memory that this process gives to the cluster, or 0
+    /// :param global_segment_size: bytes of memory that this process provides to the cluster, or 0
     /// :param local_buffer_size: the largest value that put and get of bytes accept, and the memory that
     ///     `BufferHandle` objects share
     /// :param protocol: "tcp", or "rpc_only" for a client that moves no bytes
@@ -153,18 +153,18 @@ impl MooncakeDistributedStore {
     /// :param master_server_addr: host:port of the master
     /// :param engine: has no effect
     /// :param enable_ssd_offload: whether the segment has a disk, for objects that do not fit its memory
-    /// :param ssd_offload_path: a directory on that disk, which ranks may share; without one
-    ///     MOONCAKE_OFFLOAD_FILE_STORAGE_PATH says it, or it is "/data/file_storage"
+    /// :param ssd_offload_path: a directory on that disk, which ranks may share; default:
+    /// MOONCAKE_OFFLOAD_FILE_STORAGE_PATH, or "/data/file_storage"
     /// :param tenant_id: has no effect: there is one tenant
     /// :param enable_client_http_server: has no effect
     /// :param client_http_port: has no effect
     ///
-    /// By name only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for a promotion in flight
-    /// (10); `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of
-    /// the master here, and have no effect.
+    /// Keyword-only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for a promotion in flight
+    /// (10). `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of the master here,
+    /// and have no effect.
     ///
-    /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB"; `device_name` and
-    /// `master_server_address` are understood too, and unknown keys are ignored.
+    /// A dict has the same names as keys, and sizes may have suffixes, as in "4GB". `device_name` and
+    /// `master_server_address` are also accepted, and unknown keys are ignored.
     #[pyo3(
         signature = (*args, **named),
         text_signature = "($self, local_hostname, metadata_server, global_segment_size, local_buffer_size, \
@@ -207,9 +207,9 @@ impl MooncakeDistributedStore {
         Ok(code)
     }
 
-    /// Set the store up as a client of the node daemon `mooncake_client` at `server_address`, which holds the
-    /// segment. Returns 0, or -1 if no daemon answers there. `local_buffer_size` is that of `setup`; any
-    /// memory of the process can be used, so `mem_pool_size` has no effect.
+    /// Set the store up as a client of the node daemon `mooncake_client` at `server_address`, which has the
+    /// segment. Returns 0, or -1 if no daemon answers there. `local_buffer_size` is that of `setup`. Any
+    /// memory of the process can be used, so that `mem_pool_size` has no effect.
     fn setup_dummy(
         &self,
         py: Python<'_>,
@@ -227,15 +227,15 @@ impl MooncakeDistributedStore {
         Ok(codes::OK)
     }
 
-    /// End the store: its segment leaves the cluster, and the objects in it are gone. Returns 0, also when
-    /// there is nothing to end.
+    /// Close the store: its segment leaves the cluster, and the objects in it are lost. Returns 0, also if
+    /// the store is not open.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
         self.end(py)?;
         Ok(codes::OK)
     }
 
-    /// Returns 0 if the master answers, 1 if the store is not set up, 2 if the master does not answer, or the
-    /// node daemon of a store that `setup_dummy` has set up.
+    /// Returns 0 if the master answers, 1 if the store is not set up, and 2 if the master, or the node
+    /// daemon of a store that `setup_dummy` has set up, does not answer.
     fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
         match self.open() {
             None => Ok(codes::HEALTH_NOT_SET_UP),
@@ -245,13 +245,13 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Returns this client's name, "host:port": that of its segment, as `preferred_segment` takes it.
+    /// Returns this client's name, "host:port": that of its segment, for `preferred_segment`.
     fn get_hostname(&self) -> String {
         self.open().map_or_else(String::new, |open| open.hostname.clone())
     }
 
-    /// Not Mooncake's: the bytes that this client has written and read so far, by transport. Zeros for "tcp"
-    /// prove that none went through a socket.
+    /// Not Mooncake's: the bytes that this client has written and read so far, by transport. Zeros for
+    /// "tcp" prove that no byte went through a socket.
     fn _traffic<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let traffic = PyDict::new(py);
         if let Some(open) = self.open() {
@@ -262,8 +262,8 @@ impl MooncakeDistributedStore {
         Ok(traffic)
     }
 
-    /// Register memory for the calls that copy nothing. Returns 0; -600 if it overlaps what is registered, or
-    /// is not memory of this process, such as that of a device.
+    /// Register memory for the zero-copy calls. Returns 0; -600 if it overlaps a registered range, or is
+    /// not memory of this process, such as device memory.
     fn register_buffer(&self, buffer_ptr: Number, size: Number) -> i64 {
         let Some(open) = self.open() else { return codes::INVALID_PARAMS };
         match open.registry.add(buffer_ptr.0, size.0) {
@@ -276,7 +276,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Forget registered memory. Returns 0; -600 if none was registered that starts there.
+    /// Unregister memory. Returns 0; -600 if no registered range starts there.
     fn unregister_buffer(&self, buffer_ptr: Number) -> i64 {
         match self.open() {
             Some(open) if open.registry.remove(buffer_ptr.0) => codes::OK,
@@ -313,7 +313,7 @@ impl MooncakeDistributedStore {
         self.put_values(py, &[key], &[parts], &config)
     }
 
-    /// Store many values. Returns 0, or the code of the first that failed; the others may have been stored.
+    /// Store many values. Returns 0, or the code of the first failure; the others may have been stored.
     #[pyo3(signature = (keys, values, config=ReplicateConfig::default()))]
     fn put_batch(
         &self,
@@ -331,7 +331,7 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Store `size` bytes at an address, without a copy in between. Returns 0.
+    /// Store `size` bytes at an address, without an intermediate copy. Returns 0.
     #[pyo3(signature = (key, buffer_ptr, size, config=ReplicateConfig::default()))]
     fn put_from(
         &self,
@@ -437,7 +437,7 @@ impl MooncakeDistributedStore {
         all_sizes: Items<Items<Number>>,
         prefer_alloc_in_same_node: Flag,
     ) -> PyResult<Vec<i64>> {
-        // It chooses between two ways to read in Mooncake; there is one here.
+        // In Mooncake it chooses between two read paths; there is one here.
         let _ = prefer_alloc_in_same_node;
         let Some(ranges) = many_each(keys.0.len(), &all_buffer_ptrs.0, &all_sizes.0) else {
             return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
@@ -451,7 +451,7 @@ impl MooncakeDistributedStore {
         Ok(read.into_iter().zip(sizes).map(exact).collect())
     }
 
-    /// Read ranges of objects: into each registered buffer, of each of its keys, some fragments, each from
+    /// Read ranges of objects: into each registered buffer, for each of its keys, some fragments, each from
     /// `src_offset` in the object to `dst_offset` in the buffer. Returns the bytes of each fragment, or a
     /// negative code: -600 if it is outside the object or the registered memory.
     fn get_into_ranges(
@@ -526,8 +526,9 @@ impl MooncakeDistributedStore {
         options: Option<ExistOptions>,
     ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
-        // An object whose nodes are all down cannot be read, which is a miss. While members have not reported
-        // after a restart of the master it is not known whether the object exists: a code, as in other calls.
+        // An object whose nodes are all down is unreadable, which is a miss. After a restart of the master,
+        // until all members have reported, it is unknown whether the object exists. That is a code, as in
+        // other calls.
         let failed = |error: &Error| match error {
             Error::NodeDown { .. } => 0,
             error => codes::of(error),
@@ -610,20 +611,20 @@ impl MooncakeDistributedStore {
     }
 }
 
-/// The only item of an answer to one key.
+/// The only item of the answer for one key.
 pub(super) fn first(codes: Vec<i64>) -> PyResult<i64> {
     Ok(codes.first().copied().unwrap_or(codes::INVALID_PARAMS))
 }
 
-/// One range for each key; nothing if the lists differ in length.
+/// One range for each key; `None` if the lists differ in length.
 fn one_each(keys: usize, pointers: &[Number], sizes: &[Number]) -> Option<Vec<Vec<(u64, u64)>>> {
     let fits = pointers.len() == keys && sizes.len() == keys;
     let ranges = pointers.iter().zip(sizes).map(|(pointer, size)| vec![(pointer.0, size.0)]);
     fits.then(|| ranges.collect())
 }
 
-/// Many ranges for each key; nothing if the outer lists differ in length. Where the inner ones do, there is a
-/// range that cannot be, so that only this key fails.
+/// Many ranges for each key; `None` if the outer lists differ in length. If the inner lists of a key
+/// differ, it gets an impossible range, so that only this key fails.
 fn many_each(
     keys: usize,
     pointers: &[Items<Number>],
@@ -649,7 +650,8 @@ fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<Ta
     if is_usable { ranges.iter().map(target).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 
-/// A range that no memory can be at is a bad argument; one that is not registered is refused, if that is set.
+/// A range without memory is an invalid argument. A range that is not registered is rejected, if that is
+/// set.
 pub(super) fn allowed<T>(open: &Open, start: u64, len: u64, range: Option<T>) -> Result<T, i64> {
     match range {
         None => Err(codes::INVALID_PARAMS),

@@ -1,11 +1,11 @@
-//! Copy and move tasks: they change where the copies of an object are.
+//! Copy and move tasks, which change the placement of an object's copies.
 //!
-//! Mooncake's tasks run in the process that owns the source, which asks the master for them once a second.
-//! Here the process that creates a task runs it at once: it reads the object, reserves memory on exactly the
-//! segments that are to have it, and puts it there in place of the object that it read. The put is refused if
-//! the object changed meanwhile, and the task begins anew. A reader finds the value at any time.
+//! In Mooncake, a task runs in the process that owns the source, which polls the master once a second. Here
+//! the process that creates a task runs it at once. It reads the object, reserves memory on exactly the
+//! target segments, and replaces the object that it read by a put there. The put is refused if the object
+//! changed meanwhile, and the task starts again. A reader finds the value at any time.
 //!
-//! **Invariant:** a task never replaces a value that it has not read, and never brings back a removed object.
+//! **Invariant:** a task never replaces a value that it has not read, and never restores a removed object.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,31 +23,31 @@ use super::enums::{TaskStatus, TaskType};
 use crate::handle::Handle;
 use crate::process::PerProcess;
 
-/// Tasks that wait or run at the same time, in one store; Mooncake's default.
+/// The maximum number of waiting or running tasks in one store; Mooncake's default.
 pub(super) const TASKS_MAX: usize = 10_000;
-/// Ended tasks that are remembered, in one store; Mooncake's default.
+/// The maximum number of remembered tasks that have ended, in one store; Mooncake's default.
 pub(super) const ENDED_MAX: usize = 10_000;
-/// Tasks that run at the same time, in one store.
+/// The maximum number of tasks that run at the same time in one store.
 const RUNNING_MAX: usize = 4;
-/// How often a task begins anew because the object changed, or because memory was short.
+/// The maximum number of attempts, after a change of the object or a shortage of memory.
 const TRIES_MAX: u32 = 10;
-/// How long a try waits for memory, and how much longer each pause before the next try is.
+/// How long an attempt waits for memory, and the increment of the pause before the next one.
 const SPACE_WAIT: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long one try may take.
+/// The time limit of one attempt.
 const TRY_TIME: Duration = Duration::from_secs(60);
 
-/// The name of a task.
+/// The id of a task.
 pub(crate) type Id = (u64, u64);
 
-/// What is to become of the copies of an object. Segments are named as `get_hostname` returns them.
+/// A change of an object's copies. Segments have the names that `get_hostname` returns.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// These segments get copies, too.
+    /// These segments get further copies.
     Copy(Vec<String>),
-    /// The copy on the first segment goes to the second.
+    /// The copy on the first segment moves to the second.
     Move(String, String),
-    /// The copies on this segment go.
+    /// The copies on this segment are removed.
     Clear(String),
 }
 
@@ -75,7 +75,7 @@ struct Table {
 #[derive(Default)]
 struct State {
     tasks: BTreeMap<Id, Task>,
-    /// Those that have ended, the oldest first.
+    /// Tasks that have ended, the oldest first.
     ended: VecDeque<Id>,
 }
 
@@ -106,7 +106,7 @@ impl Table {
 }
 
 impl Tasks {
-    /// Checks a change, and starts a task for it. Gives Mooncake's code where that is refused.
+    /// Checks a change, and starts a task for it. Returns Mooncake's code if it is refused.
     pub(super) async fn start(
         &self,
         handle: &Arc<Handle>,
@@ -168,7 +168,7 @@ impl Tasks {
     }
 }
 
-/// Refuses a change that cannot be made: of no object, or with segments that are not there.
+/// Refuses an impossible change: of a missing object, or with missing segments.
 async fn check(client: &Client, key: &Key, change: &Change, deadline: Deadline) -> Result<(), i64> {
     let held = segments_of(&find(client, key, deadline).await.map_err(|error| codes::of(&error))?);
     let stat = client.stat(deadline).await.map_err(|error| codes::of(&error))?;
@@ -218,7 +218,7 @@ async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> 
     Err(format!("{last} (max retries reached: {TRIES_MAX})"))
 }
 
-/// Makes the change once. `None` if the object changed meanwhile.
+/// Makes the change once. Returns `None` if the object changed meanwhile.
 pub(super) async fn relocate(
     client: &Client,
     key: &Key,
@@ -248,7 +248,7 @@ pub(super) async fn relocate(
         Some(Err(Error::Exists { .. })) | None => return Ok(None),
         Some(Err(error)) => return Err(error),
     };
-    // Segments are only preferred: where one of them is full, memory of another would be used.
+    // Segments are only preferred: if one of them is full, the master uses another.
     let segments = reserved.segments();
     let got = nodes.iter().filter(|it| segments.contains(&it.info.segment)).map(|it| it.info.name.clone());
     if got.collect::<BTreeSet<_>>() != wanted {
@@ -259,7 +259,7 @@ pub(super) async fn relocate(
     Ok((stored.effect != tiffin_client::PutEffect::Kept).then_some(()))
 }
 
-/// How the new copies are stored: as the old ones.
+/// The options of the new copies: those of the old ones.
 async fn options(
     client: &Client,
     key: &Key,
@@ -284,8 +284,8 @@ async fn options(
     })
 }
 
-/// The segments in the order in which the master is to try them. A store may have several segments of one
-/// name, and the master takes all of a name before it goes on to the next.
+/// The segments in the order in which the master tries them. Several segments may have one name; the master
+/// tries all of a name before the next.
 fn preferred(wanted: &BTreeSet<String>, nodes: &[NodeStat]) -> Vec<String> {
     let count = |name: &String| nodes.iter().filter(|it| it.info.name == *name).count();
     let mut names: Vec<_> = wanted.iter().cloned().collect();
@@ -309,7 +309,7 @@ fn wanted(held: &BTreeSet<String>, change: &Change) -> BTreeSet<String> {
     wanted
 }
 
-/// The segments that have a copy in memory.
+/// The segments with a copy in memory.
 pub(super) fn segments_of(info: &Info) -> BTreeSet<String> {
     let in_memory = info.replicas.iter().filter(|it| it.node.beside.is_none());
     in_memory.map(|it| it.node.name.clone()).collect()

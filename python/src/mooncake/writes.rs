@@ -1,5 +1,5 @@
-//! The one way in which the methods of the table in `mooncake/_forms.py` store objects: batches of objects
-//! made of values and of memory at addresses, with a choice whether they replace what exists.
+//! The write path of the methods in the table of `mooncake/_forms.py`: batches of objects made of values
+//! and of memory at addresses, which may replace existing objects.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::memory::{self, Lent};
 use super::open::Open;
 use super::store::{MooncakeDistributedStore, allowed};
 
-/// The rows of a tensor, or of a part of it, that are given by their address.
+/// The rows of a tensor, or of a part of it, given by address.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     address: u64,
@@ -54,7 +54,7 @@ impl<'py> Part<'py> {
     fn range(&self) -> Option<(u64, u64)> {
         match self {
             Self::Value(_) => None,
-            // No memory can be at the address in place of it, so that only this object fails.
+            // An invalid range becomes one without memory, so that only this object fails.
             Self::Rows(rows) if rows.count > 0 && rows.len > 0 => Some(rows.span().unwrap_or((0, 1))),
             Self::Rows(_) => None,
         }
@@ -87,10 +87,10 @@ fn source<'a>(open: &Open, how: Source, start: u64, len: u64) -> Result<SourceBu
     }
 }
 
-/// What the parts of the objects are.
+/// The kind of the objects' parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Bytes, which Mooncake copies into the local buffer first: one that does not fit fails the call.
+    /// Bytes, which Mooncake copies into the local buffer first: a value that does not fit fails the call.
     Value,
     /// The caller's memory, which an environment variable may require to be registered.
     Buffer,
@@ -113,10 +113,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Source {
 
 /// Store objects, each made of parts. Returns 0 or a negative code for each.
 ///
-/// `source` is "value", "buffer" or "tensor"; `groups` is how many group ids the config must have, if it has
-/// any. A key that repeats keeps its last object if `replaces`, and else its first.
+/// `source` is "value", "buffer" or "tensor". `groups` is the number of group ids that the config must
+/// have, if it has any. A repeated key keeps its last object if `replaces`, and otherwise its first.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "each is one choice of the table")]
+#[expect(clippy::too_many_arguments, reason = "each is a column of the table")]
 pub(super) fn write(
     py: Python<'_>,
     store: &Bound<'_, MooncakeDistributedStore>,
@@ -178,8 +178,8 @@ pub(super) fn write(
     Ok(places.into_iter().map(code).collect())
 }
 
-/// The options of objects that replace others, with the pins of those: Mooncake's upserts keep them. Empty if
-/// the config asks for all pins itself. The code of a master that does not answer is that of the call.
+/// The options of objects that replace others, including their pins: Mooncake's upserts keep them. Empty if
+/// the config sets all pins itself. If the master does not answer, its code is that of the call.
 fn inherited(
     py: Python<'_>,
     open: &Open,
@@ -191,7 +191,7 @@ fn inherited(
     if options.hard_pin && !keeps_soft {
         return Ok(Ok(Vec::new()));
     }
-    // A lookup of this kind is not a use, and takes no lease.
+    // Such a lookup does not count as a use, and takes no lease.
     let found = calls::resolve(py, open, keys, ResolveOptions::default())?;
     let failed = found.iter().filter_map(|it| it.as_ref().err()).map(codes::of);
     if let Some(code) = failed.into_iter().find(|it| [codes::RPC_FAIL, codes::RPC_TIMEOUT].contains(it)) {
@@ -214,7 +214,7 @@ fn is_staged(open: &Open, parts: &[Part<'_>]) -> bool {
 
 type Puts<'a> = Vec<Result<Put<'a>, i64>>;
 
-/// Each key once, with its first or its last object, and the place of every object's answer.
+/// Each key once, with its first or its last object, and the position of every object's answer.
 fn once_each(puts: Puts<'_>, keeps_last: bool) -> (Puts<'_>, Vec<usize>) {
     let mut known = BTreeMap::new();
     let (mut once, mut places) = (Vec::with_capacity(puts.len()), Vec::with_capacity(puts.len()));

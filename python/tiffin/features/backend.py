@@ -1,7 +1,7 @@
-"""Backends: stores for the bytes of samples, which are our own or a Mooncake cluster that runs already.
+"""Backends: stores for the bytes of samples, either our own or a running Mooncake cluster.
 
-A backend moves the bytes of tensors and nothing else. Which samples exist, which generation is current, and
-which clients have leased or consumed them is always decided by our master: the *index*.
+A backend only moves the bytes of tensors. Our master, the *index*, always decides which samples exist,
+which generation is current, and which clients have leased or consumed them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .pool import BufferPool, Recycler
 
 #: The answer of a Mooncake store for a key that it does not have.
 _NO_SUCH_KEY = -704
-#: After these answers no transfer was started, so none can still write.
+#: After these answers no transfer was started, so that none can still write.
 _UNTOUCHED = (_NO_SUCH_KEY, -600)
-#: How often a read with a wrong checksum is tried, each time into other memory.
+#: The number of attempts to read after a wrong checksum, each into other memory.
 _READ_TRIES_MAX = 3
-#: Copying through registered memory pays off if registering is slower than this.
+#: Copying through registered memory is faster if registering is slower than this.
 _COPY_BYTES_PER_S = 4e9
 #: Number of bytes after which the measured speed of registering is used.
 _JUDGED_BYTES = 64 << 20
-#: Stores of the process that this one was forked from. To drop them would end them there, too.
+#: Stores of the parent of this forked process. Dropping them would close them there, too.
 _inherited: list[Any] = []
 
 
 class Torn(Exception):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 class Changed(Exception):
@@ -42,27 +42,28 @@ class Changed(Exception):
 
 
 class Backend(Protocol):
-    """What a feature store needs of a store for bytes outside the index."""
+    """The interface of a store for bytes outside the index."""
 
     #: Its name in `health`.
     name: str
 
     def write(self, key: str, data: memoryview, *, is_staged: bool = False) -> int:
-        """Write an object under a key that was never used, and give the checksum of what was written.
+        """Write an object under a key that was never used, and return the checksum of the written bytes.
 
         Raises `Changed` if the bytes changed meanwhile, which cannot happen if they are copied first.
         """
 
     def read(self, key: str, nbytes: int, expected: int) -> Any:
-        """The object's bytes at the beginning of fresh memory. Raises `Torn` if they are not what was
-        written."""
+        """The object's bytes at the start of fresh memory. Raises `Torn` if they differ from the written
+        bytes."""
 
     def remove(self, key: str) -> bool:
-        """Remove an object, and say whether it is gone for sure. An object that did not exist is gone."""
+        """Remove an object, and return whether it certainly no longer exists. A missing object counts as
+        removed."""
 
 
 class Own:
-    """Our own store: a sample's tensors are one object with its entry in the index.
+    """Our own store: a sample's tensors and its entry in the index are one object.
 
     Bytes are copied once between the store's memory and the tensors.
     """
@@ -71,7 +72,7 @@ class Own:
 
 
 class _Here:
-    """A Mooncake store of this process, and its memory that is registered there."""
+    """A Mooncake store of this process, and the memory that is registered there."""
 
     def __init__(self, store: Any, is_direct: bool) -> None:
         self.process, self.store, self.is_direct = os.getpid(), store, is_direct
@@ -80,12 +81,12 @@ class _Here:
         self.register, self.unregister = register, unregister
         self.pool = BufferPool(register=register, unregister=unregister)
         self.memory = Recycler(register=register, unregister=unregister)
-        # What registering memory for the time of a call has cost so far: seconds, and bytes.
+        # The cost of registering memory per call so far: seconds, and bytes.
         self.registering, self.registered = 0.0, 0
 
     @property
     def is_slow_to_register(self) -> bool:
-        """Whether it is better to copy into memory that is registered already."""
+        """Whether copying into registered memory is faster."""
         is_judged = self.registered >= _JUDGED_BYTES
         return is_judged and self.registered < self.registering * _COPY_BYTES_PER_S
 
@@ -106,17 +107,18 @@ class _Here:
 
 
 class Mooncake:
-    """A Mooncake cluster that runs already: `store` is a `MooncakeDistributedStore` after its setup.
+    """A running Mooncake cluster: `store` is a `MooncakeDistributedStore` after its setup.
 
-    `Mooncake.at("host:port")` joins the cluster of that master by itself. It can be passed to workers, forked
-    or spawned, which join the cluster with a client of their own.
+    `Mooncake.at("host:port")` joins the cluster of that master itself. It can be passed to forked or
+    spawned workers, which join the cluster with a client of their own.
 
-    Tensors are raw objects with a hard pin. What Mooncake cannot promise is made safe here and in the index:
-    keys are never used twice, every read is verified by its length and its checksum and tried again into
-    other memory, and a key that is gone already counts as removed. Tensors are put from their own memory,
-    registered for the time of the call, or through registered buffers that are reused where registering
-    takes longer than a copy; they are read into memory that they keep. Without
-    `put_from` and `get_into`, or with `zero_copy=False`, bytes go through `put` and `get`.
+    Tensors are raw objects with a hard pin. The index and this class add the guarantees that Mooncake
+    lacks. Keys are never used twice. Every read is verified by its length and its checksum, and retried
+    into other memory. A key that no longer exists counts as removed.
+
+    Tensors are put from their own memory, registered for the time of the call. If registering takes longer
+    than a copy, they go through reused registered buffers. They are read into memory that they keep.
+    Without `put_from` and `get_into`, or with `zero_copy=False`, bytes go through `put` and `get`.
     """
 
     name = "mooncake"
@@ -138,7 +140,7 @@ class Mooncake:
 
     @classmethod
     def at(cls, address: str, *, options: dict[str, Any] | None = None, **settings: Any) -> Mooncake:
-        """One that joins the cluster of the master at that address, with `mooncake_setup(address,
+        """A backend that joins the cluster of the master at that address, with `mooncake_setup(address,
         **settings)`; `options` are those of the class."""
         made = cls(mooncake_setup(address, **settings), **(options or {}))
         made._address, made._settings = address, settings
@@ -146,7 +148,7 @@ class Mooncake:
 
     @property
     def has_segment(self) -> bool:
-        """Whether this process lends memory to the cluster, which would end with it; as far as is known."""
+        """Whether this process is known to provide memory to the cluster, which would end with it."""
         return self._address is not None and _segment(self._settings) > 0
 
     def prefer(self, *, replica_num: int, hard_pin: bool) -> None:
@@ -183,7 +185,7 @@ class Mooncake:
             memory, why = self._read_once(self._joined(), key, nbytes)
             if memory is not None and checksum(memoryview(memory).cast("B")[:nbytes]) == expected:
                 return memory
-            why = why or "its bytes are not those of its checksum"
+            why = why or "its checksum is wrong"
             if why == str(_NO_SUCH_KEY):
                 break
         raise Torn(f"Mooncake could not read `{key}`: {why}")
@@ -202,13 +204,13 @@ class Mooncake:
         if count is not None and int(count) == nbytes:
             return target, ""
         if count is None or int(count) not in _UNTOUCHED:
-            # A transfer that was started may still write.
+            # A started transfer may still write.
             here.memory.set_aside(target)
         return None, str(count)
 
     def remove(self, key: str) -> bool:
         store = self._joined().store
-        # It does not ask first whether the object exists: that would lease it.
+        # It does not check first whether the object exists, because that would lease it.
         try:
             status = store.remove(key, force=True)
         except TypeError:
@@ -224,13 +226,13 @@ class Mooncake:
     @staticmethod
     def _accept(key: str, call: str, status: Any) -> None:
         if status is not None and int(status) < 0:
-            raise RuntimeError(f"Mooncake could not store `{key}`: {call} answered {int(status)}")
+            raise RuntimeError(f"Mooncake could not store `{key}`: {call} returned {int(status)}")
 
     def _check(self, store: Any) -> _Here:
         for call in ("is_exist", "remove"):
             if not callable(getattr(store, call, None)):
                 raise RuntimeError(
-                    f"the Mooncake store has no `{call}`\n\nhint: hand in a store after its setup"
+                    f"the Mooncake store has no `{call}`\n\nhint: pass a store after its setup"
                 )
         direct = all(callable(getattr(store, call, None)) for call in ("put_from", "get_into"))
         if not direct and not all(callable(getattr(store, call, None)) for call in ("put", "get")):
@@ -242,7 +244,7 @@ class Mooncake:
         if self._here is not None and self._here.process == os.getpid():
             return self._here
         if self._address is None:
-            hint = "`Mooncake.at(address)` joins the cluster anew in each worker"
+            hint = "use `Mooncake.at(address)`, which joins the cluster in each worker"
             raise RuntimeError(f"this Mooncake store belongs to another process\n\nhint: {hint}")
         _inherited.append(self._here)
         # Objects in the segment of a worker would end with it.
@@ -251,12 +253,12 @@ class Mooncake:
         return self._here
 
     def __getstate__(self) -> dict[str, Any]:
-        # A config is an object of Mooncake's, which cannot be pickled.
+        # A config is an object of Mooncake, which cannot be pickled.
         return self.__dict__ | {"_here": None, "_config": None}
 
 
 def _address(data: memoryview) -> int | None:
-    """The address of bytes, if it is known."""
+    """The address of the bytes, if it is known."""
     if not data.nbytes or _tensors.numpy is None:
         return None
     return int(_tensors.numpy.frombuffer(data, _tensors.numpy.uint8).ctypes.data)
@@ -274,7 +276,7 @@ def _replicate_config(replica_num: int, hard_pin: bool) -> Any:
 
 
 def _segment(settings: dict[str, Any]) -> int:
-    """The size of the memory that a client lends to the cluster."""
+    """The size of the memory that a client provides to the cluster."""
     from tiffin import _settings
 
     given = settings.get("global_segment_size", os.environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE"))
@@ -284,13 +286,13 @@ def _segment(settings: dict[str, Any]) -> int:
 def mooncake_setup(address: str, **settings: Any) -> Any:
     """A `MooncakeDistributedStore` that has joined the cluster of that master.
 
-    What is not given comes from MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_METADATA_SERVER, MOONCAKE_PROTOCOL,
+    Missing arguments come from MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_METADATA_SERVER, MOONCAKE_PROTOCOL,
     MOONCAKE_RDMA_DEVICES, MOONCAKE_GLOBAL_SEGMENT_SIZE and MOONCAKE_LOCAL_BUFFER_SIZE.
     """
     try:
         mooncake = importlib.import_module("mooncake.store")
     except ImportError as error:
-        hint = "`pip install mooncake-transfer-engine`, or use our own store"
+        hint = "run `pip install mooncake-transfer-engine`, or use our own store"
         raise RuntimeError(f"the package `mooncake` is not installed\n\nhint: {hint}") from error
     from tiffin import _settings
 
@@ -307,12 +309,12 @@ def mooncake_setup(address: str, **settings: Any) -> Any:
     store = mooncake.MooncakeDistributedStore()
     status = store.setup(**settings, master_server_addr=address)
     if status not in (None, 0):
-        raise RuntimeError(f"Mooncake's setup with the master at `{address}` answered {status}")
+        raise RuntimeError(f"Mooncake's setup with the master at `{address}` returned {status}")
     return store
 
 
 def keys_left(backend: Backend, keys: Iterable[str]) -> list[str]:
-    """Remove objects, and say which of them may still exist."""
+    """Remove objects, and return the keys of those that may still exist."""
     left = []
     for key in keys:
         try:
@@ -325,7 +327,7 @@ def keys_left(backend: Backend, keys: Iterable[str]) -> list[str]:
 
 
 def connect_index(store_id: str, address: str | None, credential: str | None, **options: Any) -> tiffin.Store:
-    """The index of a feature store: our master, in a namespace of its own."""
+    """The index of a feature store: our master, in its own namespace."""
     try:
         return tiffin.connect(address, namespace=store_id, token=credential, **options)
     except tiffin.Unauthenticated as error:

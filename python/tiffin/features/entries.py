@@ -11,13 +11,13 @@ import tiffin
 from .errors import GONE
 from .records import Number, SampleRef, to_number, to_pair
 
-#: How many keys one question about samples names at most.
+#: The maximum number of keys in one request about samples.
 _KEYS_MAX = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A sample that was checked and can be put."""
+    """A checked sample, ready for its put."""
 
     sample_id: str
     tensors: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Prepared:
 
 
 class Entries:
-    """The samples of one feature store, as the index has them."""
+    """The samples of one feature store in the index."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Entries:
         return tiffin.SampleRef(self.key(ref.sample_id), tuple(pair), 0, False)
 
     def put(self, key: Any, tensors: Any, text: Any, replace: bool, elsewhere: int = 0) -> Any:
-        """Put one entry, or several as mappings by their keys. Gives what `tiffin.Store.put_sample` gives."""
+        """Put one entry, or several as mappings by their keys. Returns the result of
+        `tiffin.Store.put_sample`."""
         return self.index.put_sample(
             key,
             tensors,
@@ -66,7 +67,8 @@ class Entries:
             replace=replace,
             replicas=self.replicas,
             stream=self._stream,
-            # The bytes elsewhere count as those of a stream only: their lifetime record counts for the quota.
+            # Bytes in another store count only for the stream here: their lifetime record counts for the
+            # quota.
             elsewhere=elsewhere if self._stream else 0,
             wait=self.wait_s > 0,
             timeout=self.wait_s or None,
@@ -95,7 +97,7 @@ class Entries:
 
 
 def with_generation(record: SampleRef, generation: Number, native: tuple[int, int]) -> SampleRef:
-    """The record of a sample that was put: it says which put of the id it is."""
+    """The record of a stored sample, with its generation."""
     more = {"generation": generation, "index_generation": list(native)}
     return dataclasses.replace(record, metadata=record.metadata | more)
 

@@ -1,4 +1,4 @@
-"""The exceptions of a feature store, as pipelines expect them."""
+"""The exceptions of a feature store, in the form that pipelines expect."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BadRef(NotAvailable, ValueError):
 
 
 class Duplicate(ValueError):
-    """The id exists and was not to be replaced, or was consumed from the stream."""
+    """The id exists and must not be replaced, or was consumed from the stream."""
 
 
 class ConsumerBehind(MemoryError):
-    """The namespace or the stream may not hold more: the consumer is behind."""
+    """The namespace or the stream is full: the consumer is behind."""

@@ -1,10 +1,11 @@
-"""Samples whose tensors are objects of another store, which makes fewer promises than the index.
+"""Samples whose tensors are objects of another store, which gives fewer guarantees than the index.
 
-Before the first byte is written, a *lifetime record* is put into the index. It names what is about to be
-written and counts its bytes; it is deleted after the last byte is removed. So the quota of the namespace
-counts what the other store really holds, whichever process wrote it, and whatever could not be removed. A
-lifetime record that no process leases, and whose generation the index does not name, belongs to a process
-that ended or to a free that failed: `sweep` of any process removes it and its tensors.
+Before the first byte is written, a *lifetime record* is put into the index. It names the tensors and counts
+their bytes. It is deleted after the last byte is removed. So the quota of the namespace counts what the
+other store really holds, whichever process wrote it, including bytes that could not be removed.
+
+A lifetime record without a lease, whose generation is not in the index, belongs to a process that ended or
+to a failed free. `sweep` in any process removes it and its tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ExternalPlacement:
     def __init__(
         self, entries: Entries, backend: Backend, *, hard_pin: bool, discard: Callable[[SampleRef], None]
     ) -> None:
-        """`discard` removes a sample's tensors, or notes that this is still to be done."""
+        """`discard` removes a sample's tensors, or records that for a retry."""
         self._entries, self._index, self._backend = entries, entries.index, backend
         self._discard = discard
         if isinstance(backend, Mooncake):
@@ -50,7 +51,7 @@ class ExternalPlacement:
         return bool(getattr(self._backend, "has_segment", False))
 
     def put(self, sample: Prepared, replace: bool) -> SampleRef:
-        """Write the tensors and then their entry. After a failure only `sweep` finds something to remove."""
+        """Write the tensors and then their entry. After a failure, only `sweep` finds leftovers."""
         with named(sample.sample_id):
             old = self._entries.look_up(sample.sample_id)
             if old is not None and not replace:
@@ -59,14 +60,14 @@ class ExternalPlacement:
             try:
                 put = self._put(sample, pieces, replace, is_staged=False)
             except Changed:
-                # Again under other keys, and from copies, which do not change.
+                # Retry under other keys, and from copies, which do not change.
                 put = self._put(sample, pieces, replace, is_staged=True)
             if old is not None:
                 self._discard(old)
             return put
 
     def put_many(self, samples: Sequence[Prepared], replace: bool) -> list[SampleRef]:
-        """Put one sample after the other."""
+        """Put the samples one after the other."""
         return [self.put(sample, replace) for sample in samples]
 
     def _put(self, sample: Prepared, pieces: _Pieces, replace: bool, *, is_staged: bool) -> SampleRef:
@@ -123,7 +124,7 @@ class ExternalPlacement:
             except Torn as error:
                 raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
             tensors[name] = shaped(memory, spec)
-        # An abort in the meantime was answered, so the sample must not be returned.
+        # An abort in the meantime was confirmed, so that the sample must not be returned.
         if self._index.info(lease.id).generation != lease.generation:
             raise NotAvailable(f"sample `{ref.sample_id}` is gone")
         return tensors

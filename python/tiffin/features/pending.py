@@ -1,4 +1,4 @@
-"""Frees that failed and are tried again, and errors of the index as the exceptions that pipelines expect."""
+"""Failed frees that are retried, and the mapping of index errors to exceptions that pipelines expect."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Pending", "PendingFrees", "as_named", "gone", "named"]
 
 @dataclasses.dataclass(eq=False)
 class Pending:
-    """A free that is still to be done."""
+    """A free that is not done yet."""
 
     sample_id: str
     generation: Number
     stored: SampleRef | None
-    #: Removes the entry from the index; none if that is done, and only its bytes are left.
+    #: Removes the entry from the index; `None` if that is done, and only its bytes are left.
     free: Callable[[], bool] | None
     tries: int = 0
-    #: Whether a thread tries it now.
+    #: Whether a thread is trying it now.
     is_tried: bool = False
 
 
 class PendingFrees:
-    """The frees of a store that are still to be done. Every access holds the lock; no free runs under it."""
+    """The open frees of a store. Every access holds the lock; no free runs under it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,19 +41,19 @@ class PendingFrees:
             return len(self._frees)
 
     def add(self, pending: Pending) -> None:
-        """Note a free that failed."""
+        """Record a failed free."""
         with self._lock:
             self._frees[pending.sample_id, pending.generation] = pending
 
     def snapshot(self) -> list[Pending]:
-        """The frees that are noted at this moment."""
+        """The frees that are recorded now."""
         with self._lock:
             return list(self._frees.values())
 
     def retry(
         self, pending: Pending, finish: Callable[[Pending], bool], tries_max: int | None = None
     ) -> bool:
-        """Try a free again, unless another thread does or it was tried too often; says whether it is done."""
+        """Retry a free, unless another thread does or the limit is reached. Returns whether it is done."""
         name = pending.sample_id, pending.generation
         with self._lock:
             if self._frees.get(name) is not pending:
@@ -74,7 +74,7 @@ class PendingFrees:
 
 
 def as_named(sample_id: str, error: Exception) -> Exception:
-    """The exception that a pipeline expects instead of an error of the index."""
+    """The exception that a pipeline expects for an error of the index."""
     if isinstance(error, tiffin.Full):
         return ConsumerBehind(f"the consumer is behind: {error}")
     if isinstance(error, tiffin.Exists):
@@ -95,7 +95,7 @@ def named(sample_id: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gone(sample_id: str) -> Iterator[None]:
-    """Raise errors of a lease or read as `NotAvailable`, if the sample cannot be had."""
+    """Raise errors of a lease or read as `NotAvailable`, if the sample is not available."""
     try:
         yield
     except GONE as error:

@@ -1,7 +1,7 @@
-"""Where the tensors of samples are: one interface, with an implementation for each kind of backend.
+"""Where the tensors of samples are stored: one interface, with an implementation for each kind of backend.
 
 The feature store decides when a sample is put, read and freed. A placement carries it out. There are two:
-`IndexPlacement`, where a sample's tensors are one object with its entry in the index, and
+`IndexPlacement`, where a sample's tensors and its entry in the index are one object, and
 `external.ExternalPlacement`, where they are objects of another store.
 """
 
@@ -22,12 +22,12 @@ from .tensors import allocate, lent
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a leased sample is, as the store has it."""
+    """The description of a leased sample in the store."""
 
     generation: Number
-    #: Type of elements and shape of each tensor, by name.
+    #: Element type and shape of each tensor, by name.
     tensors: dict[str, tuple[str, tuple[int, ...]]]
-    #: What `Placement.remove` needs, if it needs anything.
+    #: The record that `Placement.remove` needs, if it needs one.
     record: SampleRef | None
 
 
@@ -43,28 +43,30 @@ class Placement(Protocol):
         """Whether this process holds samples that other processes lose when it ends."""
 
     def put(self, sample: Prepared, replace: bool) -> SampleRef:
-        """Put a sample, all of it or nothing."""
+        """Put a sample atomically."""
 
     def put_many(self, samples: Sequence[Prepared], replace: bool) -> list[SampleRef]:
-        """Put several samples, each all of it or nothing."""
+        """Put several samples, each atomically."""
 
     def find(self, sample_id: str) -> SampleRef | None:
-        """The record that `remove` needs for the current sample of this id; none if it needs none."""
+        """The record that `remove` needs for the current sample of this id, or `None`."""
 
     def describe(self, lease: tiffin.Lease) -> Stored:
-        """What a leased sample is."""
+        """The description of a leased sample."""
 
     def read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        """Tensors of a leased sample; with `lend` views of the store's memory, where that is possible."""
+        """Tensors of a leased sample; with `lend`, views of the store's memory if that is possible."""
 
     def remove(self, record: SampleRef) -> bool:
-        """Remove what is outside the index of a sample whose entry is gone; says whether nothing is left."""
+        """Remove the bytes outside the index of a sample whose entry is gone. Returns whether nothing is
+        left."""
 
     def remove_attempt(self, sample_id: str, generation: Number, names: Iterable[str]) -> bool:
-        """Remove what another process may have written before it failed; says whether nothing is left."""
+        """Remove bytes that another process may have written before it failed. Returns whether nothing is
+        left."""
 
     def sweep(self, spared: Collection[SampleRef]) -> None:
-        """Remove what processes that ended have left outside the index, without these records."""
+        """Remove bytes that ended processes have left outside the index, except those of these records."""
 
 
 class IndexPlacement:
@@ -101,15 +103,15 @@ class IndexPlacement:
         return [_ref(sample, native) for sample, native in zip(samples, natives, strict=True)]
 
     def find(self, sample_id: str) -> None:
-        """Nothing: the object goes with its entry."""
+        """No record is needed: the object is removed with its entry."""
 
     def describe(self, lease: tiffin.Lease) -> Stored:
-        """What the manifest of the object says."""
+        """The description from the manifest of the object."""
         tensors = {it.name: (it.dtype, tuple(it.shape)) for it in lease.manifest.tensors}
         return Stored(to_number(lease.generation), tensors, None)
 
     def read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        """Copy tensors into memory that is reused, or lend the store's memory."""
+        """Copy tensors into reused memory, or lend the store's memory."""
         specs = ref.feature_specs
         if lend:
             return {name: lent(it, specs[name]) for name, it in lease.tensors(names, copy=False).items()}
@@ -126,7 +128,7 @@ class IndexPlacement:
         return True
 
     def remove_attempt(self, sample_id: str, generation: Number, names: Iterable[str]) -> bool:
-        """A put that was not completed leaves nothing."""
+        """An incomplete put leaves nothing."""
         return True
 
     def sweep(self, spared: Collection[SampleRef]) -> None:

@@ -1,4 +1,4 @@
-"""Buffers that are reused, so that they are registered with a network card once."""
+"""Reused buffers, which are registered with a network card once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-#: Memory of a buffer. Large memory is mapped from the system.
+#: The memory of a buffer. Large memory is mapped from the system.
 _Memory: TypeAlias = "bytearray | mmap.mmap"
-#: From this size on memory is in huge pages, which the system provides faster.
+#: The minimum size of memory in huge pages, which the system provides faster.
 _HUGE_MIN = 2 << 20
-#: How long a transfer that failed may still write: longer than the timeout of any transport.
+#: How long a failed transfer may still write: longer than the timeout of any transport.
 SETTLE_S = 600.0
 
 
 class Buffer:
-    """Memory that was taken from a pool. Its holder alone uses it until it is released."""
+    """Memory from a pool. Only its holder uses it until it is released."""
 
     def __init__(self, pool: BufferPool, memory: _Memory) -> None:
         self._pool, self._memory = pool, memory
@@ -34,7 +34,7 @@ class Buffer:
         return memoryview(self._memory)
 
     def release(self) -> None:
-        """Return it to the pool. Nothing may use it any more."""
+        """Return it to the pool. No code may use it afterwards."""
         self._pool._give_back(self)
 
     def discard(self) -> None:
@@ -55,10 +55,10 @@ class Buffer:
 class BufferPool:
     """Buffers of powers of two, each registered once, and reused as soon as they are released.
 
-    `register(address, nbytes)` and `unregister(address)` are called once for each buffer that is made. At
-    most `max_bytes` are kept for reuse; buffers beyond that are freed when they are released. A buffer is
-    reused as soon as it is released; one that was discarded because a transfer may still write to it, after
-    `settle_s` seconds.
+    `register(address, nbytes)` and `unregister(address)` are called once for each buffer. At most
+    `max_bytes` are kept for reuse; buffers beyond that are freed when they are released. A released buffer
+    is reused at once. A buffer that was discarded, because a transfer may still write to it, is reused
+    after `settle_s` seconds.
 
     >>> pool = BufferPool(max_bytes=1 << 20)
     >>> with pool.take(1000) as buffer:
@@ -88,7 +88,7 @@ class BufferPool:
         self.in_use = 0
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least so many bytes, for the caller alone until it is released."""
+        """A buffer of at least `nbytes` bytes, for the caller alone until it is released."""
         self._settle()
         size = _size(nbytes)
         with self._lock:
@@ -136,7 +136,7 @@ class BufferPool:
 
 
 class Recycler:
-    """Memory for tensors that is reused once the last tensor in it is gone.
+    """Memory for tensors, which is reused when the last tensor in it is gone.
 
     Fresh memory from the system is slow: a page fault for each page takes longer than the copy into it. A
     tensor, and a view of one, holds its memory; the caller returns nothing. At most `max_bytes` are kept for
@@ -160,15 +160,15 @@ class Recycler:
         self._register, self._unregister, self._settle_s = register, unregister, settle_s
         self._max, self._kept = max_bytes, 0
         self._lock = threading.Lock()
-        # By size, each with the number of its last use; the most recent one is at the end.
+        # By size, each with the number of its last use; the most recent one is last.
         self._free: dict[int, collections.deque[tuple[int, _Memory]]] = {}
         self._uses = 0
-        # Finalizers of tensors run at any moment, also while this thread holds the lock.
+        # Finalizers of tensors run at any moment, even while this thread holds the lock.
         self._ended: collections.deque[_Memory] = collections.deque()
         self._aside: collections.deque[tuple[float, Any]] = collections.deque()
 
     def allocate(self, nbytes: int) -> Any:
-        """A buffer of at least so many bytes, which is not reused while anything refers to it."""
+        """A buffer of at least `nbytes` bytes, which is not reused while anything refers to it."""
         size = _size(nbytes)
         with self._lock:
             self._collect()
@@ -207,7 +207,7 @@ class Recycler:
             self._free.setdefault(len(memory), collections.deque()).append((self._uses, memory))
 
     def _too_much(self) -> list[_Memory]:
-        """Remove what exceeds the limit: memory that is too large by itself, then the least recently used."""
+        """Remove memory beyond the limit: blocks that exceed it alone, then the least recently used."""
         unused = []
         while self._kept > self._max:
             sizes = [size for size in self._free if size > self._max] or list(self._free)
@@ -217,7 +217,7 @@ class Recycler:
         return unused
 
     def _take(self, size: int, which: int) -> _Memory | None:
-        """Unused memory of that size: the first or the last of it."""
+        """Remove and return unused memory of that size: the first or the last block."""
         free = self._free.get(size)
         if free is None:
             return None
@@ -238,12 +238,12 @@ def _fresh(size: int) -> _Memory:
     if size < _HUGE_MIN or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Without huge pages ordinary ones are used.
+    # Without huge pages, ordinary ones are used.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def _size(nbytes: int) -> int:
-    """The power of two that so many bytes fit into."""
+    """The smallest power of two that is at least `nbytes`."""
     return 1 << max(12, (max(nbytes, 1) - 1).bit_length())

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from tiffin._tensors import ITEM_BYTES
 
-#: The version of these records. A ref of another one is refused.
+#: The version of these records. Refs of another version are rejected.
 SCHEMA_VERSION = 1
-#: The types of elements that a sample may have: all that torch and DLPack name.
+#: The element types that a sample may have: all types of torch and DLPack.
 DTYPES = tuple(ITEM_BYTES)
 #: The fields of a ref that `put` takes from its metadata.
 PUT_FIELDS = (
@@ -23,8 +23,8 @@ PUT_FIELDS = (
     "tokenizer_version",
     "num_tokens",
 )
-#: A generation of the store, (epoch of the master, counter), as one value for JSON, msgpack and columns of 64
-#: bits: a number of at most 63 bits, or text where that is not enough. Both keep their order.
+#: A generation of the store, (epoch of the master, counter), as one value for JSON, msgpack and 64-bit
+#: columns: a number of at most 63 bits, or text if that is not enough. Both keep their order.
 Number: TypeAlias = "int | str"
 _EPOCH_BITS, _COUNTER_BITS = 23, 40
 
@@ -56,9 +56,9 @@ class FeatureSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SampleRef:
-    """Names a sample of a feature store: what a producer sends to its consumers. It never holds a tensor.
+    """A reference to a sample, which a producer sends to its consumers. It never contains a tensor.
 
-    `metadata["generation"]` says which put of the id it is.
+    `metadata["generation"]` is the generation of the sample.
 
     >>> ref = SampleRef("s", feature_store_uri="tiffin://run/s", metadata={"generation": 7})
     >>> SampleRef.from_json(ref.to_json()) == ref, ref.generation
@@ -82,11 +82,11 @@ class SampleRef:
 
     @property
     def generation(self) -> Number | None:
-        """Which put of the id it is."""
+        """The generation of the sample."""
         return self.metadata.get("generation")
 
     def to_json(self) -> str:
-        """The record as text, which is the same for the same record."""
+        """The record as text. Equal records have equal texts."""
         return _encode(
             _flat(self) | {"feature_specs": {name: _flat(it) for name, it in self.feature_specs.items()}}
         )

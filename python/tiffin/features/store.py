@@ -1,8 +1,8 @@
 """The feature store: put, get, release, abort and the rest of the contract, on top of samples.
 
-The index decides: generations, leases, tombstones and consumption are state of our master, and all processes
-see them at once. This module keeps the leases of this process and the frees that failed, which are tried
-again. Where the tensors are is the business of a `placement.Placement`.
+The index decides: generations, leases, tombstones and consumption are state of our master, and all
+processes see changes at once. This module keeps the leases of this process, and failed frees that are
+retried. A `placement.Placement` stores the tensors.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ class FeatureStore:
     """Samples of hidden states, from producers to trainers, with lifetimes that the store manages.
 
     Without `store` and `address` the store is inside this process. `address` joins a Tiffin cluster, in the
-    namespace `store_id`; `store` is a connected `tiffin.Store` to use instead. With `backend` the tensors are
-    in a Mooncake cluster that runs already (`tiffin.features.Mooncake`), and only the index is in Tiffin.
+    namespace `store_id`; `store` is a connected `tiffin.Store` to use instead. With `backend` the tensors
+    are in a running Mooncake cluster (`tiffin.features.Mooncake`), and only the index is in Tiffin.
 
-    `auth` is the expected secret, a function that says whether a credential is right, or an object with a
-    `check` that raises `PermissionError`; `credential` is what this process presents, also to the servers.
-    `max_resident_bytes` limits the namespace across all processes; `max_hold_age_s` frees samples that were
-    not leased for so long. With `retain_on_release` a release only ends the lease; else the last release
-    frees the sample. `stream` and `groups` append every put to a stream, which consumers of these groups read
-    with `consumer`. `wait_s` is how long a put may wait for space. `linger_s` is how long `close` waits for
-    samples to be freed that are in a Mooncake segment of this process.
+    `auth` is the expected secret, a function that checks a credential, or an object with a `check` that
+    raises `PermissionError`. `credential` is the credential of this process, also for the servers.
+    `max_resident_bytes` limits the namespace across all processes. `max_hold_age_s` frees samples that were
+    not leased for that long. With `retain_on_release` a release only ends the lease; otherwise the last
+    release frees the sample.
+
+    `stream` and `groups` append every put to a stream, which consumers of these groups read with
+    `consumer`. `wait_s` is the maximum time that a put waits for space. `linger_s` is the maximum time that
+    `close` waits until the samples in a Mooncake segment of this process are freed.
 
     >>> from tiffin.features import FeatureStore
     >>> features = FeatureStore("run-7", memory="64MiB")
@@ -91,7 +93,7 @@ class FeatureStore:
         **connect: Any,
     ) -> None:
         if not store_id or "/" in store_id:
-            raise ValueError(f"store_id={store_id!r}: it is a name without slashes")
+            raise ValueError(f"store_id={store_id!r}: it must be a name without slashes")
         self.store_id, self.stream, self.groups = store_id, stream, tuple(groups)
         self._auth, self._credential = auth, credential
         self._check_credential()
@@ -103,7 +105,7 @@ class FeatureStore:
         self._replicas, self._hard_pin = replica_num, hard_pin
         self._wait_s, self._linger_s, self._clock = wait_s, linger_s, clock
         self._set_up()
-        # Samples that this store freed for their age, and those that `gc` has reported; with their bytes.
+        # Samples that this store freed for their age, and those that `gc` has reported, with their bytes.
         self._given_up, self._reported = (0, 0), (0, 0)
         # The same for the master, as of the last request.
         self._expired = (0, 0)
@@ -114,7 +116,7 @@ class FeatureStore:
             self._expired_since()
 
     def _set_up(self) -> None:
-        """Make what each process has for itself: locks, leases, and frees that are still to be done."""
+        """Create the state of this process: locks, leases, and open frees."""
         self._entries = Entries(
             self.store_id,
             self.index,
@@ -131,7 +133,7 @@ class FeatureStore:
         self._pending = PendingFrees()
         # Guards leases, attempts and counts. It is never held during a call to a store.
         self._lock = threading.Lock()
-        # Held by the thread that asks what the master has freed. If two answers were counted in another
+        # Held by the thread that asks the master for its counts. If two answers were applied in another
         # order, the older one would look like that of a restarted master.
         self._expiry = threading.Lock()
         self._leases: dict[str, tuple[tiffin.Lease, SampleRef | None]] = {}
@@ -147,13 +149,13 @@ class FeatureStore:
         metadata: Mapping[str, Any] | None = None,
         replace: bool = True,
     ) -> SampleRef:
-        """Store the tensors of a sample, all or none, and give its ref.
+        """Store the tensors of a sample atomically, and return its ref.
 
-        An older sample of that id is superseded: its refs fail from now on. With `replace=False`, and for an
-        id that was consumed from the stream, this raises `Duplicate`, a `ValueError`. Samples that cannot be
-        stored are a `ValueError`, too: no tensors, or elements of a type that is not in `DTYPES`. Raises
-        `MemoryError` if the namespace or the stream is full because the consumer is behind, `RuntimeError` if
-        the sample could not be written; nothing is left behind then.
+        An older sample of that id is superseded: its refs fail from now on. With `replace=False`, and for
+        an id that was consumed from the stream, this raises `Duplicate`, a `ValueError`. Samples without
+        tensors, or with element types that are not in `DTYPES`, are a `ValueError`, too. Raises
+        `MemoryError` if the namespace or the stream is full because the consumer is behind, and
+        `RuntimeError` if the sample could not be written. Nothing is left behind then.
         """
         self._check_credential()
         return self._placement.put(self._prepare(sample_id, tensors, metadata), replace)
@@ -167,12 +169,12 @@ class FeatureStore:
     ) -> list[SampleRef]:
         """Store the samples of a batch, by their ids, with one request to the store if that is possible.
 
-        Each is stored as `put` does it. If one cannot be, its error is raised, and those that could be stored
-        stay: its `results` has for each sample its ref, or its error.
+        Each sample is stored as by `put`. If one fails, its error is raised, and the others stay stored.
+        `results` of the error has for each sample its ref, or its error.
         """
         self._check_credential()
         by_id = metadata or {}
-        # Bad input is refused before anything is stored.
+        # Invalid input is rejected before anything is stored.
         ready = [self._prepare(name, tensors, by_id.get(name)) for name, tensors in samples.items()]
         if len(ready) < 2:
             return [self._placement.put(sample, replace) for sample in ready]
@@ -232,8 +234,8 @@ class FeatureStore:
     def release(self, handle: FeatureHandle, *, reason: str = "") -> None:
         """End a lease. The last release of a sample frees it, unless it is retained or read from a stream.
 
-        A handle of a superseded sample, or one that was released, does nothing. Never raises: a free that
-        failed is tried again by `gc`, and by the drains.
+        Releasing a superseded or released handle has no effect. Never raises: `gc` and the drains retry a
+        failed free.
         """
         with self._lock:
             lease, stored = self._leases.pop(handle.lease_token, (None, None))
@@ -248,20 +250,20 @@ class FeatureStore:
     def abort(self, sample_id: str, *, reason: str = "") -> None:
         """Free a sample now, even if it is leased. Every process sees that at once.
 
-        Never raises: a free that failed is tried again by `gc`, and by the drains.
+        Never raises: `gc` and the drains retry a failed free.
         """
         stored = None
-        # A sample that cannot be looked up now is found by `gc`.
+        # `gc` finds a sample that cannot be looked up now.
         with contextlib.suppress(tiffin.Error):
             stored = self._placement.find(sample_id)
         generation = stored.metadata["generation"] if stored is not None else 0
         self._free(sample_id, generation, stored, lambda: self._delete(sample_id))
 
     def ack(self, refs: Iterable[Any], *, group: str = "") -> list[str]:
-        """Say that a group is done with samples, such as those of an optimizer step, in one call.
+        """Acknowledge samples on behalf of a group, such as those of an optimizer step, in one call.
 
-        Gives for each `"freed"`, `"recorded"` where other groups have yet to consume it, or `"stale"`. When
-        this returns, no process can read a freed sample, and its memory can be used again.
+        Returns for each `"freed"`, `"recorded"` if other groups have not consumed it yet, or `"stale"`.
+        When this returns, no process can read a freed sample, and its memory can be reused.
         """
         refs = [self._checked(ref) for ref in refs]
         group = group or (self.groups[0] if self.groups else "")
@@ -278,10 +280,10 @@ class FeatureStore:
     # Samples that other processes wrote, or were about to write.
 
     def adopt(self, ref: Any) -> bool:
-        """Take note of a sample that another process wrote, and say whether it is there.
+        """Check a sample that another process wrote, and return whether it exists.
 
-        The store manages its lifetime in any case, so this is a lookup. Raises `ValueError` for a
-        ref without a generation.
+        The store manages its lifetime in any case, so that this is a lookup. Raises `ValueError` for a ref
+        without a generation.
         """
         ref = as_ref(ref)
         if not is_generation(ref.generation):
@@ -294,15 +296,16 @@ class FeatureStore:
     def track_external_attempt(
         self, sample_id: str, *, generation: Number, feature_names: Iterable[str]
     ) -> None:
-        """Remember what a server is about to write, so that it can be reclaimed if its response is lost."""
+        """Record the tensors that a server is about to write, so that they can be reclaimed if its response
+        is lost."""
         names = tuple(feature_names)
         if not names:
-            raise ValueError(f"an attempt to write sample `{sample_id}` that names no tensors")
+            raise ValueError(f"the attempt to write sample `{sample_id}` has no tensors")
         with self._lock:
             self._attempts[sample_id] = (generation, names)
 
     def discard_external_attempts(self, *, reason: str = "") -> int:
-        """Free the samples of tracked attempts that were not adopted, and say how many there were.
+        """Free the samples of tracked attempts that were not adopted, and return their number.
 
         `RuntimeError` lists those that could not be freed.
         """
@@ -321,7 +324,7 @@ class FeatureStore:
             raise RuntimeError(f"could not be reclaimed: {', '.join(failed)}")
         return len(attempts)
 
-    # Frees that are still to be done.
+    # Open frees.
 
     def drain_pending_removals(
         self,
@@ -329,9 +332,9 @@ class FeatureStore:
         retry_interval_s: float = 0.25,
         sleep: Callable[[float], object] = time.sleep,
     ) -> dict[str, int]:
-        """Finish every free that failed, within bounds, and say how many there were.
+        """Finish every failed free, within limits, and return their number.
 
-        `RuntimeError` names the samples that are left; they stay noted.
+        `RuntimeError` names the samples that are left; they stay recorded.
         """
         return self._drain(None, max_attempts, retry_interval_s, sleep)
 
@@ -346,10 +349,11 @@ class FeatureStore:
         return self._drain(set(sample_ids), max_attempts, retry_interval_s, sleep)
 
     def gc(self, now: float | None = None) -> dict[str, int]:
-        """Free samples that were not leased for longer than `max_hold_age_s`, and try failed frees again.
+        """Free samples that were not leased for longer than `max_hold_age_s`, and retry failed frees.
 
-        Also removes what processes that ended have left in the backend. Says how many were freed, those that
-        the master has freed since the last call by the same limit included, and how many are pending.
+        Also removes the leftovers of ended processes in the backend. Returns the number of freed samples,
+        including those that the master has freed by the same limit since the last call, and the number of
+        pending frees.
         """
         later = 0.0 if now is None else max(0.0, now - self._clock())
         if self.max_hold_age_s is not None:
@@ -394,20 +398,22 @@ class FeatureStore:
 
     @staticmethod
     def estimate_bytes(specs: Mapping[str, FeatureSpec] | Iterable[FeatureSpec]) -> int:
-        """How many bytes tensors of these specs have."""
+        """The number of bytes of tensors with these specs."""
         return sum(spec.nbytes for spec in (specs.values() if isinstance(specs, Mapping) else specs))
 
     def consumer(self, group: str = "", *, window: int = 1, timeout: float | None = None) -> Consumer:
-        """Read the stream as one of a group that takes `window` samples before it acknowledges any."""
+        """Read the stream as a consumer of a group that takes `window` samples before it acknowledges any."""
         if not self.stream:
-            raise ValueError('this store has no stream\n\nhint: `FeatureStore(…, stream="train")`')
+            raise ValueError(
+                'this store has no stream\n\nhint: create it with `FeatureStore(…, stream="train")`'
+            )
         return Consumer(self, group or (self.groups[0] if self.groups else ""), window, timeout)
 
     def linger(self, max_s: float) -> bool:
-        """Wait until every sample is freed, or so many seconds have passed; says whether all are.
+        """Wait until every sample is freed, or `max_s` seconds have passed. Returns whether all are freed.
 
-        For a producer whose Mooncake segment holds samples that are not read yet: they would end with it.
-        The log `tiffin` says which samples it waits for.
+        This is for a producer whose Mooncake segment has samples that are not read yet: they would end with
+        it. The log `tiffin` names the samples that it waits for.
         """
         until = time.monotonic() + max_s
         while left := self._entries.resident():
@@ -422,7 +428,7 @@ class FeatureStore:
         return True
 
     def drop_run(self) -> int:
-        """Delete every sample of this store, and its stream; says how many there were."""
+        """Delete every sample of this store, and its stream. Returns the number of samples."""
         count = self.index.drop_stream(self.stream) if self.stream else 0
         refs = self._entries.resident()
         for why in refs:
@@ -432,10 +438,10 @@ class FeatureStore:
         return count + len(refs)
 
     def close(self) -> None:
-        """End the leases of this store, and disconnect. The samples stay where they are.
+        """End the leases of this store, and disconnect. The samples stay.
 
-        If they are in a Mooncake segment of this process, they would end with it: then this waits until they
-        are freed, for at most `linger_s`.
+        Samples in a Mooncake segment of this process would end with it: this waits until they are freed,
+        for at most `linger_s`.
         """
         with self._lock:
             leases, self._leases = self._leases, {}
@@ -447,7 +453,7 @@ class FeatureStore:
             self.index.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker has leases and frees of its own.
+        # A worker has its own leases and frees.
         own = ("_entries", "_placement", "_pending", "_lock", "_expiry", "_leases", "_attempts", "_clock")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -479,7 +485,7 @@ class FeatureStore:
             raise BadRef(f"not a ref: {error}") from error
         if ref.schema_version != SCHEMA_VERSION:
             raise BadRef(
-                f"sample `{ref.sample_id}`: a ref of version {ref.schema_version}, not {SCHEMA_VERSION}"
+                f"sample `{ref.sample_id}`: the ref has version {ref.schema_version}, not {SCHEMA_VERSION}"
             )
         if ref.feature_store_uri != f"tiffin://{self.store_id}/{ref.sample_id}":
             raise BadRef(
@@ -536,7 +542,7 @@ class FeatureStore:
             for ref, result in zip(refs, error.results or [], strict=False):
                 if isinstance(result, GONE):
                     raise NotAvailable(f"sample `{ref.sample_id}` is not available: {result}") from error
-            # Leases that were granted all the same end with the error.
+            # Leases that were granted nevertheless end with the error.
             raise
 
     def _get(
@@ -549,14 +555,14 @@ class FeatureStore:
         return self._read(lease, stored or ref, wanted, lend), stored
 
     def _compare(self, ref: SampleRef, lease: tiffin.Lease) -> SampleRef | None:
-        """Check that the leased sample is the one of the ref. Gives its stored record, where there is one."""
+        """Check that the leased sample is the one of the ref. Returns its stored record, if there is one."""
         stored = self._placement.describe(lease)
         if ref.metadata["generation"] != stored.generation:
             raise NotAvailable(f"sample `{ref.sample_id}` was superseded")
         expected = {name: (it.dtype, it.shape) for name, it in ref.feature_specs.items()}
         if expected != stored.tensors:
             wrong = sorted({name for name, _ in expected.items() ^ stored.tensors.items()})
-            raise BadRef(f"the ref of sample `{ref.sample_id}` does not match what is stored: {wrong}")
+            raise BadRef(f"the ref of sample `{ref.sample_id}` does not match the stored sample: {wrong}")
         return stored.record
 
     def _read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
@@ -576,34 +582,34 @@ class FeatureStore:
     def _free(
         self, sample_id: str, generation: Number, stored: SampleRef | None, free: Callable[[], bool]
     ) -> None:
-        """Free a sample, or note that this is still to be done."""
+        """Free a sample, or record that for a retry."""
         pending = Pending(sample_id, generation, stored, free)
         if not self._finish(pending):
             self._pending.add(pending)
 
     def _remove(self, stored: SampleRef) -> None:
-        """Remove the tensors of a sample whose entry is gone, or note that this is still to be done."""
+        """Remove the tensors of a sample whose entry is gone, or record that for a retry."""
         pending = Pending(stored.sample_id, stored.metadata["generation"], stored, None)
         if not self._finish(pending):
             self._pending.add(pending)
 
     def _finish(self, pending: Pending) -> bool:
-        """Do what is left of a free; says whether it is done. No lock is held."""
+        """Do the rest of a free. Returns whether it is done. No lock is held."""
         if pending.free is not None:
             try:
                 is_free = pending.free()
             except tiffin.Error as error:
-                what = "sample `%s` could not be freed, and is tried again later: %s"
+                what = "sample `%s` could not be freed, and is retried later: %s"
                 _log.warning(what, pending.sample_id, error)
                 return False
             if not is_free:
-                # Another lease holds the sample, and its end frees it.
+                # The sample has another lease, whose end frees it.
                 return True
             pending.free = None
         return pending.stored is None or self._placement.remove(pending.stored)
 
     def _sweep(self) -> None:
-        """Remove what processes that ended have left in the backend."""
+        """Remove the leftovers of ended processes in the backend."""
         self._placement.sweep([it.stored for it in self._pending.snapshot() if it.stored is not None])
 
     def _drain(
@@ -643,14 +649,15 @@ class FeatureStore:
             self._free(sample_id, to_number(native.generation), stored, free)
 
     def _expired_since(self) -> tuple[int, int]:
-        """Samples that the master has freed for their age since this was called last, and their bytes."""
+        """The number of samples that the master has freed for their age since the last call, and their
+        bytes."""
         if not self._placement.is_freed_by_master or self.max_hold_age_s is None:
             return 0, 0
         with self._expiry:
             stat = self.index.wait_usage(at_least=0)
             (count, size), now = self._expired, (stat.samples_expired, stat.samples_expired_size)
             self._expired = now
-        # A master that restarted since then counts from zero.
+        # A master that restarted meanwhile counts from zero.
         return (now[0] - count, now[1] - size) if now[0] >= count else now
 
     def _give_up(self, native: tiffin.SampleRef) -> bool:

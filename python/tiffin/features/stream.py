@@ -1,4 +1,4 @@
-"""Reading a feature store's stream: windows of refs, acknowledged in one call."""
+"""Reads a feature store's stream: windows of refs, acknowledged in one call."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from .records import Number, SampleRef
 if TYPE_CHECKING:
     from .store import FeatureStore
 
-#: How long one pull waits where the caller sets no limit; then it is repeated.
+#: The wait of one pull if the caller sets no limit; the pull is then repeated.
 _TURN_S = 30.0
-#: How often a consumer finishes frees that failed, here or in processes that ended.
+#: How often a consumer finishes failed frees, of this process or of ended ones.
 _COLLECT_S = 15.0
 
 
 class Consumer:
     """One consumer of a group. Made by `FeatureStore.consumer`.
 
-    A sample that it has pulled is its own until it is acknowledged. If the process ends, or the consumer is
-    closed, samples that are not acknowledged come again to the group; those that the group has acknowledged
-    never do. A window that the stream's limits can never fill is refused when the consumer attaches.
+    A pulled sample belongs to the consumer until it is acknowledged. If the process ends, or the consumer
+    is closed, unacknowledged samples are delivered to the group again. Samples that the group has
+    acknowledged never are. A window that the stream's limits can never fill is refused when the consumer
+    attaches.
 
     >>> from tiffin.features import FeatureStore
     >>> features = FeatureStore("run-7", memory="64MiB", stream="train")
@@ -45,15 +46,15 @@ class Consumer:
         self._features, self.group, self.window, self._timeout = features, group, window, timeout
         self._leases: dict[tuple[str, Number], tiffin.Lease] = {}
         self._collected = time.monotonic()
-        #: The optimizer step that the group has acknowledged last, if it said so.
+        #: The optimizer step that the group has acknowledged last, if it gave one.
         self.step: int | None = None
         features.index.open_stream(features.stream, group=group, window=window)
         self._finish_step()
 
     def pull(self, *, timeout: float | None = None) -> list[SampleRef]:
-        """The next window of refs, or fewer when the time is over.
+        """The next window of refs, or fewer at the timeout.
 
-        Raises `tiffin.EndOfStream` after the last one, and `tiffin.StreamFailed` if the stream was failed.
+        Raises `tiffin.EndOfStream` after the last one, and `tiffin.StreamFailed` if the stream has failed.
         """
         self._collect()
         limit = timeout if timeout is not None else self._timeout
@@ -92,19 +93,19 @@ class Consumer:
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
 
     def ack(self, window: list[SampleRef], *, step: int | None = None) -> list[str]:
-        """Say that the group is done with these, after the optimizer's step.
+        """Acknowledge these on behalf of the group, after the optimizer's step.
 
         With `step`, the step and the samples are one transaction: they are recorded in the store before
         anything is freed. The next consumer of the group that attaches finishes the transaction, and finds
         the step in `step`. A trainer that restarts from the checkpoint of that step loses no sample and
-        trains on none twice. One consumer of the group acknowledges for all of its ranks then.
+        trains on none twice. One consumer of the group then acknowledges for all of its ranks.
         """
         if step is not None:
             marker = {"step": step, "refs": [json.loads(ref.to_json()) for ref in window]}
             self._features.index.put(self._marker, json.dumps(marker).encode(), pin=True)
             self.step = step
         outcomes = self._features.ack(window, group=self.group)
-        # The leases of a freed sample end with it; there is nothing to wait for.
+        # The leases of a freed sample end with it, so that no wait is needed.
         there = [ref for ref, outcome in zip(window, outcomes, strict=True) if outcome == "recorded"]
         self._release(there)
         for ref in window:
@@ -128,7 +129,7 @@ class Consumer:
             self._features.ack(marker["refs"], group=self.group)
 
     def give_back(self, window: list[SampleRef]) -> None:
-        """Give these to another consumer of the group."""
+        """Return these to the group, for another consumer."""
         self._release(window)
 
     def _release(self, window: list[SampleRef]) -> None:

@@ -11,7 +11,7 @@ from tiffin import _tensors
 from .pool import Recycler
 from .records import FeatureSpec
 
-#: Tensors from this size on are read into memory that is reused.
+#: The minimum size of tensors that are read into reused memory.
 _RECYCLED_MIN = 1 << 18
 
 
@@ -20,7 +20,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach()
         if str(value.layout) != "torch.strided":
-            raise TypeError(f"its layout is {value.layout}\n\nhint: `tensor.to_dense()`")
+            raise TypeError(f"its layout is {value.layout}\n\nhint: convert it with `tensor.to_dense()`")
         if value.device.type != "cpu":
             value = value.cpu()
         if value.is_conj():
@@ -46,7 +46,7 @@ def in_one_piece(value: Any) -> tuple[memoryview, Any]:
     owner."""
     if hasattr(value, "detach"):
         torch = sys.modules["torch"]
-        # Torch cannot copy all types of elements that it names, but integers of the same size.
+        # Torch cannot copy all of its element types, but integers of the same size.
         integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         value = value.view(integers.get(value.element_size(), value.dtype)).contiguous()
         return memoryview(value.reshape(-1).view(torch.uint8).numpy()), value
@@ -62,7 +62,7 @@ def in_one_piece(value: Any) -> tuple[memoryview, Any]:
 
 
 def allocate(recycler: Recycler, spec: FeatureSpec) -> tuple[Any, Any] | None:
-    """A buffer to read into, and the tensor that it becomes; nothing without numpy and torch.
+    """A buffer to read into, and the tensor over it; `None` without numpy and torch.
 
     The buffer of an empty tensor is `None`.
     """
@@ -86,7 +86,7 @@ def _fill(torch: Any, numpy: Any, memory: Any, spec: FeatureSpec, nbytes: int) -
 
 
 def shaped(memory: Any, spec: FeatureSpec) -> Any:
-    """The tensor at the beginning of some memory, which it keeps."""
+    """The tensor at the start of some memory, which it keeps alive."""
     torch, numpy = sys.modules.get("torch"), _tensors.numpy
     if torch is None and numpy is None:
         data, tensor = _tensors.allocate(spec.dtype, spec.shape, spec.nbytes)
@@ -106,11 +106,11 @@ def lent(array: Any, spec: FeatureSpec) -> Any:
     if spec.dtype in _tensors.HOLDERS:
         array = array.view(_tensors.HOLDERS[spec.dtype])
     with warnings.catch_warnings():
-        # Torch has no read-only tensors, and warns of that.
+        # Torch has no read-only tensors, and warns about it.
         warnings.simplefilter("ignore")
         return torch.from_dlpack(array).view(dtype).reshape(spec.shape)
 
 
 def on_device(tensor: Any, device: str) -> Any:
-    """The tensor on this device, if it is one that can be moved."""
+    """The tensor on this device, if it can be moved."""
     return tensor.to(device) if device != "cpu" and hasattr(tensor, "to") else tensor

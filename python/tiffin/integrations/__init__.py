@@ -1,1 +1,1 @@
-"""What other projects expect of a store, made of ours. Each module imports without the project it is for."""
+"""Adapters to the store interfaces of other projects. Each module imports without its project."""

@@ -6,13 +6,13 @@ SGLang loads it by name:
       "module_path": "tiffin.integrations.sglang", "class_name": "TiffinHiCache", "address":
       "127.0.0.1:7400"}'
 
-`extra_config` may also have `namespace`, `token` and `timeout` (seconds), and `tag`, which is to change
-with whatever changes the bytes of a page and is not in SGLang's hashes: a revision, a weight version, a
+`extra_config` may also have `namespace`, `token`, `timeout` (seconds) and `tag`. The tag must change with
+everything that changes the bytes of a page and is not in SGLang's hashes: a revision, a weight version, a
 quantisation.
 
-A page that the pool has in several pieces, as keys and values, is as many objects, and counts only if all are
-there. Nothing that was read in part counts, and no call raises: HiCache never restarts the thread that
-makes it.
+A page that the pool has in several pieces, such as keys and values, is as many objects. It counts only if
+all of them exist. A page that was read in part does not count. No call raises, because HiCache never
+restarts the thread that makes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("tiffin")
 
 
 class TiffinHiCache(HiCacheStorage):
-    """What SGLang calls a `HiCacheStorage`."""
+    """The implementation of SGLang's `HiCacheStorage`."""
 
     def __init__(
         self, storage_config: Any = None, kwargs: dict[str, Any] | None = None, *, store: Any = None
@@ -52,7 +52,7 @@ class TiffinHiCache(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         self.mem_pool_host = mem_pool_host
 
-    # Pages where they lie in the host's pool.
+    # Pages in the host's pool.
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         names, buffers, sizes = self._pieces(keys, host_indices)
@@ -65,7 +65,7 @@ class TiffinHiCache(HiCacheStorage):
         stored = self._all(lambda: self.store.put(names, buffers, on_exists="keep"), len(names))
         return _together([isinstance(it, bool) for it in stored], len(keys))
 
-    # Pages in memory that is handed over.
+    # Pages in memory that the caller passes.
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         return self.batch_get([key], [target_location])[0]
@@ -95,14 +95,14 @@ class TiffinHiCache(HiCacheStorage):
         put = lambda: self.store.put(self._names(keys), values, on_exists="keep")
         return all(isinstance(it, bool) for it in self._all(put, len(keys)))
 
-    # What is there.
+    # Lookups.
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
-        """How many of the keys, counted from the first, are there. What only a disk has comes into memory."""
-        # Which pieces there are of a page the pool knows. Without one, a page is one object.
+        """The number of leading keys that exist. Objects that are only on a disk are promoted."""
+        # The pool knows the pieces of a page. Without a pool, a page is one object.
         pieces = self._pieces_per_page()
         names = [name for key in keys for name in self._of(key, pieces)]
         found = self._all(lambda: self.store.exists(names, prefetch="leading"), len(names))
@@ -115,7 +115,7 @@ class TiffinHiCache(HiCacheStorage):
     def get_stats(self) -> None:
         return None
 
-    # What they share.
+    # Helpers.
 
     def _names(self, keys: Sequence[str]) -> list[str]:
         return [f"{self.prefix}{key}" for key in keys]
@@ -126,7 +126,7 @@ class TiffinHiCache(HiCacheStorage):
         )
 
     def _pieces_per_page(self) -> int:
-        """How many pieces the pool has of a page; none where pages are handed over."""
+        """The number of pieces of a page in the pool; 0 if the caller passes pages."""
         pool = self.mem_pool_host
         if pool is None or not hasattr(pool, "get_page_buffer_meta"):
             return 0
@@ -143,7 +143,7 @@ class TiffinHiCache(HiCacheStorage):
         return names, memory, list(sizes)
 
     def _all(self, call: Callable[[], list[Any]], count: int) -> list[Any]:
-        """What a call with many keys says of each; errors stand in their places."""
+        """The result of a call for each key; an error takes the place of its result."""
         try:
             return call()
         except tiffin.Error as error:
@@ -152,18 +152,18 @@ class TiffinHiCache(HiCacheStorage):
 
 
 def _prefix(config: Any, tag: str) -> str:
-    """Everything that changes the bytes of a page and is not in SGLang's hashes."""
+    """A prefix of everything that changes the bytes of a page and is not in SGLang's hashes."""
 
     def of(name: str, default: Any) -> Any:
         return getattr(config, name, default)
 
-    # The ranks of a model with latent attention have the same bytes, so they share them.
+    # The ranks of a model with latent attention have the same bytes, so that they share them.
     tensor = "all" if of("is_mla_model", False) else f"{of('tp_rank', 0)}of{of('tp_size', 1)}"
     pipeline = f"{of('pp_rank', 0)}of{of('pp_size', 1)}"
     context = f"{of('attn_cp_rank', 0)}of{of('attn_cp_size', 1)}"
     layout = "page" if of("is_page_first_layout", False) else "layer"
     words = [of("model_name", None) or "", tag, f"t{tensor}", f"p{pipeline}", f"c{context}", layout]
-    # Framed by their lengths, so that no two lists of words run together.
+    # Each word has its length, so that no two lists of words give the same text.
     return "sglang/" + "".join(f"{len(word)}:{word}/" for word in words)
 
 
@@ -174,6 +174,6 @@ def _first_page(pool: Any) -> Any:
 
 
 def _together(pieces: list[bool], keys: int) -> list[bool]:
-    """Whether all pieces of each key are good."""
+    """Whether all pieces of each key are valid."""
     each = len(pieces) // max(1, keys)
     return [all(pieces[key * each : (key + 1) * each]) for key in range(keys)]

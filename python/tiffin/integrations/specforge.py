@@ -1,10 +1,10 @@
-"""SpecForge's `FeatureStore` on ours: its pipelines run on it by changing the constructor.
+"""SpecForge's `FeatureStore` on ours: its pipelines use it after a change of the constructor.
 
     from tiffin.integrations.specforge import TiffinFeatureStore
     store = TiffinFeatureStore("run-7", address="master:7500", retain_on_release=True)
 
-Where SpecForge is installed, refs, specs and handles are its own records, and the class is one of its
-`FeatureStore`s; else they are those of `tiffin.features`, which have the same fields.
+If SpecForge is installed, refs, specs and handles are its own records, and the class is one of its
+`FeatureStore`s. Otherwise they are those of `tiffin.features`, which have the same fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import tiffin
 from tiffin.features import FeatureHandle, FeatureSpec, FeatureStore, Mooncake, SampleRef
 
-#: Where SpecForge keeps its interface and its records.
+#: The modules of SpecForge's interface and records.
 _MODULES = ("specforge.runtime.data_plane.feature_store", "specforge.runtime.contracts")
 
 
@@ -40,11 +40,11 @@ _Handle = _of_specforge("FeatureHandle")
 
 
 class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  # type: ignore[misc]
-    """A `tiffin.features.FeatureStore` that speaks SpecForge's records, and takes its arguments.
+    """A `tiffin.features.FeatureStore` with SpecForge's records and arguments.
 
-    `store` may be a Mooncake store after its setup, as SpecForge has it: the tensors lie there then, and the
-    index with us. `auth` may be SpecForge's `AuthPolicy`. `setup_kwargs`, which SpecForge gives to Mooncake,
-    may be there and is not looked at.
+    `store` may be a Mooncake store after its setup, as in SpecForge: the tensors are then stored there, and
+    the index is ours. `auth` may be SpecForge's `AuthPolicy`. `setup_kwargs`, which SpecForge passes to
+    Mooncake, is accepted and ignored.
 
     >>> store = TiffinFeatureStore("run-7", memory="64MiB")
     >>> ref = store.put({"ids": bytes(8)}, sample_id="s0", metadata={"run_id": "run-7"})
@@ -70,11 +70,11 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
     def put(
         self, tensors: Mapping[str, Any], *, sample_id: str, metadata: Any = None, replace: bool = True
     ) -> Any:
-        """Store a sample, and give SpecForge's ref of it."""
+        """Store a sample, and return SpecForge's ref of it."""
         ref = super().put(tensors, sample_id=sample_id, metadata=metadata, replace=replace)
         return _to_specforge(ref)
 
-    # SpecForge calls its first parameter so.
+    # The name of the first parameter is SpecForge's.
     def get(  # type: ignore[override]
         self, sample_ref: Any, *, device: Any = "cpu", names: Any = None, **options: Any
     ) -> Any:
@@ -83,7 +83,7 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
         return tensors, _record(_Handle, handle)
 
     def put_many(self, samples: Any, **options: Any) -> Any:
-        """Store the samples of a batch, and give SpecForge's refs of them."""
+        """Store the samples of a batch, and return SpecForge's refs of them."""
         refs = super().put_many(samples, **options)
         return [_to_specforge(ref) if isinstance(ref, SampleRef) else ref for ref in refs]
 
@@ -92,7 +92,7 @@ class TiffinFeatureStore(FeatureStore, *(() if _Base is None else (_Base,))):  #
         self.drop_run()
 
 
-#: What SpecForge says where nothing was said, and its records have no default.
+#: SpecForge's values for empty fields whose records have no default.
 _UNSAID = {"run_id": "unknown", "source_task_id": None, "strategy": "eagle3"}
 
 
@@ -109,7 +109,7 @@ def _to_specforge(ref: SampleRef) -> Any:
     return _record(_Ref, dataclasses.replace(ref, **unsaid))
 
 
-#: What a producer may leave unsaid.
+#: Fields that a producer may leave empty.
 _SAID = (*_UNSAID, "target_model_version", "draft_weight_version", "tokenizer_version")
 
 

@@ -1,4 +1,5 @@
-"""Operations and events in TokenSpeed's form: operations that begin, and those that have ended on all ranks.
+"""Operations and events in TokenSpeed's format: operations that start, and those that have ended on all
+ranks.
 
 >>> from tiffin import kv
 >>> ended = [kv.Operation(7, "fetch", 1, 6, (6, 4)), kv.Operation(8, "backup", None, 2, (2, -1))]
@@ -42,7 +43,7 @@ __all__ = [
 
 
 class PrefetchDoneEvent(NamedTuple):
-    """Pages came from the store into the host, for this request and for those that joined it."""
+    """Pages were copied from the store to the host, for this request and for those that joined it."""
 
     op_id: int
     request_id: str
@@ -52,7 +53,7 @@ class PrefetchDoneEvent(NamedTuple):
 
 
 class LoadBackDoneEvent(NamedTuple):
-    """Pages came from the host to the device, for this request."""
+    """Pages were copied from the host to the device, for this request."""
 
     op_id: int
     request_id: str
@@ -62,7 +63,7 @@ class LoadBackDoneEvent(NamedTuple):
 
 
 class WriteBackDoneEvent(NamedTuple):
-    """Pages went from the device into the host."""
+    """Pages were copied from the device to the host."""
 
     op_id: int
     request_id: str
@@ -72,7 +73,7 @@ class WriteBackDoneEvent(NamedTuple):
 
 
 class BackUpDoneEvent(NamedTuple):
-    """Pages went from the host into the store; no request waited for it."""
+    """Pages were copied from the host to the store; no request waited for them."""
 
     op_id: int
     success: bool
@@ -81,7 +82,7 @@ class BackUpDoneEvent(NamedTuple):
 
 
 class PrefetchOperation(NamedTuple):
-    """Pages begin to come from the store into these host pages."""
+    """A copy of pages from the store to these host pages starts."""
 
     op_id: int
     request_id: str
@@ -90,7 +91,7 @@ class PrefetchOperation(NamedTuple):
 
 
 class LoadBackOperation(NamedTuple):
-    """Pages begin to come from these host pages to these device pages."""
+    """A copy of pages from these host pages to these device pages starts."""
 
     op_id: int
     request_id: str
@@ -99,7 +100,7 @@ class LoadBackOperation(NamedTuple):
 
 
 class WriteBackOperation(NamedTuple):
-    """Pages begin to go from these device pages into these host pages."""
+    """A copy of pages from these device pages to these host pages starts."""
 
     op_id: int
     request_id: str
@@ -108,7 +109,7 @@ class WriteBackOperation(NamedTuple):
 
 
 class BackUpOperation(NamedTuple):
-    """Pages begin to go from these host pages into the store, under these hashes."""
+    """A copy of pages from these host pages to the store starts, under these hashes."""
 
     op_id: int
     src_pages: numpy.ndarray
@@ -124,7 +125,7 @@ def _name(names: Mapping[int, str], request: int | None) -> str:
 
 
 def events(ended: Iterable[kv.Operation], names: Mapping[int, str] | None = None) -> list[Event]:
-    """The events of operations that have ended, in order. `names` says what requests are called."""
+    """The events of ended operations, in order. `names` maps requests to their names."""
     found: list[Event] = []
     for op in ended:
         by_rank = tuple(max(0, pages) for pages in op.completed)
@@ -143,7 +144,7 @@ def events(ended: Iterable[kv.Operation], names: Mapping[int, str] | None = None
 
 
 def operations(begun: Iterable[kv.Begun], names: Mapping[int, str] | None = None) -> list[Operation]:
-    """The operations of a plan that begin, in order. `names` says what requests are called."""
+    """The operations of a plan that start, in order. `names` maps requests to their names."""
     found: list[Operation] = []
     for op in begun:
         name = _name(names or {}, op.request)
@@ -164,7 +165,7 @@ def to_payload(event: Event) -> dict[str, Any]:
 
 
 class Adapter:
-    """Steps an engine whose requests are called by text, and reports the operations that begin and end.
+    """Steps an engine whose requests have text ids, and reports the operations that start and end.
 
     Requests are submitted with text as their `id`, and `computed`, `finish`, `abort` and `retract` name them
     in the same way; so does the plan.
@@ -186,7 +187,7 @@ class Adapter:
         retract: Iterable[str] = (),
         **inputs: Any,
     ) -> tuple[Any, list[Operation], list[Event]]:
-        """As `tiffin.kv.Engine.step`: the plan, what begins, and what has ended."""
+        """Like `tiffin.kv.Engine.step`: the plan, the operations that start, and those that have ended."""
         plan = self.engine.step(
             computed=[(self._known(id), *rest) for id, *rest in computed],
             finish=[self._known(id) for id in finish],
@@ -202,14 +203,14 @@ class Adapter:
         return named, begun, ended
 
     def _new(self, name: str) -> int:
-        # The same name again is the same request, which the engine refuses while it is here.
+        # A repeated name is the same request, which the engine refuses while it exists.
         if name not in self._ids:
             self._next += 1
             self._ids[name], self._names[self._next] = self._next, name
         return self._ids[name]
 
     def _known(self, name: str) -> int:
-        # What was never submitted is refused by the engine.
+        # The engine refuses requests that were never submitted.
         return self._ids.get(name, 0)
 
     def _named(self, plan: kv.Plan) -> Any:

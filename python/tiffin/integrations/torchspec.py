@@ -68,7 +68,7 @@ class EagleStore:
         return arrays
 
     def get_bytes(self, base: str, names: list[str]) -> dict[str, bytes]:
-        """The same through memory of the store's own, which is held until it was copied."""
+        """The same through memory of the store, which is held until it was copied."""
         import ctypes
 
         handles = self._store.batch_get_buffer([_key(base, name) for name in names])
@@ -87,7 +87,7 @@ class EagleStore:
         tries_max: int = 3,
         sleep: Callable[[float], object] = time.sleep,
     ) -> bool:
-        """Delete a sample right after it was read, and say whether all of it is gone."""
+        """Delete a sample right after it was read, and return whether all of it is removed."""
         keys = [_key(base, name) for name in names or SUFFIXES]
         for attempt in range(tries_max):
             if attempt:

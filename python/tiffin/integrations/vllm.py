@@ -4,8 +4,8 @@ It has the methods of a `KVConnectorBase_V1` that vLLM's scheduler calls, and de
 the blocks that `Meta` names. vLLM owns the blocks of the device and their index, so this half uses the names
 and the store of `tiffin.kv`, and not its engine.
 
-No method waits: a thread asks the store, and until it has an answer, vLLM gets the reply to ask again. A page
-counts only if every rank has it. A record of position, name and block describes each page that is moved.
+No method waits: a thread asks the store, and until it has an answer, vLLM is asked to retry. A page counts
+only if every rank has it. A record of position, name and block describes each moved page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Meta", "Page", "SchedulerHalf"]
 
 
 class Page(NamedTuple):
-    """A page that is moved: its place in the prefix, its hash, and the block of the device."""
+    """A page to move: its position in the prefix, its hash, and the block of the device."""
 
     position: int
     hash: bytes
@@ -38,20 +38,20 @@ class Page(NamedTuple):
 
 @dataclass
 class Meta(KVConnectorMetadata):
-    """What the workers do in one step."""
+    """The work of the workers in one step."""
 
-    #: The root of the namespace; with it and its rank a worker names pages, as `tiffin.kv.names` does.
+    #: The root of the namespace. With it and its rank, a worker names pages by `tiffin.kv.names`.
     root: bytes
-    #: Pages to be loaded before the request is computed, by request.
+    #: Pages to load before the request is computed, by request.
     loads: dict[str, list[Page]] = field(default_factory=dict)
-    #: Pages that are full after this step and are to be saved, by request.
+    #: Pages that are full after this step, to save, by request.
     saves: dict[str, list[Page]] = field(default_factory=dict)
-    #: Requests whose blocks are about to be used by others: their saves end before that.
+    #: Requests whose blocks are about to be reused: their saves must end before that.
     preempted: set[str] = field(default_factory=set)
 
 
 class _Known:
-    """A request that this half has heard of."""
+    """A request that this half knows."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -81,10 +81,11 @@ class SchedulerHalf:
         self._requests: dict[str, _Known] = {}
         self._loads: dict[str, list[Page]] = {}
 
-    # What the scheduler asks.
+    # Methods that the scheduler calls.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that the store has beyond those that are computed; `None` while it is being asked."""
+        """The number of tokens that the store has beyond the computed ones; `None` while the store is being
+        asked."""
         known = self._know(request)
         # One token is always left to compute.
         usable = (len(known.tokens) - 1) // self.block_size
@@ -99,7 +100,7 @@ class SchedulerHalf:
         return (more, True) if more > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The request has blocks; those behind what is computed are loaded, as many as were promised."""
+        """The request has blocks. Those after the computed ones are loaded, as many as were reported."""
         known = self._know(request)
         known.blocks = list(_blocks(blocks))
         if num_external_tokens <= 0:
@@ -110,7 +111,7 @@ class SchedulerHalf:
         known.saved = max(known.saved, last)
 
     def build_connector_meta(self, scheduler_output: Any) -> Meta:
-        """What the workers do in this step."""
+        """The work of the workers in this step."""
         meta = Meta(self.root, loads=self._loads)
         self._loads = {}
         meta.preempted = set(getattr(scheduler_output, "preempted_req_ids", None) or ())
@@ -139,7 +140,7 @@ class SchedulerHalf:
             self._requests.pop(id, None)
 
     def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks must stay until the workers say that their saves have ended."""
+        """Whether the blocks must stay until the workers report the end of their saves."""
         known = self._requests.get(request.request_id)
         self._loads.pop(request.request_id, None)
         if known is not None and known.saving:
@@ -153,7 +154,7 @@ class SchedulerHalf:
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # What they share.
+    # Helpers.
 
     def _know(self, request: Any) -> _Known:
         known = self._requests.setdefault(request.request_id, _Known())
@@ -167,7 +168,7 @@ class SchedulerHalf:
         _, known.hashes = kv.chain(known.tokens, page_tokens=self.block_size, namespace=self.namespace)
 
     def _leading(self, hashes: list[bytes]) -> int:
-        """How many pages every rank has, counted from the first."""
+        """The number of leading pages that every rank has."""
         least = len(hashes)
         for part in self.rank_parts:
             found = self.store.exists(kv.names(self.root, hashes[:least], part), prefetch="leading")
@@ -179,7 +180,7 @@ class SchedulerHalf:
         return [Page(at, known.hashes[at], known.blocks[at]) for at in range(first, last)]
 
     def _save(self, meta: Meta, id: str, known: _Known, computed: int, scheduler_output: Any) -> None:
-        """Whatever is full after this step, and was neither loaded nor saved."""
+        """Adds the pages that are full after this step, and were neither loaded nor saved."""
         full = (computed + scheduler_output.num_scheduled_tokens.get(id, 0)) // self.block_size
         pages = self._pages(known, known.saved, full)
         if pages:
@@ -189,6 +190,6 @@ class SchedulerHalf:
 
 
 def _blocks(blocks: Any) -> Sequence[int]:
-    """The ids of blocks, as vLLM has them or as they are."""
+    """The ids of blocks, from vLLM's type or as they are."""
     ids: Sequence[int] = blocks.get_block_ids()[0] if hasattr(blocks, "get_block_ids") else blocks
     return ids

@@ -113,7 +113,7 @@ fn token_is_required_of_nodes_and_clients() {
     for (args, outcome) in [
         (&["--token", "secret"][..], None),
         (&["--token", "Secret"], Some("the token is wrong")),
-        (&[], Some("no token was given")),
+        (&[], Some("the token is missing")),
     ] {
         let ran = master.run(["put", "k", "--value", "v", "--json"].iter().chain(args));
         match outcome {

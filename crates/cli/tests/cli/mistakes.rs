@@ -28,7 +28,7 @@ fn invalid_settings_are_named() {
     let config = path.to_str().unwrap();
     for (text, message, hint) in [
         ("[node]\nmemry = '1GiB'\n", "line 2: there is no setting `memry`", "did you mean `memory`?"),
-        ("memory = '1GiB'\n", "there is no setting `memory`", "belongs into the table `[node]`"),
+        ("memory = '1GiB'\n", "there is no setting `memory`", "belongs in the table `[node]`"),
         ("[node\n", "line 1", "docs/settings.md"),
         ("[node]\nmemory = '1 elephant'\n", "line 2: invalid size `1 elephant`", "docs/settings.md"),
     ] {
@@ -41,9 +41,9 @@ fn invalid_settings_are_named() {
     expect(&refused(&["up", "--memory", "7B"]), "config", "memory is 7 B", "typical");
     expect(&refused(&["ls", "--timeout", "0s"]), "config", "timeout is 0s", "typical");
     expect(&refused(&["quota", "--max-hold", "0s"]), "invalid", "--max-hold", "`--no-max-hold`");
-    expect(&refused(&["master", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
-    expect(&refused(&["node", "--listen", "0.0.0.0:0"]), "config", "anybody could come in", "token");
-    expect(&refused(&["up", "--http", "0.0.0.0:0"]), "config", "anybody could come in", "token");
+    expect(&refused(&["master", "--listen", "0.0.0.0:0"]), "config", "every client could connect", "token");
+    expect(&refused(&["node", "--listen", "0.0.0.0:0"]), "config", "every client could connect", "token");
+    expect(&refused(&["up", "--http", "0.0.0.0:0"]), "config", "every client could connect", "token");
 }
 
 #[test]

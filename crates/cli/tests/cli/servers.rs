@@ -140,7 +140,7 @@ fn up_shows_warnings_and_stops_without_any() {
     let log = String::from_utf8(output.stderr).unwrap();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
     let [warning] = warnings[..] else { panic!("{log}") };
-    for part in ["larger than its disk takes", "key=clé", "hint: "] {
+    for part in ["exceeds the size limit of its disk", "key=clé", "hint: "] {
         assert!(warning.contains(part), "{warning}");
     }
 }

@@ -8,8 +8,8 @@
 //! memory = "8GiB"
 //! ```
 //!
-//! One file serves every process of a site; each takes its own table. A key that no setting has is refused,
-//! in the tables of others too: what is ignored today is missed at night.
+//! One file serves every process of a site; each process reads its own table. Unknown keys are rejected in
+//! all tables, because an ignored typo would be noticed too late.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -27,13 +27,13 @@ use super::nearest::nearest;
 use super::values;
 use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs, TierArgs};
 
-/// The longest settings file.
+/// The maximum length of a settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a settings file says.
+/// The contents of a settings file.
 #[derive(Clone, Debug, Default)]
 pub struct SettingsFile {
-    /// On top.
+    /// The top of the file.
     pub common: CommonArgs,
     /// Under `[master]`.
     pub master: MasterArgs,
@@ -41,13 +41,13 @@ pub struct SettingsFile {
     pub tier: TierArgs,
     /// Under `[node]`.
     pub node: NodeArgs,
-    /// Under `[node]` too: the memory, which `tiffin up` takes as well.
+    /// Under `[node]` too: the memory settings, which `tiffin up` also reads.
     pub storage: StorageArgs,
     /// Under `[client]`.
     pub client: ClientArgs,
 }
 
-/// Deserializes one table of the file, or what stands for it if there is none.
+/// Deserializes one table of the file, or its default if the file has none.
 macro_rules! table {
     ($name:ident, $text:expr, $path:expr) => {{
         #[derive(Deserialize)]
@@ -71,7 +71,7 @@ impl SettingsFile {
         Self::parse(&text, &shown)
     }
 
-    /// Reads and checks the text; `path` is only for messages.
+    /// Parses and checks the text. `path` is for messages only.
     pub fn parse(text: &str, path: &str) -> Result<Self, ConfigError> {
         check_keys(text, path)?;
         Ok(Self {
@@ -85,7 +85,7 @@ impl SettingsFile {
     }
 }
 
-/// Deserializes a setting from the text that its flag would take.
+/// Deserializes a setting from the text that its flag accepts.
 pub(super) fn text<'de, D: Deserializer<'de>, T>(value: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr,
@@ -95,13 +95,13 @@ where
     text.parse().map(Some).map_err(|error: T::Err| D::Error::custom(first_line(&error.to_string())))
 }
 
-/// The same for a duration.
+/// Deserializes a duration from the text that its flag accepts.
 pub(super) fn duration<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(value)?;
     values::duration(&text).map(Some).map_err(|error| D::Error::custom(first_line(&error.to_string())))
 }
 
-/// The same for a size, which may also be a bare number of bytes.
+/// Deserializes a size from the text that its flag accepts, or from a bare number of bytes.
 pub(super) fn size<'de, D: Deserializer<'de>>(value: D) -> Result<Option<ByteSize>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -117,7 +117,7 @@ pub(super) fn size<'de, D: Deserializer<'de>>(value: D) -> Result<Option<ByteSiz
     }
 }
 
-/// The keys that settings of this kind have in a file.
+/// The keys of such settings in a file.
 pub(super) fn keys<A: Args>() -> Vec<String> {
     let command = A::augment_args(Command::new("keys"));
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
@@ -143,7 +143,7 @@ fn check_keys(text: &str, path: &str) -> Result<(), ConfigError> {
         let prefix = section.map(|name| format!(" in `[{name}]`")).unwrap_or_default();
         let elsewhere = sections.iter().find(|(_, keys)| keys.iter().any(|it| it == key));
         let hint = match (nearest(key, known.iter().map(String::as_str)), elsewhere) {
-            (_, Some((home, _))) => format!("`{key}` belongs into the table `[{home}]`"),
+            (_, Some((home, _))) => format!("`{key}` belongs in the table `[{home}]`"),
             (Some(near), None) => format!("did you mean `{near}`?"),
             (None, None) => format!("the settings there are {}", known.join(", ")),
         };

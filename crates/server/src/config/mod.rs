@@ -1,11 +1,12 @@
 //! Every setting, declared once.
 //!
-//! A field is a flag (`--lease-ttl 5s`), an environment variable (`TIFFIN_MASTER_LEASE_TTL=5s`) and a key of
-//! the settings file (`lease_ttl = "5s"` under `[master]`), with that precedence and the default behind it.
-//! The page `docs/settings.md` is generated from what stands here ([`page`]).
+//! A field is a flag (`--lease-ttl 5s`), an environment variable (`TIFFIN_MASTER_LEASE_TTL=5s`) and a key
+//! of the settings file (`lease_ttl = "5s"` under `[master]`). The flag takes precedence over the variable,
+//! the variable over the file, and the file over the default. [`page`] generates `docs/settings.md` from
+//! these declarations.
 //!
-//! `…Args` are settings as somebody wrote them, each of which may be missing. `…Config` are the same once
-//! they were checked: nothing in them is missing or senseless.
+//! `…Args` are the settings as given; each may be missing. `…Config` are the same settings after the
+//! checks: complete and valid.
 
 mod file;
 pub mod nearest;
@@ -33,15 +34,15 @@ pub use values::{ValueError, duration, size};
 
 use values::check_duration;
 
-/// Where a master listens if nothing else is said.
+/// The default address of a master.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
-/// Where a master serves its pages if nothing else is said.
+/// The default address of a master's pages.
 pub const HTTP_DEFAULT: &str = "127.0.0.1:7401";
-/// Where a node listens if nothing else is said: any free port.
+/// The default address of a node: any free port.
 pub const NODE_LISTEN_DEFAULT: &str = "127.0.0.1:0";
-/// How much memory a node has if nothing else is said.
+/// The default memory of a node.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize::gib(1);
-/// How long a lease lasts if nothing else is said; Mooncake has the same.
+/// The default duration of a lease, which is also Mooncake's.
 pub const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::lease_grace`].
 pub const LEASE_GRACE_DEFAULT: Duration = Duration::from_secs(10);
@@ -54,11 +55,11 @@ pub const AWAY_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`ClientArgs::timeout`].
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
-/// The smallest memory of a node.
+/// The minimum memory of a node.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
-/// The longest name of a node, in bytes.
+/// The maximum length of a node's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// The shortest time after which silence means anything: heartbeats must fit in several times.
+/// The minimum of [`MasterArgs::silence`]: several heartbeats must fit into it.
 const SILENCE_MIN: Duration = Duration::from_millis(100);
 
 /// Settings of every command.
@@ -81,7 +82,7 @@ pub struct CommonArgs {
     #[arg(long, env = "TIFFIN_LOG_LEVEL", value_name = "LEVEL", global = true)]
     pub log_level: Option<String>,
 
-    /// The format of a line of the log. Default: `text`.
+    /// The format of a log line. Default: `text`.
     #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true)]
     pub log_format: Option<LogFormat>,
 }
@@ -156,13 +157,13 @@ pub struct MasterArgs {
     #[serde(skip)]
     pub tier: TierArgs,
 
-    /// Not ours: where the default of `state_dir` lies.
+    /// Not a setting of Tiffin: the parent of the default of `state_dir`.
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
     #[serde(skip)]
     pub xdg_state_home: Option<PathBuf>,
 }
 
-/// Settings of the memory that a node gives.
+/// Settings of a node's memory.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct StorageArgs {
@@ -257,18 +258,18 @@ pub struct ClientArgs {
     pub shared_memory: Option<Switch>,
 }
 
-/// How a line of the log looks.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Readable text.
     #[default]
     Text,
-    /// For programs.
+    /// One JSON object per line.
     Json,
 }
 
-/// What a lease refuses.
+/// Which operations a lease refuses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseMode {
@@ -283,18 +284,18 @@ pub enum LeaseMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
-    /// Yes.
+    /// Enabled.
     On,
-    /// No.
+    /// Disabled.
     Off,
 }
 
 /// The word `off`, or a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OffOr<T> {
-    /// Nothing is wanted.
+    /// Disabled.
     Off,
-    /// This is.
+    /// The value.
     Value(T),
 }
 
@@ -315,66 +316,66 @@ impl<T: FromStr> FromStr for OffOr<T> {
     }
 }
 
-/// What is wrong with the settings, said so that the operator can mend it.
+/// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The settings file cannot be read.
     #[error("cannot read the settings file `{path}`: {source}\n\nhint: check the path that `--config` names")]
     Unreadable {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The settings file does not say what it should.
+    /// The settings file cannot be parsed.
     #[error("`{path}`, line {line}: {what}\n\nhint: `docs/settings.md` lists every setting with an example")]
     File {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// Where in it.
+        /// The line.
         line: usize,
-        /// What the parser says.
+        /// The parser's message.
         what: String,
     },
-    /// The settings file has a key that no setting has.
+    /// The settings file contains an unknown key.
     #[error("`{path}`, line {line}: there is no setting `{key}`{}\n\nhint: {hint}", .section)]
     Unknown {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// Where in it.
+        /// The line.
         line: usize,
         /// The key.
         key: String,
-        /// Where in the file it stands, for the message.
+        /// The table of the key, for the message.
         section: String,
-        /// The nearest one that there is.
+        /// The most similar setting, or the known ones.
         hint: String,
     },
-    /// A value makes no sense.
+    /// A value is out of range or malformed.
     #[error("{name} is {value}: {why}\n\nhint: {hint}")]
     Value {
         /// The setting.
         name: &'static str,
-        /// What it was set to.
+        /// The value.
         value: String,
         /// What is wrong with it.
         why: String,
         /// What to do.
         hint: String,
     },
-    /// Anybody could come in.
+    /// The server would be open to every host of the network.
     #[error(
-        "{name} is `{address}`, which other machines can reach, and there is no token: anybody could come \
-         in\n\nhint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or listen on \
-         127.0.0.1"
+        "{name} is `{address}`, which other machines can reach, and there is no token: every client could \
+         connect\n\nhint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or \
+         listen on 127.0.0.1"
     )]
     Exposed {
         /// The setting.
         name: &'static str,
-        /// What it was set to.
+        /// The address.
         address: Address,
     },
-    /// A setting without which nothing works.
+    /// A required setting is missing.
     #[error("{what}\n\nhint: {hint}")]
     Missing {
         /// What is missing.
@@ -384,16 +385,16 @@ pub enum ConfigError {
     },
 }
 
-/// What a master needs.
+/// The settings of a master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MasterConfig {
-    /// Where clients and nodes reach it; the first one is its address.
+    /// The addresses for clients and nodes. The first one is the master's address.
     pub listen: Vec<Address>,
-    /// Where its pages are, if anywhere.
+    /// The address of its pages, if it has any.
     pub http: Option<Address>,
-    /// Where the `/metadata` endpoint is, if anywhere.
+    /// The address of the `/metadata` endpoint, if there is one.
     pub metadata_http: Option<Address>,
-    /// Where it keeps its epoch; without one, each life draws a later one from the clock.
+    /// The folder of its durable state. Without one, each start takes a later epoch from the clock.
     pub state_dir: Option<PathBuf>,
     /// The shared secret; empty for none.
     pub token: String,
@@ -413,29 +414,28 @@ pub struct MasterConfig {
     pub evict_soft_pinned: bool,
     /// See [`MasterArgs::tier`].
     pub tier: TierConfig,
-    /// Listen where other machines can reach it even without a token. Only `mooncake_master` does, as
-    /// Mooncake's.
+    /// Accept any address without a token, as Mooncake's master does. Only `mooncake_master` sets it.
     pub exposed: bool,
-    /// Every namespace needs a quota to be written to. Only `mooncake_master` asks for this and what follows.
+    /// A namespace without a quota rejects writes. Only `mooncake_master` sets this and the fields below.
     pub tenants: bool,
-    /// The file that keeps the quotas, if not the state folder alone does.
+    /// The file with the quotas, if they are kept in a file besides the state folder.
     pub tenant_file: Option<PathBuf>,
-    /// Where it publishes which objects are stored and removed, if anywhere.
+    /// How events about stored and removed objects are published, if they are.
     pub events: Option<EventsConfig>,
 }
 
-/// What a node needs.
+/// The settings of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// Where the master is.
+    /// The address of the master.
     pub master: Address,
-    /// Bytes for objects.
+    /// The bytes of memory for objects.
     pub memory: u64,
-    /// Its name; empty for its host and port.
+    /// The node's name; empty for its host and port.
     pub name: String,
-    /// Where it takes requests over TCP; nowhere if only processes of this machine are to reach it.
+    /// The TCP address for requests; `None` if only processes of this host connect.
     pub listen: Option<Address>,
-    /// Where it sends and takes bytes over TCP; any free port of the host of `listen` if not said.
+    /// The TCP address of the data socket. Default: any free port of the host of `listen`.
     pub data_listen: Option<Address>,
     /// See [`StorageArgs::advertise`].
     pub advertise: Option<String>,
@@ -445,30 +445,29 @@ pub struct NodeConfig {
     pub populate: bool,
     /// See [`StorageArgs::ssd`].
     pub ssd: Vec<SsdConfig>,
-    /// The shared secret, both shown to the master and expected of clients; empty for none.
+    /// The shared secret; empty for none.
     pub token: String,
-    /// Listen where other machines can reach it even without a token. Only for stores that stand in for
-    /// Mooncake's.
+    /// Accept a non-loopback address without a token. Only stores that replace Mooncake's set it.
     pub exposed: bool,
 }
 
-/// What `tiffin up` needs.
+/// The settings of `tiffin up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpConfig {
     /// The master.
     pub master: MasterConfig,
-    /// The node; its master's address is filled in once that listens.
+    /// The node. The address of its master is filled in when the master listens.
     pub node: NodeConfig,
 }
 
-/// What a client needs.
+/// The settings of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Where the master is.
+    /// The address of the master.
     pub master: Address,
     /// The namespace of the keys.
     pub namespace: String,
-    /// How long one command may take.
+    /// The time limit of one command.
     pub timeout: Duration,
     /// See [`ClientArgs::shared_memory`].
     pub shared_memory: bool,
@@ -476,16 +475,16 @@ pub struct ClientConfig {
     pub token: String,
 }
 
-/// What the settings of the log come to.
+/// The settings of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogConfig {
     /// Filters, in the syntax of `tracing-subscriber`.
     pub level: String,
-    /// How a line looks.
+    /// The format of a line.
     pub format: LogFormat,
 }
 
-/// Takes from the file what was not given.
+/// Fills missing settings from the file.
 macro_rules! fill {
     ($given:ident from $said:ident: $($field:ident),+) => {
         $($given.$field = $given.$field.or($said.$field);)+
@@ -493,7 +492,8 @@ macro_rules! fill {
 }
 
 impl CommonArgs {
-    /// Reads the settings file, if one is named, and fills in what neither flags nor the environment say.
+    /// Reads the settings file, if one is named, and fills in settings that neither a flag nor a variable
+    /// gives.
     pub fn load(self) -> Result<(Self, SettingsFile), ConfigError> {
         let file = match &self.config {
             Some(path) => SettingsFile::read(path)?,
@@ -504,13 +504,13 @@ impl CommonArgs {
         Ok((args, file))
     }
 
-    /// The token, checked; empty for none.
+    /// The checked token; empty for none.
     pub fn token(&self) -> Result<String, ConfigError> {
         let token = self.token.clone().unwrap_or_default();
         let problem = if token.len() > TOKEN_BYTES_MAX {
             Some(format!("it has more than {TOKEN_BYTES_MAX} bytes"))
         } else if token.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            Some("it contains white space, which does not survive a header of HTTP".to_owned())
+            Some("it contains white space, which an HTTP header cannot carry".to_owned())
         } else {
             None
         };
@@ -520,7 +520,7 @@ impl CommonArgs {
                 name: "token",
                 value: "not usable".to_owned(),
                 why,
-                hint: "32 random letters and digits make a good one".to_owned(),
+                hint: "use 32 random letters and digits".to_owned(),
             }),
         }
     }
@@ -536,7 +536,7 @@ impl CommonArgs {
 }
 
 impl MasterArgs {
-    /// Flags and environment first, then the file, then the defaults; checked.
+    /// Applies flags and variables, then the file, then the defaults, and checks the result.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<MasterConfig, ConfigError> {
         let (mut args, said) = (self, file.master.clone());
         fill!(args from said: listen, http, metadata_http, state_dir);
@@ -573,7 +573,7 @@ impl MasterArgs {
 }
 
 impl NodeArgs {
-    /// Flags and environment first, then the file, then the defaults; checked.
+    /// Applies flags and variables, then the file, then the defaults, and checks the result.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<NodeConfig, ConfigError> {
         let storage = self.storage.clone().over(file);
         let (mut args, said) = (self, file.node.clone());
@@ -614,7 +614,7 @@ impl StorageArgs {
 }
 
 impl UpArgs {
-    /// Flags and environment first, then the file, then the defaults; checked.
+    /// Applies flags and variables, then the file, then the defaults, and checks the result.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<UpConfig, ConfigError> {
         let master = self.master.resolve(common, file)?;
         let mut node = self.storage.over(file).node(common)?;
@@ -627,7 +627,7 @@ impl UpArgs {
 }
 
 impl ClientArgs {
-    /// Flags and environment first, then the file, then the defaults; checked.
+    /// Applies flags and variables, then the file, then the defaults, and checks the result.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<ClientConfig, ConfigError> {
         let (mut args, said) = (self, file.client.clone());
         fill!(args from said: master, namespace, timeout, shared_memory);
@@ -644,7 +644,7 @@ impl ClientArgs {
 }
 
 impl Default for MasterConfig {
-    /// On loopback, on any free ports, with nothing that survives.
+    /// On loopback, on any free ports, without durable state.
     fn default() -> Self {
         Self {
             listen: vec![fixed(NODE_LISTEN_DEFAULT)],
@@ -669,7 +669,7 @@ impl Default for MasterConfig {
 }
 
 impl Default for NodeConfig {
-    /// For a master in its usual place, on loopback.
+    /// For a master at its default address on loopback.
     fn default() -> Self {
         Self {
             master: fixed(LISTEN_DEFAULT),
@@ -688,11 +688,11 @@ impl Default for NodeConfig {
 }
 
 impl MasterConfig {
-    /// Refuses what makes no sense. Servers do so when they start; whoever has settings can do so earlier.
+    /// Rejects invalid settings. A server calls it when it starts; other callers may do so earlier.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.listen.is_empty() {
-            let hint = "give it a `listen` address";
-            return Err(ConfigError::Missing { what: "the master would listen nowhere", hint });
+            let hint = "set `listen`";
+            return Err(ConfigError::Missing { what: "the master has no address to listen on", hint });
         }
         for (name, addresses) in [
             ("listen", self.listen.as_slice()),
@@ -713,11 +713,11 @@ impl MasterConfig {
 }
 
 impl NodeConfig {
-    /// Refuses what makes no sense. Servers do so when they start; whoever has settings can do so earlier.
+    /// Rejects invalid settings. A server calls it when it starts; other callers may do so earlier.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.listen.is_none() && !self.shared_memory {
-            let what = "nobody could reach the node: it listens nowhere and shared_memory is off";
-            return Err(ConfigError::Missing { what, hint: "give it a `listen` address" });
+            let what = "the node is unreachable: it has no `listen` address and shared_memory is off";
+            return Err(ConfigError::Missing { what, hint: "set `listen` or switch shared_memory on" });
         }
         for (name, address) in [("listen", &self.listen), ("data_listen", &self.data_listen)] {
             if let Some(address) = address {
@@ -771,7 +771,7 @@ fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) -> Result<(
     })
 }
 
-/// Each port has a folder of its own, so that several masters of one user need no setting.
+/// Each port has its own folder, so that several masters of one user need no setting.
 fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, ConfigError> {
     let name = match listen {
         Address::Tcp { port, .. } => port.to_string(),
@@ -782,17 +782,17 @@ fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, 
         .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
     base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin").join(name)).ok_or(
         ConfigError::Missing {
-            what: "there is no place for the master's state: neither XDG_STATE_HOME nor HOME is set",
+            what: "the master's state has no folder: neither XDG_STATE_HOME nor HOME is set",
             hint: "name a folder with `--state-dir`",
         },
     )
 }
 
-/// An address that stands in this file.
+/// A constant of this file, parsed as an address.
 fn fixed(text: &str) -> Address {
     match text.parse() {
         Ok(address) => address,
-        Err(error) => panic!("a default is no address: {error}"),
+        Err(error) => panic!("a default address is invalid: {error}"),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use strsim::osa_distance;
 
-/// How many letters two words may be apart to be taken for each other, for a word of this many letters.
+/// The maximum edit distance at which a word of this many letters counts as misspelt.
 fn distance_max(letters: usize) -> usize {
     (letters / 3).max(1)
 }
 
-/// The candidate nearest to `word`, if one is near enough to be meant.
+/// The candidate that is most similar to `word`, if one is similar enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let best = candidates.into_iter().map(|it| (osa_distance(word, it), it)).min()?;
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_word_is_found_if_it_is_near() {
+    fn nearest_word_is_found_within_the_distance() {
         let known = ["listen", "lease_ttl", "lease_mode", "memory"];
         for (word, expected) in [
             ("lisen", Some("listen")),

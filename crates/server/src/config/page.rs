@@ -10,7 +10,7 @@ use super::{ClientArgs, CommonArgs, MasterArgs, NodeArgs, UpArgs};
 struct Section {
     title: &'static str,
     about: &'static str,
-    /// The table of the settings file; empty for its top.
+    /// The table of the settings file; empty for the top of the file.
     table: &'static str,
     command: Command,
 }
@@ -29,7 +29,7 @@ pub fn render() -> String {
          Sizes are written like `8GiB` or `500MB`, times like `500ms`, `10s` or `5m`, addresses like \
          `host:port` or `[ipv6]:port`.\n\n\
          ```toml\n\
-         token = \"kept-from-strangers\"\n\n\
+         token = \"a-long-random-secret\"\n\n\
          [master]\n\
          listen = \"10.0.0.1:7400\"\n\
          lease_ttl = \"10s\"\n\n\
@@ -39,7 +39,7 @@ pub fn render() -> String {
          ```\n",
     );
     for section in sections() {
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write_section(&mut page, &section);
     }
     page
@@ -115,7 +115,7 @@ fn write_section(page: &mut String, section: &Section) -> std::fmt::Result {
     Ok(())
 }
 
-/// A command that has no settings of its own only names them.
+/// Lists the names only, for a command without settings of its own.
 fn write_names(page: &mut String, section: &Section) -> std::fmt::Result {
     let flags: Vec<_> =
         shown(&section.command).map(|it| format!("`--{}`", it.get_long().unwrap_or_default())).collect();
@@ -126,7 +126,7 @@ fn shown(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|argument| !argument.is_hide_set())
 }
 
-/// The help of a setting ends with its default.
+/// Splits the help of a setting, which ends with its default.
 pub(super) fn meaning_and_default(argument: &Arg) -> (String, String) {
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -139,7 +139,7 @@ pub(super) fn meaning_and_default(argument: &Arg) -> (String, String) {
     }
 }
 
-/// The words that a setting may be, where there are only some.
+/// The accepted words, for a setting that accepts only some.
 fn words(argument: &Arg) -> String {
     let values = argument.get_possible_values();
     let names: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();

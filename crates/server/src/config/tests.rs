@@ -1,4 +1,4 @@
-//! Checks of the settings, as text.
+//! Tests of the settings as text.
 
 use std::fmt::Debug;
 
@@ -7,7 +7,7 @@ use expect_test::{Expect, expect, expect_file};
 
 use super::*;
 
-/// Reads flags as a command line would, with the environment left out.
+/// Parses flags like a command line, without the environment.
 fn flags<A: Args + FromArgMatches>(line: &str) -> Result<A, String> {
     let command = A::augment_args(Command::new("tiffin")).mut_args(|argument| argument.env(None::<&str>));
     let words = std::iter::once("tiffin").chain(line.split_whitespace());
@@ -40,7 +40,7 @@ fn check_node(line: &str, file: &str, expected: &Expect) {
 }
 
 #[test]
-fn a_master_has_defaults() {
+fn master_has_defaults() {
     check_master(
         "",
         "",
@@ -87,7 +87,7 @@ fn a_master_has_defaults() {
 }
 
 #[test]
-fn a_node_takes_flags_before_the_file_and_the_file_before_defaults() {
+fn flags_precede_the_file_and_the_file_precedes_defaults() {
     check_node(
         "--memory 2GiB --shared-memory off",
         "token = 'secret'\n[node]\nmemory = '3GiB'\nlisten = '0.0.0.0:7500'\nname = 'left'",
@@ -117,7 +117,7 @@ fn a_node_takes_flags_before_the_file_and_the_file_before_defaults() {
 }
 
 #[test]
-fn up_puts_the_node_beside_the_master() {
+fn up_starts_the_node_on_the_masters_host() {
     let args: UpArgs = flags("--state-dir s --listen 127.0.0.9:7400 --memory 2MiB").unwrap();
     let config = args.resolve(&CommonArgs::default(), &SettingsFile::default()).unwrap();
     assert_eq!(config.node.listen, Some("127.0.0.9:0".parse().unwrap()));
@@ -125,7 +125,7 @@ fn up_puts_the_node_beside_the_master() {
 }
 
 #[test]
-fn unknown_keys_are_refused_by_name_and_line() {
+fn unknown_keys_are_rejected_with_name_and_line() {
     check_master(
         "",
         "token = 'x'\n[master]\nlease_tll = '5s'\n",
@@ -140,7 +140,7 @@ fn unknown_keys_are_refused_by_name_and_line() {
         &expect![[r#"
             error: `tiffin.toml`, line 1: there is no setting `memory`
 
-            hint: `memory` belongs into the table `[node]`"#]],
+            hint: `memory` belongs in the table `[node]`"#]],
     );
     check_master(
         "",
@@ -161,7 +161,7 @@ fn unknown_keys_are_refused_by_name_and_line() {
 }
 
 #[test]
-fn values_that_are_none_are_refused_with_their_line() {
+fn invalid_values_are_rejected_with_their_line() {
     check_master(
         "",
         "\n[master]\nlease_ttl = 'soon'\n",
@@ -197,7 +197,7 @@ fn values_that_are_none_are_refused_with_their_line() {
 }
 
 #[test]
-fn senseless_values_are_refused_with_a_hint() {
+fn values_out_of_range_are_rejected_with_a_hint() {
     for (line, expected) in [
         (
             "--lease-ttl 0s",
@@ -235,7 +235,7 @@ fn senseless_values_are_refused_with_a_hint() {
 }
 
 #[test]
-fn a_token_lets_servers_listen_anywhere() {
+fn token_allows_any_listen_address() {
     let file = "token = 'secret'";
     assert!(master("--listen 0.0.0.0:7400 --http [::]:7401", file).is_ok());
     for bad in ["two words".to_owned(), "x".repeat(TOKEN_BYTES_MAX + 1)] {
@@ -245,13 +245,13 @@ fn a_token_lets_servers_listen_anywhere() {
 }
 
 #[test]
-fn off_switches_the_pages_off() {
+fn off_disables_the_pages() {
     assert_eq!(master("--http off", "").unwrap().http, None);
     assert_eq!(master("", "[master]\nhttp = 'off'").unwrap().http, None);
 }
 
 #[test]
-fn the_defaults_that_are_documented_are_the_defaults() {
+fn documented_defaults_are_the_defaults() {
     let mut file = String::new();
     for (table, command) in [
         ("master", MasterArgs::augment_args(Command::new("x"))),
@@ -261,8 +261,8 @@ fn the_defaults_that_are_documented_are_the_defaults() {
         file.push_str(&format!("[{table}]\n"));
         for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
             let (_, default) = page::meaning_and_default(argument);
-            assert!(!default.is_empty(), "{} does not say its default", argument.get_id());
-            // What is not one value in backquotes is prose.
+            assert!(!default.is_empty(), "the help of {} has no default", argument.get_id());
+            // A default that is not one value in backquotes is prose.
             let Some(value) = default.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else { continue };
             if value.contains('`') {
                 continue;
@@ -282,7 +282,7 @@ fn the_defaults_that_are_documented_are_the_defaults() {
 }
 
 #[test]
-fn a_setting_is_a_flag_a_variable_and_a_key() {
+fn setting_is_a_flag_a_variable_and_a_key() {
     for command in [
         CommonArgs::augment_args(Command::new("x")),
         UpArgs::augment_args(Command::new("x")),
@@ -300,7 +300,7 @@ fn a_setting_is_a_flag_a_variable_and_a_key() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn missing_file_is_named() {
     let common = CommonArgs { config: Some("/nowhere/tiffin.toml".into()), ..CommonArgs::default() };
     let error = common.load().unwrap_err().to_string();
     assert!(error.contains("/nowhere/tiffin.toml") && error.contains("hint: "), "{error}");

@@ -1,4 +1,4 @@
-//! Settings of the tier below memory: where disks are, and what goes there.
+//! Settings of the tier below memory: the disks, and which objects are written to them.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -20,10 +20,10 @@ pub(super) const PROMOTE_AFTER_DEFAULT: u8 = 2;
 pub(super) const PREFETCH_DEDUP_TTL_DEFAULT: Duration = Duration::from_secs(30);
 /// See [`TierArgs::disk_away`].
 pub(super) const DISK_AWAY_DEFAULT: Duration = Duration::from_secs(3600);
-/// The smallest budget of a disk.
+/// The minimum size of a disk.
 pub(super) const SSD_BYTES_MIN: u64 = 64 << 20;
 
-/// Settings of the tier that the master knows.
+/// The master's settings of the tier.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct TierArgs {
@@ -66,10 +66,10 @@ pub struct TierArgs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Demotion {
-    /// Before their memory is used again.
+    /// Before their memory is reused.
     #[default]
     OnPressure,
-    /// Soon after they were put.
+    /// Soon after the put.
     WriteThrough,
     /// Never.
     Never,
@@ -85,7 +85,7 @@ impl From<Demotion> for CoreDemotion {
     }
 }
 
-/// What a master needs to know of the tier.
+/// The master's settings of the tier, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierConfig {
     /// See [`TierArgs::demotion`].
@@ -116,7 +116,7 @@ impl Default for TierConfig {
 }
 
 impl TierArgs {
-    /// Flags and environment first, then the file, then the defaults.
+    /// Applies flags and variables, then the file, then the defaults.
     pub(super) fn over(self, said: Self) -> TierConfig {
         let otherwise = TierConfig::default();
         let switch = self.promote_on_hit.or(said.promote_on_hit);
@@ -138,15 +138,14 @@ impl TierArgs {
 }
 
 impl TierConfig {
-    /// Refuses what makes no sense.
+    /// Rejects invalid values.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.promote_after == 0 {
             return Err(ConfigError::Value {
                 name: "promote_after",
                 value: "0".to_owned(),
-                why: "an object that nobody reads has no reason to come back".to_owned(),
-                hint: "a typical value is `2`; `--promote-on-hit off` keeps what is read on its disk"
-                    .to_owned(),
+                why: "an object returns to memory after at least one read".to_owned(),
+                hint: "a typical value is `2`; to promote nothing, use `--promote-on-hit off`".to_owned(),
             });
         }
         check_duration("prefetch_cooldown", self.prefetch_cooldown, Duration::ZERO, "5s")?;
@@ -154,7 +153,7 @@ impl TierConfig {
         check_duration("disk_away", self.disk_away, Duration::from_millis(1), "1h")
     }
 
-    /// As the decisions take it.
+    /// The same settings as core's type.
     #[must_use]
     pub fn core(&self) -> tiffin_core::master::TierConfig {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -171,32 +170,33 @@ impl TierConfig {
     }
 }
 
-/// A directory on a disk, or a block device, and how much of it may be used: `path=/data/tiffin,size=100GiB`.
+/// A directory or block device, and the number of its bytes that may be used:
+/// `path=/data/tiffin,size=100GiB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SsdConfig {
-    /// Where.
+    /// The path.
     pub path: PathBuf,
-    /// How many bytes.
+    /// The maximum number of bytes.
     pub size: u64,
-    /// How it is read and written.
+    /// The I/O engine.
     pub engine: Engine,
 }
 
-/// How a disk is read and written.
+/// The I/O engine of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// By io_uring where the kernel lets us, else by blocking calls; the log says which, and why.
+    /// io_uring where the kernel permits it, otherwise blocking calls. The log says which, and why.
     #[default]
     Auto,
-    /// By io_uring, or not at all.
+    /// io_uring; the node does not start without it.
     Uring,
-    /// By blocking calls.
+    /// Blocking calls.
     Blocking,
 }
 
 /// Why a text does not describe a disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no disk: {why}\n\nhint: write it like `path=/data/tiffin,size=100GiB`")]
+#[error("invalid disk `{text}`: {why}\n\nhint: write it like `path=/data/tiffin,size=100GiB`")]
 pub struct SsdError {
     text: String,
     why: String,
@@ -231,22 +231,22 @@ impl FromStr for SsdConfig {
                 other => {
                     let near = nearest(other, ["path", "size", "engine"]);
                     let near = near.map(|it| format!("; did you mean `{it}`?")).unwrap_or_default();
-                    return Err(fail(format!("there is no `{other}`{near}")));
+                    return Err(fail(format!("unknown key `{other}`{near}")));
                 }
             }
         }
         let path =
-            path.filter(|it| !it.as_os_str().is_empty()).ok_or_else(|| fail("no path is given".into()))?;
-        let size = size.ok_or_else(|| fail("no size is given".into()))?.as_u64();
+            path.filter(|it| !it.as_os_str().is_empty()).ok_or_else(|| fail("the path is missing".into()))?;
+        let size = size.ok_or_else(|| fail("the size is missing".into()))?.as_u64();
         if size < SSD_BYTES_MIN {
             let least = ByteSize::b(SSD_BYTES_MIN).display().iec().to_string();
-            return Err(fail(format!("a size of less than {least} is of no use")));
+            return Err(fail(format!("the size must be at least {least}")));
         }
         Ok(Self { path, size, engine })
     }
 }
 
-/// Reads disks from a settings file: one text, or a list of them.
+/// Deserializes disks from a settings file: one text, or a list.
 pub(super) fn disks<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<SsdConfig>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -277,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_a_path_and_a_size() {
+    fn disk_is_a_path_and_a_size() {
         check("path=/a,size=1GiB", "/a 1073741824 Auto");
         check("size=64MiB,path=b,engine=blocking", "b 67108864 Blocking");
-        check("path=/a", "no size is given");
-        check("size=1GiB", "no path is given");
-        check("path=,size=1GiB", "no path is given");
-        check("path=/a,size=1MiB", "a size of less than 64.0 MiB is of no use");
-        check("path=/a,sise=1GiB", "there is no `sise`; did you mean `size`?");
+        check("path=/a", "the size is missing");
+        check("size=1GiB", "the path is missing");
+        check("path=,size=1GiB", "the path is missing");
+        check("path=/a,size=1MiB", "the size must be at least 64.0 MiB");
+        check("path=/a,sise=1GiB", "unknown key `sise`; did you mean `size`?");
         check("/a", "`/a` has no `=`");
         check("path=/a,size=1GiB,engine=x", "engine `x` is not auto, uring or blocking");
     }

@@ -1,4 +1,4 @@
-//! Values that people write with a unit: sizes such as `8GiB`, durations such as `10s`.
+//! Values with a unit: sizes such as `8GiB`, durations such as `10s`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 
 use super::ConfigError;
 
-/// The longest of all durations.
+/// The maximum of every duration.
 const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Why a text is not a size or a duration.
@@ -39,7 +39,7 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
     })
 }
 
-/// Refuses a duration that is shorter than `least` or longer than any setting may be.
+/// Rejects a duration below `least` or above the maximum of all settings.
 pub(super) fn check_duration(
     name: &'static str,
     value: Duration,

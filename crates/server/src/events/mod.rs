@@ -1,8 +1,9 @@
-//! Events for routers: which objects are stored and removed, published through ZeroMQ as Mooncake would.
+//! Events for routers: messages about stored and removed objects, published through ZeroMQ in Mooncake's
+//! format.
 //!
-//! Events are lossy. A full queue drops its oldest event, and a gap in the sequence numbers tells subscribers
-//! so. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, no event has a key of more
-//! than [`EVENT_KEY_BYTES_MAX`], and there are at most [`SUBSCRIBERS_MAX`] subscribers.
+//! Events are lossy. A full queue drops its oldest event, and subscribers see a gap in the sequence
+//! numbers. **Invariant:** the queue has at most [`EventsConfig::queue_max`] events, no event has a key of
+//! more than [`EVENT_KEY_BYTES_MAX`], and there are at most [`SUBSCRIBERS_MAX`] subscribers.
 
 #![expect(clippy::big_endian_bytes, reason = "ZMTP and MessagePack are big-endian")]
 
@@ -20,33 +21,33 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
 
-/// The most subscribers.
+/// The maximum number of subscribers.
 pub const SUBSCRIBERS_MAX: usize = 256;
-/// The most events of a message.
+/// The maximum number of events in a message.
 pub const BATCH_EVENTS_MAX: usize = 64;
-/// The longest key that has events, in bytes. Those of longer keys count as dropped.
+/// The maximum length of a key in an event, in bytes. Events of longer keys count as dropped.
 pub const EVENT_KEY_BYTES_MAX: usize = 4 << 10;
-/// The most messages that wait for a slow subscriber.
+/// The maximum number of messages that wait for a slow subscriber.
 const MESSAGES_MAX: usize = 1 << 8;
-/// How long to rest when no connection can be accepted, which means that descriptors have run out.
+/// The pause after a failed accept, which means that the process is out of descriptors.
 const ACCEPT_REST: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// How events are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsConfig {
-    /// Where subscribers connect.
+    /// The address for subscribers.
     pub listen: Address,
     /// The name of this store in events.
     pub backend_id: String,
-    /// Whether events have the fields of the older form, too.
+    /// Whether events also have the fields of the older format.
     pub legacy: bool,
     /// Whether events have the key. Without it, an object whose key is not a hash has no event.
     pub object_key: bool,
-    /// The most events that wait to be published.
+    /// The maximum number of events that wait for publication.
     pub queue_max: usize,
 }
 
-/// What was published so far.
+/// Counts of published and dropped events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) batches: u64,
@@ -72,12 +73,12 @@ struct Queue {
     next_id: u64,
     /// The sequence number of the last message.
     sequence: u64,
-    /// Events that were dropped since then.
+    /// The number of events that were dropped since then.
     gap: u64,
     counts: Counts,
 }
 
-/// The events that wait, and those who publish them.
+/// The events that wait for publication.
 #[derive(Debug)]
 pub(crate) struct Events {
     config: EventsConfig,
@@ -94,7 +95,7 @@ impl Events {
         self.lock().counts
     }
 
-    /// Notes that an object is there, or is no more.
+    /// Queues an event: an object was stored or removed.
     pub(crate) fn push(&self, is_stored: bool, tenant: &str, key: &Key, on_disk: bool) {
         let hash = hash_of(key.as_bytes());
         let mut queue = self.lock();
@@ -120,7 +121,7 @@ impl Events {
         self.filled.notify_one();
     }
 
-    /// The next message, if there are events.
+    /// Encodes the next message, if events wait.
     fn take(&self) -> Option<Vec<u8>> {
         let mut queue = self.lock();
         if queue.events.is_empty() {
@@ -180,7 +181,7 @@ impl Events {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Held for one event or batch; nothing in it can be half done.
+        // The lock is held for one event or batch; a panic leaves no partial state.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -194,24 +195,24 @@ pub(crate) async fn publish(events: Arc<Events>, listener: TcpListener) {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     while subscribers.try_join_next().is_some() {}
-                    // One more is closed at once, and may try again.
+                    // A subscriber beyond the limit is closed at once, and may reconnect.
                     if subscribers.len() < SUBSCRIBERS_MAX {
                         let messages = sender.subscribe();
                         subscribers.spawn(async move {
                             if let Err(error) = zmtp::serve(stream, messages).await {
-                                tracing::debug!(%error, "a subscriber of events left");
+                                tracing::debug!(%error, "event subscriber disconnected");
                             }
                         });
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted for events");
+                    tracing::warn!(%error, "cannot accept a connection for events");
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             },
             () = events.filled.notified() => {
                 while let Some(message) = events.take() {
-                    // Without subscribers it is lost, as it should be.
+                    // Without subscribers the message is lost, as with ZeroMQ.
                     let _nobody = sender.send(Arc::<[u8]>::from(message));
                 }
             }
@@ -219,7 +220,7 @@ pub(crate) async fn publish(events: Arc<Events>, listener: TcpListener) {
     }
 }
 
-/// The hash that a key is, if it is one: a decimal number, or a hexadecimal one after `0x`.
+/// The hash that a key encodes, if any: a decimal number, or a hexadecimal one after `0x`.
 fn hash_of(key: &[u8]) -> Option<u64> {
     let text = str::from_utf8(key).ok()?;
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -267,13 +268,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_its_oldest_event_and_a_number() {
+    fn full_queue_drops_its_oldest_event() {
         let events = events(3, true);
         (1..=3).for_each(|number| events.push(true, "t", &key(&number.to_string()), false));
         assert_eq!(events.counts().dropped, 0);
         events.push(false, "t", &key("4"), false);
         let message = events.take().unwrap();
-        // Flags, length and nothing; flags, length and the number; and so on.
+        // An empty frame, then the frame of the sequence number, each after flags and length.
         assert_eq!(message[..4], [1, 0, 1, 8]);
         assert_eq!(message[4..12], 2_u64.to_be_bytes());
         assert_eq!(events.counts(), Counts { batches: 1, events: 3, dropped: 1, unparsed: 0 });
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_too_long_has_no_event_but_a_gap() {
+    fn too_long_key_causes_a_gap() {
         let events = events(3, true);
         events.push(true, "t", &key(&"k".repeat(EVENT_KEY_BYTES_MAX)), false);
         assert_eq!(events.counts().dropped, 0);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_bounded_and_keys_without_hash_need_the_key() {
+    fn batch_is_bounded_and_other_keys_need_the_key_field() {
         let many = events(1000, true);
         (0..=BATCH_EVENTS_MAX).for_each(|number| many.push(true, "t", &key(&number.to_string()), false));
         many.take().unwrap();

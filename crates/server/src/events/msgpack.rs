@@ -1,4 +1,4 @@
-//! As much of MessagePack as events need, which only write it.
+//! The part of MessagePack that events need. It only encodes.
 
 /// A value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
     List(Vec<Value<'a>>),
-    /// In this order.
+    /// In the given order.
     Map(Vec<(&'a str, Value<'a>)>),
 }
 
@@ -71,7 +71,7 @@ fn write_number(number: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// A length of text or bytes, with the marks for 8, 16 and 32 bits. Keys are far shorter than 4 GiB.
+/// Writes the length of text or bytes, with the type bytes for 8, 16 and 32 bits. Keys are far below 4 GiB.
 fn write_length(len: usize, [short, middle, long]: [u8; 3], out: &mut Vec<u8>) {
     match (u8::try_from(len), u16::try_from(len)) {
         (Ok(len), _) => out.extend_from_slice(&[short, len]),
@@ -86,7 +86,7 @@ fn write_length(len: usize, [short, middle, long]: [u8; 3], out: &mut Vec<u8>) {
     }
 }
 
-/// A number of entries, with the marks for 4, 16 and 32 bits.
+/// Writes a number of entries, with the type bytes for 4, 16 and 32 bits.
 fn write_count(count: usize, (short, middle, long): (u8, u8, u8), out: &mut Vec<u8>) {
     match (u8::try_from(count), u16::try_from(count)) {
         (Ok(count @ 0..=15), _) => out.push(short | count),

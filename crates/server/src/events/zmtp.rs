@@ -1,7 +1,7 @@
 //! The publishing side of ZMTP 3.0, the protocol of ZeroMQ, without authentication.
 //!
-//! A subscriber that is slow loses messages, as with ZeroMQ, and one that takes nothing for too long is
-//! disconnected. **Invariant:** a subscriber makes this side keep at most [`FRAME_BYTES_MAX`].
+//! A slow subscriber loses messages, as with ZeroMQ. A subscriber that reads nothing for too long is
+//! disconnected. **Invariant:** the server buffers at most [`FRAME_BYTES_MAX`] of input per subscriber.
 
 use std::io;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::time::timeout;
 
-/// How long the handshake may take.
+/// The time limit of the handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// How long one message may take to send.
+/// The time limit for sending one message.
 const SEND_TIME: Duration = Duration::from_secs(30);
-/// The longest frame of a subscriber, in bytes.
+/// The maximum length of a subscriber's frame, in bytes.
 pub(super) const FRAME_BYTES_MAX: u64 = 4 << 10;
-/// The most subscriptions of a subscriber to everything.
+/// The maximum number of subscriptions of one subscriber to all messages.
 const SUBSCRIPTIONS_MAX: u32 = 1 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// The frames of a message, in one piece.
+/// Encodes the frames of a message as one buffer.
 pub(super) fn message(frames: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, frame) in frames.iter().enumerate() {
@@ -37,7 +37,7 @@ pub(super) fn message(frames: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// Serves one subscriber to its end.
+/// Serves one subscriber until it disconnects.
 pub(super) async fn serve(stream: TcpStream, mut messages: Receiver<Arc<[u8]>>) -> io::Result<()> {
     let _kept = stream.set_nodelay(true);
     let (mut reader, mut writer) = stream.into_split();
@@ -55,7 +55,7 @@ pub(super) async fn serve(stream: TcpStream, mut messages: Receiver<Arc<[u8]>>) 
                 Ok(message) if subscriptions.load(Ordering::Relaxed) > 0 => {
                     timeout(SEND_TIME, writer.write_all(&message)).await??;
                 }
-                // What a slow subscriber has missed is missed.
+                // A slow subscriber misses messages for good.
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return Ok(()),
             }
@@ -78,7 +78,10 @@ async fn shake_hands(reader: &mut OwnedReadHalf, writer: &mut OwnedWriteHalf) ->
     let mut theirs = [0; 64];
     reader.read_exact(&mut theirs).await?;
     if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || &theirs[12..17] != b"NULL\0" {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ZMTP 3 peer without authentication"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the peer does not speak ZMTP 3 without authentication",
+        ));
     }
     let mut ready = Vec::from(*b"\x05READY");
     for (name, value) in [("Socket-Type", "PUB"), ("Identity", "")] {
@@ -92,12 +95,12 @@ async fn shake_hands(reader: &mut OwnedReadHalf, writer: &mut OwnedWriteHalf) ->
     writer.write_all(&frame).await?;
     let (flags, body) = read_frame(reader).await?;
     if flags & COMMAND == 0 || !body.starts_with(b"\x05READY") {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer did not say READY"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer did not send READY"));
     }
     Ok(())
 }
 
-/// Notes whether the peer wants messages. Their topic is empty, so only the empty prefix matches.
+/// Counts subscriptions. The topic of all messages is empty, so that only the empty prefix matches.
 fn follow(flags: u8, body: &[u8], subscriptions: &AtomicU32) {
     let change = match (flags & COMMAND != 0, body) {
         (false, [1]) | (true, b"\x09SUBSCRIBE") => 1,

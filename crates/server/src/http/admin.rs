@@ -1,4 +1,4 @@
-//! Mooncake's administration below `/api/v1`, and the form of its errors.
+//! Mooncake's administration pages below `/api/v1`, and the format of its errors.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::json as answer;
 use super::master::{Names, Server, status};
 use crate::master::Shared;
 
-/// Mooncake's codes for what can go wrong here.
+/// Mooncake's error codes.
 pub(super) const INVALID: i32 = -600;
 /// See [`INVALID`].
 pub(super) const ABSENT: i32 = -704;
@@ -32,7 +32,7 @@ const NO_SEGMENT: i32 = -101;
 const WRONG_MODE: i32 = -1011;
 /// See [`INVALID`].
 const TENANT_NOT_EMPTY: i32 = -1702;
-/// The longest body of a request, in bytes.
+/// The maximum length of a request's body, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// How long a removal waits for nodes to confirm it.
@@ -47,13 +47,13 @@ struct Removal {
     tenant_id: String,
 }
 
-/// The quota that a tenant is to have.
+/// The quota to set.
 #[derive(Deserialize)]
 struct QuotaRequest {
     requested_quota_bytes: Option<u64>,
 }
 
-/// The pages that change something.
+/// The pages that change state.
 pub(super) fn router() -> Router<Arc<Shared>> {
     let quotas = get(tenant_quotas).put(set_tenant_quota).delete(remove_tenant_quota);
     Router::new()
@@ -92,7 +92,7 @@ async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Re
                 unconfirmed.extend(deleted.unconfirmed);
             }
             Reply::Refused(refusal) => return refused(&refusal),
-            _ => return problem(INTERNAL, "the objects could not be removed"),
+            _ => return problem(INTERNAL, "cannot remove the objects"),
         }
     }
     unconfirmed.sort_unstable();
@@ -101,7 +101,7 @@ async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Re
     answer(StatusCode::OK, &value)
 }
 
-/// What a tenant may use, and what it uses.
+/// The quota of a tenant, and its usage.
 async fn tenant_quotas(State(shared): Server, Query(names): Query<Names>) -> Response {
     if !shared.has_tenants() {
         return without_tenants();
@@ -139,7 +139,7 @@ async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, req
     match shared.ask(&name, ClientToMaster::SetPolicy(change)).await {
         Reply::Done => {}
         Reply::Refused(refusal) => return refused(&refusal),
-        _ => return problem(INTERNAL, "the quota could not be set"),
+        _ => return problem(INTERNAL, "cannot set the quota"),
     }
     if let Err(error) = shared.save_quotas().await {
         return problem(INTERNAL, &error.to_string());
@@ -150,7 +150,7 @@ async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, req
     }
 }
 
-/// Ends a tenant that has no objects.
+/// Removes a tenant without objects.
 async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) -> Response {
     if !shared.has_tenants() {
         return without_tenants();
@@ -171,7 +171,7 @@ async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) 
             Err(error) => problem(INTERNAL, &error.to_string()),
         },
         Reply::Refused(refusal) => refused(&refusal),
-        _ => problem(INTERNAL, "the quota could not be removed"),
+        _ => problem(INTERNAL, "cannot remove the quota"),
     }
 }
 
@@ -185,7 +185,7 @@ fn describe(quota: &QuotaStat) -> Value {
     })
 }
 
-/// Whether a tenant can have that name.
+/// Whether the name is valid for a tenant.
 fn is_tenant(name: &str) -> bool {
     let is_short = name.len() <= NAMESPACE_BYTES_MAX;
     !name.is_empty() && is_short && !name.starts_with('_') && !name.chars().any(char::is_control)
@@ -196,7 +196,7 @@ fn without_tenants() -> Response {
     problem(WRONG_MODE, "UNAVAILABLE_IN_CURRENT_MODE")
 }
 
-/// What the master does not answer: a key that is not known yet is neither absent nor invalid.
+/// The response to a refusal. A key that is unknown until members report is neither absent nor invalid.
 pub(super) fn refused(refusal: &Refusal) -> Response {
     if refusal.reason != Reason::Unavailable {
         return problem(INVALID, &refusal.message);
@@ -206,7 +206,7 @@ pub(super) fn refused(refusal: &Refusal) -> Response {
     answer(StatusCode::SERVICE_UNAVAILABLE, &value)
 }
 
-/// An error, with the status that Mooncake has for its code.
+/// An error, with Mooncake's HTTP status for the code.
 pub(super) fn problem(code: i32, message: &str) -> Response {
     let status = match code {
         INVALID => StatusCode::BAD_REQUEST,

@@ -1,7 +1,7 @@
-//! One HTTP connection: how long it may take for what, and what it may use meanwhile.
+//! One HTTP connection: its time limits, and its share of the port's capacity.
 //!
-//! A connection is *pending* while it waits for the head of a request, and *served* from then until the last
-//! byte of the answer was handed to the system. See the invariants of the module above.
+//! A connection is *pending* while it waits for the head of a request. It is *served* from then until the
+//! system has accepted the last byte of the response. The module above has the invariants.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,19 +26,19 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::{HEAD_TIME_MAX, IDLE_TIME_MAX, REQUEST_TIME_MAX};
 
-/// The most bytes of a request's head, and of what is buffered of a connection: a query may name many keys.
+/// The maximum length of a request's head and of a connection's buffer: a query may name many keys.
 const BUFFER_BYTES_MAX: usize = 72 << 10;
 
-/// The most expensive pages that are made at a time. Requests for more of them wait for one another, and not
-/// clients for all of them.
+/// The maximum number of expensive pages that are rendered at a time. Further requests for them wait, so
+/// that the master's clients do not.
 const TURNS_MAX: usize = 1;
 
-/// Whether a page takes a look at all that the master knows of its members.
+/// Whether a page reads the state of all members.
 fn is_expensive(path: &str) -> bool {
     path.starts_with("/metrics") || matches!(path, "/get_all_segments" | "/get_segments_detail")
 }
 
-/// What all connections of a port share.
+/// The state that all connections of a port share.
 #[derive(Debug)]
 pub(super) struct Gate {
     pending: Arc<Pending>,
@@ -57,7 +57,7 @@ impl Gate {
         })
     }
 
-    /// Waits until a page may be made; at once, unless it is an expensive one.
+    /// Waits for permission to render a page; only expensive pages wait.
     async fn turn(&self, is_expensive: bool) -> Option<SemaphorePermit<'_>> {
         match is_expensive {
             // The semaphore is never closed.
@@ -66,7 +66,7 @@ impl Gate {
         }
     }
 
-    /// A place for a request; nothing if all are taken.
+    /// Admits a request, or returns `None` if the limit is reached.
     fn place(&self, path: &str) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.requests).try_acquire_owned().ok();
         let is_reserved = matches!(path, "/health" | "/metrics");
@@ -87,15 +87,15 @@ impl Turn {
     }
 }
 
-/// A request that is being answered, or an answer that is being sent. After it the connection is pending
-/// again.
+/// A request that is being answered, or a response that is being sent. When it is dropped, the connection
+/// is pending again.
 struct Served {
     turn: Arc<Turn>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Served {
-    /// Nothing if all places are taken; then the connection is still pending.
+    /// Returns `None` if the limit is reached; the connection then stays pending.
     fn begin(turn: &Arc<Turn>, path: &str) -> Option<Self> {
         let place = turn.gate.place(path)?;
         drop(turn.entry().take());
@@ -110,7 +110,7 @@ impl Drop for Served {
     }
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until it ends.
 pub(super) async fn serve<S>(stream: S, router: Router, gate: Arc<Gate>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -143,24 +143,24 @@ where
         () = cut.notified() => {}
         ended = connection => {
             if let Err(error) = ended {
-                tracing::debug!(%error, "a connection to the pages ended");
+                tracing::debug!(%error, "page connection ended");
             }
         }
     }
 }
 
 fn late() -> Response {
-    let text = "the request did not arrive whole in time\n\nhint: send its body at once, and try again\n";
+    let text = "the request was incomplete at its deadline\n\nhint: send the body without delay, and retry\n";
     (StatusCode::REQUEST_TIMEOUT, [(header::CONNECTION, "close")], text).into_response()
 }
 
 fn crowded() -> Response {
-    let text = "too many requests are being answered\n\nhint: try again in a moment, or ask less often\n";
+    let text = "too many concurrent requests\n\nhint: retry in a moment, or poll less often\n";
     let headers = [(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")];
     (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
 }
 
-/// The body of an answer; its request counts until all of it was handed on.
+/// The body of a response. The request counts as served until all of it was handed on.
 struct Sent {
     body: Body,
     _served: Option<Served>,
@@ -186,7 +186,7 @@ impl HttpBody for Sent {
     }
 }
 
-/// A connection that ends when nothing moves on it for too long.
+/// A connection that fails when no byte moves for too long.
 struct Idle<S> {
     stream: S,
     timer: Pin<Box<Sleep>>,
@@ -197,7 +197,7 @@ impl<S> Idle<S> {
         Self { stream, timer: Box::pin(sleep(IDLE_TIME_MAX)) }
     }
 
-    /// Passes on what moved; if nothing did and the time is over, that is an error.
+    /// Passes on the result of I/O, or a timeout if no byte moved for too long.
     fn watch<T>(&mut self, context: &mut Context<'_>, moved: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if moved.is_ready() {
             self.timer.as_mut().reset(Instant::now() + IDLE_TIME_MAX);
@@ -258,12 +258,12 @@ mod tests {
             .route("/value", put(async |body: Bytes| format!("{} bytes", body.len())))
     }
 
-    /// A connection in memory on which this has been said.
+    /// An in-memory connection that has sent this text.
     async fn say(gate: &Arc<Gate>, text: &str) -> DuplexStream {
         let (mut near, far) = duplex(4096);
         tokio::spawn(serve(far, pages(), Arc::clone(gate)));
         near.write_all(text.as_bytes()).await.unwrap();
-        // The other end has taken it in when nothing is left to do.
+        // The peer has read the text when it has nothing left to do.
         for _ in 0..16 {
             tokio::task::yield_now().await;
         }
@@ -284,7 +284,7 @@ mod tests {
     const HALF_BODY: &str = "PUT /value HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n123";
 
     #[tokio::test(start_paused = true)]
-    async fn half_a_head_ends_the_connection_in_time() {
+    async fn incomplete_head_ends_the_connection_at_its_deadline() {
         let gate = Gate::new(4, 4, 1);
         let began = Instant::now();
         let stream = say(&gate, HALF_HEAD).await;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn half_a_body_is_answered_in_time() {
+    async fn incomplete_body_is_answered_at_its_deadline() {
         let gate = Gate::new(4, 4, 1);
         let began = Instant::now();
         let text = answer(say(&gate, HALF_BODY).await).await;
@@ -303,26 +303,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn half_heads_keep_nobody_out() {
+    async fn incomplete_heads_block_no_other_client() {
         let gate = Gate::new(3, 4, 1);
         let began = Instant::now();
         let mut half = Vec::new();
         for _ in 0..3 {
             half.push(say(&gate, HALF_HEAD).await);
         }
-        assert_eq!(gate.pending.cut(), 0, "at the limit nothing ends");
+        assert_eq!(gate.pending.cut(), 0, "at the limit no connection is closed");
         for path in ["/health", "/metrics"] {
             let text = answer(say(&gate, &ask(path)).await).await;
             assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
         }
-        // The first took the place of the oldest and gave it to the second, and no time has passed.
+        // The first replaced the oldest connection, and the second the first. No time has passed.
         assert_eq!((gate.pending.cut(), gate.pending.len()), (1, 2));
         assert_eq!(answer(half.remove(0)).await, "");
         assert_eq!(began.elapsed().as_secs(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn half_bodies_leave_the_reserved_places() {
+    async fn incomplete_bodies_leave_the_reserved_capacity() {
         let gate = Gate::new(8, 2, 1);
         let began = Instant::now();
         let _half = [say(&gate, HALF_BODY).await, say(&gate, HALF_BODY).await];
@@ -333,14 +333,14 @@ mod tests {
             assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
         }
         assert_eq!(began.elapsed().as_secs(), 0);
-        // The places return when the requests end.
+        // The capacity returns when the requests end.
         tokio::time::sleep(REQUEST_TIME_MAX).await;
         let text = answer(say(&gate, &ask("/value")).await).await;
         assert!(text.starts_with("HTTP/1.1 405 "), "{text}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn expensive_pages_are_made_one_at_a_time() {
+    async fn expensive_pages_are_rendered_one_at_a_time() {
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let counters = (Arc::clone(&now), Arc::clone(&most));
         let page = get(async move || {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_serves_several_requests() {
+    async fn connection_serves_several_requests() {
         let gate = Gate::new(4, 4, 1);
         let stream = say(&gate, &ask("/health").replace("close", "keep-alive")).await;
         assert_eq!(gate.pending.len(), 1, "it waits for the next request");

@@ -1,4 +1,4 @@
-//! The master's pages, with Mooncake's paths and shapes where it has them.
+//! The master's pages, with Mooncake's paths and formats where Mooncake has them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,16 +21,16 @@ use super::{guarded, json as answer, not_found, text};
 use crate::master::Shared;
 use crate::metrics::allocated;
 
-/// The most bytes that the list of all keys may have.
+/// The maximum length of the list of all keys, in bytes.
 const LIST_BYTES_MAX: usize = 256 << 20;
-/// For sizes that people read.
+/// The unit of human-readable sizes.
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Keys per look at the catalog: others wait meanwhile.
+/// Keys per acquisition of the lock. Other requests wait meanwhile.
 const PAGE_KEYS: u32 = 1 << 14;
 
 pub(super) type Server = State<Arc<Shared>>;
 
-/// What a query may name.
+/// The parameters of a query.
 #[derive(Deserialize)]
 pub(super) struct Names {
     #[serde(default)]
@@ -39,15 +39,15 @@ pub(super) struct Names {
     keys: String,
     #[serde(default)]
     pub(super) segment: String,
-    /// Only this namespace.
+    /// Restricts the query to this namespace.
     namespace: Option<String>,
-    /// The same, in Mooncake's word.
+    /// The same, under Mooncake's name.
     pub(super) tenant_id: Option<String>,
 }
 
 impl Names {
-    /// The namespaces to look in: the one that is named, or all of them, the default one first. A name that
-    /// no client has used is none.
+    /// The namespaces to search: the named one, or all of them, the default one first. An unused name gives
+    /// none.
     fn namespaces(&self, shared: &Shared) -> Vec<String> {
         let wanted = self.namespace.as_ref().or(self.tenant_id.as_ref());
         let mut names = shared.namespaces();
@@ -61,7 +61,7 @@ impl Names {
     }
 }
 
-/// Every page of the master.
+/// All pages of the master.
 pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
     let router = Router::new()
         .route("/metrics", get(metrics))
@@ -90,7 +90,7 @@ async fn metrics(State(shared): Server) -> Response {
     (header, shared.metrics()).into_response()
 }
 
-/// That the master lives, whether or not it is ready.
+/// Whether the master runs; it need not be ready.
 async fn health(State(shared): Server) -> Response {
     if let Some(failure) = shared.failure() {
         return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(&failure));
@@ -103,7 +103,7 @@ async fn health(State(shared): Server) -> Response {
     answer(StatusCode::OK, &value)
 }
 
-/// Whether every member has reported and the state folder can be written, so that no answer waits for that.
+/// Whether every member has reported and the state folder is writable, so that no answer waits for either.
 async fn ready(State(shared): Server) -> Response {
     if let Some(failure) = shared.failure() {
         return answer(StatusCode::SERVICE_UNAVAILABLE, &failed(&failure));
@@ -117,7 +117,7 @@ fn failed(failure: &str) -> Value {
     json!({"status": "failed", "ready": false, "service_ready": false, "failure": failure})
 }
 
-/// There is one master, and no election.
+/// There is one master and no election.
 async fn leader() -> Response {
     let value = json!({"present": false, "leader_address": null, "view_version": null});
     answer(StatusCode::OK, &value)
@@ -125,7 +125,7 @@ async fn leader() -> Response {
 
 async fn all_segments(State(shared): Server) -> Response {
     let stat = shared.stat();
-    // Disks are no segments: who asks wants to know where there is memory.
+    // Disks are not listed: Mooncake's segments are memory.
     let segments = stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_none());
     let names = segments.map(|node| format!("{}\n", node.info.name));
     text(StatusCode::OK, names.collect::<String>())
@@ -152,12 +152,12 @@ async fn segments_detail(State(shared): Server) -> Response {
     answer(StatusCode::OK, &json!({"total_segments": segments.len(), "segments": segments}))
 }
 
-/// The number and name of a member's state, in Mooncake's list of them.
+/// The number and name of a member's state in Mooncake's list.
 pub(super) fn status(node: &NodeStat) -> (u32, &'static str) {
     if node.alive { (1, "OK") } else { (0, "UNDEFINED") }
 }
 
-/// A segment's number in the form of Mooncake's ids.
+/// A segment's number in the format of Mooncake's ids.
 fn segment_id(node: &NodeInfo) -> String {
     format!("{}-0", node.segment.0)
 }
@@ -168,16 +168,16 @@ async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Res
         Some(node) => {
             let (used, capacity) = (allocated(&node.usage), node.usage.capacity);
             let name = &node.info.name;
-            // The blank before the second colon is Mooncake's.
+            // The space before the second colon is Mooncake's.
             text(StatusCode::OK, format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
         }
-        // As Mooncake answers: neither JSON nor "not found".
+        // Mooncake answers neither with JSON nor with "not found".
         None => text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
     }
 }
 
-/// One key per line. Where no namespace is named, keys of others than the default one have its name and a
-/// tab before them; neither can be in a key, because control characters are escaped.
+/// One key per line. Without a namespace in the query, a key outside the default namespace follows the name
+/// of its namespace and a tab. Control characters are escaped, so neither is ambiguous.
 async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
     let mut lines = String::new();
     for namespace in names.namespaces(&shared) {
@@ -187,13 +187,13 @@ async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response
         };
         let mut cursor = 0;
         loop {
-            // The lock is released between the pages, so that a large store goes on working meanwhile.
+            // The lock is released between pages, so that a large store keeps serving.
             let list =
                 List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
             let listed = match shared.list(&namespace, &list) {
                 Reply::Listed(listed) => listed,
                 Reply::Refused(refusal) => return refused(&refusal),
-                _ => return problem(INTERNAL, "the keys could not be listed"),
+                _ => return problem(INTERNAL, "cannot list the keys"),
             };
             for item in &listed.items {
                 lines.push_str(&prefix);
@@ -201,10 +201,7 @@ async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response
                 lines.push('\n');
             }
             if lines.len() > LIST_BYTES_MAX {
-                return problem(
-                    INTERNAL,
-                    "there are too many keys for one page; `tiffin ls` lists them in pieces",
-                );
+                return problem(INTERNAL, "too many keys for one page; `tiffin ls` lists them in batches");
             }
             tokio::task::yield_now().await;
             match listed.cursor {
@@ -216,8 +213,7 @@ async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response
     text(StatusCode::OK, lines)
 }
 
-/// Text that stays on its line: control characters and backslashes as in JSON, bytes that are no text as
-/// `\xff`.
+/// Text on one line: control characters and backslashes as in JSON, invalid UTF-8 as `\xff`.
 fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     let is_plain = |text: &&str| !text.chars().any(|it| it.is_control() || it == '\\');
     if let Some(plain) = str::from_utf8(bytes).ok().filter(is_plain) {
@@ -263,7 +259,7 @@ async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Respons
 async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
     let keys: Vec<_> = names.keys.split(',').filter(|key| !key.is_empty()).collect();
     if keys.len() > BATCH_ITEMS_MAX {
-        return problem(INVALID, &format!("at most {BATCH_ITEMS_MAX} keys can be asked at once"));
+        return problem(INVALID, &format!("too many keys: at most {BATCH_ITEMS_MAX} per request"));
     }
     if keys.is_empty() {
         let error = "No keys provided. Use ?keys=key1,key2,...";
@@ -271,7 +267,7 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
     }
     let mut data: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
-    // The first namespace that has a key answers for it, and the default one is the first.
+    // The first namespace that has a key answers for it, and the default one is first.
     for namespace in names.namespaces(&shared).iter().rev() {
         let resolved = match resolve(&shared, namespace, &keys) {
             Ok(resolved) => resolved,
@@ -308,7 +304,7 @@ async fn kv_events_status(State(shared): Server) -> Response {
     answer(StatusCode::OK, &value)
 }
 
-/// Looks keys up. That is no use of them: nothing is leased, counted or moved.
+/// Resolves keys without side effects: no lease, no count, no promotion.
 fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
     let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
@@ -317,7 +313,7 @@ fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, 
     match shared.resolve(namespace, &resolve) {
         Reply::Resolved(resolved) => Ok(resolved),
         Reply::Refused(refusal) => Err(refusal),
-        _ => Err(invalid("the keys could not be looked up".to_owned())),
+        _ => Err(invalid("cannot resolve the keys".to_owned())),
     }
 }
 
@@ -325,8 +321,8 @@ fn by_segment(resolved: &Resolved) -> BTreeMap<u64, &NodeInfo> {
     resolved.nodes.iter().map(|node| (node.segment.0, node)).collect()
 }
 
-/// Where each replica in memory lies, or each on a disk, in the shape of Mooncake's buffer descriptors. An
-/// address in a node's memory means nothing outside it, so the slot and its stamp stand for it.
+/// The replicas in memory, or those on disks, in the format of Mooncake's buffer descriptors. An address in
+/// a node's memory is meaningless elsewhere, so that slot and stamp replace it.
 fn descriptors(found: &Found, nodes: &BTreeMap<u64, &NodeInfo>, on_disk: bool) -> Vec<Value> {
     let describe = |location: &Location| {
         let node = nodes.get(&location.segment.0);

@@ -1,6 +1,6 @@
-//! The key-value endpoint `/metadata`, through which Mooncake's clients find each other.
+//! The key-value endpoint `/metadata`, through which Mooncake's clients discover each other.
 //!
-//! Our own clients do not need it. It keeps everything in memory, and little of it.
+//! Tiffin's own clients do not use it. Its entries are in memory only, within the limits below.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +15,15 @@ use serde::Deserialize;
 
 use super::{guarded, not_found, text};
 
-/// The most entries.
+/// The maximum number of entries.
 pub(crate) const ENTRIES_MAX: usize = 1 << 16;
-/// The longest key, in bytes.
+/// The maximum length of a key, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 4 << 10;
-/// The longest value, in bytes.
+/// The maximum length of a value, in bytes.
 pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
-/// The most bytes of all keys and values together.
+/// The maximum length of all keys and values together, in bytes.
 pub(crate) const TOTAL_BYTES_MAX: usize = 256 << 20;
-/// Keys with this in them say who a client is: two clients must not be the same one.
+/// Keys that contain this identify a client, and are never overwritten.
 const IDENTITY_MARK: &str = "rpc_meta";
 
 #[derive(Default)]
@@ -64,7 +64,7 @@ async fn read(State(store): State<Store>, Query(which): Query<Which>) -> Respons
 
 async fn write(State(store): State<Store>, Query(which): Query<Which>, request: Request) -> Response {
     let Ok(value) = to_bytes(request.into_body(), VALUE_BYTES_MAX).await else {
-        let most = format!("the value has more than the {VALUE_BYTES_MAX} bytes allowed");
+        let most = format!("the value has more than {VALUE_BYTES_MAX} bytes");
         return text(StatusCode::PAYLOAD_TOO_LARGE, most);
     };
     match store.lock().put(which.key, value) {
@@ -86,19 +86,19 @@ async fn remove(State(store): State<Store>, Query(which): Query<Which>) -> Respo
 
 impl Store {
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        // Held for one look; nothing in it can be half done.
+        // The lock is held for one operation; a panic leaves no partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Entries {
-    /// What became of the entry, for the answer.
+    /// Stores an entry. Returns the text of the response.
     fn put(&mut self, key: String, value: Bytes) -> Result<&'static str, (StatusCode, String)> {
         if key.is_empty() {
             return Err((StatusCode::BAD_REQUEST, "Missing key parameter".to_owned()));
         }
         if key.len() > KEY_BYTES_MAX {
-            return Err((StatusCode::BAD_REQUEST, format!("a key has 1 to {KEY_BYTES_MAX} bytes")));
+            return Err((StatusCode::BAD_REQUEST, format!("a key must have 1 to {KEY_BYTES_MAX} bytes")));
         }
         let old = self.by_key.get(&key);
         if key.contains(IDENTITY_MARK) && old.is_some_and(|old| *old != value) {
@@ -111,7 +111,7 @@ impl Entries {
         let is_new = old.is_none();
         let bytes = self.bytes - old_bytes + key.len() + value.len();
         if bytes > TOTAL_BYTES_MAX || (is_new && self.by_key.len() >= ENTRIES_MAX) {
-            return Err((StatusCode::INSUFFICIENT_STORAGE, "there is too much metadata already".to_owned()));
+            return Err((StatusCode::INSUFFICIENT_STORAGE, "the metadata limit is reached".to_owned()));
         }
         self.bytes = bytes;
         self.by_key.insert(key, value);

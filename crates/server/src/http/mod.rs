@@ -1,13 +1,14 @@
-//! Pages for people and their tools, over HTTP.
+//! HTTP pages for operators and their tools.
 //!
-//! **Invariant:** at most [`PENDING_MAX`] connections wait for a request to arrive whole, and one more closes
-//! the oldest. At most [`REQUESTS_MAX`] requests are answered at a time; beyond that only `/health` and
-//! `/metrics` are, from [`RESERVED_MAX`] places of their own. So clients that send half a request keep nobody
-//! out, however many they are. Pages that need a look at all members are made one at a time, so that a flood
-//! of requests for them does not delay the master's clients.
+//! **Invariant:** at most [`PENDING_MAX`] connections wait for a complete request; one more closes the
+//! oldest. At most [`REQUESTS_MAX`] requests are answered at a time. Beyond that, only `/health` and
+//! `/metrics` are served, up to [`RESERVED_MAX`] requests. So clients that send incomplete requests cannot
+//! block others. Pages that read the state of all members are rendered one at a time, so that a flood of
+//! requests does not delay the master's clients.
 //!
-//! **Invariant:** a request has [`HEAD_TIME_MAX`] to arrive, and [`REQUEST_TIME_MAX`] to be answered, its
-//! body included. A connection on which no byte moves for [`IDLE_TIME_MAX`] is closed.
+//! **Invariant:** a request must arrive within [`HEAD_TIME_MAX`], and be answered within
+//! [`REQUEST_TIME_MAX`], including its body. A connection on which no byte moves for [`IDLE_TIME_MAX`] is
+//! closed.
 //!
 //! **Invariant:** with a token set, only `/health` is served without it.
 
@@ -34,41 +35,42 @@ use gate::Gate;
 
 use crate::supervise::Supervisor;
 
-/// The most connections that wait for a request to arrive whole.
+/// The maximum number of connections that wait for a complete request.
 pub const PENDING_MAX: usize = 128;
-/// The most requests that are answered at a time.
+/// The maximum number of requests that are answered at a time.
 pub const REQUESTS_MAX: usize = 512;
-/// The most requests for `/health` and `/metrics` that are answered beside those.
+/// The maximum number of further requests for `/health` and `/metrics`.
 pub const RESERVED_MAX: usize = 32;
-/// How long the head of a request may take to arrive, from the end of the one before it.
+/// The time limit for the head of a request, from the end of the previous request.
 pub const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a request may take from its head to the beginning of its answer: its body arrives meanwhile.
+/// The time limit from the head of a request to the start of its response, including the arrival of the
+/// body.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a connection may be silent.
+/// The maximum time without traffic on a connection.
 pub const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long to rest when no connection can be accepted, which means that descriptors have run out.
+/// The pause after a failed accept, which means that the process is out of descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
-/// A port that pages will be served on.
+/// A bound port for pages.
 pub(crate) struct Pages {
     listener: TcpListener,
     address: Address,
 }
 
 impl Pages {
-    /// Begins to listen, if it is to be anywhere.
+    /// Binds the port, if an address is given.
     pub(crate) async fn bind(address: Option<&Address>) -> Result<Option<Self>, ListenError> {
         let Some(address) = address else { return Ok(None) };
         let (listener, address) = listen(address).await?;
         Ok(Some(Self { listener, address }))
     }
 
-    /// Where it listens, with the real port.
+    /// The address with the actual port.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Serves until it is dropped.
+    /// Serves until the future is dropped.
     pub(crate) async fn serve(self, router: Router, supervisor: Arc<Supervisor>) {
         let gate = Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX);
         let mut connections = JoinSet::new();
@@ -81,7 +83,7 @@ impl Pages {
                     connections.spawn(supervisor.watch("the task of a page", served));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted for the pages");
+                    tracing::warn!(%error, "cannot accept a page connection");
                     sleep(ACCEPT_REST).await;
                 }
             }
@@ -89,7 +91,7 @@ impl Pages {
     }
 }
 
-/// Listens on a port; gives the address with the real one.
+/// Listens on an address. Returns the listener and the address with the actual port.
 pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), ListenError> {
     let fail = |source| ListenError { address: address.clone(), source };
     let Address::Tcp { host, port } = address else {
@@ -100,7 +102,7 @@ pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), 
     Ok((listener, Address::Tcp { host: host.clone(), port }))
 }
 
-/// Lets only those who show the token see the pages; everybody where none is set, and `/health` always.
+/// Requires the token for all pages but `/health`, if a token is set.
 pub(crate) fn guarded(router: Router, token: &str) -> Router {
     if token.is_empty() {
         return router;
@@ -119,17 +121,17 @@ pub(crate) fn guarded(router: Router, token: &str) -> Router {
     }))
 }
 
-/// The answer to a path or method that there is none for, as Mooncake's servers give it.
+/// The response to an unknown path or method, as Mooncake's servers give it.
 pub(crate) async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, "404 Not Found").into_response()
 }
 
-/// An answer that is text.
+/// A text response.
 pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
 }
 
-/// An answer that is JSON.
+/// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
 }

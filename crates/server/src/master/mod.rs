@@ -1,13 +1,12 @@
-//! The master's shell: it owns the `core::master::Master`, the clock it lives by and the connections it
-//! speaks on.
+//! The master's shell: it owns the `core::master::Master`, its clock and its connections.
 //!
-//! A connection's task receives a message, locks, lets the core decide, and drains the effects. What is asked
-//! of nodes and answered to them is sent under the lock, so that it leaves in the order in which it was
-//! decided; answers to clients are sent after it is released. Who has published is answered when the word
-//! of it is in the socket of a node of this machine, which outlives this process.
+//! A connection's task receives a message, locks, lets the core decide, and drains the effects. Messages to
+//! nodes are sent under the lock, so that they leave in the order of the decisions. Replies to clients are
+//! sent after the lock is released. A publish is answered when its `Settle` is in the socket of a node on
+//! this host, because that socket outlives this process.
 //!
-//! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** whenever the
-//! core wants to be woken, the timer task sleeps no longer than that.
+//! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** the timer task
+//! never sleeps past the time at which the core wants to be woken.
 
 mod notices;
 mod pages;
@@ -46,14 +45,14 @@ use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::{StartError, host, http};
 
-/// Heartbeats that fit into the time after which silence counts.
+/// The number of heartbeats within the silence limit.
 const BEATS_PER_SILENCE: u32 = 4;
-/// The rarest heartbeat.
+/// The maximum time between heartbeats.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
-/// The first counter of a generation is smaller than this, so that 40 bits last for a great many.
+/// The exclusive upper bound of a generation's first counter. It leaves most of the 40 bits for later ones.
 const FIRST_COUNTER_MAX: u64 = 1 << 39;
 
-/// A running master. It ends when this is dropped.
+/// A running master. Dropping it stops the master.
 #[derive(Debug)]
 pub struct MasterServer {
     shared: Arc<Shared>,
@@ -66,17 +65,17 @@ pub struct MasterServer {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Guards the core and the connections it speaks of. It is held while the core decides and while frames
-    // are put into sockets that do not block; never over an await.
+    // Guards the core and its connections. It is held while the core decides and while frames are written
+    // to non-blocking sockets; never across an await.
     state: CoreLock<State>,
     supervisor: Arc<Supervisor>,
-    /// The core wants to be woken earlier than the timer sleeps.
+    /// Notified when the core wants to be woken before the timer does.
     earlier: Notify,
-    /// The core has work to do.
+    /// Notified when the core has background work.
     work: Notify,
-    /// There is something to be saved.
+    /// Notified when there is state to save.
     unsaved: Notify,
-    /// The core is to be replaced.
+    /// Notified when the core must be replaced.
     restart: Notify,
     started: Instant,
     epoch: AtomicU64,
@@ -86,9 +85,9 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
-    /// The file that keeps the quotas of tenants, if one does; held while it is written.
+    /// The file with the quotas of tenants, if there is one. It is locked while it is written.
     tenant_file: tokio::sync::Mutex<Option<PathBuf>>,
-    /// What is published of objects, if anything is.
+    /// The event queue, if events are published.
     events: Option<Arc<Events>>,
     /// The process is stopping, and its own members are about to leave.
     is_stopping: AtomicBool,
@@ -98,23 +97,23 @@ pub(crate) struct Shared {
 struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
-    /// Of nodes that have not opened their first connection yet.
+    /// Ledgers of nodes that have not opened their first connection yet.
     ledgers: BTreeMap<SegmentId, Outbox>,
     next_conn: u64,
-    /// Pages that wait for the answer to their request.
+    /// Pages that wait for a reply.
     pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
-    /// Watches over the processes of members on this host.
+    /// Watches of the processes of members on this host.
     processes: BTreeMap<SegmentId, JoinSet<()>>,
-    /// How long the timer sleeps.
+    /// The time at which the timer wakes up.
     armed: Option<Tick>,
-    /// The newest version that is to be saved.
+    /// The newest version that must be saved.
     unsaved: Option<u64>,
-    /// The core is to be replaced by one whose epoch is greater than this.
+    /// The core must be replaced by one with an epoch greater than this.
     restart: Option<u64>,
 }
 
 impl State {
-    /// What is to be saved, if anything is.
+    /// The state to save, if there is any.
     fn take_unsaved(&mut self) -> Option<(u64, Box<Saved>)> {
         let version = self.unsaved.take()?;
         Some((version, Box::new(self.core.saved())))
@@ -125,7 +124,7 @@ impl State {
 struct Conn {
     replies: ReplyPath,
     is_node: bool,
-    /// Where a node that is near finds what is entrusted to it.
+    /// The ledger of a node on the master's host.
     ledger: Option<Outbox>,
 }
 
@@ -136,18 +135,19 @@ impl Conn {
     }
 }
 
-/// An answer to be sent when the lock is released.
+/// A reply to send after the lock is released.
 type Answer = (Outbox, RequestId, Reply);
 
 impl MasterServer {
-    /// Listens, takes the next epoch, and serves.
+    /// Listens, increments the epoch, and serves.
     pub async fn start(config: MasterConfig) -> Result<Self, StartError> {
         config.check()?;
         let mut listeners = Vec::new();
         for address in &config.listen {
             listeners.push(Listener::bind(address).await?);
         }
-        // Only a master that can listen takes an epoch: a second one by mistake must not spend them.
+        // Only a master that can listen increments the epoch, so that a second one started by mistake uses
+        // none up.
         let pages = http::Pages::bind(config.http.as_ref()).await?;
         let metadata = http::Pages::bind(config.metadata_http.as_ref()).await?;
         let publisher = match &config.events {
@@ -176,53 +176,53 @@ impl MasterServer {
         shared.load_quotas().await?;
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
-        tracing::info!(epoch, address = shown, http = pages, "the master is up");
+        tracing::info!(epoch, address = shown, http = pages, "master is up");
         Ok(Self { shared, addresses, http, metadata_http, events: events_address, tasks })
     }
 
-    /// Where clients and nodes reach it.
+    /// The address for clients and nodes.
     ///
     /// # Panics
-    /// Never: a master listens somewhere.
+    /// Never: a master listens on at least one address.
     #[must_use]
     pub fn address(&self) -> &Address {
         match self.addresses.first() {
             Some(address) => address,
-            None => unreachable!("a master listens somewhere"),
+            None => unreachable!("a master listens on at least one address"),
         }
     }
 
-    /// Everywhere it listens.
+    /// All addresses on which it listens.
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Where its pages are, if anywhere.
+    /// The address of its pages, if it has any.
     #[must_use]
     pub fn http_address(&self) -> Option<&Address> {
         self.http.as_ref()
     }
 
-    /// Where its `/metadata` endpoint is, if anywhere.
+    /// The address of its `/metadata` endpoint, if there is one.
     #[must_use]
     pub fn metadata_http_address(&self) -> Option<&Address> {
         self.metadata_http.as_ref()
     }
 
-    /// Where its events are published, if anywhere.
+    /// The address at which events are published, if they are.
     #[must_use]
     pub fn events_address(&self) -> Option<&Address> {
         self.events.as_ref()
     }
 
-    /// Which life of the master this is.
+    /// The epoch of the master.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.epoch()
     }
 
-    /// The members that have not reported since it started: answers that depend on them wait.
+    /// The members that have not reported since the start. Answers that depend on them wait.
     #[must_use]
     pub fn unreported(&self) -> Vec<String> {
         self.shared.unreported()
@@ -232,33 +232,34 @@ impl MasterServer {
         &self.shared.supervisor
     }
 
-    /// Waits until a part of it has failed, and says which. All its connections are closed then.
+    /// Waits until a part of the master fails, and returns which. All its connections are then closed.
     pub async fn failed(&self) -> Arc<str> {
         self.shared.supervisor.failed().await
     }
 
-    /// What it knows of the cluster.
+    /// The state of the cluster.
     #[must_use]
     pub fn stat(&self) -> Stat {
         self.shared.stat()
     }
 
-    /// One line about it, for people.
+    /// A one-line summary for operators.
     #[must_use]
     pub fn summary(&self) -> String {
         self.shared.summary()
     }
 
-    /// Announces that the members in this process are about to stop: their departure is no warning.
+    /// Announces that the members in this process are about to stop, so that their departure logs no
+    /// warning.
     pub(crate) fn expect_departures(&self) {
         self.shared.is_stopping.store(true, Ordering::Release);
     }
 
-    /// Closes every connection and every port. Nodes keep their objects for the next life.
+    /// Closes all connections and ports. Nodes keep their objects for the next epoch.
     pub async fn shutdown(mut self) {
         self.tasks.shutdown().await;
         self.shared.close_all();
-        tracing::info!(epoch = self.shared.epoch(), "the master is down");
+        tracing::info!(epoch = self.shared.epoch(), "master is down");
     }
 }
 
@@ -301,12 +302,12 @@ impl Host for Shared {
         if hello.role == Role::Ledger {
             let (outbox, mut inbox) = greeting.welcome(welcome);
             let segment = hello.home.unwrap_or_default();
-            // Across a network nothing would be sure to arrive.
+            // A ledger needs a Unix socket: across a network, delivery is not certain.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
                 outbox.enlarge_buffer();
                 self.lock().ledgers.insert(segment, outbox.clone());
             }
-            // A node says nothing there.
+            // A node sends nothing on a ledger.
             while inbox.next().await.is_some() {}
             let mut state = self.lock();
             if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
@@ -314,7 +315,7 @@ impl Host for Shared {
             }
             return;
         }
-        // Before the welcome: a client that has it opens lanes.
+        // The core knows the client before the welcome, because a welcomed client opens lanes.
         let visit = Visit::begin(&self, hello, greeting.outbox().clone());
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
@@ -326,7 +327,7 @@ impl Host for Shared {
     }
 }
 
-/// A connection that the core knows of, until it is dropped.
+/// A connection that the core knows, until it is dropped.
 struct Visit<'a> {
     shared: &'a Shared,
     conn: ConnId,
@@ -362,7 +363,7 @@ impl<'a> Visit<'a> {
 }
 
 impl Drop for Visit<'_> {
-    // In a drop, so that the core hears of it even when the task is cancelled.
+    // In a destructor, so that the core learns of the end even when the task is cancelled.
     fn drop(&mut self) {
         if self.shared.state.has_failed() {
             return;
@@ -436,11 +437,11 @@ impl Shared {
         })
     }
 
-    /// Tells the core when the process of a member has ended: then its memory is gone.
+    /// Tells the core when the process of a member has ended: its memory is then gone.
     fn watch_process(self: &Arc<Self>, conn: ConnId, segment: SegmentId, pid: i32) {
         let process = match process_of(pid) {
             Ok(process) => process,
-            Err(error) => return tracing::debug!(pid, %error, "the end of a node's process is not watched"),
+            Err(error) => return tracing::debug!(pid, %error, "cannot watch a node's process"),
         };
         let shared = Arc::downgrade(self);
         let mut watch = JoinSet::new();
@@ -448,7 +449,7 @@ impl Shared {
             let ended = process.readable().await.is_ok();
             if let Some(shared) = shared.upgrade().filter(|_| ended) {
                 shared.handle(Event::Ended(conn), None);
-                // This very task ends with its entry.
+                // Removing the entry also ends this task.
                 shared.lock().processes.remove(&segment);
             }
         }));
@@ -464,24 +465,24 @@ impl Shared {
         self.state.lock_anyway().core.unreported()
     }
 
-    /// What answers may wait for: members that have not reported, and a state folder that cannot be written.
+    /// What answers may wait for: unreported members, and a state folder that is not writable.
     pub(crate) fn awaited(&self) -> Vec<String> {
         let is_failing = self.folder.as_ref().is_some_and(|it| it.is_failing());
-        let folder = is_failing.then(|| "the state folder, which cannot be written".to_owned());
+        let folder = is_failing.then(|| "the state folder, which is not writable".to_owned());
         self.unreported().into_iter().chain(folder).collect()
     }
 
-    /// What has failed, if anything has: the server is about to end.
+    /// The failure, if a part has failed. The server is about to stop.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.supervisor.failure()
     }
 
-    /// What the master knows of the cluster.
+    /// The state of the cluster.
     pub(crate) fn stat(&self) -> Stat {
         self.state.lock_anyway().core.stat()
     }
 
-    /// Looks objects up for a page, as for a client of that namespace.
+    /// Resolves keys for a page, as for a client of that namespace.
     pub(crate) fn resolve(&self, namespace: &str, resolve: &Resolve) -> Reply {
         let mut state = self.lock();
         let now = self.now();
@@ -534,8 +535,7 @@ impl Shared {
         self.handle(Event::Request(conn, id, request), asked.map(|it| (conn, id, it)));
     }
 
-    /// Lets the core decide and does what it says. `asked` is the request that the event is, for the
-    /// counters.
+    /// Lets the core decide, and carries out its effects. `asked` is the request, for the counters.
     fn handle(&self, event: Event, asked: Option<(ConnId, RequestId, metrics::Asked)>) {
         let mut answers = Vec::new();
         {
@@ -566,7 +566,7 @@ impl Shared {
         }
     }
 
-    /// See [`tasks`]: a member has served a later epoch.
+    /// Replaces the core after a member has served a later epoch; see [`tasks`].
     fn replace_core(&self, saved: Saved) {
         let conns = {
             let mut state = self.lock();
@@ -580,7 +580,7 @@ impl Shared {
             self.drain(&mut state, now, None, &mut Vec::new());
             std::mem::take(&mut state.conns)
         };
-        tracing::warn!(epoch = self.epoch(), "the master goes on with a greater epoch");
+        tracing::warn!(epoch = self.epoch(), "master continues with a greater epoch");
         conns.into_values().for_each(Conn::close);
     }
 
@@ -655,19 +655,19 @@ impl State {
         self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
     }
 
-    /// Whether the node is sure to hear it.
+    /// Whether the message is in the node's socket, and so certain to arrive.
     fn send_ledger(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
         let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
         match ledger.map(|it| it.send_if_buffered(id, request)) {
             Some(Ok(is_there)) => is_there,
-            // It goes the way of all else that is asked.
+            // A full or missing ledger: the request goes through the ordinary connection.
             None | Some(Err(_)) => {
                 self.ask(now, conn, id, |outbox| outbox.send_if_buffered(id, request)) == Some(true)
             }
         }
     }
 
-    /// What `send` says, if there is somebody to send it to.
+    /// Sends through a connection, if it is open.
     fn ask<T>(
         &mut self,
         now: Tick,
@@ -677,10 +677,10 @@ impl State {
     ) -> Option<T> {
         match send(self.conns.get(&conn)?.replies.first()) {
             Ok(sent) => return Some(sent),
-            // What is asked on a connection that has ended is answered by its end.
+            // The end of the connection answers its requests.
             Err(SendError::Closed) => {}
             Err(SendError::TooLarge(error)) => {
-                tracing::error!(%error, "a request to a node cannot be sent");
+                tracing::error!(%error, "cannot send a request to a node");
                 let refusal = Refusal { reason: Reason::Invalid, message: error.to_string() };
                 self.core.handle(now, Event::Reply(conn, id, Reply::Refused(refusal)));
             }

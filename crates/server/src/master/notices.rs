@@ -1,4 +1,4 @@
-//! The notices of the master's core, as lines of the log.
+//! Log lines for the notices of the master's core.
 
 use std::sync::atomic::Ordering;
 
@@ -16,12 +16,12 @@ impl Shared {
             Notice::Prefetched { keys, resident, running, failed, skipped } => {
                 tracing::info!(keys, resident, running, failed, skipped, "prefetch requested");
             }
-            // One line for each get from a disk, so only for debugging.
+            // One line per get from a disk is for debugging only.
             Notice::Got { memory, disk, far, waited_ms, late } => {
                 tracing::debug!(memory, disk, far, waited_ms, late, "get of objects on disks");
             }
             Notice::DemotionRefused { disk, key, bytes, bytes_max, total } => {
-                // If many objects are too large, the lines become rarer; the metrics count all.
+                // The lines become rarer when many objects are too large. The metrics count all of them.
                 match total.is_power_of_two() {
                     true => tracing::warn!(
                         disk,
@@ -29,10 +29,12 @@ impl Shared {
                         bytes,
                         bytes_max,
                         total,
-                        "an object is larger than its disk takes, and stays in memory only; hint: use a \
+                        "object exceeds the size limit of its disk and stays in memory only; hint: use a \
                          larger disk, or split the object"
                     ),
-                    false => tracing::debug!(disk, %key, bytes, bytes_max, "larger than its disk takes"),
+                    false => {
+                        tracing::debug!(disk, %key, bytes, bytes_max, "object exceeds its disk's limit")
+                    }
                 }
             }
             Notice::Promoted { done, bytes, took_ms } => {
@@ -60,32 +62,32 @@ impl Shared {
 
     fn member_notice(&self, notice: &Notice) {
         match notice {
-            Notice::NodeReady(node) => tracing::info!(node, "a node is ready"),
+            Notice::NodeReady(node) => tracing::info!(node, "node is ready"),
             Notice::NodeSilent(node) => {
-                tracing::warn!(node, "a node is silent, and not used until it answers");
+                tracing::warn!(node, "node is silent, and not used until it answers");
             }
             Notice::NodeAway(node) if self.is_stopping.load(Ordering::Acquire) => {
-                tracing::info!(node, "a node has stopped");
+                tracing::info!(node, "node has stopped");
             }
-            Notice::NodeAway(node) => tracing::warn!(node, "a node is away"),
+            Notice::NodeAway(node) => tracing::warn!(node, "node is away"),
             Notice::NodeAbsent { node, removed, kept: 0 } => {
-                tracing::warn!(node, removed, "a node is absent: the objects that only it has were removed");
+                tracing::warn!(node, removed, "node is absent: objects that only it has were removed");
             }
             Notice::NodeAbsent { node, removed, kept } => {
                 tracing::error!(
                     node,
                     removed,
                     kept,
-                    "a node is absent: unprotected objects that only it has were removed, protected ones are \
+                    "node is absent: unprotected objects that only it has were removed, protected ones are \
                      unavailable until it returns; hint: if it will not return, run `tiffin node forget`"
                 );
             }
             Notice::NodeLost(node, objects) => {
-                tracing::error!(node, objects, "a node is lost, and its objects with it");
+                tracing::error!(node, objects, "node is lost with its objects");
             }
-            Notice::NodeLeft(node, objects) => tracing::info!(node, objects, "a node left, with its objects"),
+            Notice::NodeLeft(node, objects) => tracing::info!(node, objects, "node left with its objects"),
             Notice::NodeDiscarded(node) => {
-                tracing::warn!(node, "a node that had been lost came back, and starts empty");
+                tracing::warn!(node, "a lost node returned, and starts empty");
             }
             Notice::AwaitingReports(members) => {
                 let members = members.join(", ");
@@ -98,7 +100,7 @@ impl Shared {
                     member,
                     epoch,
                     own,
-                    "a member has served a later master: the state folder was lost or is old; moving past it"
+                    "a member has served a greater epoch, the state folder is stale; taking a greater one"
                 );
             }
             _ => {}

@@ -1,7 +1,7 @@
-//! Requests of the master's own pages, which the core answers as those of a client.
+//! Requests of the master's own pages, which the core answers like those of a client.
 //!
-//! A page opens a connection that has no socket, asks once, and closes it. So removals and limits have one
-//! path through the core, whoever asks for them.
+//! A page opens a connection without a socket, sends one request, and closes it. So removals and limits
+//! have one path through the core, for pages and clients.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::events::Counts;
 use crate::host;
 use crate::tenants::{self, Quotas, TenantFileError};
 
-/// The only request of such a connection, and its end.
+/// The only request of such a connection.
 const REQUEST: RequestId = RequestId(1);
 /// See [`REQUEST`].
 const GOODBYE: RequestId = RequestId(2);
-/// How long one quota may take when the master starts: it is synced in the state folder.
+/// The time limit for setting one quota at the start: it is synced to the state folder.
 const SET_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// A connection without a socket, closed when this is dropped: a page whose reader went away is dropped too.
+/// A connection without a socket. Dropping it closes it, also when the page's reader disconnects.
 struct PageConn<'a> {
     shared: &'a Shared,
     conn: ConnId,
@@ -41,17 +41,17 @@ impl Drop for PageConn<'_> {
 }
 
 impl Shared {
-    /// Every namespace that any client has named.
+    /// All namespaces that any client has used.
     pub(crate) fn namespaces(&self) -> Vec<String> {
         self.lock().core.namespaces()
     }
 
-    /// Whether only namespaces with a quota may be written to.
+    /// Whether writes need a quota.
     pub(crate) fn has_tenants(&self) -> bool {
         self.config.tenants
     }
 
-    /// What was published of objects; `None` if nothing is.
+    /// Counts of events; `None` if they are not published.
     pub(crate) fn event_counts(&self) -> Option<Counts> {
         self.events.as_ref().map(|it| it.counts())
     }
@@ -61,7 +61,7 @@ impl Shared {
         self.lock().core.quotas()
     }
 
-    /// Sets the quotas that the file says, and ends all others.
+    /// Sets the quotas of the file, and removes all others.
     pub(super) async fn load_quotas(&self) -> Result<(), TenantFileError> {
         let file = self.tenant_file.lock().await;
         let Some(path) = file.as_deref() else { return Ok(()) };
@@ -74,10 +74,10 @@ impl Shared {
             let reply = timeout(SET_TIME_MAX, self.ask(&name, change)).await;
             if reply != Ok(Reply::Done) {
                 let why = match reply {
-                    Err(_) => "the state folder cannot be written",
-                    Ok(_) => "there are too many tenants",
+                    Err(_) => "the state folder is not writable",
+                    Ok(_) => "too many tenants",
                 };
-                let what = format!("the quota of `{name}` cannot be set: {why}");
+                let what = format!("cannot set the quota of `{name}`: {why}");
                 return Err(TenantFileError { path: path.to_owned(), what });
             }
         }
@@ -96,10 +96,10 @@ impl Shared {
         written.unwrap_or_else(|error| Err(TenantFileError { path: shown, what: error.to_string() }))
     }
 
-    /// Asks the core as a client of that namespace would. The caller bounds the time.
+    /// Sends a request to the core as a client of that namespace. The caller bounds the time.
     pub(crate) async fn ask(&self, namespace: &str, request: ClientToMaster) -> Reply {
         let Ok(client) = host::draw().map(ClientId) else {
-            return unavailable("the system has no random numbers");
+            return unavailable("cannot get random numbers from the system");
         };
         let (sender, receiver) = oneshot::channel();
         let conn = {
@@ -114,7 +114,7 @@ impl Shared {
             Hello { client, namespace: namespace.to_owned(), label: "pages".to_owned(), ..Hello::default() };
         self.handle(Event::Opened(conn, hello), None);
         self.asked(conn, REQUEST, Request::ClientToMaster(request));
-        receiver.await.unwrap_or_else(|_| unavailable("the master was restarted meanwhile; ask again"))
+        receiver.await.unwrap_or_else(|_| unavailable("the master was restarted meanwhile; retry"))
     }
 }
 

@@ -1,8 +1,8 @@
-//! The state folder: what must survive a restart of the master, in one small synced file, and the lock that
-//! keeps a second master out while this one runs.
+//! The state folder: the durable state of the master in one small synced file, and a lock against a second
+//! master.
 //!
 //! **Invariant:** after a crash the folder contains the old state or the new one, and never a smaller epoch
-//! than before. A member that meets a smaller epoch all the same makes the master move past it, see
+//! than before. If a member has served a greater epoch, the master takes a greater one, see
 //! [`Effect::Restart`](tiffin_core::master::Effect::Restart).
 
 use std::fs::{File, OpenOptions};
@@ -25,12 +25,12 @@ const FILE: &str = "state";
 const OLD_FILE: &str = "epoch";
 /// Locked while a master runs.
 const LOCK: &str = "lock";
-/// How long a master that is about to end may keep the lock.
+/// How long to wait for the lock of a master that is stopping.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
-/// How often the lock is tried again. The system gives no event for it.
+/// The pause between attempts to lock. The system sends no event for it.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// Epochs are at least the minutes since 2025 began, so that a master without its state folder does not begin
-/// with one that was used before. 23 bits last until 2040.
+/// Epochs are at least the minutes since the start of 2025, so that a master without its state folder does
+/// not reuse one. 23 bits last until 2040.
 const FIRST_MINUTE: Duration = Duration::from_secs(1_735_689_600);
 
 const HINT_WRITABLE: &str = "choose a folder that this user may write to, with `--state-dir`";
@@ -43,20 +43,20 @@ const HINT_LOCKED: &str = "another master runs with this folder; stop it, or cho
 #[derive(Debug)]
 pub(super) struct StateFolder {
     folder: PathBuf,
-    // Held while the file is written, so that a smaller epoch never follows a greater one: the epoch that was
-    // written last.
+    // The epoch that was written last. The lock is held during a write, so that a smaller epoch never
+    // follows a greater one.
     written: Mutex<u64>,
-    /// The last write failed, and is tried again.
+    /// The last write failed, and is retried.
     is_failing: AtomicBool,
     _lock: File,
 }
 
 impl StateFolder {
-    /// Locks the folder and reads what the last master has saved.
+    /// Locks the folder and reads the saved state.
     pub(super) async fn open(folder: &Path) -> Result<(Self, Saved), StartError> {
         let fail =
             |what, hint| move |source| StartError::State { path: folder.to_owned(), what, source, hint };
-        std::fs::create_dir_all(folder).map_err(fail("making the folder", HINT_WRITABLE))?;
+        std::fs::create_dir_all(folder).map_err(fail("creating the folder", HINT_WRITABLE))?;
         let lock = OpenOptions::new().create(true).append(true).open(folder.join(LOCK));
         let lock = lock.map_err(fail("opening the lock", HINT_WRITABLE))?;
         take(&lock).await.map_err(fail("taking the lock", HINT_LOCKED))?;
@@ -66,15 +66,15 @@ impl StateFolder {
         Ok((Self { folder: folder.to_owned(), written, is_failing, _lock: lock }, saved))
     }
 
-    /// Writes beside, syncs, renames, and syncs the folder. `false` if a later epoch was written before: then
-    /// this state comes too late, and the file does not contain it.
+    /// Writes a new file, syncs it, renames it, and syncs the folder. Returns `false` if a later epoch was
+    /// already written: the file then does not contain this state.
     pub(super) fn write(&self, saved: &Saved) -> io::Result<bool> {
         let written = self.try_write(saved);
         self.is_failing.store(written.is_err(), Ordering::Release);
         written
     }
 
-    /// Whether the last write failed: answers that promise what it contains wait.
+    /// Whether the last write failed: answers that depend on it wait.
     pub(super) fn is_failing(&self) -> bool {
         self.is_failing.load(Ordering::Acquire)
     }
@@ -95,7 +95,7 @@ impl StateFolder {
         Ok(true)
     }
 
-    /// The same, as an error of a start.
+    /// The same, with an error of the start.
     pub(super) fn write_first(&self, saved: &Saved) -> Result<(), StartError> {
         let written = self.write(saved).map_err(|source| StartError::State {
             path: self.folder.clone(),
@@ -108,7 +108,7 @@ impl StateFolder {
     }
 }
 
-/// The epoch after the last one that is known. The clock only helps where nothing is known.
+/// The epoch after the last known one. The clock matters only if none is known.
 pub(super) fn next_epoch(last: u64) -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let minutes = since.saturating_sub(FIRST_MINUTE).as_secs() / 60;
@@ -141,7 +141,7 @@ fn read(folder: &Path) -> io::Result<Saved> {
     Ok(Saved { epoch, ..Saved::default() })
 }
 
-/// The beginning of a file, if there is one.
+/// The start of a file, if it exists.
 fn read_at_most(path: &Path, max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     match File::open(path) {
@@ -173,7 +173,7 @@ mod tests {
         let (state, first) = StateFolder::open(&inner).await.unwrap();
         assert_eq!(first, Saved::default());
         assert!(state.write(&saved(7)).unwrap());
-        assert!(!state.write(&saved(6)).unwrap(), "it comes too late, and must not count as saved");
+        assert!(!state.write(&saved(6)).unwrap(), "a stale state must not count as saved");
         assert!(state.write(&saved(7)).unwrap(), "the same epoch may save again");
         let state = Arc::new(state);
         assert!(!crate::master::tasks::save(&state, Box::new(saved(6))).await);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_master_is_kept_out_while_the_first_runs() {
+    async fn second_master_is_refused_while_the_first_runs() {
         let folder = tempfile::tempdir().unwrap();
         let (state, _) = StateFolder::open(folder.path()).await.unwrap();
         let message = StateFolder::open(folder.path()).await.unwrap_err().to_string();
@@ -205,12 +205,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn folders_that_cannot_be_used_are_errors_with_a_hint() {
+    async fn unusable_folders_are_errors_with_a_hint() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
         let message = StateFolder::open(&file).await.unwrap_err().to_string();
-        assert!(message.contains("making the folder"), "{message}");
+        assert!(message.contains("creating the folder"), "{message}");
         assert!(message.contains("hint: choose a folder"), "{message}");
         for (name, what) in [(OLD_FILE, "does not contain a number"), (FILE, "the file `state`: ")] {
             std::fs::write(folder.path().join(name), "nonsense").unwrap();

@@ -1,4 +1,5 @@
-//! The tasks of a master: listeners, the timer, long work in pieces, the state folder, the change of epoch.
+//! The tasks of a master: listeners, timer, background work, writes of the state folder, and changes of the
+//! epoch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use super::state::{self, StateFolder};
 use crate::supervise::faults::{Point, strike};
 use crate::{events, http, listen};
 
-/// Between two pieces of work the lock is free for at least this long, so that others get in.
+/// The minimum time between two pieces of background work, so that other tasks get the lock.
 const WORK_REST: Duration = Duration::from_millis(1);
-/// How long the state folder is left alone after it could not be written.
+/// The pause after a failed write of the state folder.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// The timer rests at least this long between two looks, whatever the core says.
+/// The minimum time between two wake-ups of the core by the timer.
 const TIMER_REST: Duration = Duration::from_millis(1);
 
-/// Starts everything that a master does. When a part of it fails, all of it ends.
+/// Starts all tasks of a master. When one of them fails, all end.
 pub(super) fn spawn(
     shared: &Arc<Shared>,
     listeners: Vec<Listener>,
@@ -50,22 +51,22 @@ pub(super) fn spawn(
     tasks
 }
 
-/// Writes what must survive a restart into the state folder, the newest version only, and tells the core.
+/// Writes the newest durable state to the state folder, and tells the core.
 async fn run_saves(shared: Arc<Shared>) {
     let Some(folder) = shared.folder.clone() else { return };
     loop {
         shared.unsaved.notified().await;
         let Some((version, saved)) = shared.lock().take_unsaved() else { continue };
         let epoch = saved.epoch;
-        // What came too late is not in the file, and nobody is told that it is: the core is being replaced.
+        // A stale state is not in the file and must not count as saved: the core is being replaced.
         if save(&folder, saved).await {
             shared.handle_in(epoch, Event::Persisted(version));
         }
     }
 }
 
-/// Writes a version, again and again until it is there. `false` if it never will be: a later epoch has been
-/// saved, or the master is about to end.
+/// Writes a version, and retries until it succeeds. Returns `false` if it never will: a later epoch was
+/// saved, or the master is stopping.
 pub(super) async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
     let saved = Arc::new(*saved);
     loop {
@@ -73,8 +74,8 @@ pub(super) async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
         match tokio::task::spawn_blocking(move || folder.write(&copy)).await {
             Ok(Ok(written)) => return written,
             Ok(Err(error)) => {
-                let hint = "free space on its disk, or make it writable; nodes and policies wait for that";
-                tracing::error!(%error, hint, "the state folder cannot be written; trying again");
+                let hint = "free space on its disk, or make it writable; nodes and policies wait for it";
+                tracing::error!(%error, hint, "cannot write the state folder; retrying");
             }
             Err(_) => return false,
         }
@@ -82,9 +83,8 @@ pub(super) async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
     }
 }
 
-/// Replaces the core when a member has served a later epoch: with a greater epoch, saved before it is used,
-/// and with what is known of members and policies. Everybody connects again, as after a restart of the
-/// process.
+/// Replaces the core when a member has served a later epoch. The new epoch is greater, and saved before it
+/// is used; members and policies are kept. All peers reconnect, as after a restart of the process.
 async fn run_restarts(shared: Arc<Shared>) {
     loop {
         shared.restart.notified().await;
@@ -103,8 +103,7 @@ async fn run_restarts(shared: Arc<Shared>) {
     }
 }
 
-/// Lets the core do what it cannot do in one go, piece by piece. Draining a piece says whether there is
-/// another.
+/// Lets the core do its background work in pieces. Draining a piece shows whether there is another.
 async fn run_work(shared: Arc<Shared>) {
     loop {
         shared.work.notified().await;
@@ -122,7 +121,7 @@ async fn run_work(shared: Arc<Shared>) {
     }
 }
 
-/// Wakes the core when it wants to be woken.
+/// Wakes the core at the times it asks for.
 async fn run_timer(shared: Arc<Shared>) {
     loop {
         strike(Point::Timer);
@@ -131,7 +130,7 @@ async fn run_timer(shared: Arc<Shared>) {
             let mut state = shared.lock();
             let now = shared.now();
             state.core.handle_timeout(now);
-            // Nothing is earlier than now, so that draining does not wake this very task.
+            // No time is earlier than 0, so that draining does not wake this task itself.
             state.armed = Some(Tick(0));
             shared.drain(&mut state, now, None, &mut answers);
             state.armed = state.core.poll_timeout();

@@ -1,7 +1,7 @@
 //! The flags of `mooncake_master`, and those that both commands get from gflags and glog.
 //!
-//! **Invariant:** every flag that the official 0.3.13 release accepts is here, so that a command line that
-//! works there is understood here; other flags are refused.
+//! **Invariant:** all flags of the official 0.3.13 release are here, so that command lines for it also work
+//! here. Other flags are rejected.
 
 use super::gflags::Flag;
 use super::gflags::Kind::{Bool, Decimal, Number, Text, Time};
@@ -11,7 +11,7 @@ const fn flag(name: &'static str, kind: super::gflags::Kind, what: Use, about: &
     Flag { name, kind, what, about }
 }
 
-/// Every flag of the master, in the order of the alphabet.
+/// All flags of the master, in alphabetical order.
 pub const MASTER: &[Flag] = &[
     flag("allocation_strategy", Text, Ignored, "how a segment is chosen for an object; here by free memory"),
     flag(
@@ -30,7 +30,7 @@ pub const MASTER: &[Flag] = &[
         "client_ttl",
         Number,
         Honoured,
-        "seconds without a sign of life after which a client's segment counts as away; 10",
+        "seconds of silence after which a client's segment counts as away; 10",
     ),
     flag("cluster_id", Text, Ignored, "the name of the cluster in shared storage; there is none here"),
     flag(
@@ -51,34 +51,34 @@ pub const MASTER: &[Flag] = &[
         "default_kv_soft_pin_ttl",
         Time,
         Honoured,
-        "how long a soft pin lasts, such as `30m`, or milliseconds; 30m",
+        "the duration of a soft pin, such as `30m`, or milliseconds; 30m",
     ),
     flag(
         "dynamic_replication_admission_qps_threshold",
         Decimal,
         Ignored,
-        "reads per second from which an object is replicated",
+        "the number of reads per second above which an object is replicated",
     ),
     flag(
         "dynamic_replication_heat_window_seconds",
         Number,
         Ignored,
-        "over how many seconds reads are counted for replication",
+        "the seconds over which reads are counted for replication",
     ),
     flag(
         "dynamic_replication_max_memory_replicas",
         Number,
         Ignored,
-        "the most copies in memory that replication makes",
+        "the maximum number of copies in memory that replication makes",
     ),
     flag(
         "dynamic_replication_mode",
         Text,
         Ignored,
-        "whether objects that are read often get more copies: off, observe, enforce",
+        "whether frequently read objects get more copies: off, observe, enforce",
     ),
     flag("enable_cxl", Bool, Ignored, "use CXL memory, which is not supported"),
-    flag("enable_disk_eviction", Bool, Ignored, "evict from disks; here a full disk always makes space"),
+    flag("enable_disk_eviction", Bool, Ignored, "evict from disks; here a full disk always evicts"),
     flag(
         "enable_ha",
         Bool,
@@ -91,7 +91,7 @@ pub const MASTER: &[Flag] = &[
         Honoured,
         "serve `/metadata` over HTTP, on a port of its own; false",
     ),
-    flag("enable_kv_events", Bool, Honoured, "publish which objects are stored and removed"),
+    flag("enable_kv_events", Bool, Honoured, "publish events about stored and removed objects"),
     flag(
         "enable_metadata_cleanup_on_timeout",
         Bool,
@@ -103,7 +103,7 @@ pub const MASTER: &[Flag] = &[
         "enable_multi_tenants",
         Bool,
         Honoured,
-        "give each tenant a namespace, which needs a quota to be written to; false",
+        "give each tenant a namespace, which rejects writes without a quota; false",
     ),
     flag(
         "enable_offload",
@@ -116,7 +116,7 @@ pub const MASTER: &[Flag] = &[
         "enable_snapshot",
         Bool,
         Ignored,
-        "write snapshots of the metadata; here nodes and disks are the record",
+        "write snapshots of the metadata; here nodes and disks keep the metadata",
     ),
     flag("enable_snapshot_restore", Bool, Ignored, "start from a snapshot of the metadata"),
     flag("etcd_endpoints", Text, Ignored, "where etcd is, for a leader election"),
@@ -124,15 +124,15 @@ pub const MASTER: &[Flag] = &[
         "eviction_high_watermark_ratio",
         Decimal,
         Ignored,
-        "the fill at which eviction begins; here a put evicts what it needs",
+        "the fill level at which eviction starts; here a put evicts as much as it needs",
     ),
     flag(
         "eviction_ratio",
         Decimal,
         Ignored,
-        "the share that one eviction frees; here a put evicts what it needs",
+        "the fraction that one eviction frees; here a put evicts as much as it needs",
     ),
-    flag("global_file_segment_size", Number, Ignored, "the most bytes in shared storage"),
+    flag("global_file_segment_size", Number, Ignored, "the maximum number of bytes in shared storage"),
     flag("ha_backend_connstring", Text, Ignored, "where the service for the leader election is"),
     flag("ha_backend_type", Text, Ignored, "the service for the leader election: etcd, redis, k8s"),
     flag("http_metadata_server_host", Text, Honoured, "the address of the metadata server; 0.0.0.0"),
@@ -150,15 +150,15 @@ pub const MASTER: &[Flag] = &[
         "kv_events_queue_capacity",
         Number,
         Honoured,
-        "the most events that wait to be published; the oldest are dropped",
+        "the maximum number of queued events; the oldest are dropped",
     ),
     flag("kv_events_tenant_id", Text, Ignored, "without effect in Mooncake too"),
-    flag("max_kv_soft_pin_ttl", Time, Ignored, "the longest soft pin that a client may ask for"),
-    flag("max_retry_attempts", Number, Ignored, "how often a failed task is tried again"),
+    flag("max_kv_soft_pin_ttl", Time, Ignored, "the maximum duration of a soft pin"),
+    flag("max_retry_attempts", Number, Ignored, "the number of retries of a failed task"),
     flag("max_threads", Number, Ignored, "the older name of rpc_thread_num"),
-    flag("max_total_finished_tasks", Number, Ignored, "how many finished tasks are remembered"),
-    flag("max_total_pending_tasks", Number, Ignored, "how many tasks may wait"),
-    flag("max_total_processing_tasks", Number, Ignored, "how many tasks may run"),
+    flag("max_total_finished_tasks", Number, Ignored, "the maximum number of remembered finished tasks"),
+    flag("max_total_pending_tasks", Number, Ignored, "the maximum number of waiting tasks"),
+    flag("max_total_processing_tasks", Number, Ignored, "the maximum number of running tasks"),
     flag("memory_allocator", Text, Ignored, "the allocator of segments: offset, cachelib"),
     flag("metrics_host", Text, Honoured, "the address of the pages; 0.0.0.0"),
     flag("metrics_port", Number, Honoured, "the port of the pages; 9003"),
@@ -167,33 +167,33 @@ pub const MASTER: &[Flag] = &[
     flag("nof_heartbeat_failures_threshold", Number, Ignored, "for NVMe-oF, which is not supported"),
     flag("nof_heartbeat_interval_sec", Number, Ignored, "for NVMe-oF, which is not supported"),
     flag("nof_heartbeat_probe_timeout_ms", Number, Ignored, "for NVMe-oF, which is not supported"),
-    flag("offload_cap_ratio", Decimal, Ignored, "the share of the queue that one eviction may fill"),
+    flag("offload_cap_ratio", Decimal, Ignored, "the fraction of the queue that one eviction may fill"),
     flag("offload_force_evict", Bool, Ignored, "evict objects that the queue for disks has no space for"),
     flag("offload_on_evict", Bool, Honoured, "write objects to disk only before their memory is needed"),
     flag(
         "offloading_queue_limit",
         Number,
         Ignored,
-        "the most objects that wait for a disk; here the disks pace themselves",
+        "the maximum number of objects that wait for a disk; here each disk paces its writes",
     ),
-    flag("oplog_batch_max_entries", Number, Ignored, "the most entries of a batch of the operation log"),
+    flag("oplog_batch_max_entries", Number, Ignored, "the maximum number of log entries per batch"),
     flag("oplog_poll_interval_ms", Number, Ignored, "how often a standby master reads the operation log"),
-    flag("pending_task_timeout_sec", Number, Ignored, "after how many seconds a waiting task is dropped"),
+    flag("pending_task_timeout_sec", Number, Ignored, "the seconds after which a waiting task is dropped"),
     flag("pod_name", Text, Ignored, "the name of this pod, for a leader election on Kubernetes"),
     flag("pod_namespace", Text, Ignored, "the namespace of this pod, for a leader election on Kubernetes"),
     flag("port", Number, Honoured, "the older name of rpc_port"),
-    flag("processing_task_timeout_sec", Number, Ignored, "after how many seconds a running task is dropped"),
+    flag("processing_task_timeout_sec", Number, Ignored, "the seconds after which a running task is dropped"),
     flag(
         "promotion_admission_threshold",
         Number,
         Honoured,
-        "after how many reads an object returns from disk to memory; 2",
+        "the number of reads after which an object returns from disk to memory; 2",
     ),
     flag(
         "promotion_max_per_heartbeat",
         Number,
         Ignored,
-        "how many objects return per heartbeat; here the throttle decides",
+        "the number of promotions per heartbeat; here the throttle decides",
     ),
     flag(
         "promotion_on_hit",
@@ -205,21 +205,21 @@ pub const MASTER: &[Flag] = &[
         "promotion_queue_limit",
         Number,
         Ignored,
-        "the most objects that wait to return; here the throttle decides",
+        "the maximum number of waiting promotions; here the throttle decides",
     ),
     flag(
         "put_start_discard_timeout_sec",
         Number,
         Ignored,
-        "after how long an unfinished put may be overtaken; here at once",
+        "the time after which an unfinished put may be replaced; here at once",
     ),
     flag(
         "put_start_release_timeout_sec",
         Number,
         Ignored,
-        "after how long the memory of an unfinished put is reused",
+        "the time after which the memory of an unfinished put is reused",
     ),
-    flag("quota_bytes", Number, Ignored, "the most bytes in shared storage"),
+    flag("quota_bytes", Number, Ignored, "the maximum number of bytes in shared storage"),
     flag(
         "root_fs_dir",
         Text,
@@ -227,12 +227,12 @@ pub const MASTER: &[Flag] = &[
         "a directory of shared storage that receives every object, which is not supported",
     ),
     flag("rpc_address", Text, Honoured, "the address that clients and nodes connect to; 0.0.0.0"),
-    flag("rpc_conn_timeout_seconds", Number, Ignored, "after how many idle seconds connections are closed"),
+    flag("rpc_conn_timeout_seconds", Number, Ignored, "the idle seconds after which connections are closed"),
     flag("rpc_enable_tcp_no_delay", Bool, Ignored, "send small messages at once; always so here"),
     flag("rpc_interface", Text, Ignored, "the network interface of rpc_address"),
     flag("rpc_port", Number, Honoured, "the port that clients and nodes connect to; 50051"),
     flag("rpc_thread_num", Number, Ignored, "the number of threads; here one per processor"),
-    flag("snapshot_backup_dir", Text, Ignored, "where replaced snapshots are kept"),
+    flag("snapshot_backup_dir", Text, Ignored, "the directory of replaced snapshots"),
     flag(
         "snapshot_catalog_backend_connstring",
         Text,
@@ -241,18 +241,18 @@ pub const MASTER: &[Flag] = &[
     ),
     flag("snapshot_catalog_backend_type", Text, Ignored, "the older name of snapshot_catalog_store_type"),
     flag("snapshot_catalog_store_connstring", Text, Ignored, "where the list of snapshots is"),
-    flag("snapshot_catalog_store_type", Text, Ignored, "what keeps the list of snapshots: embedded, redis"),
-    flag("snapshot_child_timeout_seconds", Number, Ignored, "how long writing a snapshot may take"),
+    flag("snapshot_catalog_store_type", Text, Ignored, "the store of the list of snapshots: embedded, redis"),
+    flag("snapshot_child_timeout_seconds", Number, Ignored, "the time limit for writing a snapshot"),
     flag("snapshot_interval_seconds", Number, Ignored, "the time between two snapshots"),
-    flag("snapshot_object_store_type", Text, Ignored, "what keeps the snapshots: local, s3"),
+    flag("snapshot_object_store_type", Text, Ignored, "the store of the snapshots: local, s3"),
     flag("snapshot_payload_backend_type", Text, Ignored, "the older name of snapshot_object_store_type"),
     flag("snapshot_payload_store_type", Text, Ignored, "the older name of snapshot_object_store_type"),
-    flag("snapshot_retention_count", Number, Ignored, "how many snapshots are kept"),
+    flag("snapshot_retention_count", Number, Ignored, "the number of snapshots to keep"),
     flag(
         "tenant_quota_connector_type",
         Text,
         Honoured,
-        "what keeps the quotas of tenants: file; without it only the state folder does",
+        "the store of the quotas of tenants: file; without it only the state folder",
     ),
     flag(
         "tenant_quota_connector_uri",
@@ -262,7 +262,7 @@ pub const MASTER: &[Flag] = &[
     ),
 ];
 
-/// Every flag of the node daemon, in the order of the alphabet.
+/// All flags of the node daemon, in alphabetical order.
 pub const CLIENT: &[Flag] = &[
     flag("device_names", Text, Ignored, "the network devices of RDMA, which is not supported"),
     flag(
@@ -296,16 +296,16 @@ pub const CLIENT: &[Flag] = &[
         "metadata_server",
         Text,
         Honoured,
-        "an http:// address must answer, nothing is stored there; http://127.0.0.1:8080/metadata",
+        "an http:// address must answer, but nothing is stored there; http://127.0.0.1:8080/metadata",
     ),
     flag("port", Number, Honoured, "the port that programs of this host name to setup_dummy; 50052"),
-    flag("protocol", Text, Honoured, "how bytes travel to other hosts: tcp"),
+    flag("protocol", Text, Honoured, "the transport to other hosts: tcp"),
     flag("start_offload_rpc_server", Bool, Ignored, "let other hosts read the disk; here they always can"),
     flag("tenant_id", Text, Honoured, "the tenant of the programs that use this daemon; default"),
-    flag("threads", Number, Ignored, "threads for requests; here they are few and short"),
+    flag("threads", Number, Ignored, "threads for requests; here a fixed number"),
 ];
 
-/// The flags of every program that uses gflags and glog, in the order of the alphabet.
+/// The flags of every program that uses gflags and glog, in alphabetical order.
 pub const COMMON: &[Flag] = &[
     flag("alsologtoemail", Text, Ignored, "addresses that log messages are also sent to"),
     flag(
@@ -340,13 +340,13 @@ pub const COMMON: &[Flag] = &[
     flag("log_link", Text, Ignored, "a directory for links to log files"),
     flag("log_prefix", Bool, Ignored, "begin log lines with time and level"),
     flag("logbuflevel", Number, Ignored, "the level up to which log lines are buffered"),
-    flag("logbufsecs", Number, Ignored, "for how many seconds log lines are buffered"),
+    flag("logbufsecs", Number, Ignored, "the seconds for which log lines are buffered"),
     flag("logemaillevel", Number, Ignored, "the level from which messages are sent by mail"),
     flag("logfile_mode", Number, Ignored, "the permissions of log files"),
     flag("logmailer", Text, Ignored, "the program that sends log messages"),
     flag("logtostderr", Bool, Ignored, "log to standard error; here it is always standard error"),
     flag("max_log_size", Number, Ignored, "the size of log files in MiB"),
-    flag("minloglevel", Number, Honoured, "the least level that is logged: 0 info, 1 warning, 2 error; 0"),
+    flag("minloglevel", Number, Honoured, "the minimum level that is logged: 0 info, 1 warning, 2 error; 0"),
     flag("mmap_arena_pool_size", Number, Ignored, "bytes of a pool for mappings"),
     flag("stderrthreshold", Number, Ignored, "the level from which messages go to standard error too"),
     flag("stop_logging_if_full_disk", Bool, Ignored, "stop logging when the disk is full"),

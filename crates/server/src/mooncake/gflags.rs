@@ -1,21 +1,21 @@
-//! Command lines as gflags reads them, and the settings file of Mooncake's master.
+//! Parses command lines as gflags does, and the settings file of Mooncake's master.
 //!
-//! A flag has one or two dashes, and its value follows an equals sign or is the next word. Flags are read in
-//! order and the last value counts; `--flagfile`, `--fromenv` and `--tryfromenv` stand for the flags that
-//! they name, at their place in that order.
+//! A flag has one or two dashes. Its value follows an equals sign or is the next word. Flags apply in
+//! order, and the last value counts. `--flagfile`, `--fromenv` and `--tryfromenv` are replaced by the flags
+//! that they name.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 
 use crate::config::nearest::nearest;
 
-/// The longest settings file or flag file, in bytes.
+/// The maximum length of a settings file or flag file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The most flag files that name each other.
+/// The maximum depth of flag files that name each other.
 const DEPTH_MAX: usize = 8;
-/// The longest line that is shown in a message.
+/// The maximum length of a line in a message.
 const SHOWN_MAX: usize = 80;
-/// The column in which the descriptions of the help begin, and where they end.
+/// The first and the last column of the descriptions in the help.
 const HELP_COLUMNS: (usize, usize) = (6, 100);
 
 /// The form of a flag's value.
@@ -27,7 +27,7 @@ pub enum Kind {
     Number,
     /// A number with a fraction.
     Decimal,
-    /// Anything.
+    /// Any text.
     Text,
     /// `5s`, `30m`, or a number of milliseconds.
     Time,
@@ -36,7 +36,7 @@ pub enum Kind {
 /// The effect of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It has the effect that it has in Mooncake.
+    /// It has the same effect as in Mooncake.
     Honoured,
     /// It is accepted, and a warning names it.
     Ignored,
@@ -45,119 +45,119 @@ pub enum Use {
 /// A flag.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// Without dashes.
+    /// The name without dashes.
     pub name: &'static str,
     /// The form of its value.
     pub kind: Kind,
     /// Its effect.
     pub what: Use,
-    /// One line for people.
+    /// A one-line description.
     pub about: &'static str,
 }
 
 /// The flags of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its name, as in a flag file.
+    /// The name of the program in a flag file.
     pub name: &'static str,
-    /// One line for people.
+    /// A one-line description.
     pub about: &'static str,
     /// Its own flags.
     pub own: &'static [Flag],
-    /// Those that it shares with other programs.
+    /// The flags that it shares with other programs.
     pub common: &'static [Flag],
-    /// Names that its settings file has for flags of other names.
+    /// Names in the settings file that differ from the flag's name.
     pub file_aliases: &'static [(&'static str, &'static str)],
 }
 
 /// Values by the name of the flag.
 pub type Values = BTreeMap<&'static str, String>;
 
-/// A command line, read.
+/// A parsed command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    /// The flags that it sets.
+    /// The values of its flags.
     pub values: Values,
     /// Words that are neither a flag nor a value.
     pub strays: Vec<String>,
 }
 
-/// A command line or settings file that is not understood. The first line of each message is that of gflags.
+/// Why a command line or settings file cannot be parsed. The first line of each message is that of gflags.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
-    /// There is no such flag.
+    /// The flag is unknown.
     #[error("unknown command line flag '{name}'{place}\n\nhint: {hint}")]
     Unknown {
-        /// As it was written.
+        /// The flag as given.
         name: String,
-        /// Where, if not on the command line.
+        /// The file or variable, if it is not on the command line.
         place: String,
-        /// The nearest one that there is.
+        /// The most similar flag.
         hint: String,
     },
-    /// It has no value.
+    /// The flag has no value.
     #[error("flag '--{name}' is missing its argument{place}; flag description: {about}\n\nhint: {hint}")]
     Missing {
-        /// Which flag.
+        /// The flag.
         name: &'static str,
-        /// Where, if not on the command line.
+        /// The file or variable, if it is not on the command line.
         place: String,
         /// Its description.
         about: &'static str,
-        /// What to write.
+        /// A valid form.
         hint: &'static str,
     },
-    /// Its value is not one of its kind.
+    /// The value has the wrong type.
     #[error("illegal value '{value}' specified for {kind} flag '{name}'{place}\n\nhint: {hint}")]
     Value {
-        /// Which flag.
+        /// The flag.
         name: &'static str,
         /// Its value.
         value: String,
-        /// The kind of value that it has.
+        /// The expected type.
         kind: &'static str,
-        /// Where, if not on the command line.
+        /// The file or variable, if it is not on the command line.
         place: String,
-        /// What to write.
+        /// A valid form.
         hint: &'static str,
     },
-    /// Its value has the right form and no meaning.
+    /// The value has the right type, but is out of range.
     #[error("failed validation of new value '{value}' for flag '{name}'{place}\n\nhint: {hint}")]
     Refused {
-        /// Which flag.
+        /// The flag.
         name: &'static str,
         /// Its value.
         value: String,
-        /// Where, if not on the command line.
+        /// The file or variable, if it is not on the command line.
         place: String,
-        /// What to write.
+        /// A valid form.
         hint: &'static str,
     },
     /// A variable that `--fromenv` names is not set.
     #[error("FLAGS_{0} not found in environment\n\nhint: set it, or name the flag in --tryfromenv")]
     NotSet(String),
-    /// A file cannot be read or understood.
+    /// A file cannot be read or parsed.
     #[error("cannot read the {what} `{path}`: {why}\n\nhint: {hint}")]
     File {
-        /// Which kind of file.
+        /// The kind of file.
         what: &'static str,
-        /// Where it is.
+        /// Its path.
         path: String,
-        /// What is wrong.
+        /// The problem.
         why: String,
-        /// What would be right.
+        /// A valid form.
         hint: &'static str,
     },
 }
 
 impl Program {
-    /// Every flag.
+    /// All flags.
     pub fn flags(&self) -> impl Iterator<Item = &'static Flag> {
         self.own.iter().chain(self.common)
     }
 
-    /// Reads a command line, without the program's own name. `variables` are those whose names begin with
-    /// `FLAGS_`, without that.
+    /// Parses a command line without the name of the program. `variables` are those with the prefix
+    /// `FLAGS_`, without it.
     pub fn parse(&self, args: &[String], variables: &BTreeMap<String, String>) -> Result<Line, FlagError> {
         let mut reader = Reader { program: self, variables, line: Line::default(), undefined: Vec::new() };
         reader.undefined = undefok(args);
@@ -165,12 +165,12 @@ impl Program {
         Ok(reader.line)
     }
 
-    /// Reads a settings file: JSON if it begins like it, else flat YAML.
+    /// Reads a settings file: JSON if it begins with a brace, otherwise flat YAML.
     pub fn read_file(&self, path: &str) -> Result<Values, FlagError> {
         self.parse_file(&read_text("settings file", path, FILE_HINT)?, path)
     }
 
-    /// Reads the text of a settings file.
+    /// Parses the text of a settings file.
     pub fn parse_file(&self, text: &str, path: &str) -> Result<Values, FlagError> {
         let pairs = if text.trim_start().starts_with('{') { json_pairs(text) } else { yaml_pairs(text) };
         let place = format!(" in `{path}`");
@@ -183,7 +183,7 @@ impl Program {
         Ok(values)
     }
 
-    /// A line that names the given flags that have no effect, if there are any.
+    /// A warning that names the given flags without effect, if there are any.
     #[must_use]
     pub fn without_effect(&self, values: &Values) -> Option<String> {
         let is_given = |flag: &&Flag| flag.what == Use::Ignored && values.contains_key(flag.name);
@@ -225,25 +225,25 @@ impl Program {
     fn unknown(&self, name: &str, place: &str) -> FlagError {
         let hint = match nearest(name, self.flags().map(|flag| flag.name)) {
             Some(near) => format!("did you mean `--{near}`?"),
-            None => "`--help` lists them".to_owned(),
+            None => "`--help` lists the flags".to_owned(),
         };
         FlagError::Unknown { name: shown(name), place: place.to_owned(), hint }
     }
 }
 
-const FILE_HINT: &str = "it is flat YAML (`rpc_port: 50051`) or JSON";
-const FLAG_FILE_HINT: &str = "it has one flag per line, such as `--rpc_port=50051`";
+const FILE_HINT: &str = "write flat YAML (`rpc_port: 50051`) or JSON";
+const FLAG_FILE_HINT: &str = "write one flag per line, such as `--rpc_port=50051`";
 
-/// Where a word stands.
+/// The position of a word.
 #[derive(Clone, Debug, Default)]
 struct Place {
     /// For messages; empty on the command line.
     shown: String,
-    /// How many flag files lead to it.
+    /// The number of nested flag files.
     depth: usize,
 }
 
-/// Reads words into a [`Line`].
+/// Parses words into a [`Line`].
 struct Reader<'a> {
     program: &'a Program,
     variables: &'a BTreeMap<String, String>,
@@ -262,7 +262,7 @@ impl Reader<'_> {
                 continue;
             };
             if flag.is_empty() {
-                // Everything behind `--` is a positional word.
+                // All words after `--` are positional.
                 self.line.strays.extend(rest.map(|word| shown(word)));
                 break;
             }
@@ -315,7 +315,7 @@ impl Reader<'_> {
     fn flag_file(&mut self, path: &str, place: &Place) -> Result<(), FlagError> {
         if place.depth >= DEPTH_MAX {
             let why = format!("more than {DEPTH_MAX} flag files name each other");
-            return Err(file_error("flag file", path, why, "put the flags into one file"));
+            return Err(file_error("flag file", path, why, "put the flags in one file"));
         }
         let text = read_text("flag file", path, FLAG_FILE_HINT)?;
         let place = Place { shown: format!(" in `{path}`"), depth: place.depth + 1 };
@@ -325,7 +325,7 @@ impl Reader<'_> {
                 continue;
             }
             if !line.starts_with('-') {
-                // Such a line names the programs that the flags below it are meant for.
+                // Such a line names the programs to which the flags below apply.
                 is_meant = line.split_whitespace().any(|name| name == self.program.name || name == "*");
             } else if is_meant {
                 let words: Vec<_> = line.splitn(2, ' ').map(|word| word.trim().to_owned()).collect();
@@ -358,7 +358,7 @@ impl Reader<'_> {
     }
 }
 
-/// The flags that may be unknown, wherever that is said.
+/// The flags that may be unknown, from anywhere on the command line.
 fn undefok(args: &[String]) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = args.iter();
@@ -392,11 +392,11 @@ pub fn milliseconds(value: &str) -> Option<u64> {
 /// A port, or `default` if the flag is not set.
 pub fn port(values: &Values, name: &'static str, default: u16) -> Result<u16, FlagError> {
     let Some(value) = values.get(name) else { return Ok(default) };
-    let hint = "ports are numbers up to 65535";
+    let hint = "write a number up to 65535";
     value.parse().map_err(|_| FlagError::Refused { name, value: shown(value), place: String::new(), hint })
 }
 
-/// The value as the rest of the program expects it.
+/// The value in canonical form.
 fn checked(flag: &'static Flag, value: &str, place: &str) -> Result<String, FlagError> {
     let is_right = match flag.kind {
         Kind::Bool => match value.to_ascii_lowercase().as_str() {
@@ -433,7 +433,7 @@ fn hint(kind: Kind) -> &'static str {
         Kind::Number => "write a whole number",
         Kind::Decimal => "write a number such as `0.9`",
         Kind::Time => "write a time such as `5s` or `30m`, or a number of milliseconds",
-        Kind::Text => "write it behind the flag or an equals sign",
+        Kind::Text => "write it after the flag or an equals sign",
     }
 }
 
@@ -461,12 +461,12 @@ fn json_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let pairs = object.into_iter().map(|(name, value)| match value {
         serde_json::Value::String(text) => Ok((name, text)),
         serde_json::Value::Bool(_) | serde_json::Value::Number(_) => Ok((name, value.to_string())),
-        _ => Err(format!("`{name}` is neither text nor number nor truth value")),
+        _ => Err(format!("the value of `{name}` is not a string, a number or a boolean")),
     });
     pairs.collect()
 }
 
-/// Lines of `name: value`; flags need nothing else of YAML.
+/// Parses lines of `name: value`; flags need no more of YAML.
 fn yaml_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

@@ -1,11 +1,11 @@
-//! The command `mooncake_master`: our master, started as Mooncake's is. [`client_flags`] reads the flags of
-//! the command `mooncake_client`, which the Python package runs.
+//! The command `mooncake_master`: Tiffin's master with Mooncake's command line. [`client_flags`] parses the
+//! flags of the command `mooncake_client`, which the Python package runs.
 //!
-//! It takes Mooncake's flags and has its defaults, its ports and its pages. Flags that mean nothing here are
-//! accepted, and one warning names them. As Mooncake's, it listens where other machines reach it, token or
-//! not; a warning says so. What Mooncake has no flag for is taken from the environment, under the names of
-//! our own settings: `TIFFIN_TOKEN`, `TIFFIN_MASTER_STATE_DIR`, `TIFFIN_MASTER_LEASE_MODE`,
-//! `TIFFIN_LOG_LEVEL`, `TIFFIN_LOG_FORMAT`.
+//! It has Mooncake's flags, defaults, ports and pages. Flags without a meaning here are accepted, and one
+//! warning names them. Like Mooncake's master, it listens on all interfaces even without a token; a warning
+//! says so. Settings for which Mooncake has no flag come from the environment, under the names of our own
+//! settings: `TIFFIN_TOKEN`, `TIFFIN_MASTER_STATE_DIR`, `TIFFIN_MASTER_LEASE_MODE`, `TIFFIN_LOG_LEVEL`,
+//! `TIFFIN_LOG_FORMAT`.
 
 pub mod flags;
 pub mod gflags;
@@ -30,7 +30,7 @@ use crate::supervise::{FAILURE_HINT, end_on_panic};
 use crate::{MasterServer, StartError, host};
 use gflags::{FlagError, Program, Values, is_true, milliseconds, port};
 
-/// Mooncake's own defaults.
+/// Mooncake's defaults.
 const RPC_PORT: u16 = 50051;
 /// See [`RPC_PORT`].
 const METRICS_PORT: u16 = 9003;
@@ -44,22 +44,22 @@ const CLIENT_HTTP_PORT: u16 = 9300;
 const ANY_HOST: &str = "0.0.0.0";
 /// See [`RPC_PORT`].
 const CLIENT_TTL: Duration = Duration::from_secs(10);
-/// Mooncake's default for the most events that wait to be published.
+/// Mooncake's default for the maximum number of queued events.
 const EVENTS_MAX_DEFAULT: usize = 1 << 16;
-/// The most events that may wait, whatever the flag says.
+/// The upper limit of that flag.
 const EVENTS_MAX: usize = 1 << 24;
-/// How often a line tells how the master is doing.
+/// The time between two summaries in the log.
 const REPORT_PAUSE: Duration = Duration::from_secs(10);
 
-/// The command, to its users.
+/// The command `mooncake_master`.
 pub const MASTER: Program = Program {
     name: "mooncake_master",
-    about: "a master that takes Mooncake's flags.",
+    about: "a master with Mooncake's flags.",
     own: flags::MASTER,
     common: flags::COMMON,
     file_aliases: &[("client_live_ttl_sec", "client_ttl")],
 };
-/// The command of the node daemon, to its users.
+/// The command `mooncake_client`.
 pub const CLIENT: Program = Program {
     name: "mooncake_client",
     about: "a storage node for the programs of this host, with Mooncake's flags.",
@@ -67,33 +67,33 @@ pub const CLIENT: Program = Program {
     common: flags::COMMON,
     file_aliases: &[],
 };
-/// How the variables are named that gflags reads on request.
+/// The prefix of the variables that gflags reads on request.
 const VARIABLES_PREFIX: &str = "FLAGS_";
 
-/// The status of a command line that was not understood; gflags has the same.
+/// The exit status for an invalid command line, as in gflags.
 const STATUS_USAGE: i32 = 1;
-/// The status of a master that did not start.
+/// The exit status of a master that did not start.
 const STATUS_FAILED: i32 = 1;
 
-/// What a command line asks for.
+/// The action that a command line requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// A master.
+    /// Run a master.
     Serve(Box<Plan>),
-    /// The list of flags.
+    /// Print the list of flags.
     Help,
-    /// Which release this is.
+    /// Print the version.
     Version,
 }
 
-/// A master as `mooncake_master` would start it.
+/// The settings of a master with Mooncake's flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The master.
     pub config: MasterConfig,
-    /// What the operator should know, one line each.
+    /// Warnings for the operator, one line each.
     pub warnings: Vec<String>,
-    /// Tell every few seconds how it is doing.
+    /// Whether the log gets a summary every few seconds.
     pub report: bool,
     /// The log.
     pub log: LogConfig,
@@ -102,18 +102,18 @@ pub struct Plan {
 /// Why there is no [`Plan`].
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The flags are not understood.
+    /// The flags are invalid.
     #[error(transparent)]
     Flags(#[from] FlagError),
-    /// The environment is not understood.
+    /// The environment is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The same, said by the parser.
+    /// The environment is invalid, with the parser's message.
     #[error("{0}")]
     Environment(String),
 }
 
-/// Settings that come from the environment alone.
+/// Settings that come only from the environment.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Environment {
     /// Token and log.
@@ -147,8 +147,8 @@ pub fn flag_variables() -> BTreeMap<String, String> {
     named.collect()
 }
 
-/// Runs a master until it is told to stop by a signal. The arguments are those behind the program's name.
-/// Returns the status to leave with.
+/// Runs a master until a signal stops it. The arguments do not include the name of the program. Returns the
+/// exit status.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
@@ -161,8 +161,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// Reads the flags of `mooncake_client`, those behind the program's name: the values that are set, and
-/// warnings. Without them, the status to leave with: the text that was asked for, or the error, is printed.
+/// Parses the flags of `mooncake_client`, without the name of the program. Returns the values and warnings.
+/// Otherwise it prints the requested text or the error, and returns the exit status.
 pub fn client_flags(
     args: &[String],
     variables: &BTreeMap<String, String>,
@@ -180,13 +180,13 @@ pub fn client_flags(
     Ok((line.values, warnings.collect()))
 }
 
-/// What the arguments, those behind the program's name, ask for.
+/// The action that the arguments request, without the name of the program.
 pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanError> {
     let line = MASTER.parse(args, &environment.flags)?;
     if let Some(asked) = asked_of(&line.values) {
         return Ok(asked);
     }
-    // The command line wins over the file.
+    // The command line takes precedence over the file.
     let mut values = match line.values.get("config_path").filter(|path| !path.is_empty()) {
         Some(path) => MASTER.read_file(path)?,
         None => Values::new(),
@@ -206,7 +206,7 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
     Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
 }
 
-/// Whether the flags ask for a text instead of a server.
+/// The text that the flags request instead of a server.
 fn asked_of(values: &Values) -> Option<Asked> {
     let says = |name: &str| values.get(name).is_some_and(|value| is_true(value));
     let wants = |name: &str| values.get(name).is_some_and(|value| !value.is_empty() && value != "false");
@@ -229,7 +229,7 @@ fn log_config(values: &Values, common: &CommonArgs) -> LogConfig {
     log
 }
 
-/// In gflags, `--flag false` sets the flag: the word behind a truth value is no part of it.
+/// In gflags, `--flag false` sets the flag: the word after a boolean flag is not its value.
 fn stray_warning(strays: &[String]) -> Option<String> {
     let words = strays.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
     (!strays.is_empty()).then(|| format!("these words are ignored: {words}; write --flag=false"))
@@ -240,7 +240,8 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     let rpc_port = port(values, "rpc_port", 0)?;
     let rpc_port = if rpc_port == 0 { port(values, "port", RPC_PORT)? } else { rpc_port };
     let own = environment.master.clone();
-    // Addresses and times are Mooncake's business here. The port alone names the default state folder.
+    // Addresses and times have Mooncake's defaults here. Only the port matters, because it names the
+    // default state folder.
     let listen = Some(Address::Tcp { host: "127.0.0.1".to_owned(), port: rpc_port });
     let own = MasterArgs { listen, http: Some(OffOr::Off), metadata_http: None, lease_ttl: None, ..own };
     let own = MasterArgs { silence: None, away: None, soft_pin_ttl: None, evict_soft_pinned: None, ..own };
@@ -259,7 +260,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         Some(seconds) => Duration::from_secs(seconds),
         None => CLIENT_TTL,
     };
-    // No lease at all is written as zero there; the shortest one has the same effect.
+    // Mooncake writes "no lease" as zero; the shortest lease has the same effect.
     let lease = values.get("default_kv_lease_ttl").and_then(|value| milliseconds(value));
     let lease_ttl = lease.map_or(config.lease_ttl, |ms| Duration::from_millis(ms.max(1)));
     let soft_pin = values.get("default_kv_soft_pin_ttl").and_then(|value| milliseconds(value));
@@ -284,7 +285,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     Ok(config)
 }
 
-/// The file with the quotas of tenants, if they are kept in one.
+/// The file with the quotas of tenants, if there is one.
 fn tenant_file(values: &Values) -> Result<Option<PathBuf>, FlagError> {
     let text = |name: &str| values.get(name).cloned().unwrap_or_default();
     let (kind, uri) = (text("tenant_quota_connector_type"), text("tenant_quota_connector_uri"));
@@ -297,7 +298,7 @@ fn tenant_file(values: &Values) -> Result<Option<PathBuf>, FlagError> {
     }
 }
 
-/// Where events are published. As in Mooncake, the master runs without them if a flag is missing.
+/// How events are published. As in Mooncake, the master runs without them if a flag is missing.
 fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, FlagError> {
     let text = |name: &str| values.get(name).map(String::as_str).unwrap_or_default();
     let says = |name: &str| values.get(name).is_none_or(|value| is_true(value));
@@ -317,7 +318,7 @@ fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, F
         return Err(refuse("write it as `tcp://*:5557`"));
     };
     if !token.is_empty() && !listen.is_local() {
-        return Err(refuse("events cannot be protected by TIFFIN_TOKEN: publish them on 127.0.0.1"));
+        return Err(refuse("publish events on 127.0.0.1: TIFFIN_TOKEN cannot protect them"));
     }
     let queue_max = text("kv_events_queue_capacity").parse().unwrap_or(EVENTS_MAX_DEFAULT);
     Ok(Some(EventsConfig {
@@ -329,8 +330,8 @@ fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, F
     }))
 }
 
-/// What goes to disks. Who says nothing has them used where there are some: a client that gives a disk to the
-/// cluster wants that.
+/// The settings of the tier. By default disks are used where there are some, because a client that provides
+/// a disk wants that.
 fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
     let said = |name: &str| values.get(name).map(|value| is_true(value));
     let demotion = match (said("enable_offload"), said("offload_on_evict")) {
@@ -340,7 +341,7 @@ fn tier_config(values: &Values, otherwise: TierConfig) -> TierConfig {
         (None, _) => otherwise.demotion,
     };
     let promote_on_hit = said("promotion_on_hit").unwrap_or(otherwise.promote_on_hit);
-    // As in Mooncake, what is out of range is taken for the nearest that is not.
+    // As in Mooncake, a value out of range is replaced by the nearest valid one.
     let threshold = values.get("promotion_admission_threshold").and_then(|it| it.parse::<u64>().ok());
     let threshold = threshold.map(|it| it.clamp(1, u64::from(u8::MAX)) as u8);
     let promote_after = threshold.unwrap_or(otherwise.promote_after);
@@ -353,8 +354,9 @@ fn exposure_warning(config: &MasterConfig) -> Option<String> {
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
     (config.token.is_empty() && !open.is_empty()).then(|| {
         format!(
-            "anybody who reaches this machine can read and write everything through {}: set TIFFIN_TOKEN \
-             here and on every client, or bind to 127.0.0.1 with --rpc_address and --metrics_host",
+            "every client that reaches this machine can read and write everything through {}: \
+             set TIFFIN_TOKEN here and on every client, or bind to 127.0.0.1 with --rpc_address and \
+             --metrics_host",
             open.join(", ")
         )
     })
@@ -404,7 +406,7 @@ async fn serve_until_told(plan: Plan) -> Result<(), StartError> {
 fn start_log(log: &LogConfig) {
     let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false);
-    // Whoever embeds this may have a log already, and keeps it.
+    // A program that embeds this may have a log already, and keeps it.
     let _kept = match log.format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
@@ -412,7 +414,7 @@ fn start_log(log: &LogConfig) {
 }
 
 fn say(text: &str) -> i32 {
-    // Whoever closed the pipe does not want to hear it.
+    // A closed pipe needs no error.
     let _closed = io::stdout().write_all(text.as_bytes());
     0
 }

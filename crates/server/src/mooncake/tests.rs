@@ -1,4 +1,4 @@
-//! The flags and what they come to, as text.
+//! Tests of the flags and the resulting settings.
 
 use super::gflags::{Kind, Use};
 use super::plan as plan_of;
@@ -18,7 +18,7 @@ fn planned(line: &str) -> Result<Plan, String> {
 }
 
 #[test]
-fn every_port_has_a_state_folder_of_its_own() {
+fn each_port_has_its_own_state_folder() {
     let master = MasterArgs { xdg_state_home: Some(PathBuf::from("/state")), ..MasterArgs::default() };
     let environment = Environment { master, ..Environment::default() };
     for (line, folder) in [("", "/state/tiffin/50051"), ("--rpc_port=7600", "/state/tiffin/7600")] {
@@ -29,7 +29,7 @@ fn every_port_has_a_state_folder_of_its_own() {
 }
 
 #[test]
-fn without_flags_it_is_mooncakes_master() {
+fn defaults_are_those_of_mooncakes_master() {
     let plan = planned("").unwrap();
     let addresses = |config: &MasterConfig| {
         config.listen.iter().chain(&config.http).map(ToString::to_string).collect::<Vec<_>>().join(" ")
@@ -41,11 +41,11 @@ fn without_flags_it_is_mooncakes_master() {
     assert_eq!(plan.config.soft_pin_ttl, Duration::from_secs(1800));
     assert!(plan.config.evict_soft_pinned && plan.config.exposed && plan.report);
     let [warning] = plan.warnings.as_slice() else { panic!("{:?}", plan.warnings) };
-    assert!(warning.starts_with("anybody who reaches this machine can read and write"), "{warning}");
+    assert!(warning.starts_with("every client that reaches this machine can read and write"), "{warning}");
 }
 
 #[test]
-fn flags_can_be_written_in_every_way_of_gflags() {
+fn flags_have_every_form_of_gflags() {
     for (line, expected) in [
         ("--rpc_port=1234", "0.0.0.0:1234"),
         ("-rpc_port=1234", "0.0.0.0:1234"),
@@ -86,7 +86,7 @@ fn flags_can_be_written_in_every_way_of_gflags() {
 }
 
 #[test]
-fn what_is_honoured_arrives() {
+fn honoured_flags_become_settings() {
     let line = "--metrics_host 127.0.0.1 --metrics_port=1 --rpc_address 127.0.0.1 --client_ttl 30 \
                 --enable_http_metadata_server --http_metadata_server_host 127.0.0.1 \
                 --http_metadata_server_port 2 --enable_metric_reporting=false --minloglevel 1";
@@ -99,7 +99,7 @@ fn what_is_honoured_arrives() {
 }
 
 #[test]
-fn every_flag_has_a_place_a_description_and_an_effect() {
+fn every_flag_is_sorted_described_and_has_an_effect() {
     let mut line = String::from("--rpc_address 127.0.0.1 --metrics_host=127.0.0.1");
     let mut expected = Vec::new();
     let help = MASTER.help();
@@ -131,10 +131,10 @@ fn every_flag_has_a_place_a_description_and_an_effect() {
 }
 
 #[test]
-fn unknown_flags_and_bad_values_are_refused_with_a_hint() {
+fn unknown_flags_and_bad_values_are_rejected() {
     for (line, expected) in [
         ("--rcp_port=1", "unknown command line flag 'rcp_port'\n\nhint: did you mean `--rpc_port`?"),
-        ("--colour blue", "unknown command line flag 'colour'\n\nhint: `--help` lists them"),
+        ("--colour blue", "unknown command line flag 'colour'\n\nhint: `--help` lists the flags"),
         ("--norpc_port", "unknown command line flag 'norpc_port'"),
         ("--norpc_port=1", "unknown command line flag 'norpc_port'"),
         ("--rpc_port", "flag '--rpc_port' is missing its argument; flag description: the port that"),
@@ -162,7 +162,7 @@ fn unknown_flags_and_bad_values_are_refused_with_a_hint() {
 fn positional_words_are_ignored_and_named() {
     let warned = |line: &str| planned(&format!("{line} --rpc_address=::1 --metrics_host=::1")).unwrap();
     let plan = warned("--allow_evict_soft_pinned_objects false serve");
-    assert!(plan.config.evict_soft_pinned, "as gflags reads it");
+    assert!(plan.config.evict_soft_pinned, "as gflags parses it");
     assert_eq!(plan.warnings, ["these words are ignored: `false`, `serve`; write --flag=false"]);
     let plan = planned("--rpc_address=::1 --metrics_host=::1 -- --rpc_port=1").unwrap();
     assert_eq!(plan.config.listen[0].to_string(), "[::1]:50051");
@@ -179,7 +179,7 @@ fn unknown_flags_can_be_permitted() {
 }
 
 #[test]
-fn flags_come_from_files_and_variables_in_order() {
+fn flags_of_files_and_variables_apply_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let text = "# ours\n--rpc_port=1111\n\n--colour=blue\n-client_ttl 60\nanother_program\n--rpc_port=3\n\
@@ -223,7 +223,7 @@ fn flag_files_are_bounded_in_size_and_depth() {
 }
 
 #[test]
-fn a_settings_file_has_the_same_names_and_yields_to_flags() {
+fn flags_precede_the_settings_file() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "# as shipped\n---\nrpc_port: 1111\nclient_live_ttl_sec: 60  # seconds\n\
                 rpc_address: \"127.0.0.1\"\nroot_fs_dir: ''\neviction_ratio: 0.1\n";
@@ -243,7 +243,7 @@ fn a_settings_file_has_the_same_names_and_yields_to_flags() {
         ("rpc_port", "line 1 is not of the form `name: value`"),
         ("rpc_port:\n  b: 1", "line 2 is not of the form"),
         ("  rpc_port: 1", "line 1 is not of the form"),
-        ("{\"rpc_port\": [1]}", "`rpc_port` is neither text nor number nor truth value"),
+        ("{\"rpc_port\": [1]}", "the value of `rpc_port` is not a string, a number or a boolean"),
         ("{", "EOF while parsing"),
     ] {
         let error = MASTER.parse_file(text, "x").unwrap_err().to_string();
@@ -252,14 +252,14 @@ fn a_settings_file_has_the_same_names_and_yields_to_flags() {
 }
 
 #[test]
-fn a_token_from_the_environment_ends_the_warning() {
+fn token_in_the_environment_removes_the_warning() {
     let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
     let Asked::Serve(plan) = plan(&[], &Environment { common, ..environment() }).unwrap() else { panic!() };
     assert_eq!((plan.config.token.as_str(), plan.warnings.len()), ("secret", 0));
 }
 
 #[test]
-fn the_node_daemon_has_flags_of_its_own() {
+fn node_daemon_has_its_own_flags() {
     let read = |line: &str| {
         let args: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
         client_flags(&args, &BTreeMap::new())
@@ -299,7 +299,7 @@ fn events_need_an_endpoint_and_a_name() {
         let error = planned(&format!("{named} --kv_events_bind_endpoint={endpoint}")).unwrap_err();
         assert!(error.contains("flag 'kv_events_bind_endpoint'"), "{error}");
     }
-    // A token protects every other port, and cannot protect this one.
+    // A token protects every other port, but cannot protect this one.
     let common = CommonArgs { token: Some("secret".to_owned()), ..CommonArgs::default() };
     let environment = Environment { common, ..environment() };
     let args: Vec<_> = full.split_whitespace().map(str::to_owned).collect();

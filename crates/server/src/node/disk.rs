@@ -389,7 +389,7 @@ impl DiskMember {
         });
     }
 
-    /// Why the log would refuse so many bytes: checked first, because hashing them takes a while.
+    /// Why the log would refuse this many bytes. Checked first, because hashing them takes a while.
     fn refusal(&self, bytes: u64) -> Option<ssd::AppendError> {
         let bytes_max = self.log.stats().record_bytes_max;
         (bytes > bytes_max && bytes_max > 0).then_some(ssd::AppendError::TooLarge { bytes, bytes_max })

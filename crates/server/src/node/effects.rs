@@ -1,4 +1,4 @@
-//! Carries out what the core of a node decides, and brings it what its sockets see.
+//! Carries out the effects of a node's core, and passes it the events of the node's sockets.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -17,11 +17,11 @@ use super::link::{self, LinkEvent};
 use super::{Shared, State};
 use crate::supervise::faults::{Point, strike};
 
-/// An answer to be sent when the lock is released.
+/// A reply to send after the lock is released.
 type Answer = (Outbox, RequestId, Reply);
 
 impl Shared {
-    /// Lets the core decide and does what it says.
+    /// Lets the core decide, and carries out its effects.
     pub(super) fn handle(&self, event: Event) {
         let mut answers = Vec::new();
         {
@@ -42,7 +42,8 @@ impl Shared {
         disks.into_iter().find(|it| it.segment().0 == segment)
     }
 
-    /// The end of a copy may have made room, which the master is told of; its begin may claim an offer.
+    /// Ends or begins a copy. An end may free memory, of which the master must learn; a begin may claim an
+    /// offer.
     pub(super) fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
         let mut answers = Vec::new();
         let mut state = self.lock();
@@ -57,7 +58,7 @@ impl Shared {
 }
 
 impl State {
-    /// Does everything that the core says, in order, but for the answers, which come last anyway.
+    /// Carries out the core's effects in order, except replies to clients, which are sent last.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
         strike(Point::NodeCore);
         while let Some(effect) = self.core.poll_effect() {
@@ -82,7 +83,7 @@ impl State {
                 Effect::AskMaster(id, request) => {
                     let sent = self.master.as_ref().map(|master| master.request(id, &request));
                     if let Some(Err(SendError::TooLarge(error))) = sent {
-                        tracing::error!(%error, "a request to the master cannot be sent");
+                        tracing::error!(%error, "cannot send a request to the master");
                     }
                 }
                 Effect::AnswerMaster(id, reply) => {
@@ -104,13 +105,13 @@ impl State {
     }
 }
 
-/// Tells the operator that a master was rejected.
+/// Logs that a master was rejected.
 pub(super) fn reject(served: u64, offered: u64) {
     tracing::error!(
         served,
         offered,
-        hint = "start the master with its own state folder; nothing was discarded",
-        "the master has a smaller epoch than the one that was served, and is not believed"
+        hint = "start the master with its own state folder; the node discarded nothing",
+        "rejected a master with a smaller epoch than the one served before"
     );
 }
 
@@ -127,7 +128,7 @@ impl link::Linked for Shared {
         &self.info
     }
 
-    // Where memory is not shared, the node stands for one of another host.
+    // A node that does not share memory behaves like one on another host.
     fn is_near(&self) -> bool {
         self.attachments.is_some()
     }
@@ -176,30 +177,30 @@ impl link::Linked for Shared {
     }
 }
 
-/// Lets a process map the memory, if it shows the token. The core hears of it here, before it has the
-/// memory: from then on only its goodbye or its death gives back what it holds.
+/// Lets a process map the memory if its token is right. The core learns of it before the process gets the
+/// memory. From then on, only its goodbye or its death releases what it holds.
 pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), String> {
-    let shared = shared.upgrade().ok_or("the node is going away")?;
+    let shared = shared.upgrade().ok_or("the node is stopping")?;
     if !shared.door.opens_to(&attach.token) {
         return Err("the token is missing or wrong".to_owned());
     }
-    // Who maps a stage holds nothing there.
+    // A process that maps a staging segment holds nothing there.
     if attach.segment == shared.info.segment.0 {
         shared.handle(Event::Mapped(ClientId(attach.client)));
     }
     Ok(())
 }
 
-/// Tells the core what becomes of the processes that map the memory.
+/// Passes the events of processes that map the memory to the core.
 pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Event>) {
     while let Some(event) = events.recv().await {
         match event {
-            // The core heard of it before the memory was handed over.
-            shm::Event::Attached { client, pid } => tracing::debug!(client, pid, "a process maps the memory"),
-            // A closed socket is a hint that nobody needs: the process may live on with the memory mapped.
-            shm::Event::Disconnected { client } => tracing::debug!(client, "a process hung up"),
+            // The core learned of it before the memory was handed over.
+            shm::Event::Attached { client, pid } => tracing::debug!(client, pid, "process maps the memory"),
+            // A closed socket proves nothing: the process may still have the memory mapped.
+            shm::Event::Disconnected { client } => tracing::debug!(client, "attach socket was closed"),
             shm::Event::Dead { client } => {
-                tracing::debug!(client, "a process that mapped the memory is dead");
+                tracing::debug!(client, "process with a mapping is dead");
                 shared.handle(Event::Dead(ClientId(client)));
             }
         }
@@ -258,8 +259,8 @@ pub(super) fn extent(extent: Extent) -> transport::Extent {
     transport::Extent { offset: extent.offset, len: extent.len }
 }
 
-/// The record as the control segment holds it. In the heap, the spilled extents come first, then the
-/// namespace's name, then the key.
+/// The record in the format of the control segment. In the heap, the spilled extents come first, then the
+/// name of the namespace, then the key.
 fn written(record: &SlotRecord) -> control::SlotRecord {
     let spilled = if record.extents.len() > EXTENTS_INLINE {
         record.extents.len() as u64 * SPILLED_EXTENT_BYTES

@@ -1,15 +1,15 @@
-//! The link of a member, a node or a disk, to its master: it is made again for ever, with growing pauses.
+//! The link of a member (a node or a disk) to its master. A broken link is retried forever, with growing
+//! pauses.
 //!
-//! **Invariant:** what the core says to the master leaves on the link that stood when it was said, or not at
-//! all: the link is set and cleared under the core's lock.
+//! **Invariant:** a message of the core to the master leaves on the link that existed when it was decided,
+//! or not at all. The link is set and cleared under the core's lock.
 //!
-//! Beside the link there is a ledger, where the master and the node are on one host: a second connection
-//! that wakes nobody. The master writes there what was published, and the node looks when it hears
-//! anything else, before it gives a sign of life, and every 16 to 128 ms while room is reserved that might be
-//! published.
+//! If master and node are on one host, there is also a ledger: a second connection whose messages wake no
+//! task. The master writes published objects to it. The node polls it with every message on the link,
+//! before every heartbeat, and every 16 to 128 ms while there are reservations that may be published.
 //!
-//! **Invariant:** before anything that came through the link is heeded, everything in the ledger is; and
-//! all of both is before the link is taken for broken.
+//! **Invariant:** all messages in the ledger are applied before a message of the link, and all messages of
+//! both before the link counts as broken.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,106 +27,106 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use super::HELLO_TIME_MAX;
 use crate::host;
 
-/// The pause before the first new attempt, and the longest one.
+/// The pause before the first retry, and the longest one.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// See [`PAUSE_MIN`].
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Heartbeats are at least and at most this far apart, whatever the master says.
+/// The minimum and maximum time between heartbeats, whatever the master requests.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(20);
 /// See [`HEARTBEAT_MIN`].
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
-/// The master may leave so many heartbeats unanswered, and at least [`SILENCE_MIN`] must pass.
+/// The link is broken after this many unanswered heartbeats, and after at least [`SILENCE_MIN`].
 const BEATS_UNANSWERED_MAX: u32 = 8;
-/// How long the ledger is left alone after there was something in it, and at most, while there may be.
-/// Looking takes processors from who puts, and the master asks for it when somebody gets what lies there, or
-/// it is much.
+/// The time until the next poll of the ledger, after a poll that found something. It doubles up to
+/// [`LOOK_PAUSE_MAX`] while the ledger is empty. Polling takes processor time from clients that put. The
+/// master requests a poll when a reader waits for an entry, or when there are many.
 const LOOK_PAUSE: Duration = Duration::from_millis(16);
-/// The same while the master cannot put everything there.
+/// The same while the ledger's socket buffer may be full.
 const LOOK_PAUSE_BEHIND: Duration = Duration::from_millis(1);
-/// Of so many objects is heeded at once what the ledger says, or of those of one message. Then others may
-/// have the processor: all of it takes longer than the put that waits meanwhile.
+/// Maximum number of ledger entries applied per turn, rounded up to whole messages. Then other tasks may
+/// run, because applying all entries takes longer than a put that waits meanwhile.
 const OBJECTS_AT_ONCE: usize = 16;
-/// Where so much was in it, more may wait for room in it.
+/// After a poll with this many messages, more may wait for space in the socket buffer.
 const WORDS_MANY: usize = 500;
 /// See [`LOOK_PAUSE`].
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// See [`BEATS_UNANSWERED_MAX`].
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
-/// How the link is doing.
+/// The state of the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LinkStatus {
-    /// Nothing was heard of the master yet.
+    /// The master has not answered yet.
     #[default]
     Starting,
-    /// The master is told what the node holds.
+    /// The node is announcing its objects to the master.
     Joining,
-    /// Objects can be put and found.
+    /// The node is a member: objects can be put and read.
     Member,
-    /// The master cannot be reached; it is tried again and again.
+    /// The master is unreachable; the node keeps retrying.
     Unreachable(String),
-    /// The master says no; it is tried again and again, but somebody must do something.
+    /// The master refuses the node. The node keeps retrying, but the operator must act.
     Refused(String),
 }
 
 impl fmt::Display for LinkStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starting => write!(out, "nothing was heard of it yet"),
-            Self::Joining => write!(out, "it is being told what the node holds"),
+            Self::Starting => write!(out, "it has not answered yet"),
+            Self::Joining => write!(out, "the node is announcing its objects"),
             Self::Member => write!(out, "the node is a member"),
             Self::Unreachable(why) | Self::Refused(why) => write!(out, "{why}"),
         }
     }
 }
 
-/// What happens on a link.
+/// An event of a link.
 pub(super) enum LinkEvent {
-    /// It stands, and the member must register.
+    /// The link is up, and the member must register.
     Linked,
-    /// It is broken.
+    /// The link is broken.
     Unlinked,
-    /// The master asks.
+    /// A request of the master.
     Request(RequestId, MasterToMember),
-    /// The master has entrusted this to the member.
+    /// Messages from the ledger.
     LedgerRead(Vec<(RequestId, Settle)>),
-    /// The master answers.
+    /// A reply of the master.
     Reply(RequestId, Reply),
-    /// Time for a sign of life.
+    /// A heartbeat is due.
     Beat,
 }
 
-/// Who is linked to a master.
+/// A member that is linked to a master.
 pub(super) trait Linked: Send + Sync {
-    /// Where the master is.
+    /// The address of the master.
     fn master(&self) -> &Address;
     /// The shared secret.
     fn token(&self) -> &str;
-    /// What the master is told of it.
+    /// The member's description for the master.
     fn info(&self) -> &NodeInfo;
-    /// Whether it may go to its master by a shortcut of this host.
+    /// Whether it may use the master's Unix socket on this host.
     fn is_near(&self) -> bool;
-    /// The link is not made again.
+    /// Whether the member is leaving, so that the link is not reopened.
     fn is_leaving(&self) -> bool;
-    /// Whether the master has taken it in.
+    /// Whether the master has accepted the member.
     fn is_member(&self) -> bool;
-    /// How the link is doing.
+    /// The state of the link.
     fn status(&self) -> &watch::Sender<LinkStatus>;
-    /// Where what it says to the master goes; gives back where it went before.
+    /// Sets the connection for messages to the master. Returns the previous one.
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
-    /// Something happened.
+    /// Passes an event to the core.
     fn hear(&self, said: LinkEvent);
-    /// What the master entrusts to it lies in a ledger.
+    /// Whether the member has a ledger.
     fn has_ledger(&self) -> bool {
         false
     }
-    /// Whether room is reserved that might be published.
+    /// Whether there are reservations that may be published.
     fn has_reservations(&self) -> bool {
         false
     }
 }
 
-/// Keeps a member linked to its master until this is dropped.
+/// Keeps a member linked to its master until the future is dropped.
 pub(super) async fn run(shared: Arc<impl Linked>) {
     let mut pause = PAUSE_MIN;
     while !shared.is_leaving() {
@@ -158,8 +158,9 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
     }
 }
 
-/// Speaks with the master until the link breaks; why it did. Whatever the master had sent by then is
-/// heard, before the link is taken for broken: it may have answered somebody who believes that.
+/// Exchanges messages with the master until the link breaks. Returns the reason. All messages that the
+/// master sent are applied before the link counts as broken, because the master may have answered clients
+/// on the strength of them.
 async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> String {
     let Dialed { welcome, outbox, mut inbox } = dialed;
     let _linked = OpenLink::begin(shared, outbox.clone());
@@ -187,7 +188,7 @@ fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
     }
 }
 
-/// Where the master puts what it entrusts to this node, if both are on one host.
+/// The connection for published objects, if master and node are on one host.
 struct Ledger(Option<Inbox>);
 
 impl Ledger {
@@ -202,8 +203,8 @@ impl Ledger {
         Self(local_disks)
     }
 
-    /// Heeds all that is there, and says when to look again, if there was anything; an error if there will be
-    /// no more.
+    /// Applies all messages. Returns the time until the next poll if there were any, or an error if the
+    /// ledger has ended.
     fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
         let Some(inbox) = &mut self.0 else { return Ok(None) };
         outbox.gather();
@@ -212,12 +213,12 @@ impl Ledger {
         let is_behind = count >= WORDS_MANY || inbox.has_part();
         let pause = if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE };
         let is_news = is_behind || count > 0;
-        if is_end { Err("it closed the ledger".to_owned()) } else { Ok(is_news.then_some(pause)) }
+        if is_end { Err("the master closed the ledger".to_owned()) } else { Ok(is_news.then_some(pause)) }
     }
 }
 
-/// Heeds all that has come, some at a time; of that, what is entrusted is heeded at once, and answered once.
-/// How many messages it was, and whether that was the end.
+/// Applies all received messages in turns; the ledger entries of one turn are applied together and answered
+/// once. Returns the number of messages, and whether the connection has ended.
 fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
     let mut count = 0;
     loop {
@@ -261,14 +262,14 @@ async fn converse(
     let mut heard = Instant::now();
     let (mut looked, mut pause) = (heard, LOOK_PAUSE);
     loop {
-        // Room for objects without bytes cannot be seen here: they are looked for a while after room was
-        // asked for, and later when the master says something, or with the next beat.
+        // Reservations of empty objects are not visible here. They are polled for a while after an
+        // allocation, and later with a message of the master or the next heartbeat.
         let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
         let may_have_entries = ledger.0.is_some() && is_reserved;
         tokio::select! {
             message = inbox.next() => {
                 heard = Instant::now();
-                let Some(message) = message else { return "it closed the connection".to_owned() };
+                let Some(message) = message else { return "the master closed the connection".to_owned() };
                 let found = ledger.look(shared, outbox);
                 let is_asked = matches!(
                     message,
@@ -300,7 +301,7 @@ async fn converse(
                 looked = Instant::now();
             }
             _ = beats.tick() => {
-                // It tells how much is in use, so what has become of reservations comes first.
+                // The heartbeat reports usage, so that ledger entries are applied first.
                 match ledger.look(shared, outbox) {
                     Ok(Some(again)) => (looked, pause) = (Instant::now(), again),
                     Ok(None) => {}
@@ -309,13 +310,13 @@ async fn converse(
                 shared.hear(LinkEvent::Beat);
             }
             () = sleep_until(heard + silence_max) => {
-                return format!("it said nothing for {}", humantime::format_duration(silence_max));
+                return format!("the master sent nothing for {}", humantime::format_duration(silence_max));
             }
         }
     }
 }
 
-/// The link, as long as it stands.
+/// A link that is up, until it is dropped.
 struct OpenLink<'a, L: Linked>(&'a L);
 
 impl<'a, L: Linked> OpenLink<'a, L> {
@@ -329,7 +330,7 @@ impl<'a, L: Linked> OpenLink<'a, L> {
 
 impl<L: Linked> Drop for OpenLink<'_, L> {
     fn drop(&mut self) {
-        // Before the master notices: then it answers deletes without this member.
+        // The member unlinks before the master notices, because the master then answers deletes without it.
         self.0.hear(LinkEvent::Unlinked);
         if let Some(outbox) = self.0.redirect(None) {
             outbox.close();
@@ -337,10 +338,10 @@ impl<L: Linked> Drop for OpenLink<'_, L> {
     }
 }
 
-/// Says once how the link is doing, however often it is tried.
+/// Sets the state of the link, and logs it once per change.
 fn set_status(shared: &impl Linked, new: LinkStatus) {
     let is_news = shared.status().send_if_modified(|status| {
-        // Attempts in between are no news to who knows that the master is away.
+        // Attempts in between do not count as changes while the master is unreachable.
         let is_news = *status != new && !(is_away(status) && new == LinkStatus::Joining);
         if *status != new {
             *status = new.clone();
@@ -351,14 +352,14 @@ fn set_status(shared: &impl Linked, new: LinkStatus) {
     match new {
         _ if !is_news => {}
         LinkStatus::Starting | LinkStatus::Joining => {}
-        LinkStatus::Member => tracing::info!(%master, node, "the node is a member"),
+        LinkStatus::Member => tracing::info!(%master, node, "node is a member"),
         LinkStatus::Unreachable(why) => {
             let why = why.lines().next().unwrap_or_default();
-            tracing::warn!(%master, node, why, "the master is away; trying again");
+            tracing::warn!(%master, node, why, "master is unreachable; retrying");
         }
         LinkStatus::Refused(why) => {
             let why = why.lines().next().unwrap_or_default();
-            tracing::error!(%master, node, why, "the master refuses the node; trying again");
+            tracing::error!(%master, node, why, "master refuses the node; retrying");
         }
     }
 }
@@ -379,8 +380,8 @@ fn status_of(error: &CallError) -> LinkStatus {
     }
 }
 
-/// Between a half and one and a half, so that nodes that lost their master together do not come back
-/// together.
+/// Between 0.5 and 1.5, so that nodes that lost their master at the same time do not reconnect at the same
+/// time.
 fn jitter() -> f64 {
     let drawn = host::draw().unwrap_or(u64::MAX / 2);
     0.5 + (drawn >> 11) as f64 / (1_u64 << 53) as f64

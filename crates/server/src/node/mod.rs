@@ -1,11 +1,10 @@
-//! A storage node's shell: it owns the `core::node::Node`, the memory that it decides about, and the sockets
-//! through which others reach both.
+//! A storage node's shell: it owns the `core::node::Node`, its memory and its sockets.
 //!
-//! The core and the one hand that writes the control segment are behind one lock. What the core says about
-//! memory is done under it, in order; what goes to the master leaves under it too; answers to clients leave
-//! after it is released, and so never overtake the memory they speak of.
+//! One lock guards the core and the writer of the control segment. Effects on memory are carried out under
+//! it, in order, and messages to the master are sent under it. Replies to clients are sent after it is
+//! released, so that they never overtake the change of memory they report.
 //!
-//! It runs as a daemon and inside a client's process alike, and handles no signals.
+//! It runs as a daemon or inside a client's process, and handles no signals.
 
 mod disk;
 mod disk_log;
@@ -50,22 +49,22 @@ use crate::reply_path::{self, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::{StartError, host};
 
-/// Slot records and names grow by so many bytes at a time, which the node then has less for objects.
+/// The step in which the memory for slot records and names grows, at the expense of the memory for objects.
 const CHUNK_BYTES: u64 = 16 << 10;
-/// So many such steps are free: the records and names of several hundred objects.
+/// The number of such steps that cost no object memory: the records and names of several hundred objects.
 const CHUNKS_FREE: u64 = 8;
-/// The least memory that an object costs: its record, and a name.
+/// The minimum memory of an object: its record, and a name.
 const OBJECT_BYTES_MIN: u64 = SLOT_BYTES + EXTENT_ALIGN;
-/// The heap is laid out for so many bytes more than the node has, so that one long name finds a place in it.
+/// The heap is this much larger than the node's memory, so that one long name always fits.
 const HEAP_BYTES_EXTRA: u64 = 2 << 20;
-/// Memory is given in whole pages.
+/// Memory is allocated in whole pages.
 const PAGE_BYTES: u64 = 4096;
-/// The last thing that the master is asked; the core counts up from zero.
+/// The id of the last request to the master. The core counts up from zero.
 const LEAVING: RequestId = RequestId(u64::MAX);
-/// What becomes of attached clients, waiting to be heard.
+/// The maximum number of queued events of attached clients.
 const SHM_EVENTS_MAX: usize = 1024;
 
-/// A running storage node. It ends when this is dropped, and its memory when the last mapping goes.
+/// A running storage node. Dropping it stops the node; its memory is freed with the last mapping.
 #[derive(Debug)]
 pub struct NodeServer {
     shared: Arc<Shared>,
@@ -77,20 +76,20 @@ pub struct NodeServer {
 /// Why a node is not a member of its cluster yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// The master does not let it in.
-    #[error("the node is not taken in by the master at `{master}`: {why}")]
+    /// The master refuses the node.
+    #[error("the master at `{master}` refuses the node: {why}")]
     Refused {
-        /// Which master.
+        /// The address of the master.
         master: Address,
-        /// What it said.
+        /// The master's message.
         why: String,
     },
-    /// It did not happen in time.
+    /// The deadline has passed.
     #[error("the master at `{master}` did not accept the node's registration in time: {why}\n\nhint: {hint}")]
     Timeout {
-        /// Which master.
+        /// The address of the master.
         master: Address,
-        /// What was seen last.
+        /// The last observed state.
         why: String,
         /// What to do.
         hint: String,
@@ -98,8 +97,8 @@ pub enum JoinError {
 }
 
 pub(crate) struct Shared {
-    // Guards the core, the control segment and the connections that both speak of. It is held while the core
-    // decides and while memory and sockets that do not block are written; never over an await.
+    // Guards the core, the control segment and the connections. It is held while the core decides and while
+    // memory and non-blocking sockets are written; never across an await.
     state: CoreLock<State>,
     supervisor: Arc<Supervisor>,
     info: NodeInfo,
@@ -110,9 +109,9 @@ pub(crate) struct Shared {
     door: Door,
     attachments: Option<Arc<shm::Server>>,
     status: watch::Sender<LinkStatus>,
-    /// The link to the master is not made again.
+    /// The link to the master is not reopened.
     is_leaving: AtomicBool,
-    /// Something was decided: slots may have become objects.
+    /// Notified after a decision: slots may have become objects.
     decided: Notify,
     /// The disk members of this node, once they are open.
     disks: OnceLock<Vec<Weak<DiskMember>>>,
@@ -127,7 +126,7 @@ struct State {
     master: Option<Outbox>,
 }
 
-/// Everything a node listens on.
+/// The sockets of a node.
 struct Sockets {
     requests: Option<Listener>,
     bytes: Option<TcpListener>,
@@ -136,12 +135,12 @@ struct Sockets {
 }
 
 impl NodeServer {
-    /// Makes the memory, listens, and begins to look for the master. [`Self::joined`] waits for it.
+    /// Allocates the memory, listens, and starts to connect to the master. [`Self::joined`] waits for that.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
         Self::start_with(config, Arc::default()).await
     }
 
-    /// The same, counting the bytes that move where the caller can see them.
+    /// The same, with counters for moved bytes that the caller can read.
     pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         config.check()?;
         let drawn = host::draw();
@@ -197,18 +196,18 @@ impl NodeServer {
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
-        // Nobody can have set it before.
+        // The disks are set once, here.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
         tracing::info!(
             name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,
-            bytes = info.data, shared_memory = config.shared_memory, "the node listens"
+            bytes = info.data, shared_memory = config.shared_memory, "node listens"
         );
         Ok(Self { shared, disks, status: watched, tasks })
     }
 
-    /// Waits until the master has taken in the node and everything it holds. Some refusals need not be waited
-    /// out: they are told at once.
+    /// Waits until the master has accepted the node and all its objects. A refusal that only the operator
+    /// can resolve is returned at once.
     pub async fn joined(&self, deadline: Instant) -> Result<(), JoinError> {
         join(self.status.clone(), &self.shared.master, deadline).await?;
         for disk in &self.disks {
@@ -217,7 +216,7 @@ impl NodeServer {
         Ok(())
     }
 
-    /// How the link to the master is doing.
+    /// The state of the link to the master.
     #[must_use]
     pub fn status(&self) -> LinkStatus {
         self.status.borrow().clone()
@@ -227,36 +226,36 @@ impl NodeServer {
         &self.shared.supervisor
     }
 
-    /// Waits until a part of it has failed, and says which. All its connections are closed then.
+    /// Waits until a part of the node fails, and returns which. All its connections are then closed.
     pub async fn failed(&self) -> Arc<str> {
         self.shared.supervisor.failed().await
     }
 
-    /// How full it is.
+    /// The usage of its memory.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.shared.state.lock_anyway().core.usage()
     }
 
-    /// Every object that it holds a copy of.
+    /// All objects of which it has a copy.
     #[must_use]
     pub fn inventory(&self) -> Vec<Record> {
         self.shared.state.lock_anyway().core.inventory()
     }
 
-    /// Clients that are connected, map the memory or hold something.
+    /// The number of clients that are connected, map the memory or hold something.
     #[must_use]
     pub fn client_count(&self) -> usize {
         self.shared.state.lock_anyway().core.client_count()
     }
 
-    /// The name of its memory.
+    /// The id of its memory segment.
     #[must_use]
     pub fn segment(&self) -> SegmentId {
         self.shared.info.segment
     }
 
-    /// How others reach it.
+    /// The addresses at which other processes reach it.
     #[must_use]
     pub fn info(&self) -> &NodeInfo {
         &self.shared.info
@@ -280,46 +279,46 @@ impl NodeServer {
         &self.shared.counters
     }
 
-    /// A client in this same process reaches the memory from now on, without a mapping of its own: what it
-    /// reserves or looks at stays until it says goodbye.
+    /// Registers a client of the same process, which accesses the memory without a mapping of its own. Its
+    /// reservations and views stay until it says goodbye.
     pub fn attach_local(&self, client: ClientId) {
         if !self.shared.state.has_failed() {
             self.shared.handle(Event::Mapped(client));
         }
     }
 
-    /// How full its disks are, in their order.
+    /// The usage of its disks, in their order.
     #[must_use]
     pub fn disk_usages(&self) -> Vec<Usage> {
         self.disks.iter().map(|it| it.usage()).collect()
     }
 
-    /// What the logs of its disks have done, in their order.
+    /// The counters of its disks' logs, in their order.
     #[must_use]
     pub fn disk_stats(&self) -> Vec<tiffin_ssd::Stats> {
         self.disks.iter().map(|it| it.stats()).collect()
     }
 
-    /// Takes no new objects from now on. What it holds stays readable until it leaves.
+    /// Accepts no new objects from now on. Objects stay readable until the node leaves.
     pub fn drain(&self) {
         self.shared.handle(Event::Drain);
     }
 
-    /// Leaves the cluster for good: the master hears of it and forgets what the node holds, answers that are
-    /// ready still go out until the deadline, then every connection is closed.
+    /// Leaves the cluster for good. The master forgets the node's objects. Replies that are ready are still
+    /// sent until the deadline, then every connection is closed.
     pub async fn leave(mut self, deadline: Instant) {
         if self.shared.supervisor.failure().is_some() {
             return;
         }
         self.shared.is_leaving.store(true, Ordering::Release);
-        // From now on deletes are answered without this node, so nobody may trust what it holds without
-        // asking.
+        // From now on deletes are answered without this node, so that its cached locations are no longer
+        // valid.
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
         if let Some(master) = master
             && master.request(LEAVING, RequestRef::Goodbye).is_ok()
         {
-            // The master answers by closing the link. If it does not, it finds out when we do.
+            // The master answers by closing the link. If it does not, it notices when the node closes.
             let _ = timeout_at(deadline, master.closed()).await;
         }
         let outboxes = self.shared.outboxes();
@@ -327,7 +326,7 @@ impl NodeServer {
             outbox.flush(deadline).await;
         }
         for disk in &self.disks {
-            // What is under way ends well, or is cut off as a crash would.
+            // Operations in progress end, or are cut off as by a crash.
             let _ = timeout_at(deadline, disk.flush()).await;
         }
         self.tasks.shutdown().await;
@@ -335,16 +334,16 @@ impl NodeServer {
         let ends: Vec<_> = self.disks.iter().map(|it| it.end()).collect();
         drop(std::mem::take(&mut self.disks));
         for end in ends {
-            // Whoever is given the disk next need not wait for it.
+            // The next process to open the disk need not wait for it.
             let _ = timeout_at(deadline, end).await;
         }
-        tracing::info!(name = self.shared.info.name, "the node is down");
+        tracing::info!(name = self.shared.info.name, "node is down");
     }
 }
 
 impl Drop for NodeServer {
     fn drop(&mut self) {
-        // Whoever has the memory mapped must not trust it any more when this returns.
+        // When this returns, processes that map the memory must not trust it.
         if !self.shared.state.has_failed() {
             self.shared.handle(Event::Unlinked);
         }
@@ -382,12 +381,12 @@ impl Host for Shared {
             )
             .await;
         }
-        // A client that is welcome has reached this node, whatever the master says of it.
+        // An admitted client has reached this node, whatever the master says about the client.
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
-            // A node asks its clients nothing, so a reply answers nothing.
+            // A node sends no requests to clients, so that it expects no replies.
             let Incoming::Request(id, request) = message else { continue };
             match request {
                 Request::ClientToNode(request) => {
@@ -410,7 +409,7 @@ impl Host for Shared {
     }
 }
 
-/// A connection that the core knows of, until it is dropped.
+/// A connection that the core knows, until it is dropped.
 struct Visit<'a> {
     shared: &'a Shared,
     conn: ConnId,
@@ -434,7 +433,7 @@ impl<'a> Visit<'a> {
 }
 
 impl Drop for Visit<'_> {
-    // In a drop, so that the core hears of it even when the task is cancelled.
+    // In a destructor, so that the core learns of the end even when the task is cancelled.
     fn drop(&mut self) {
         if self.shared.state.has_failed() {
             return;
@@ -446,7 +445,7 @@ impl Drop for Visit<'_> {
 }
 
 impl Shared {
-    /// Passes a client's request to the core, after the bytes that it contains are written.
+    /// Passes a client's request to the core, after writing the bytes that it contains.
     fn serve(
         &self,
         (conn, client): (ConnId, ClientId),
@@ -483,7 +482,7 @@ impl Shared {
         self.outboxes().iter().for_each(Outbox::close);
     }
 
-    /// Ends a node that has failed: no byte of it is to be trusted, so no cached location counts any more.
+    /// Stops a node that has failed: its bytes are not trusted, so that cached locations become invalid.
     fn abandon(&self) {
         self.state.lock_anyway().writer.set_member(false);
         self.close_all();
@@ -498,7 +497,7 @@ impl State {
     }
 }
 
-/// Waits until a member of this node is taken in.
+/// Waits until the master has accepted a member of this node.
 async fn join(
     mut status: watch::Receiver<LinkStatus>,
     master: &Address,
@@ -529,12 +528,12 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Whether the machine and the control groups of this process have the memory that such a node needs.
+/// Whether the host and the control groups of this process have enough memory for the node.
 pub fn check_memory(config: &NodeConfig) -> Result<Fit, StartError> {
     Ok(segment::check_memory(&geometry(SegmentId(0), config.memory), disk_bytes(config))?)
 }
 
-/// The memory that the disks of a node need beside its objects.
+/// The memory that the disks of a node need besides its objects.
 fn disk_bytes(config: &NodeConfig) -> u64 {
     let stage = if config.shared_memory { staging::STAGE_BYTES } else { 0 };
     let bytes = |ssd: &SsdConfig| tiffin_ssd::memory_bytes(ssd.size).saturating_add(stage);
@@ -552,7 +551,7 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
     }
 }
 
-/// All memory was made present, also that of bytes which were withheld meanwhile.
+/// Withholds memory again: populating the pages has also allocated memory that was withheld meanwhile.
 fn withhold_again(shared: &Weak<Shared>) {
     if let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) {
         let state = shared.state.lock_anyway();
@@ -599,7 +598,7 @@ fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Even
     tasks
 }
 
-/// Begins to listen everywhere, and describes it.
+/// Binds all sockets, and returns their addresses.
 async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
     let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
     let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
@@ -655,7 +654,7 @@ fn with_port(address: &Address, port: u16) -> Address {
     }
 }
 
-/// The address under which others reach what listens there.
+/// The address at which other processes reach a listening address.
 fn advertised(address: &Address, config: &NodeConfig) -> Address {
     let Address::Tcp { host, port } = address else { return address.clone() };
     let is_wildcard = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
@@ -667,18 +666,18 @@ fn advertised(address: &Address, config: &NodeConfig) -> Address {
     Address::Tcp { host, port: *port }
 }
 
-/// The address of this machine from which packets to the master leave.
+/// The local address of packets to the master.
 fn address_towards(master: &Address) -> Option<String> {
     let Address::Tcp { host, port } = master else { return None };
     let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    // This sends nothing: it only asks the system for a route. A name is not looked up, which might take
-    // long.
+    // This sends nothing; it only asks the system for a route. Names are not resolved, because that may
+    // take long.
     socket.connect((host.parse::<IpAddr>().ok()?, *port)).ok()?;
     let ip = socket.local_addr().ok()?.ip();
-    // A master on this machine says nothing about how others reach it.
+    // A master on this host does not show which address other hosts can use.
     (!ip.is_loopback()).then(|| ip.to_string())
 }
 
-/// How long a node waits for the answer to its hello.
+/// The time limit for the answer to a hello.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);

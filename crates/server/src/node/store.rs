@@ -1,10 +1,9 @@
-//! Bytes that come with the question for their name, which saves a message and the wait for its answer.
+//! Commits that carry their bytes (`Store`), which saves a message and a round trip.
 //!
-//! Few come in the question. They are written where a data socket would write them, with the same checks,
-//! before the core hears of them. Many come through the data socket, and the question behind them on the same
-//! stream; it is answered as if it had come on the client's connection for questions. A question that is
-//! asked again, because its answer was lost, finds the object prepared: then its bytes are there already, and
-//! nothing is written.
+//! A few bytes are in the request. They are written like those of the data socket, with the same checks,
+//! before the core gets the commit. More bytes come through the data socket, followed by the commit on the
+//! same stream. It is answered as if it had arrived on the control connection. A commit that is repeated
+//! because its answer was lost finds the object prepared, and nothing is written again.
 
 use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Store};
 use tiffin_core::{ClientId, Extent};
@@ -13,11 +12,11 @@ use tiffin_transport::copy;
 use super::Shared;
 use super::effects::extent;
 
-/// The most bytes that come with one question: writing them keeps others of the node waiting.
+/// The maximum number of bytes in one request: other requests to the node wait while they are written.
 const STORE_BYTES_MAX: usize = 1 << 20;
 
 impl Shared {
-    /// Writes the bytes, and returns the commit that follows.
+    /// Writes the bytes, and returns the commit.
     pub(super) fn write_down(&self, client: ClientId, store: Store) -> Result<Commit, Refusal> {
         let Store { commit, bytes } = store;
         if let Some(why) = why_not(&commit, &bytes) {
@@ -25,16 +24,17 @@ impl Shared {
         }
         for (item, bytes) in commit.items.iter().zip(&bytes).filter(|(_, bytes)| !bytes.is_empty()) {
             if !self.write_one(client, item, bytes) {
-                // What is not whole must not be asked about: it would be named.
-                tracing::error!(slot_ref = ?item.slot_ref, "the core gave extents that are not the object");
-                let message = "the node could not write the bytes".to_owned();
+                // An incomplete object must not be committed.
+                tracing::error!(slot_ref = ?item.slot_ref, "extents from the core do not match the object");
+                let message = "the node cannot write the bytes".to_owned();
                 return Err(Refusal { reason: Reason::Invalid, message });
             }
         }
         Ok(commit)
     }
 
-    /// Whether all is written, or the client has no such room any more: that the core says when it is asked.
+    /// Returns `false` if the bytes cannot be written. A reservation that the client no longer has is no
+    /// error here: the core rejects its commit.
     fn write_one(&self, client: ClientId, item: &CommitItem, bytes: &[u8]) -> bool {
         let begun = self.lock().core.begin_store(client, item.slot_ref, 0, item.len);
         let Some(extents) = begun else { return true };
@@ -62,10 +62,10 @@ impl Shared {
 fn why_not(commit: &Commit, bytes: &[Vec<u8>]) -> Option<&'static str> {
     let fits = |(item, bytes): (&CommitItem, &Vec<u8>)| bytes.is_empty() || bytes.len() as u64 == item.len;
     if commit.items.len() != bytes.len() || !commit.items.iter().zip(bytes).all(fits) {
-        return Some("each object must come with all of its bytes, or with none");
+        return Some("an item must carry all bytes of its object, or none");
     }
     let is_much = bytes.iter().map(Vec::len).sum::<usize>() > STORE_BYTES_MAX;
-    is_much.then_some("so many bytes go through the data socket")
+    is_much.then_some("the bytes exceed the 1 MiB limit of a request; send them on the data connection")
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_comes_with_all_of_its_bytes_or_with_none() {
+    fn item_carries_all_bytes_of_its_object_or_none() {
         let slot_ref = SlotRef { slot: SlotId(1), stamp: Stamp(1) };
         let key = Key::new(b"k").unwrap();
         let item = |len| CommitItem {

@@ -1,4 +1,4 @@
-//! A master and nodes over real sockets and real memory, and the ways in which their peers fail.
+//! A master and nodes over real sockets and real memory, with failing peers.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ fn any_port() -> Address {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_put_can_be_got_through_sockets_and_through_memory() {
+async fn objects_are_read_through_sockets_and_through_memory() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
@@ -39,11 +39,11 @@ async fn what_is_put_can_be_got_through_sockets_and_through_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_come_with_the_question_are_written_once_and_only_into_room_of_the_asker() {
+async fn store_writes_once_and_only_to_its_own_reservation() {
     let master = start_master(MasterConfig::default()).await;
     let node =
         start_node(master.address(), NodeConfig { shared_memory: false, ..NodeConfig::default() }).await;
-    // Each has one way to the node: who opens another, and loses the first, loses its room.
+    // Each client has one connection to the node: one that loses it loses its reservation.
     let connect = async |client| Raw::connect(master.address(), hello(client)).await.unwrap();
     let reader = connect(9).await;
     let one = connect(1).await;
@@ -57,17 +57,17 @@ async fn bytes_that_come_with_the_question_are_written_once_and_only_into_room_o
     assert_eq!(node.counters().served.written(), 0);
     let stored = place.store("k", 5, b"bytes").await.unwrap();
     assert!(matches!(stored, CommitOutcome::Stored(_)), "{stored:?}");
-    // As if the answer had been lost. What comes along now is not looked at.
+    // The answer was lost, and the request is repeated. Its bytes are ignored.
     assert_eq!(place.store("k", 5, b"other").await.unwrap(), stored);
     assert_eq!(reader.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
     assert_eq!(node.counters().served.written(), 5);
-    // Written before, through the data socket.
+    // The bytes were written before, through the data socket.
     let two = connect(2).await;
     let place = two.place("l", 3, Way::Tcp).await;
     place.write(b"old").await;
     assert!(matches!(place.store("l", 3, b"").await, Ok(CommitOutcome::Stored(_))));
     assert_eq!(reader.get("l", Way::Tcp).await.as_deref(), Some(&b"old"[..]));
-    // Room of somebody else.
+    // The reservation of another client.
     let (me, they) = (connect(3).await, connect(4).await);
     let mine = me.place("m", 4, Way::Tcp).await;
     let mut theirs = they.place("m", 4, Way::Tcp).await;
@@ -86,10 +86,10 @@ async fn client_generation(client: &Raw, name: &str) -> CommitOutcome {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_returns_when_a_client_goes_between_reserve_and_commit() {
+async fn memory_returns_when_a_client_ends_before_its_commit() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
-    // One that never spoke to the node, one that did, and one that was writing.
+    // One client never connected to the node, the other wrote there.
     let stranger = Raw::connect(master.address(), hello(1)).await.unwrap();
     assert!(matches!(stranger.reserve("k", 1 << 20).await, ReserveOutcome::Space(_)));
     let visitor = Raw::connect(master.address(), hello(2)).await.unwrap();
@@ -97,36 +97,35 @@ async fn room_returns_when_a_client_goes_between_reserve_and_commit() {
     place.write(&vec![1; 1 << 20]).await;
     assert_eq!(node.usage().granted, 2 << 20);
     drop((stranger, visitor, place));
-    until("the room returned", || node.usage().granted == 0).await;
+    until("the memory returned", || node.usage().granted == 0).await;
     assert_eq!(node.usage().free, node.usage().capacity);
     until("the clients were forgotten", || node.client_count() == 0).await;
     until("the master forgot them too", || master.stat().clients == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_under_a_writer_that_shares_the_memory_stays_until_it_says_goodbye() {
+async fn memory_of_a_mapping_writer_stays_until_its_goodbye() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     let place = client.place("k", 1 << 20, Way::Shm).await;
     until("the mapping is known", || node.client_count() == 1).await;
     place.write(b"half").await;
-    // Its connections are gone, but this process lives and has the memory mapped.
+    // The connections are closed, but this process still runs and maps the memory.
     place.node.close();
     client.master.close();
-    until("the master saw it go", || master.stat().clients == 0).await;
+    until("the master noticed its end", || master.stat().clients == 0).await;
     let again = Raw::connect(master.address(), hello(2)).await.unwrap();
     let _node_has_heard = again.place("other", 64, Way::Tcp).await;
     assert!(node.usage().granted >= 1 << 20, "{:?}", node.usage());
     let address = Address::Unix { name: place.info.unix.clone() };
     let (connection, _) = Connection::open(&address, hello(1), patient()).await.unwrap();
     assert_eq!(connection.call(&Request::Goodbye, patient()).await.unwrap(), Reply::Done);
-    // The room is free once the master, too, has been told that nothing will be published there.
-    until("the room returned", || node.usage().granted == 64).await;
+    // The memory is free when the master, too, knows that nothing will be published there.
+    until("the memory returned", || node.usage().granted == 64).await;
 }
 
-/// Not a test of its own: the process that [`room_returns_when_a_process_that_shares_the_memory_is_killed`]
-/// kills.
+/// Not a test: the process that [`memory_returns_when_a_mapping_process_is_killed`] kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn victim() {
     let Some(master) = std::env::var_os("TIFFIN_TEST_VICTIM_OF") else { return };
@@ -139,7 +138,7 @@ async fn victim() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_returns_when_a_process_that_shares_the_memory_is_killed() {
+async fn memory_returns_when_a_mapping_process_is_killed() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -163,12 +162,12 @@ async fn room_returns_when_a_process_that_shares_the_memory_is_killed() {
     assert_eq!(node.usage().granted, 1 << 20);
     child.kill().unwrap();
     child.wait().unwrap();
-    until("the room returned", || node.usage().granted == 0).await;
+    until("the memory returned", || node.usage().granted == 0).await;
     until("the client was forgotten", || node.client_count() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_master_learns_from_its_nodes_what_there_is() {
+async fn restarted_master_learns_objects_from_its_nodes() {
     let folder = tempfile::tempdir().unwrap();
     let address = unix_address();
     let config = MasterConfig {
@@ -182,7 +181,7 @@ async fn a_restarted_master_learns_from_its_nodes_what_there_is() {
     let stored = client.put("k", b"value", Way::Shm).await;
     let first = master.epoch();
     master.shutdown().await;
-    until("the node sees that", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
+    until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
     let lost = client.master.call(&ClientToMaster::Stat, patient()).await;
     assert!(matches!(lost, Err(CallError::Lost { .. })), "{lost:?}");
 
@@ -197,7 +196,7 @@ async fn a_restarted_master_learns_from_its_nodes_what_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_leaves_is_away_at_once_and_one_that_comes_is_used() {
+async fn leaving_node_is_away_at_once_and_a_new_one_is_used() {
     let config = MasterConfig { away: Duration::from_millis(1), ..MasterConfig::default() };
     let master = start_master(config).await;
     let node = start_node(master.address(), NodeConfig { name: "one".into(), ..NodeConfig::default() }).await;
@@ -215,11 +214,11 @@ async fn a_node_that_leaves_is_away_at_once_and_one_that_comes_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_waits_for_its_master_and_says_what_it_sees() {
+async fn node_waits_for_its_master_and_reports_why() {
     let address = unix_address();
     let config = NodeConfig { master: address.clone(), memory: 1 << 20, ..NodeConfig::default() };
     let node = NodeServer::start(config).await.unwrap();
-    until("the node sees that", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
+    until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
     let error = node.joined(tokio::time::Instant::now()).await.unwrap_err().to_string();
     assert!(error.contains(&address.to_string()) && error.contains("cannot connect"), "{error}");
     let _master = start_master(MasterConfig { listen: vec![address], ..MasterConfig::default() }).await;
@@ -227,7 +226,7 @@ async fn a_node_waits_for_its_master_and_says_what_it_sees() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_show_the_token_stays_outside() {
+async fn connections_without_the_token_are_rejected() {
     let config = MasterConfig { token: "secret".into(), ..MasterConfig::default() };
     let master = start_master(config).await;
     let right = NodeConfig { token: "secret".into(), ..NodeConfig::default() };
@@ -249,7 +248,7 @@ async fn who_does_not_show_the_token_stays_outside() {
     let wrong = NodeServer::start(config).await.unwrap();
     let error = wrong.joined(patient()).await.unwrap_err();
     assert!(
-        matches!(&error, JoinError::Refused { why, .. } if why.contains("no token was given")),
+        matches!(&error, JoinError::Refused { why, .. } if why.contains("the token is missing")),
         "{error}"
     );
     let (segment, memory) = (node.segment().0, node.info().memory.as_str());
@@ -261,7 +260,7 @@ async fn who_does_not_show_the_token_stays_outside() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parties_are_told_what_is_not_for_them() {
+async fn wrong_hellos_and_requests_are_refused() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node_address: Address = node.info().tcp.parse().unwrap();
@@ -285,7 +284,7 @@ async fn parties_are_told_what_is_not_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newer_connection_of_the_same_client_ends_the_older_one() {
+async fn newer_connection_of_a_client_ends_the_older_one() {
     let master = start_master(MasterConfig::default()).await;
     let old = Raw::connect(master.address(), hello(1)).await.unwrap();
     let new = Raw::connect(master.address(), hello(1)).await.unwrap();
@@ -294,7 +293,7 @@ async fn a_newer_connection_of_the_same_client_ends_the_older_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_embedded_store_is_reached_by_its_own_process_and_by_others() {
+async fn embedded_store_listens_on_a_unix_socket() {
     let store = Embedded::start(4 << 20).await.unwrap();
     assert!(matches!(store.address(), Address::Unix { .. }));
     assert_eq!((store.node().info().tcp.as_str(), store.master().http_address()), ("", None));
@@ -308,12 +307,12 @@ async fn an_embedded_store_is_reached_by_its_own_process_and_by_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_view_in_the_same_process_is_held_until_it_is_let_go() {
+async fn view_in_the_same_process_holds_memory_until_released() {
     let store = Embedded::start(4 << 20).await.unwrap();
     let client = Raw::connect(store.address(), hello(9)).await.unwrap();
     client.put("k", &[7; 4096], Way::Shm).await;
     let ResolveOutcome::Found(found) = client.resolve("k").await.0 else { panic!() };
-    // Another client, which reaches the memory without a mapping of its own.
+    // Another client, which accesses the memory without a mapping of its own.
     let local = hello(10);
     store.node().attach_local(local.client);
     let address = Address::Unix { name: store.node().info().unix.clone() };
@@ -327,7 +326,7 @@ async fn a_view_in_the_same_process_is_held_until_it_is_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_the_memory_can_begin_a_view_at_once() {
+async fn client_with_the_memory_begins_a_view_at_once() {
     let store = Embedded::start(4 << 20).await.unwrap();
     let writer = Raw::connect(store.address(), hello(1)).await.unwrap();
     writer.put("k", &[7; 4096], Way::Shm).await;
@@ -346,7 +345,7 @@ async fn who_has_the_memory_can_begin_a_view_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_do_not_fit_one_message_are_announced_and_listed_in_several() {
+async fn long_lists_of_names_are_sent_in_several_messages() {
     const NAME_BYTES: usize = 1 << 20;
     const COUNT: usize = 72;
     let address = unix_address();
@@ -362,7 +361,7 @@ async fn names_that_do_not_fit_one_message_are_announced_and_listed_in_several()
         client.put(&name(number), b"x", Way::Shm).await;
     }
     master.shutdown().await;
-    until("the node sees that", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
+    until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
     let _master = start_master(config).await;
     node.joined(patient()).await.unwrap();
     let client = Raw::connect(&address, hello(1)).await.unwrap();

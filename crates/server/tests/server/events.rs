@@ -1,4 +1,4 @@
-//! Events of a master, as a subscriber of ZeroMQ receives them.
+//! Events of a master, as a ZeroMQ subscriber receives them.
 
 #![expect(clippy::big_endian_bytes, reason = "ZMTP is big-endian")]
 
@@ -26,7 +26,7 @@ async fn cluster() -> (MasterServer, NodeServer, Raw) {
     (master, node, client)
 }
 
-/// The bytes of a subscriber of libzmq: its greeting, its READY, and a subscription.
+/// Sends the bytes of a libzmq subscriber: its greeting, READY, and a subscription.
 async fn subscribe(address: &Address, topic: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address.to_string()).await.unwrap();
     let mut greeting = [0_u8; 64];
@@ -60,9 +60,9 @@ async fn frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     (flags & 5, body)
 }
 
-/// Sequence number and payload of a message.
+/// The sequence number and payload of a message.
 async fn message(stream: &mut TcpStream) -> (u64, Vec<u8>) {
-    assert_eq!(frame(stream).await, (1, Vec::new()), "an empty topic, and more");
+    assert_eq!(frame(stream).await, (1, Vec::new()), "the topic is empty, and more frames follow");
     let (more, number) = frame(stream).await;
     let (last, payload) = frame(stream).await;
     assert_eq!((more, last), (1, 0));
@@ -74,11 +74,11 @@ fn has(payload: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscriber_follows_what_is_stored() {
+async fn subscriber_receives_stored_and_removed() {
     let (master, _node, client) = cluster().await;
     let address = master.events_address().unwrap();
     let mut stream = subscribe(address, b"").await;
-    // The subscription has arrived when a message does.
+    // The first message shows that the subscription has arrived.
     let mut number = 0;
     let first = async {
         loop {
@@ -89,7 +89,7 @@ async fn a_subscriber_follows_what_is_stored() {
     };
     let (sequence, payload) = tokio::select! {
         message = message(&mut stream) => message,
-        () = first => unreachable!("it puts for ever"),
+        () = first => unreachable!("it puts forever"),
     };
     assert!(sequence >= 1);
     // An array of three: the time, the events, and the rank.
@@ -103,7 +103,7 @@ async fn a_subscriber_follows_what_is_stored() {
     let mut seen = Vec::new();
     while !has(&seen, "BlockRemoved") {
         let (sequence, payload) = message(&mut stream).await;
-        assert_eq!(sequence, last + 1, "nothing was lost");
+        assert_eq!(sequence, last + 1, "no message was lost");
         last = sequence;
         seen.extend(payload);
     }
@@ -118,7 +118,7 @@ async fn a_subscriber_follows_what_is_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn peers_that_speak_something_else_are_sent_away() {
+async fn peers_of_another_protocol_are_disconnected() {
     let (master, _node, client) = cluster().await;
     let address = master.events_address().unwrap().to_string();
     let long = [&[0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0][..], b"NULL", &[0; 48], &[6], &[255; 8]].concat();
@@ -128,7 +128,7 @@ async fn peers_that_speak_something_else_are_sent_away() {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         stream.write_all(&bytes).await.unwrap();
         let mut rest = Vec::new();
-        // The greeting, and perhaps READY, and then the end.
+        // The greeting, possibly READY, and then the end.
         let _ended = stream.read_to_end(&mut rest).await;
         assert!(rest.len() >= 64, "{}", rest.len());
     }

@@ -1,4 +1,4 @@
-//! Peers that say anything, or nothing. The servers must outlive them and go on serving.
+//! Peers that send random bytes, or nothing. The servers must survive and keep serving.
 
 use crate::support::*;
 use rand::{RngExt, SeedableRng};
@@ -13,9 +13,9 @@ const SEED: u64 = 7;
 const ATTEMPTS: usize = 24;
 const BYTES_MAX: usize = 4096;
 
-/// Says it, and then listens to the end; a server that neither answers nor closes would be noticed.
+/// Sends bytes, then reads to the end. A server that neither answers nor closes fails the test.
 async fn talk<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S, bytes: &[u8]) {
-    // The server may close in the middle, which is its right.
+    // The server may close the connection in the middle.
     let _closed = stream.write_all(bytes).await;
     let _closed = stream.shutdown().await;
     let mut answer = Vec::new();
@@ -23,7 +23,7 @@ async fn talk<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S, bytes: &[u
     assert!(heard.is_ok(), "the server neither answers nor closes");
 }
 
-/// Noise; and noise behind a beginning that is right.
+/// Random bytes, some after a valid start.
 fn noise(random: &mut ChaCha8Rng, attempt: usize) -> Vec<u8> {
     let mut bytes = vec![0; random.random_range(1..BYTES_MAX)];
     random.fill(&mut bytes[..]);
@@ -54,7 +54,7 @@ async fn random_bytes_on_every_port_change_nothing() {
     let info = node.info().clone();
     let name = |address: &Address| match address {
         Address::Unix { name } => name.clone(),
-        Address::Tcp { .. } => panic!("{address} is no Unix address"),
+        Address::Tcp { .. } => panic!("{address} is not a Unix address"),
     };
     let http = master.http_address().unwrap().to_string();
     let metadata = master.metadata_http_address().unwrap().to_string();
@@ -80,7 +80,7 @@ async fn random_bytes_on_every_port_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_is_silent_keeps_nobody_waiting() {
+async fn silent_peer_delays_no_other_client() {
     let master = start_master(MasterConfig::default()).await;
     let mut silent = Vec::new();
     for _ in 0..64 {
@@ -91,7 +91,7 @@ async fn a_peer_that_is_silent_keeps_nobody_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_sent_requests_do_not_silence_health() {
+async fn incomplete_requests_do_not_block_health() {
     let any: Address = "127.0.0.1:0".parse().unwrap();
     let token = "secret".to_owned();
     let config = MasterConfig { http: Some(any), token, ..MasterConfig::default() };
@@ -105,7 +105,7 @@ async fn half_sent_requests_do_not_silence_health() {
     }
     assert_eq!(get(http, "/health").await.0, 200);
     assert_eq!(get(http, "/metrics").await.0, 401);
-    // The oldest of them were closed.
+    // The oldest connections were closed.
     talk(half.remove(0), b"").await;
 }
 

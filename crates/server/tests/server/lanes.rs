@@ -1,4 +1,4 @@
-//! Lanes: further connections of a client, at a master and at a node.
+//! Lanes: further connections of a client to a master or a node.
 
 use tiffin_core::message::{ClientToMaster, ClientToNode, Hello, Reason, Reply, RequestRef, Role};
 use tiffin_core::{ClientId, RequestId};
@@ -37,12 +37,12 @@ fn is_refused(reply: &Reply, reason: Reason) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_belongs_to_a_connected_client_and_has_a_number_of_its_own() {
+async fn lane_needs_a_connected_client_and_its_own_number() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node: Address = node.info().tcp.parse().unwrap();
     for server in [master.address(), &node] {
-        assert_eq!(reason(open(server, lane(1, 1)).await), Reason::NotForYou, "nobody is connected");
+        assert_eq!(reason(open(server, lane(1, 1)).await), Reason::NotForYou, "the client is not connected");
         let (connection, _) = Connection::open(server, hello(1), patient()).await.unwrap();
         let other = Hello { namespace: "other".to_owned(), ..lane(1, 1) };
         assert_eq!(reason(open(server, other).await), Reason::NotForYou);
@@ -55,7 +55,7 @@ async fn a_lane_belongs_to_a_connected_client_and_has_a_number_of_its_own() {
         for number in 1..=LANES_MAX {
             lanes.push(open(server, lane(1, number)).await.unwrap());
         }
-        assert_eq!(reason(open(server, lane(1, LANES_MAX)).await), Reason::Invalid, "it is open");
+        assert_eq!(reason(open(server, lane(1, LANES_MAX)).await), Reason::Invalid, "it is already open");
         connection.close();
         for lane in &mut lanes {
             assert!(lane.inbox.next().await.is_none(), "it ends with the first connection");
@@ -64,7 +64,7 @@ async fn a_lane_belongs_to_a_connected_client_and_has_a_number_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_carries_requests_of_its_client_and_nothing_else() {
+async fn lane_carries_only_requests_of_its_client() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node: Address = node.info().tcp.parse().unwrap();
@@ -82,13 +82,13 @@ async fn a_lane_carries_requests_of_its_client_and_nothing_else() {
         assert!(is_refused(&ask(&mut lane, ids(3), RequestRef::Goodbye).await, Reason::NotForYou));
         let elsewhere = RequestId::on_lane(4, 1);
         assert!(is_refused(&ask(&mut lane, elsewhere, right).await, Reason::Invalid));
-        assert!(!matches!(ask(&mut lane, ids(4), right).await, Reply::Refused(_)), "it still serves");
+        assert!(!matches!(ask(&mut lane, ids(4), right).await, Reply::Refused(_)), "the lane still serves");
     }
 }
 
-/// The lanes of a replaced connection are fenced with it.
+/// The lanes of a replaced connection are closed with it.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lanes_of_a_replaced_connection_end() {
+async fn lanes_of_a_replaced_connection_end() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node: Address = node.info().tcp.parse().unwrap();

@@ -1,7 +1,7 @@
-//! Masters and nodes with real sockets, memory and processes. One program, so that it is linked once.
+//! Masters and nodes with real sockets, memory and processes. They are one program, which is linked once.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![expect(clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
+#![expect(clippy::indexing_slicing, reason = "a failed test panics")]
 
 mod cluster;
 mod events;

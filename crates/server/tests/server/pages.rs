@@ -33,13 +33,13 @@ async fn cluster() -> Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_tell_what_there_is_and_what_happened() {
+async fn metrics_show_state_and_counts() {
     let Cluster { master, node, client, http } = cluster().await;
     client.put("k", &[1; 5000], Way::Tcp).await;
     assert!(client.get("k", Way::Tcp).await.is_some());
     assert!(client.get("nothing", Way::Tcp).await.is_none());
     client.delete("nothing").await;
-    until("the node told how full it is", || {
+    until("the node reported its usage", || {
         master.stat().nodes.iter().any(|node| node.usage.committed == 5056)
     })
     .await;
@@ -69,7 +69,7 @@ async fn metrics_tell_what_there_is_and_what_happened() {
         "mem_cache_hit_nums_ 1".to_owned(),
         "valid_get_rate 0.5".to_owned(),
         format!("tiffin_epoch {}", master.epoch()),
-        // That of the client, and the node's two.
+        // The client's connection, and the node's two.
         "tiffin_connections 3".to_owned(),
         "tiffin_node_alive{node=\"node one\"} 1".to_owned(),
         "tiffin_node_owed_retires{node=\"node one\"} 0".to_owned(),
@@ -87,7 +87,7 @@ async fn metrics_tell_what_there_is_and_what_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_and_segments_can_be_looked_at() {
+async fn keys_and_segments_are_listed() {
     let Cluster { master, node, client, http } = cluster().await;
     client.put("k", b"value", Way::Tcp).await;
     client.put("other key/ü", b"value", Way::Tcp).await;
@@ -142,9 +142,9 @@ async fn keys_and_segments_can_be_looked_at() {
     assert_eq!(batch["data"]["hidden"]["namespace"], "elsewhere");
     assert_eq!(batch["data"]["x"]["error"], "OBJECT_NOT_FOUND");
     assert_eq!(get(&http, "/batch_query_keys").await.0, 400);
-    // A report that the node sent before it heard of the last commit counts that as a reservation still.
+    // A report from before the last commit still counts that object as a reservation.
     let told = || master.stat().nodes.iter().map(|it| it.usage.objects).sum::<u64>() == 4;
-    until("the node tells of all objects", told).await;
+    until("the node reported all objects", told).await;
     let (_, detail) = get_json(&http, "/get_segments_detail").await;
     let segment = &detail["segments"][0];
     assert_eq!((&detail["total_segments"], &segment["objects"]), (&json!(1), &json!(4)));
@@ -157,7 +157,7 @@ async fn keys_and_segments_can_be_looked_at() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_can_be_removed_through_a_page() {
+async fn objects_are_removed_through_a_page() {
     let Cluster { master: _master, node: _node, client, http } = cluster().await;
     let mut other = hello(2);
     other.namespace = "elsewhere".to_owned();
@@ -238,7 +238,7 @@ async fn tenants_have_quotas() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_state_of_a_segment_is_told() {
+async fn segment_status_is_shown() {
     let cluster = cluster().await;
     let http = cluster.http.clone();
     let expected = json!({
@@ -258,7 +258,7 @@ async fn the_state_of_a_segment_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_and_role_are_told() {
+async fn health_and_role_are_shown() {
     let cluster = cluster().await;
     let http = cluster.http.clone();
     let (status, text) = get(&http, "/health").await;
@@ -271,7 +271,7 @@ async fn health_and_role_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_is_ready_when_every_member_has_reported() {
+async fn master_is_ready_when_every_member_has_reported() {
     let folder = tempfile::tempdir().unwrap();
     let config = MasterConfig {
         http: Some("127.0.0.1:0".parse().unwrap()),
@@ -286,19 +286,19 @@ async fn a_master_is_ready_when_every_member_has_reported() {
     };
     let master = start_master(config.clone()).await;
     let ready = json!({"ready": true, "awaited": []});
-    assert_eq!(pages(&master).await, (200, ready, 200, json!(true)), "a new store awaits nobody");
+    assert_eq!(pages(&master).await, (200, ready, 200, json!(true)), "a new store waits for no member");
     master.shutdown().await;
-    // A node that an earlier master knew, and that does not come back: no answer depends on how fast it is.
+    // An earlier master knew a node that does not return, so that the test does not depend on timing.
     let member = SavedMember { segment: SegmentId(7), name: "one".to_owned(), ..SavedMember::default() };
     let saved = Saved { epoch: 1, members: vec![member], ..Saved::default() };
     std::fs::write(folder.path().join("state"), encode_state(&saved).unwrap()).unwrap();
     let master = start_master(config).await;
     let awaited = json!({"ready": false, "awaited": ["one"]});
-    assert_eq!(pages(&master).await, (503, awaited, 200, json!(false)), "it lives, and is not ready");
+    assert_eq!(pages(&master).await, (503, awaited, 200, json!(false)), "it runs, and is not ready");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn master_that_cannot_save_is_not_ready_and_says_so() {
+async fn master_that_cannot_save_is_not_ready() {
     let folder = tempfile::tempdir().unwrap();
     let state_dir = folder.path().join("state");
     let config = MasterConfig {
@@ -322,18 +322,18 @@ async fn master_that_cannot_save_is_not_ready_and_says_so() {
         if status != 200 {
             break (status, text);
         }
-        assert!(Instant::now() < deadline, "it never says that it cannot save");
+        assert!(Instant::now() < deadline, "the failing state folder is never reported");
     };
     assert_eq!(not_ready.0, 503);
-    assert!(not_ready.1.contains("the state folder, which cannot be written"), "{}", not_ready.1);
-    assert_eq!(get(&http, "/health").await.0, 200, "it lives");
+    assert!(not_ready.1.contains("the state folder, which is not writable"), "{}", not_ready.1);
+    assert_eq!(get(&http, "/health").await.0, 200, "it runs");
     std::fs::create_dir(&state_dir).unwrap();
     assert_eq!(setting.await.unwrap().unwrap(), Reply::Done);
     assert_eq!(get(&http, "/ready").await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_a_token_only_health_is_told_to_everybody() {
+async fn only_health_is_served_without_the_token() {
     let address: Address = "127.0.0.1:0".parse().unwrap();
     let master = start_master(MasterConfig {
         http: Some(address.clone()),
@@ -360,7 +360,7 @@ async fn with_a_token_only_health_is_told_to_everybody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_is_kept_as_mooncake_keeps_it() {
+async fn metadata_endpoint_behaves_like_mooncakes() {
     let metadata_http = Some("127.0.0.1:0".parse().unwrap());
     let master = start_master(MasterConfig { metadata_http, ..MasterConfig::default() }).await;
     let address = master.metadata_http_address().unwrap();

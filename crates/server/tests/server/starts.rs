@@ -1,4 +1,4 @@
-//! What keeps a server from starting, and what it says then.
+//! Errors of a server's start, and their messages.
 
 use crate::support::*;
 use tiffin_rpc::{Address, Listener};
@@ -14,7 +14,7 @@ fn refusals(error: impl std::error::Error, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_named() {
+async fn port_in_use_is_named() {
     let taken = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = taken.local_address().clone();
     let hint = "hint: another process listens there";
@@ -30,7 +30,7 @@ async fn a_port_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_ours_is_named() {
+async fn address_of_another_host_is_named() {
     let token = "secret".to_owned();
     let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
     let master = MasterConfig { listen: vec![elsewhere], token, ..MasterConfig::default() };
@@ -41,7 +41,7 @@ async fn an_address_that_is_not_ours_is_named() {
 }
 
 #[tokio::test]
-async fn a_state_folder_that_cannot_be_written_is_named() {
+async fn unwritable_state_folder_is_named() {
     for folder in ["/proc/tiffin", "/dev/null/tiffin"] {
         let config = MasterConfig { state_dir: Some(folder.into()), ..MasterConfig::default() };
         let expected = [folder, "cannot keep the master's state", "hint: choose a folder"];
@@ -50,7 +50,7 @@ async fn a_state_folder_that_cannot_be_written_is_named() {
 }
 
 #[tokio::test]
-async fn without_a_token_nothing_listens_where_others_reach_it() {
+async fn only_loopback_is_allowed_without_a_token() {
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
     let expected = ["`0.0.0.0:0`, which other machines can reach", "hint: set a token"];
     let master = MasterConfig { listen: vec![everywhere.clone()], ..MasterConfig::default() };
@@ -65,7 +65,7 @@ async fn without_a_token_nothing_listens_where_others_reach_it() {
 }
 
 #[tokio::test]
-async fn more_memory_than_the_machine_has_is_refused() {
+async fn memory_beyond_the_machines_is_refused() {
     let node = NodeConfig { memory: 60 << 40, ..NodeConfig::default() };
     refusals(NodeServer::start(node).await.unwrap_err(), &["does not fit", "hint: ask for less memory"]);
 }
@@ -85,7 +85,7 @@ async fn memory_that_disks_need_is_checked_at_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wildcard_is_advertised_as_something_that_can_be_reached() {
+async fn wildcard_is_advertised_as_a_reachable_address() {
     let master = start_master(MasterConfig::default()).await;
     let config = NodeConfig {
         listen: Some("0.0.0.0:0".parse().unwrap()),

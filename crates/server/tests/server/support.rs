@@ -1,5 +1,5 @@
-//! A client made of raw calls, and the little that the tests share. Nothing sleeps: what cannot be waited for
-//! with an event is looked at again and again, giving way to others in between.
+//! A client of raw calls, and shared helpers. Nothing sleeps: a condition without an event is polled, and
+//! yields in between.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// Far enough that only a hang reaches it.
+/// A deadline that only a hang reaches.
 pub(crate) fn patient() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
@@ -26,16 +26,16 @@ pub(crate) fn key(text: &str) -> Key {
     Key::new(text.as_bytes()).unwrap()
 }
 
-/// Looks until it is so.
+/// Polls until the condition holds.
 pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = patient();
     while !is_so() {
-        assert!(Instant::now() < deadline, "it never came to pass that {what}");
+        assert!(Instant::now() < deadline, "timeout: {what}");
         tokio::task::yield_now().await;
     }
 }
 
-/// A name that nobody else uses.
+/// A unique address.
 pub(crate) fn unix_address() -> Address {
     Address::Unix { name: format!("tiffin-server-test-{:016x}", host::draw().unwrap()) }
 }
@@ -44,7 +44,7 @@ pub(crate) async fn start_master(config: MasterConfig) -> MasterServer {
     MasterServer::start(config).await.unwrap()
 }
 
-/// A small node of this master, ready to be used.
+/// A small node of this master, ready for use.
 pub(crate) async fn start_node(master: &Address, config: NodeConfig) -> NodeServer {
     let config = NodeConfig { master: master.clone(), memory: 4 << 20, ..config };
     let node = NodeServer::start(config).await.unwrap();
@@ -63,7 +63,7 @@ pub(crate) fn hello(client: u64) -> Hello {
     }
 }
 
-/// How bytes reach the node.
+/// The data path to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Shm,
@@ -74,12 +74,12 @@ pub(crate) struct Raw {
     pub(crate) hello: Hello,
     pub(crate) master: Connection,
     pub(crate) counters: Arc<Counters>,
-    /// The way to the node that was used last. A node that saw its only connection end, late, would take
-    /// away what this client has reserved since.
+    /// The last connection to the node. A node that notices the end of the only connection late would
+    /// release what this client has reserved since.
     last: Mutex<Option<Place>>,
 }
 
-/// A reservation and how to get there.
+/// A reservation with the connections to its node.
 pub(crate) struct Place {
     pub(crate) reservation: Reservation,
     pub(crate) info: NodeInfo,
@@ -104,7 +104,7 @@ impl Raw {
 
     pub(crate) async fn place(&self, name: &str, len: u64, way: Way) -> Place {
         let (outcome, nodes) = self.reserve_with_nodes(name, len).await;
-        let ReserveOutcome::Space(mut found) = outcome else { panic!("no room: {outcome:?}") };
+        let ReserveOutcome::Space(mut found) = outcome else { panic!("no memory: {outcome:?}") };
         let info = nodes.into_iter().next().unwrap();
         let (node, transport) = self.reach(&info, way).await;
         Place { reservation: found.remove(0), info, node, transport }
@@ -132,7 +132,7 @@ impl Raw {
         let found = match outcome {
             ResolveOutcome::Found(found) => found,
             ResolveOutcome::Absent => return None,
-            ResolveOutcome::Unavailable(names) => panic!("{names:?} cannot be reached"),
+            ResolveOutcome::Unavailable(names) => panic!("{names:?} are unreachable"),
         };
         let location = found.replicas[0];
         let info = nodes.into_iter().find(|it| it.segment == location.segment).unwrap();
@@ -193,7 +193,7 @@ impl Place {
         assert_eq!(outcomes, [Ok(())]);
     }
 
-    /// Has these bytes written and committed, with one question.
+    /// Writes and commits these bytes with one request.
     pub(crate) async fn store(&self, name: &str, len: u64, bytes: &[u8]) -> Result<CommitOutcome, CallError> {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
         let slot_ref = self.reservation.location.slot_ref();
@@ -215,7 +215,7 @@ impl Place {
     }
 }
 
-/// One request over HTTP; the status and the body.
+/// Sends one HTTP request. Returns the status and the body.
 pub(crate) async fn http(
     address: &Address,
     method: &str,
