@@ -67,7 +67,7 @@ macro_rules! sabotaged {
         #[cfg(feature = "sabotage")]
         let broken = $sabotage == crate::sabotage::Sabotage::$variant;
         #[cfg(not(feature = "sabotage"))]
-        let broken = $sabotage != crate::sabotage::Sabotage::None;
+        let (broken, _variant) = ($sabotage != crate::sabotage::Sabotage::None, stringify!($variant));
         broken
     }};
 }

@@ -130,7 +130,7 @@ impl LocationCache {
     #[must_use]
     pub fn new(capacity: usize, hash_seed: u64, sabotage: Sabotage) -> Self {
         Self {
-            places: Names::new(),
+            places: Names::default(),
             entries: Vec::new(),
             hand: 0,
             capacity: capacity.min(u32::MAX as usize),

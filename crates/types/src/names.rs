@@ -32,13 +32,14 @@ struct Table {
     taken: usize,
 }
 
-impl Names {
-    /// An empty table.
-    #[must_use]
-    pub fn new() -> Self {
+/// An empty table.
+impl Default for Names {
+    fn default() -> Self {
         Self { tables: vec![Table::default(); TABLES].into() }
     }
+}
 
+impl Names {
     /// The object among those with that hash that is the right one.
     pub fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let table = self.tables.get(table_of(hash))?;
@@ -163,7 +164,7 @@ mod tests {
         /// Hashes that collide in their place, in their table and altogether.
         #[test]
         fn it_agrees_with_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..48, 0u64..3), 1..400)) {
-            let mut names = Names::new();
+            let mut names = Names::default();
             let mut model: BTreeMap<(u64, u32), ()> = BTreeMap::new();
             for (index, (insert, low, high)) in (0u32..).zip(steps) {
                 let hash = high << 32 | (low % 16) | (low / 16) << 20;

@@ -131,7 +131,7 @@ impl Catalog {
     pub(super) fn new(hash_seed: u64) -> Self {
         Self {
             hash_seed,
-            names: Names::new(),
+            names: Names::default(),
             objects: Slab::new(),
             lists: EvictionLists::default(),
             namespaces: Vec::new(),
