@@ -1,21 +1,22 @@
 //! The tier below memory as a client sees it: `cargo bench -p tiffin-client --bench ssd -- FOLDER [--json]`.
 //!
-//! - `offload`: puts that wait for room, several times what the memory holds, so at the pace of the disk;
-//! - `read`: gets of what only the disk has, in any order, many at a time, in the process of the node and
-//!   through its socket;
-//! - `promote`: explicit prefetch of what only the disk has;
-//! - `gap`: a probe, a pause of 50 ms as a scheduler makes it, a get; with nothing done in the pause, with
-//!   what is used a second time brought back, and with prefetch on the probe. The three take turns on keys of
-//!   their own.
+//! - `offload`: puts that wait for space, several times the size of the memory, so at the speed of the
+//!   disk;
+//! - `read`: gets of objects that are only on the disk, in random order, many at a time, in the node's
+//!   process and through its socket;
+//! - `promote`: explicit prefetch of objects that are only on the disk;
+//! - `gap`: a probe, a pause of 50 ms as of a scheduler, a get; without promotion in the pause, with
+//!   promotion on the second use, and with prefetch on the probe. The three variants alternate, each on its
+//!   own keys.
 //!
-//! Each of the first takes turns with the raw disk, as `ssd-bench` does for the log alone. `bench/tier.py`
-//! does the last with the official wheel of Mooncake.
+//! Each of the first three alternates with the raw disk, as `ssd-bench` does for the log alone.
+//! `bench/tier.py` does the last with the official wheel of Mooncake.
 
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::indexing_slicing,
-    reason = "a benchmark that cannot go on panics"
+    reason = "a benchmark that cannot continue panics"
 )]
 
 use std::path::Path;
@@ -37,14 +38,13 @@ const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 128 * MIB;
 const DISK: u64 = 6144 * MIB;
 const OBJECT: u64 = MIB;
-/// How often sides take turns, and how many objects each moves in one.
+/// Number of rounds, and the number of objects per round.
 const ROUNDS: u64 = 7;
 const TURN: u64 = 192;
 const OBJECTS: u64 = ROUNDS * TURN;
 const DEPTH: usize = 32;
 const PUTTERS: usize = DEPTH;
-/// How often everything is brought back, in how many turns each, how many keys a prefetch names, and how many
-/// are under way at a time.
+/// Number of rounds and turns of the promotion, of keys per prefetch, and of concurrent prefetches.
 const PROMOTE_PASSES: u64 = 4;
 const PROMOTE_ROUNDS: u64 = 3;
 const PROMOTE_MEMORY: u64 = (OBJECTS + TURN) * OBJECT;
@@ -53,11 +53,11 @@ const PROMOTERS: usize = 6;
 const BATCH: u64 = 4;
 const BATCHES: u64 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longer than the system takes to give a few gigabytes.
+/// Longer than the kernel takes to allocate a few gigabytes.
 const SETTLE: Duration = Duration::from_secs(5);
-/// What was used this long ago may be driven out by what is brought.
+/// Objects unused for this long may be evicted by promotions.
 const COLD: Duration = Duration::from_millis(5_200);
-/// The share of the floor that is aimed at.
+/// The target, as a share of the floor.
 const SHARE: f64 = 0.8;
 
 struct Store {
@@ -67,7 +67,7 @@ struct Store {
 
 impl Store {
     async fn start(folder: &Path, promote_on_hit: bool, memory: u64) -> Self {
-        // What was brought is soon brought again.
+        // Promoted objects are soon promoted again.
         let prefetch_dedup_ttl = Duration::from_secs(1);
         let tier = TierConfig { promote_on_hit, prefetch_dedup_ttl, ..TierConfig::default() };
         let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
@@ -83,7 +83,7 @@ impl Store {
         node
     }
 
-    /// The same disk beside other memory, which is empty.
+    /// The same disk with other memory, which is empty.
     async fn restart(self, folder: &Path, memory: u64) -> Self {
         let Self { master, node } = self;
         node.leave(tokio::time::Instant::now() + Duration::from_secs(60)).await;
@@ -91,7 +91,7 @@ impl Store {
         Self { master, node }
     }
 
-    /// A client in the process of the node, or one that might be anywhere.
+    /// A client in the node's process, or one on any host.
     async fn client(&self, is_near: bool) -> Client {
         let options = ConnectOptions::new(self.master.address().to_string());
         let options = match is_near {
@@ -140,7 +140,7 @@ async fn offload(client: &Client, first: u64, count: u64) -> Rate {
     clock.stop(OBJECT * count)
 }
 
-/// Memory that gets go to, again and again: fresh memory would cost more than what is measured.
+/// Buffers that gets reuse: fresh memory would cost more than the read.
 struct Buffers(Vec<Vec<u8>>);
 
 impl Buffers {
@@ -149,7 +149,7 @@ impl Buffers {
     }
 }
 
-/// Reads objects that only the disk has, in an order that no disk likes.
+/// Reads objects that are only on the disk, in random order.
 async fn read(client: &Client, first: u64, buffers: &mut Buffers, times: &mut Vec<Duration>) -> Rate {
     let clock = Clock::start();
     let mut running = JoinSet::new();
@@ -176,7 +176,7 @@ async fn read(client: &Client, first: u64, buffers: &mut Buffers, times: &mut Ve
     clock.stop(OBJECT * TURN)
 }
 
-/// Several prefetches, one after the other, as many under way as the master takes.
+/// Runs several prefetches, as many at a time as the master accepts.
 async fn promote(client: &Client, first: u64, count: u64) -> Rate {
     let clock = Clock::start();
     let mut running = JoinSet::new();
@@ -196,11 +196,11 @@ async fn promote(client: &Client, first: u64, count: u64) -> Rate {
         });
     }
     done += running.join_all().await.into_iter().sum::<u64>();
-    assert!(done > count / 2, "only {done} of {count} had to be brought");
+    assert!(done > count / 2, "only {done} of {count} had to be promoted");
     clock.stop(OBJECT * done)
 }
 
-/// Drives all that can be driven out of memory, and leaves it empty.
+/// Evicts everything that can be evicted, and leaves the memory empty.
 async fn empty_memory(client: &Client, bytes: u64) {
     let count = bytes / OBJECT;
     tokio::time::sleep(COLD).await;
@@ -210,7 +210,7 @@ async fn empty_memory(client: &Client, bytes: u64) {
     assert!(deleted.into_iter().all(|it| it.is_ok()));
 }
 
-/// One row: its name, what is moved, both sides, and how long one takes, if that is known.
+/// One row: its name, its description, both sides, and the median latency, if known.
 struct Row {
     name: &'static str,
     what: &'static str,
@@ -218,7 +218,7 @@ struct Row {
     median_ms: Option<f64>,
 }
 
-/// The floor's turn and ours, in an order that changes.
+/// The floor's turn and ours, in alternating order.
 macro_rules! turn {
     ($turns:ident, $round:ident, $raw:expr, $ours:expr) => {
         if $round % 2 == 0 {
@@ -233,24 +233,24 @@ macro_rules! turn {
 
 async fn rates(folder: &Path) -> Vec<Row> {
     let mut floor = Floor::make(&folder.join("raw"), DISK / 2, Drive::Auto, DEPTH).unwrap();
-    // Fresh room costs the filesystem more: the log is to find room that was used.
+    // Unused space costs the filesystem more, so the log gets space that was written before.
     Floor::make(&folder.join("log"), DISK, Drive::Auto, DEPTH).unwrap().wipe().unwrap();
     let store = Store::start(folder, false, MEMORY).await;
     let client = store.client(true).await;
-    // As much as the memory holds goes there without waiting for anything.
+    // The first puts, as many as fit into memory, wait for nothing.
     offload(&client, OBJECTS, 2 * MEMORY / OBJECT).await;
     let mut turns = Turns::default();
     for round in 0..ROUNDS {
         turn!(turns, round, floor.write(round * TURN, TURN), offload(&client, round * TURN, TURN));
     }
-    let mut rows = vec![Row { name: "offload", what: "puts that wait for room", turns, median_ms: None }];
-    // So that the disk has the last of them, too.
+    let mut rows = vec![Row { name: "offload", what: "puts that wait for space", turns, median_ms: None }];
+    // Waits until the disk has the last of them, too.
     offload(&client, OBJECTS + 1000, 2 * MEMORY / OBJECT).await;
     drop(client);
     let store = store.restart(folder, PROMOTE_MEMORY).await;
-    // A node takes its memory from the system soon after it starts; that is not what is measured.
+    // A node allocates its memory soon after the start; that is not measured.
     tokio::time::sleep(SETTLE).await;
-    // It reads where the log has written.
+    // The floor reads where the log has written.
     let written = OBJECTS * OBJECT + 4 * MEMORY;
     let records = folder.join("log").join("records.tiffin");
     let mut floor = Floor::open(&records, Drive::Auto, DEPTH).unwrap().within(written);
@@ -259,7 +259,7 @@ async fn rates(folder: &Path) -> Vec<Row> {
     {
         let (client, mut times) = (store.client(is_near).await, Vec::new());
         let mut buffers = Buffers::new(DEPTH);
-        // What is known of the cluster after the first is known for all.
+        // The first call connects to the cluster; that is not measured.
         read(&client, 0, &mut buffers, &mut Vec::new()).await;
         let mut turns = Turns::default();
         for round in 0..ROUNDS {
@@ -272,8 +272,8 @@ async fn rates(folder: &Path) -> Vec<Row> {
     let (client, mut turns) = (store.client(true).await, Turns::default());
     let count = OBJECTS / PROMOTE_ROUNDS;
     let mut floor = Floor::open_spread(&records, Drive::Auto, DEPTH, count as usize).unwrap().within(written);
-    // The first read into a page costs the host of a virtual machine more than the read: on both sides that
-    // is over when it is measured.
+    // On a virtual machine the first read into a page costs its host more than the read. Both sides have
+    // done that before the measurement.
     floor.read_mixed(0, count).unwrap();
     promote(&client, 0, OBJECTS).await;
     for pass in 0..PROMOTE_PASSES {
@@ -285,7 +285,7 @@ async fn rates(folder: &Path) -> Vec<Row> {
     }
     rows.push(Row {
         name: "promote",
-        what: "prefetch, 192 under way; the raw reader spreads its reads as well",
+        what: "prefetch, 192 in progress; the raw reader spreads its reads as well",
         turns,
         median_ms: None,
     });
@@ -301,7 +301,7 @@ struct Way {
     times: Vec<Duration>,
 }
 
-/// Share of gets that found memory, and the times of a batch: median and 99th percentile.
+/// Share of gets that were read from memory, and the times of a batch: median and 99th percentile.
 async fn gap(folder: &Path) -> Vec<(&'static str, f64, f64, f64)> {
     let mut ways = Vec::new();
     for (name, ahead, on_hit) in [
@@ -357,7 +357,7 @@ fn print(rows: &[Row], gaps: &[(&str, f64, f64, f64)]) {
         );
     }
     println!(
-        "after a probe and a pause of 50 ms, a get of {BATCH} objects of 1 MiB that are new to everybody:"
+        "after a probe and a pause of 50 ms, a get of {BATCH} objects of 1 MiB that no client has read:"
     );
     for (name, share, p50, p99) in gaps {
         let share = share * 100.0;

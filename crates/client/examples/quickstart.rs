@@ -1,4 +1,4 @@
-//! A store inside one process: put, get, look without copying, delete; and a sample that is consumed.
+//! A store inside one process: put, get, view without a copy, delete; and a sample that is consumed.
 //!
 //! Run it with `cargo run --example quickstart`.
 
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store = Embedded::start(64 << 20).await?;
     let client = &store.client;
 
-    // Every call takes many items; each has an outcome of its own.
+    // Every call takes many items, and returns one outcome per item.
     let keys: Vec<Key> =
         ["layer/0", "layer/1"].map(|name| Key::new(name.as_bytes())).into_iter().collect::<Result<_, _>>()?;
     let values = [vec![1_u8; 1 << 20], vec![2_u8; 1 << 20]];
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         writeln!(out, "{key}: {} bytes", object?.bytes.len())?;
     }
 
-    // A view is no copy: the bytes are looked at where they lie, and stay there while it lives.
+    // A view is not a copy: it gives the bytes in place, and keeps them while it exists.
     for (key, view) in keys.iter().zip(client.view(&keys, soon()).await) {
         let view = view?;
         writeln!(out, "{key}: first byte {:?}, borrowed: {}", view.bytes()?.first(), view.is_borrowed())?;
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a producer and a consumer of hidden states do.
+/// The calls of a producer and a consumer of hidden states.
 async fn consume_a_sample(
     client: &Client,
     out: &mut impl Write,

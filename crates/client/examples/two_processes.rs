@@ -1,4 +1,4 @@
-//! Two processes of one machine: one holds a store and puts, the other gets, and no byte crosses a socket.
+//! Two processes on one machine: one holds a store and puts, the other gets, and no byte crosses a socket.
 //!
 //! Run it with `cargo run --example two_processes`. It starts itself a second time, with the store's address.
 
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The first process: a store, and somebody who puts into it.
+/// The first process: a store, and a client that puts.
 async fn produce() -> Result<(), Box<dyn Error>> {
     let store = Embedded::start(64 << 20).await?;
     let hidden_states = vec![42_u8; 8 << 20];
@@ -38,7 +38,7 @@ async fn produce() -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err(format!("the consumer failed: {status}").into()) }
 }
 
-/// The second process: somebody who gets.
+/// The second process: a client that gets.
 async fn consume(address: String) -> Result<(), Box<dyn Error>> {
     let client = Client::connect(ConnectOptions::new(address)).await?;
     let mut out = io::stdout();

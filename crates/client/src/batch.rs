@@ -1,4 +1,4 @@
-//! Cutting what a caller asks at once into what fits into one message, and giving everybody the same answer.
+//! Splits a call into messages that fit the limits, and repeats one error for all items.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use tiffin_types::BATCH_ITEMS_MAX;
 
 use crate::Error;
 
-/// The most items of one message: answers are larger than questions, and must fit as well.
+/// Maximum number of items per message: replies are larger than requests, and must fit as well.
 const ITEMS_MAX: usize = BATCH_ITEMS_MAX / 4;
-/// The most bytes of keys in one message.
+/// Maximum number of key bytes per message.
 const KEY_BYTES_MAX: usize = 16 << 20;
 
-/// Cuts a list of items with such keys into pieces that fit.
+/// Splits a list of items with these keys into ranges that fit.
 pub(crate) fn pieces<'a, K>(keys: impl IntoIterator<Item = &'a K>) -> Vec<Range<usize>>
 where
     K: AsRef<[u8]> + ?Sized + 'a,
@@ -32,7 +32,7 @@ where
     pieces
 }
 
-/// The same failure for each of so many items.
+/// The same failure for each of `count` items.
 pub(crate) fn all<T>(count: usize, error: &Error) -> Vec<Result<T, Error>> {
     (0..count).map(|_| Err(error.clone())).collect()
 }

@@ -1,4 +1,5 @@
-//! The memory that bytes land in, and the memory that is looked at where it lies: all `unsafe` of this crate.
+//! Memory for objects that are read, and access to memory that is viewed in place. All `unsafe` of this
+//! crate is here.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,8 +12,8 @@ use crate::get::{self, Landing};
 use crate::inner::Inner;
 use crate::{Deadline, Error, GetOptions, Key, Object};
 
-/// Gets objects into fresh memory, which is filled once and not cleared before. Where a range is given, that
-/// is all that is read.
+/// Reads objects into new memory, which is filled once and not zeroed first. If an item has a range, only
+/// that range is read.
 pub(crate) async fn get_owned(
     inner: &Inner,
     keys: &[Key],
@@ -29,16 +30,16 @@ pub(crate) async fn get_owned(
         let mut bytes = blocks.pop().unwrap_or_default();
         let len = fetched.len as usize;
         assert!(len <= bytes.capacity(), "{len} bytes were read into {}", bytes.capacity());
-        // SAFETY: the block has room for `len` bytes, and `drive` answers `Ok` only after a transport
-        // filled the range that it got for this item last, which was those bytes of the last block.
+        // SAFETY: the block has capacity for `len` bytes. `drive` returns `Ok` only after a transport
+        // filled the range that it got last for this item: those bytes of the last block.
         unsafe { bytes.set_len(len) };
         Ok(Object { generation: fetched.generation, bytes })
     });
     objects.collect()
 }
 
-/// Memory for objects whose size is not known before they are found. Blocks are only ever added while it is
-/// borrowed, so a range in one stays valid.
+/// Memory for objects whose size is known only after they are found. While it is borrowed, blocks are only
+/// added, so a range in a block stays valid.
 struct Blocks {
     items: Vec<Mutex<Vec<Vec<u8>>>>,
     ranges: Vec<Option<Range<u64>>>,
@@ -48,15 +49,16 @@ impl<'a> Landing<'a> for &'a Blocks {
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>> {
         let len = usize::try_from(len).ok()?;
         let mut blocks = self.items.get(item)?.lock().unwrap_or_else(PoisonError::into_inner);
-        // An object that is read again after it changed may have another size now.
+        // An object that is read again after a change may have another size.
         if blocks.last().is_none_or(|block| block.capacity() < len) {
             let mut block = Vec::new();
             block.try_reserve_exact(len).ok()?;
             blocks.push(block);
         }
         let start = NonNull::new(blocks.last_mut()?.as_mut_ptr())?;
-        // SAFETY: the block has that much room, and lives unmoved as long as the borrow of `self`: its
-        // vector's header may move when another block is added, its bytes do not. Nobody else touches them.
+        // SAFETY: the block has that capacity, and is not moved during the borrow of `self`: the
+        // vector's header may move when another block is added, its bytes do not. Nothing else accesses
+        // them.
         Some(vec![unsafe { TargetBuf::new(start, len) }])
     }
 
@@ -67,11 +69,11 @@ impl<'a> Landing<'a> for &'a Blocks {
 
 /// The bytes of a range that is held at its node; `None` in a forked child.
 ///
-/// The hold is the caller's to keep for as long as the bytes are looked at: this is called only by a view,
-/// which owns one.
+/// The caller must hold a reference to the slot while it uses the bytes. The only caller is a view, which
+/// owns one.
 pub(crate) fn held_bytes(range: &MappedRange) -> Option<&[u8]> {
     let source = range.source()?;
-    // SAFETY: the range is mapped for as long as `range` lives, and while it is held at the node nobody
-    // writes there: its space is neither given to another writer nor punched out.
+    // SAFETY: the range is mapped while `range` exists. While it is held at the node, nothing writes
+    // there: the node neither reuses the memory nor punches a hole.
     Some(unsafe { slice::from_raw_parts(source.as_ptr(), source.len()) })
 }

@@ -15,13 +15,13 @@ use tiffin_types::{Key, Keys, Location, SegmentId};
 use crate::inner::Inner;
 use crate::{GetOptions, ResolveOptions};
 
-/// So many uses are reported at once.
+/// At this number of uses they are reported at once.
 const USED_MAX: usize = 512;
 /// Fewer uses are reported after this time: a lease must protect what was just read.
 const REPORT_AFTER: Duration = Duration::from_millis(10);
 /// While nothing is used, the reporter checks at most this much later.
 const REPORT_PAUSE_MAX: Duration = Duration::from_millis(80);
-/// After so long without a use the reporter ends.
+/// The reporter ends after this time without a use.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The requests of gets, with the cached locations that may be read without asking the master.
@@ -101,9 +101,9 @@ fn is_reporter_due(inner: &Inner) -> bool {
     inner.locations.lock().unreported() > 0 && !inner.locations.has_reporter.swap(true, Ordering::AcqRel)
 }
 
-/// The reporter: reports uses every few milliseconds, and ends when there were none for a while. To wake a
-/// thread costs more than a get, so a get does that only after such a pause. While nothing is used, the
-/// reporter checks less and less often, because that takes a processor from others, too.
+/// The reporter: reports uses every few milliseconds, and ends when there were none for a while. Waking a
+/// thread costs more than a get, so a get does that only after such a pause. Without uses the reporter
+/// checks less and less often, because each check takes processor time from other work.
 async fn report_in_moments(client: Weak<Inner>) {
     let (mut pause, mut quiet) = (REPORT_AFTER, Duration::ZERO);
     while quiet < QUIET_TIME_MAX {

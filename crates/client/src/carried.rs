@@ -1,8 +1,8 @@
-//! The bytes of small objects go to a node without shared memory inside the commit that names them.
+//! Sends the bytes of small objects inside the commit that names them, to nodes without shared memory.
 //!
-//! That saves a round trip on the data connection. The session is told that the bytes are written when only
-//! the commit is left to do, which it then asks for next; if the commit is repeated, the bytes go with it
-//! again.
+//! That saves a round trip on the data connection. When only the commit is left to do, the session is told
+//! that the bytes are written, and requests the commit next. If the commit is repeated, it carries the
+//! bytes again.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::inner::Inner;
 use crate::put::{ToWrite, Writes};
 use crate::{Deadline, Error, Put};
 
-/// The most bytes inside one commit; more go through the data connection.
+/// Maximum number of bytes inside one commit; more bytes go through the data connection.
 const CARRIED_BYTES_MAX: u64 = 16 << 10;
 
-/// Why a call to a node has no answer.
+/// Why a call to a node has no reply.
 #[derive(Debug)]
 pub(crate) enum Unanswered {
     /// The node cannot be reached. The request was not sent, and neither were the bytes inside it.
@@ -32,8 +32,8 @@ pub(crate) enum Unanswered {
 pub(crate) struct Carried(BTreeMap<(SegmentId, SlotRef), usize>);
 
 impl Carried {
-    /// The next thing to do. Once nothing but writes is left, those whose bytes can go inside a commit are
-    /// taken out of `writes`.
+    /// The next need. Once only writes are left, those whose bytes can go inside a commit are removed from
+    /// `writes`.
     pub(crate) fn next_need(
         &mut self,
         inner: &Inner,
@@ -54,12 +54,12 @@ impl Carried {
         session.poll()
     }
 
-    /// The objects that were to be stored there.
+    /// The objects that were to be stored at these locations.
     pub(crate) fn items(&self, places: &[(SegmentId, SlotRef)]) -> impl Iterator<Item = usize> {
         places.iter().filter_map(|it| self.0.get(it).copied())
     }
 
-    /// The bytes that go inside a commit, for each of its objects; empty where they were written before.
+    /// The bytes that go inside a commit, for each of its objects; empty if they were written before.
     /// `None` if there are none at all.
     pub(crate) fn bytes(
         &self,
@@ -94,7 +94,7 @@ pub(crate) async fn ask(
     reply.map_err(|error| Unanswered::Failed(error.into()))
 }
 
-/// Whether few bytes cross a socket to this node, and nothing but a commit at the same node follows.
+/// Whether few bytes cross a socket to this node, and the next step is a commit at the same node.
 fn may_be_carried(
     inner: &Inner,
     puts: &[Put<'_>],
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn carried_bytes_go_with_every_repetition_of_a_commit() {
+    fn repeated_commit_carries_the_bytes_again() {
         let key = Key::new(b"k").unwrap();
         let slot_ref = |slot| SlotRef { slot: SlotId(slot), stamp: Stamp(1) };
         let item = |slot, len| {
@@ -151,7 +151,7 @@ mod tests {
         let request = about(vec![item(0, 5), item(2, 0), item(1, 5)]);
         let expected = Some(vec![vec![], vec![], b"small".to_vec()]);
         assert_eq!(along(here, &request), expected);
-        assert_eq!(along(here, &request), expected, "once more");
+        assert_eq!(along(here, &request), expected, "repeated");
         let other = Some(vec![b"small".to_vec(), vec![], vec![]]);
         assert_eq!(along(there, &request), other, "another node has the same slots");
         assert_eq!(along(here, &about(vec![item(0, 5), item(2, 0)])), None);

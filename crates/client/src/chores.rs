@@ -1,16 +1,16 @@
-//! Work of a client that no caller waits for.
+//! Background work of a client: no caller waits for it.
 
 use tiffin_types::message::Reply;
 use tiffin_types::{Location, SegmentId};
 
-/// Work that no caller waits for.
+/// Background work.
 #[derive(Debug)]
 pub(crate) enum Chore {
-    /// Give reservations back.
+    /// Release reservations.
     Abort(Vec<Location>),
-    /// Undo what a late reply says.
+    /// Undo the effects of a late reply.
     Late(Reply),
-    /// End views on this node, or make sure that it knows which there are.
+    /// End views on this node, or send it the complete list of views.
     EndViews(SegmentId),
     /// End a lease that a master granted.
     Release {

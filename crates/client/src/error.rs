@@ -1,11 +1,11 @@
-//! What can go wrong, one variant per thing that a caller would handle differently.
+//! The error type, with one variant for each case that a caller would handle differently.
 
 use tiffin_rpc::{AddressError, CallError};
 use tiffin_types::message::{Backlog, Full, Quota, Reason, Refusal, Resource, Usage};
 use tiffin_types::units::{Count, Size};
 use tiffin_types::{Generation, Key, KeyError};
 
-/// Why a call, or one item of it, did not do what was asked. [`Self::hint`] says what may help.
+/// Why a call, or one item of it, failed. [`Self::hint`] says what may help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no such object.
@@ -42,21 +42,21 @@ pub enum Error {
         /// What the namespace holds and may hold.
         quota: Quota,
     },
-    /// The stream takes in no more until its consumers have caught up.
+    /// The stream accepts no more samples until its consumers have caught up.
     #[error(
-        "the consumers are behind: `{key}` is not taken in, because {} with {} are in flight in its stream, \
+        "the consumers are behind: `{key}` is not accepted, because {} with {} are in flight in its stream, \
          whose high marks are {} and {}",
         Count(backlog.refs, "sample"), Size(backlog.bytes),
         mark(backlog.limits.refs_high, Count(backlog.limits.refs_high, "sample")),
         mark(backlog.limits.bytes_high, Size(backlog.limits.bytes_high))
     )]
     Behind {
-        /// The sample that was not taken in.
+        /// The sample that was not accepted.
         key: Key,
-        /// What is in flight, and what may be.
+        /// What is in flight, and the limits.
         backlog: Backlog,
     },
-    /// The buffer is smaller than the object, or than what is wanted of it. Nothing was written into it.
+    /// The buffer is smaller than the object, or than the requested range. Nothing was written into it.
     #[error("`{key}` has {} to be read, more than the buffer holds", Count(*.len, "byte"))]
     TooSmall {
         /// The object.
@@ -64,43 +64,43 @@ pub enum Error {
         /// How many bytes there are.
         len: u64,
     },
-    /// The deadline came first. What was asked may or may not have been done.
+    /// The deadline passed first. The request may or may not have been carried out.
     #[error("{what}")]
     Timeout {
-        /// What was waited for.
+        /// What the caller waited for.
         what: String,
     },
     /// The master, or every node that could have been used, cannot be reached.
     #[error("{what}")]
     Unreachable {
-        /// Who, and what was seen.
+        /// Which one, and what was observed.
         what: String,
     },
     /// The name of the master's host, or of a node's, has no address.
     #[error("{what}")]
     UnknownHost {
-        /// Which, and what the system says.
+        /// Which one, and what the system reports.
         what: String,
     },
     /// The answer is not known yet: the master has restarted, and members that may hold the object have not
     /// reported. Nothing was done.
     #[error("{what}")]
     Unavailable {
-        /// Which members are waited for.
+        /// The members that have not reported.
         what: String,
     },
-    /// The address is that of a server of another kind, such as the HTTP pages of a master.
+    /// A server of another kind listens at the address, such as the HTTP pages of a master.
     #[error("{what}")]
     WrongPort {
-        /// Which, and what it speaks.
+        /// Which address, and what it speaks.
         what: String,
     },
     /// Something accepts connections at the address, but does not answer the handshake.
     #[error("{what}")]
     NoHandshake {
-        /// Which address, and what was seen.
+        /// Which address, and what was observed.
         what: String,
-        /// It sent nothing in time; else it closed the connection.
+        /// It sent nothing in time; otherwise it closed the connection.
         is_silent: bool,
     },
     /// The object exists, but no node that holds it can be reached now.
@@ -117,32 +117,32 @@ pub enum Error {
         /// The object.
         key: Key,
     },
-    /// It is as asked, but these nodes could not confirm it: that they let go of their copies, or that they
-    /// have a pin or an acknowledgement in writing. They must before they are used again.
+    /// The request was carried out, but these nodes could not confirm it: the release of their copies, or
+    /// the record of a pin or an acknowledgement. They must confirm before they are used again.
     #[error("done, but not confirmed by: {}", list(.nodes))]
     Unconfirmed {
         /// The names of the nodes.
         nodes: Vec<String>,
     },
-    /// The object was replaced again and again while it was read.
-    #[error("`{key}` was replaced again and again while it was read")]
+    /// The object was replaced repeatedly while it was read.
+    #[error("`{key}` was replaced repeatedly while it was read")]
     Contended {
         /// The object.
         key: Key,
     },
-    /// The object is shorter than the range that was asked for. Nothing was read.
-    #[error("`{key}` has {}: {start}..{end} is not inside", Count(*.len, "byte"))]
+    /// The object is shorter than the requested range. Nothing was read.
+    #[error("`{key}` has {}: {start}..{end} is out of range", Count(*.len, "byte"))]
     OutOfRange {
         /// The object.
         key: Key,
-        /// How many bytes it has.
+        /// Its length in bytes.
         len: u64,
-        /// The first byte that was wanted.
+        /// The first byte of the range.
         start: u64,
-        /// The first byte that was not wanted any more.
+        /// The first byte after the range.
         end: u64,
     },
-    /// An object of that name exists, and was not to be replaced.
+    /// An object of that name exists, and must not be replaced.
     #[error("`{key}` exists as generation {generation} and was not replaced")]
     Exists {
         /// Its name.
@@ -150,39 +150,39 @@ pub enum Error {
         /// Which put of the key it is.
         generation: Generation,
     },
-    /// The sample was replaced: refs of the older generation lead nowhere any more.
+    /// The sample was replaced: refs of the older generation are no longer valid.
     #[error("`{key}` was replaced, and is generation {generation} now")]
     Superseded {
         /// The sample.
         key: Key,
-        /// Which put of the key is there now.
+        /// The generation that exists now.
         generation: Generation,
     },
     /// The group has consumed the sample.
-    #[error("`{key}` was consumed by `{group}` already")]
+    #[error("`{key}` was already consumed by `{group}`")]
     Consumed {
         /// The sample.
         key: Key,
-        /// The group that asked.
+        /// The group of the request.
         group: String,
     },
-    /// The object is no sample, or its bytes are not.
-    #[error("`{key}` is no sample: {why}")]
+    /// The object is not a sample, or its bytes are not a valid manifest.
+    #[error("`{key}` is not a sample: {why}")]
     NotASample {
         /// The object.
         key: Key,
         /// What is wrong.
         why: String,
     },
-    /// The group is none of those that the sample is for.
+    /// The sample is not meant for the group.
     #[error("`{key}` is not for the consumer group `{group}`")]
     WrongGroup {
         /// The sample.
         key: Key,
-        /// The group that asked.
+        /// The group of the request.
         group: String,
     },
-    /// The request makes no sense.
+    /// The request is not valid.
     #[error("{what}")]
     Invalid {
         /// What is wrong with it.
@@ -191,22 +191,22 @@ pub enum Error {
     /// The token is missing or wrong.
     #[error("{what}")]
     Unauthenticated {
-        /// What the server said.
+        /// The server's message.
         what: String,
     },
-    /// The server said no, for another reason.
+    /// The server rejected the request for another reason.
     #[error("{what}")]
     Refused {
-        /// What kind of no.
+        /// The kind of rejection.
         reason: Reason,
-        /// What the server said.
+        /// The server's message.
         what: String,
     },
     /// The client was closed.
     #[error("the client is closed")]
     Closed,
     /// The client, or the view, belongs to the process that this one was forked from.
-    #[error("this belongs to the parent process, and cannot be used in a forked child")]
+    #[error("client or view belongs to the parent process and cannot be used in a forked child")]
     Forked,
 }
 
@@ -220,22 +220,20 @@ impl Error {
             Self::NoNode { .. } => {
                 "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
             }
-            Self::Full { .. } => {
-                "delete what is not needed any more, unpin, add a node, or let the put wait longer"
-            }
+            Self::Full { .. } => "delete or unpin objects, add a node, or let the put wait longer",
             Self::OverQuota { quota, .. } if quota.is_never_enough() => {
                 "raise the quota of the namespace, or split the object"
             }
-            Self::OverQuota { .. } => {
-                "delete or unpin what the namespace no longer needs, or raise its quota"
+            Self::OverQuota { .. } => "delete or unpin objects of the namespace, or raise its quota",
+            Self::Behind { .. } => {
+                "let the put wait, check that every group acknowledges, or raise the marks"
             }
-            Self::Behind { .. } => "let the put wait, see that every group acknowledges, or raise the marks",
             Self::TooSmall { .. } => "give a buffer of at least that many bytes",
             Self::Timeout { .. } => {
-                "allow more time; if that does not help, the other side is stopped or cut off"
+                "allow more time; if that does not help, the peer is stopped or cannot be reached"
             }
             Self::Unreachable { .. } => {
-                "check that a server listens there and that this machine may reach it"
+                "check that a server listens there and that this machine can reach it"
             }
             Self::NoHandshake { .. } => {
                 "another program may listen there: check the address; or the server is stopped, overloaded \
@@ -245,21 +243,21 @@ impl Error {
                 "check the spelling of the host's name, and that this machine resolves it (DNS, /etc/hosts)"
             }
             Self::Unavailable { .. } => {
-                "try again when they are back; a node that stays away is given up after the master's `--away`"
+                "try again when they are back; the master gives up a node that is away longer than `--away`"
             }
             Self::WrongPort { .. } => {
-                "give the address that the master listens on (port 7400 unless it was told otherwise), not \
+                "give the address that the master listens on (port 7400 by default), not \
                  that of its HTTP pages (7401)"
             }
             Self::NodeDown { .. } => {
-                "see `tiffin stat` for the nodes that do not answer; a copy more survives one"
+                "check `tiffin stat` for nodes that do not answer; more replicas survive the loss of a node"
             }
-            Self::Leased { .. } => "try again when the lease has ended, or force it",
+            Self::Leased { .. } => "try again when the lease has ended, or force the removal",
             Self::Unconfirmed { .. } => {
                 "it is removed for every new lookup; repeat the call to learn when the nodes have confirmed"
             }
             Self::Contended { .. } => "try again, or let the writers use a key of their own for each version",
-            Self::OutOfRange { .. } => "ask for the object's length first",
+            Self::OutOfRange { .. } => "request the object's length first",
             Self::Exists { .. } => "use a new id, or replace the old sample",
             Self::Superseded { .. } => "ask the producer for the ref of the new generation",
             Self::Consumed { .. } => "each group consumes a sample once; read it before it is acknowledged",
@@ -276,7 +274,7 @@ impl Error {
         })
     }
 
-    /// Whether the same call may succeed later, with nothing changed by the caller.
+    /// Whether the same call may succeed later, without a change by the caller.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -320,7 +318,7 @@ impl Error {
     }
 
     pub(crate) fn misfit() -> Self {
-        Self::Unreachable { what: "the answer of the master does not fit the question".to_owned() }
+        Self::Unreachable { what: "the master's reply does not match the request".to_owned() }
     }
 
     pub(crate) fn invalid(what: impl ToString) -> Self {
@@ -369,17 +367,17 @@ impl From<AddressError> for Error {
     }
 }
 
-/// The first part of a message that ends in a hint: ours are given by [`Error::hint`].
+/// The message without its hint: hints are given by [`Error::hint`].
 pub(crate) fn without_hint(message: &str) -> String {
     message.split("\n\nhint: ").next().unwrap_or(message).to_owned()
 }
 
-/// A high mark of a stream, where zero stands for none.
+/// A high mark of a stream; zero means none.
 fn mark(number: u64, shown: impl ToString) -> String {
     if number == 0 { "none".to_owned() } else { shown.to_string() }
 }
 
-/// What is missing for an object, and how full the nodes are.
+/// Which resource is missing for an object, and the usage of the nodes.
 fn describe_full(key: &Key, len: u64, usage: &Usage, lacks: Resource, never: bool) -> String {
     let Usage { capacity, free, granted, committed, held, metadata, .. } = usage;
     if never {
@@ -389,12 +387,12 @@ fn describe_full(key: &Key, len: u64, usage: &Usage, lacks: Resource, never: boo
         Resource::Bytes => "",
         Resource::Slots => "; a slot for its record is missing",
         Resource::KeySpace => "; space for its key is missing",
-        Resource::Contiguous => "; free memory lies in too many pieces",
+        Resource::Contiguous => "; free memory is too fragmented",
     };
     let records =
         if *metadata > 0 { format!(", {} for records and keys", Size(*metadata)) } else { String::new() };
     format!(
-        "there is no room for `{key}` ({}): of {}, {} are free, {} reserved, {} in use, \
+        "no space for `{key}` ({}): of {}, {} are free, {} reserved, {} in use, \
          {} in view{records}{missing}",
         Size(len),
         Size(*capacity),
@@ -411,7 +409,7 @@ fn describe_over_quota(key: &Key, quota: &Quota) -> String {
     match quota.is_never_enough() {
         true => format!("`{key}` ({}) exceeds the quota of its namespace, {}", Size(need), Size(limit)),
         false => format!(
-            "there is no space for `{key}` in the namespace: it holds {} of the {} it may",
+            "no space for `{key}` in the namespace: it uses {} of its quota of {}",
             Size(used),
             Size(limit)
         ),

@@ -1,8 +1,8 @@
 //! Runs a `session::Get` against connections and transports.
 //!
-//! Copies from mapped memory run inside the caller's own task. The transport gives others their turn after
-//! every few megabytes, less than a millisecond's worth, so a large copy does not starve the executor;
-//! handing it to another thread would cost more than it saves for most objects.
+//! Copies from mapped memory run inside the caller's own task. The transport yields after every few
+//! megabytes, which takes less than a millisecond, so a large copy does not starve the executor. Handing it
+//! to another thread would cost more than it saves for most objects.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,14 +23,14 @@ use crate::route::OpenRoute;
 use crate::running::Running;
 use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
 
-/// Gives memory for an object when its size is known.
+/// Provides memory for an object when its size is known.
 pub trait Landing<'a>: Sync {
-    /// Memory of exactly that size for that item; `None` if there is less. Asked again for the same size, it
-    /// gives the same memory: another copy may be read into it. Asked for another size, the object was
-    /// replaced meanwhile, and what was given before is not needed any more.
+    /// Memory of exactly `len` bytes for this item; `None` if there is less. For the same size it returns
+    /// the same memory: another copy may be read into it. Another size means that the object was replaced
+    /// meanwhile, and the memory provided before is not needed any more.
     fn land(&self, item: usize, len: u64) -> Option<Vec<TargetBuf<'a>>>;
 
-    /// The part of the object that is wanted, instead of the whole.
+    /// The range of the object to read, instead of the whole.
     fn range(&self, item: usize) -> Option<Range<u64>> {
         let _whole = item;
         None
@@ -40,10 +40,10 @@ pub trait Landing<'a>: Sync {
 /// The memory of callers.
 struct Given<'g, 'a>(&'g [GetInto<'a>]);
 
-/// What is read of each item of a session.
+/// The reads of each item of a session.
 pub(crate) trait Wants<'a>: Sync {
-    /// Adds the reads of an item that lies there and has so many bytes; `false` if its memory does not fit.
-    /// An item of which nothing is read is there.
+    /// Adds the reads of an item of `len` bytes at `location`; `false` if its memory does not fit. An item
+    /// without reads only has to exist.
     fn ops(&self, item: usize, location: Location, len: u64, add: &mut dyn FnMut(ReadOp<'a>)) -> bool;
 }
 
@@ -57,13 +57,13 @@ pub(crate) struct Ended {
     pub(crate) asked: Vec<bool>,
 }
 
-/// The memory for the items of one session, of which the first has that number among those of a call.
+/// The memory for the items of one session. `first` is the index of its first item in the call.
 struct Landed<'l, L> {
     landing: &'l L,
     first: usize,
 }
 
-/// What was carried out.
+/// A need of the session that was carried out.
 enum Done {
     Called(NeedId, Result<Reply, Error>),
     Read(ReadNode),
@@ -76,8 +76,8 @@ struct ReadNode {
     outcomes: Vec<Outcome>,
 }
 
-/// Reads that go to one node together; those of which the master was not asked apart, by the life of it in
-/// which they were named.
+/// Reads that go to one node together. Cached-location reads are separate, by the epoch in which the
+/// objects were named.
 type Reads<'a> = BTreeMap<(SegmentId, Option<u64>), Vec<((usize, NeedId), ReadOp<'a>)>>;
 
 pub(crate) async fn get_into(
@@ -90,8 +90,8 @@ pub(crate) async fn get_into(
     drive(inner, &keys, &Given(items), options, deadline).await
 }
 
-/// Gets objects into the memory that `landing` gives. `Ok` means that what it gave last for that item is
-/// full.
+/// Reads objects into the memory that `landing` provides. `Ok` means that the memory provided last for that
+/// item is full.
 pub(crate) async fn drive<'a>(
     inner: &Inner,
     keys: &[Key],
@@ -129,7 +129,7 @@ async fn drive_piece<'a>(
     answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
 }
 
-/// Runs a session of so many items to its end, or until the deadline.
+/// Runs a session of `items` items to its end, or until the deadline.
 pub(crate) async fn run<'a>(
     inner: &Inner,
     session: Session,
@@ -188,7 +188,7 @@ pub(crate) async fn run<'a>(
             Err(_) => flights.tick(&mut session),
         }
     }
-    // A read that another one was faster than ends here: none touches a buffer after the call.
+    // Reads that lost against another copy end here: none accesses a buffer after the call.
     drop(running);
     let is_late = is_late || deadline.has_passed();
     let asked = (0..items).map(|item| session.is_asked(item)).collect();
@@ -203,13 +203,14 @@ fn session(inner: &Inner, requests: Vec<GetRequest>, options: GetOptions) -> Ses
     }
 }
 
-/// The nearest copy is read first.
+/// Reads the closest copy first.
 pub(crate) fn distance(inner: &Inner) -> tiffin_session::Distance {
     let me = inner.weak();
     Box::new(move |info| Weak::upgrade(&me).map_or(u8::MAX, |inner| inner.nodes.distance(info.segment)))
 }
 
-/// The read of what is wanted of an object of `len` bytes, if it has that and there is memory for it.
+/// The read of the requested range of an object of `len` bytes. `None` if the range is not inside the
+/// object or there is no memory for it.
 fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64) -> Option<ReadOp<'a>> {
     let range = landing.range(item).unwrap_or(0..len);
     let wanted = range.end.checked_sub(range.start).filter(|_| range.end <= len)?;
@@ -217,11 +218,11 @@ fn op<'a>(landing: &impl Landing<'a>, item: usize, location: Location, len: u64)
     Some(ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: range.start, targets })
 }
 
-/// What is read from one node together.
+/// Reads that go to one node together.
 struct ToRead<'a> {
     segment: SegmentId,
     cached_epoch: Option<u64>,
-    /// The way there, if it is open.
+    /// The route to it, if it is open.
     route: Option<Arc<OpenRoute>>,
     ops: Vec<ReadOp<'a>>,
 }
@@ -283,7 +284,7 @@ pub(crate) fn answer(
             }
             Some(Range { start, end }) => Error::TooSmall { key: key(), len: end - start },
         }),
-        // A read that the deadline cut off says nothing about its node.
+        // A read that the deadline ended says nothing about its node.
         GetOutcome::Unavailable(_) if is_late => Err(Error::timeout("the get")),
         GetOutcome::Unavailable(nodes) => Err(Error::NodeDown { key: key(), nodes }),
         GetOutcome::Contended => Err(Error::Contended { key: key() }),

@@ -1,8 +1,8 @@
-//! Reads that may stall: wakes the session of a get when nothing arrives.
+//! Detects reads that stall, and wakes the session of a get when nothing arrives.
 //!
-//! The decisions are those of `session`: [`Paces`](crate::paces::Paces) says how long to wait and which
-//! nodes to ask last, and the session what to read instead. Reads of mapped memory do not stall, and cost
-//! nothing here.
+//! `session` makes the decisions: [`Paces`](crate::paces::Paces) says how long to wait and which
+//! nodes to use last, and the session says what to read instead. Reads of mapped memory do not stall, and
+//! cost nothing here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::inner::Inner;
 pub(crate) struct Flights<'i> {
     inner: &'i Inner,
     deadline: Deadline,
-    /// How many items the get has.
+    /// Number of items of the get.
     items: usize,
     owners: Option<Arc<BufferOwners>>,
     flights: BTreeMap<u64, Flight>,
@@ -30,7 +30,7 @@ pub(crate) struct Flights<'i> {
 struct Flight {
     segment: SegmentId,
     watch: Arc<ReadControl>,
-    /// The items that it reads, and each as which read.
+    /// The items that it reads, and the read of each.
     reads: Vec<(usize, NeedId)>,
     began_us: u64,
     arrivals: u64,
@@ -43,8 +43,8 @@ impl<'i> Flights<'i> {
         Self { inner, deadline, items, owners: None, flights: BTreeMap::new(), next: 0 }
     }
 
-    /// A read of one node begins. One that cannot stall is only kept from filling a buffer that another read
-    /// fills.
+    /// A read of one node begins. A read that cannot stall is only prevented from filling a buffer that
+    /// another read fills.
     pub(crate) fn begin(
         &mut self,
         session: &mut Session,
@@ -78,19 +78,19 @@ impl<'i> Flights<'i> {
         Some((self.next, watch))
     }
 
-    /// A read is to end, and with it the others of its node.
+    /// Stops a read, and the others of its node.
     pub(crate) fn stop(&mut self, id: NeedId) {
         let reads = |it: &&Flight| it.reads.iter().any(|(_, read)| *read == id);
         self.flights.values().find(reads).into_iter().for_each(|it| it.watch.stop());
     }
 
-    /// When to look next.
+    /// When to check next.
     pub(crate) fn wake(&self, session: &Session) -> Instant {
         let due_us = if self.flights.is_empty() { None } else { session.due_us() };
         self.inner.paces.instant(due_us, self.deadline)
     }
 
-    /// It is time to look whether anything has arrived.
+    /// Checks whether anything has arrived.
     pub(crate) fn tick(&mut self, session: &mut Session) {
         let now_us = self.inner.paces.now_us();
         for flight in self.flights.values_mut() {
@@ -123,12 +123,12 @@ impl<'i> Flights<'i> {
         });
         let mut ended = reads.into_iter().zip(outcomes).peekable();
         while let Some(((item, id), mut outcome)) = ended.next() {
-            // Pieces of one object lie side by side.
+            // Pieces of one object are adjacent.
             while let Some((_, other)) = ended.next_if(|((_, other), _)| *other == id) {
                 outcome = both(outcome, other);
             }
             session.read(id, result_of(outcome, has_yielded));
-            // Of a read that counts, the buffer stays its own.
+            // A read whose result counts keeps ownership of its buffer.
             if !session.is_item_done(item)
                 && let Some(owners) = &self.owners
             {
@@ -139,7 +139,7 @@ impl<'i> Flights<'i> {
 }
 
 impl Flight {
-    /// Counts how long the first byte took, once.
+    /// Reports the latency of the first byte, once.
     fn count(&mut self, inner: &Inner) {
         if let Some(first) = self.watch.first_arrival().filter(|_| !self.is_counted) {
             self.is_counted = true;
@@ -148,7 +148,7 @@ impl Flight {
     }
 }
 
-/// What became of two pieces of one object: if one is stale, so is the whole.
+/// The combined outcome of two pieces of one object: if one is stale, so is the object.
 fn both(one: Outcome, other: Outcome) -> Outcome {
     match other {
         Err(TransferError::Stale) => other,
@@ -156,7 +156,7 @@ fn both(one: Outcome, other: Outcome) -> Outcome {
     }
 }
 
-/// What a session is told of a read.
+/// The result of a read for its session.
 fn result_of(outcome: Outcome, has_yielded: bool) -> ReadResult {
     match outcome {
         Ok(()) => ReadResult::Valid,

@@ -1,9 +1,9 @@
-//! What all handles of one client share: connections, and what is to be tidied up behind them.
+//! State that all handles of one client share: connections, caches, and cleanup work.
 //!
-//! **Invariant:** no lock is held across I/O, but for the gates of [`Reservations`] and [`Leases`].
+//! **Invariant:** no lock is held across I/O, except the gates of [`Reservations`] and [`Leases`].
 //!
-//! **Invariant:** a node hears `Goodbye` only when nothing of this client can touch its memory any more: no
-//! operation is under way, and no view is left.
+//! **Invariant:** a node receives `Goodbye` only when nothing of this client can access its memory: no
+//! operation is in progress, and no view is left.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,22 +33,23 @@ use crate::route::{OpenRoute, Traveller};
 use crate::running::Running;
 use crate::{ConnectOptions, Deadline, Error, host};
 
-/// How long a node may take to hear what is reserved there.
+/// Time limit for sending a node the list of reservations.
 const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a put may wait for the moment to say that: longer than it takes, unless somebody waits for room.
+/// How long a put waits for the gate to send those lists. It is longer than that takes, unless a put waits
+/// for space.
 const GATE_TIME_MAX: Duration = Duration::from_secs(3);
-/// How much longer than an attempt to connect its outcome is waited for.
+/// How much longer than the attempt to connect a caller waits for its outcome.
 const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
-/// How long the last words of a client that is dropped may take.
+/// Time limit for the `Goodbye` of a dropped client.
 const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A connection to the master.
 pub(crate) struct Master {
-    /// Which life of the master.
+    /// The epoch of the master.
     pub(crate) epoch: u64,
     pub(crate) connection: Connection,
     pub(crate) heartbeat: Duration,
-    /// A lease refuses unforced removal.
+    /// A lease protects from unforced removal.
     strict_leases: bool,
     pub(crate) tenants: bool,
 }
@@ -58,13 +59,13 @@ impl Usable for Master {
         !self.connection.is_closed()
     }
 
-    /// Whether there was one before is what tells a first connection from a later one.
+    /// Whether there was a connection before distinguishes a first connection from a later one.
     fn is_worth_keeping(&self) -> bool {
         true
     }
 }
 
-/// What all handles of one client share.
+/// State that all handles of one client share.
 pub(crate) struct Inner {
     pub(crate) options: ConnectOptions,
     pub(crate) counters: Arc<Counters>,
@@ -80,14 +81,14 @@ pub(crate) struct Inner {
     address: Address,
     master: Arc<Link<Master>>,
     closed: AtomicBool,
-    /// How many operations are under way, and who waits for their end.
+    /// Number of operations in progress, and the notification when it reaches zero.
     busy: AtomicUsize,
     idle: Notify,
     process: u32,
     me: Weak<Self>,
 }
 
-/// An operation under way.
+/// An operation in progress.
 pub(crate) struct Busy<'a>(&'a Inner);
 
 impl Inner {
@@ -96,10 +97,11 @@ impl Inner {
         options: ConnectOptions,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Chore>), Error> {
         let address: Address = options.address.parse()?;
-        // The attempt ends by itself after `connect_time`, and can tell how far it came.
+        // The attempt ends by itself after `connect_time`, and its error says how far it got.
         let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));
         let counters = Arc::new(Counters::default());
-        let drawn = host::draw().map_err(|error| Error::invalid(format!("no random number: {error}")))?;
+        let drawn =
+            host::draw().map_err(|error| Error::invalid(format!("cannot get a random number: {error}")))?;
         let hello = Hello {
             token: options.token.clone(),
             namespace: options.namespace.clone(),
@@ -152,7 +154,8 @@ impl Inner {
         self.hello.client
     }
 
-    /// Begins an operation, unless the client is closed or another process's, or it is too late.
+    /// Begins an operation. Fails if the client is closed, belongs to another process, or the deadline has
+    /// passed.
     pub(crate) fn enter(&self, deadline: Deadline) -> Result<Busy<'_>, Error> {
         if deadline.has_passed() {
             return Err(Error::timeout("the call"));
@@ -165,16 +168,16 @@ impl Inner {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(busy) }
     }
 
-    /// Whether it was closed: it has said goodbye, or is about to.
+    /// Whether it was closed: it has disconnected, or is about to.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Asks the master, and remembers the nodes that the answer names.
+    /// Sends a request to the master, and stores the nodes that the reply names.
     pub(crate) async fn ask(&self, request: &ClientToMaster, deadline: Deadline) -> Result<Reply, Error> {
         let master = self.master(deadline).await?;
         let reply = match master.connection.call(request, deadline.instant()).await {
-            // The master may have gone away and come back unnoticed. Asking a question twice is harmless.
+            // The master may have restarted unnoticed. Repeating this request is harmless.
             Err(CallError::Lost { .. }) if is_repeatable(request) => {
                 let master = self.master(deadline).await?;
                 master.connection.call(request, deadline.instant()).await?
@@ -189,8 +192,8 @@ impl Inner {
         Ok(reply)
     }
 
-    /// Asks the master for leases, and says which life of it gave them. An answer that nobody waits for any
-    /// more is undone when it comes.
+    /// Requests leases, and returns them with the epoch that granted them. If the reply arrives after the
+    /// caller stopped waiting, the leases are released.
     pub(crate) async fn ask_leases(
         &self,
         lease: message::Lease,
@@ -202,7 +205,7 @@ impl Inner {
         }
     }
 
-    /// The same for every request whose answer leases something.
+    /// The same for every request whose reply grants leases.
     pub(crate) async fn ask_for_leases(
         &self,
         mut request: ClientToMaster,
@@ -215,7 +218,7 @@ impl Inner {
             }
             let gate = timeout_at(deadline.instant(), self.leases.gate.read()).await;
             let gate = gate.map_err(|_| Error::timeout("waiting to lease"))?;
-            // First the connection: if it is a new one, that something is owed is known when it is there.
+            // Connect first: a new connection adds to `owed` before it is usable.
             let master = self.master(deadline).await?;
             if self.leases.owed().is_some() {
                 drop(gate);
@@ -236,18 +239,18 @@ impl Inner {
                     }
                     return Ok((epoch, reply));
                 }
-                // The master may have gone away and come back unnoticed. If it had leased anything, it hears
-                // that we do not know of it.
+                // The master may have restarted unnoticed. If it had granted leases, `KeepLeases` tells
+                // it that this client does not know them.
                 Err(CallError::Lost { .. }) if !is_second => is_second = true,
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Connects to the master, if need be, and tells it which leases are known, if it must hear that.
+    /// Connects to the master if necessary, and sends it the list of known leases if that is due.
     pub(crate) async fn keep_leases(&self, deadline: Deadline) -> Result<(), Error> {
         let alone = timeout_at(deadline.instant(), self.leases.gate.write()).await;
-        let _alone = alone.map_err(|_| Error::timeout("waiting to say what is leased"))?;
+        let _alone = alone.map_err(|_| Error::timeout("waiting to report leases"))?;
         let master = self.master(deadline).await?;
         let Some(owed) = self.leases.owed() else { return Ok(()) };
         let request = ClientToMaster::KeepLeases(self.leases.of(master.epoch));
@@ -256,8 +259,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Ends leases that a life of the master gave. Another life does not know them, and its own have the same
-    /// numbers. From here on they are not kept for the case that the connection breaks.
+    /// Ends leases that an epoch of the master granted. Another epoch does not know them, and its own
+    /// leases have the same numbers. From here on they are not reported as known after a reconnect.
     pub(crate) async fn end_leases(
         &self,
         epoch: u64,
@@ -273,7 +276,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Asks the master for room. What it gives is in `held` before anything else can happen.
+    /// Reserves memory at the master. What it grants is in `held` before anything else can happen.
     pub(crate) async fn reserve(
         &self,
         reserve: Reserve,
@@ -286,21 +289,22 @@ impl Inner {
         loop {
             let gate = timeout_at(deadline.instant(), self.reservations.gate.read());
             let gate = gate.await.map_err(|_| late())?;
-            // First the connection: if it is a new one, the nodes to be told are known when it is there.
+            // Connect first: a new connection adds to `owed` before it is usable.
             let master = self.master(deadline).await?;
             if !is_told && !self.owed().is_empty() {
                 drop(gate);
-                // Puts that wait for room hold the gate for long; what is owed is then said another time.
+                // Puts that wait for space hold the gate for long; then the lists are sent later.
                 let patience = deadline.instant().min(Instant::now() + GATE_TIME_MAX);
                 let _unsaid = timeout_at(patience, self.keep()).await;
-                // Once is enough: a node that does not listen must not stop all puts.
+                // One attempt is enough: a node that does not respond must not stop all puts.
                 is_told = true;
                 continue;
             }
             if let ClientToMaster::Reserve(reserve) = &mut request {
                 reserve.wait_ms = reserve.wait_ms.min(deadline.wait_ms());
             }
-            // What this client uses must not be evicted for what it puts.
+            // Objects that this client uses must not be evicted for its own put, so its uses are
+            // reported first.
             let used = self.reports();
             let chores = self.chores.clone();
             let abort = move |reply| {
@@ -308,8 +312,8 @@ impl Inner {
             };
             let call = master.connection.call_after(&used, &request, deadline.instant(), abort);
             let reply = match call.await {
-                // The master may have gone away and come back unnoticed. If it had found room already, the
-                // nodes hear that we do not know of it.
+                // The master may have restarted unnoticed. If it had already reserved memory, `Keep`
+                // tells the nodes that this client does not know of it.
                 Err(CallError::Lost { .. }) if !is_second => {
                     (is_told, is_second) = (false, true);
                     continue;
@@ -324,7 +328,7 @@ impl Inner {
         }
     }
 
-    /// Asks a node.
+    /// Sends a request to a node.
     pub(crate) async fn ask_node(
         &self,
         segment: SegmentId,
@@ -335,7 +339,7 @@ impl Inner {
         Ok(route.connection.call(request, deadline.instant()).await?)
     }
 
-    /// Says goodbye to everybody, when all operations have ended.
+    /// Disconnects from the master and the nodes, when all operations have ended.
     pub(crate) async fn close(&self, deadline: Deadline) -> Result<(), Error> {
         self.closed.store(true, Ordering::SeqCst);
         let quiet = timeout_at(deadline.instant(), async {
@@ -347,13 +351,13 @@ impl Inner {
                 idle.await;
             }
         });
-        quiet.await.map_err(|_| Error::timeout("waiting for calls that are under way"))?;
+        quiet.await.map_err(|_| Error::timeout("waiting for calls in progress"))?;
         goodbye(self.leave(), deadline.instant()).await;
         self.give_up_room(deadline).await;
         Ok(())
     }
 
-    /// Gives back what is still reserved on nodes that hear no goodbye yet, because of views.
+    /// Releases the reservations on nodes that receive no `Goodbye` yet because of views.
     async fn give_up_room(&self, deadline: Deadline) {
         let mut running = Running::new();
         for (segment, route) in self.nodes.open_routes() {
@@ -361,7 +365,7 @@ impl Inner {
                 continue;
             }
             running.push(async move {
-                // Who does not hear it hears the goodbye, or sees this process end.
+                // A node that misses this receives the `Goodbye` later, or sees this process end.
                 let _unheard =
                     route.connection.call(&ClientToNode::Keep(Vec::new()), deadline.instant()).await;
             });
@@ -369,8 +373,8 @@ impl Inner {
         running.all().await;
     }
 
-    /// Everybody who has not heard goodbye yet and may: nodes on which something is still in view must wait.
-    /// The master has been told of all reads.
+    /// The connections that may receive a `Goodbye` now: nodes on which there are views must wait. All uses
+    /// have been reported to the master before.
     fn leave(&self) -> Vec<Connection> {
         self.report_uses();
         let mut connections = self.nodes.leave();
@@ -378,7 +382,7 @@ impl Inner {
         connections
     }
 
-    /// Tells nodes what is known to be reserved there, so that they give the rest back.
+    /// Sends nodes the list of known reservations, so that they release the rest.
     async fn keep(&self) {
         let _alone = self.reservations.gate.write().await;
         let mut running = Running::new();
@@ -389,8 +393,8 @@ impl Inner {
                 match route.connection.call(&request, deadline).await {
                     Ok(_) => self.reservations.told(segment),
                     Err(error) => {
-                        tracing::warn!(%segment, %error, "a node did not hear what is reserved there");
-                        // It stays owed, and is said when the connection was opened again.
+                        tracing::warn!(%segment, %error, "cannot send the list of reservations to the node");
+                        // The list stays owed, and is sent after the next reconnect.
                         route.connection.close();
                     }
                 }
@@ -399,7 +403,7 @@ impl Inner {
         running.all().await;
     }
 
-    /// The nodes that must be told what is reserved there and can be.
+    /// The nodes that must receive the list of reservations and can be reached.
     fn owed(&self) -> Vec<(SegmentId, Arc<OpenRoute>)> {
         let owed = self.reservations.owed().into_iter();
         owed.filter_map(|segment| Some((segment, self.nodes.current_route(segment)?))).collect()
@@ -427,12 +431,12 @@ impl Inner {
         self.master.get(&self.runtime, deadline, open).await
     }
 
-    /// Whether only namespaces with a quota may be written to, as far as is known.
+    /// Whether only namespaces with a quota may be written to, according to the last connection.
     pub(crate) fn has_tenants(&self) -> bool {
         self.master.last().is_some_and(|it| it.tenants)
     }
 
-    /// Whether leases refuse removals, as far as is known.
+    /// Whether leases protect from removal, according to the last connection.
     pub(crate) fn has_strict_leases(&self) -> bool {
         self.master.last().is_none_or(|it| it.strict_leases)
     }
@@ -452,7 +456,7 @@ impl Inner {
         let Some(master) = self.current_master() else { return false };
         let Some(report) = self.locations.lock().report(enough, REPORTED_MAX) else { return false };
         if let Err(error) = master.connection.tell(&report) {
-            tracing::debug!(%error, "uses could not be reported");
+            tracing::debug!(%error, "cannot report uses");
         }
         true
     }
@@ -465,7 +469,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Nothing is under way and nothing in view: both would hold on to this.
+        // No operation is in progress and no view is left: each would hold a reference to this.
         let connections = self.leave();
         if !connections.is_empty() {
             self.runtime.spawn(goodbye(connections, Instant::now() + GOODBYE_TIME_MAX));
@@ -481,7 +485,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Every reservation of an answer.
+/// Every reservation of a reply.
 pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> + '_ {
     let spaces = reserved.items.iter().filter_map(|it| match it {
         ReserveOutcome::Space(reservations) => Some(reservations),
@@ -490,7 +494,7 @@ pub(crate) fn locations(reserved: &Reserved) -> impl Iterator<Item = Location> +
     spaces.flatten().map(|it| it.location)
 }
 
-/// Every lease of an answer.
+/// Every lease of a reply.
 fn leased_in(reply: &Reply) -> Option<&Leased> {
     match reply {
         Reply::Leased(leased) => Some(leased),
@@ -506,7 +510,7 @@ pub(crate) fn leases(leased: &Leased) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-/// What a session is told of a call that failed.
+/// The failure of a call, for its session.
 pub(crate) fn call_failure(error: &Error) -> CallFailure {
     use tiffin_types::message::{Reason, Refusal};
     let refused = |reason| CallFailure::Refused(Refusal { reason, message: error.to_string() });
@@ -554,7 +558,7 @@ async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
     let mut running = Running::new();
     for connection in connections {
         running.push(async move {
-            // Whoever does not hear it finds out when this process ends.
+            // A peer that misses it sees this process end.
             let _unheard = connection.goodbye(deadline).await;
             connection.close();
         });

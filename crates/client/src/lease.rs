@@ -1,9 +1,9 @@
-//! Leases of samples, and reading through them.
+//! Leases of samples, and reads through them.
 //!
-//! A lease says to the store that somebody is about to consume a sample; it ends when it is released, when
-//! the sample is gone, or when the client is, never because time passed. It does not make reads right: the
-//! stamp does, as for every read. A sample that is consumed, deleted or replaced under its lease gives a
-//! typed error.
+//! A lease tells the master that a client is about to consume a sample. It ends when it is released, when
+//! the sample is removed, or when the client ends; never because time passed. It does not make reads valid:
+//! the stamp does, as for every read. If a sample is consumed, deleted or replaced under its lease, reads
+//! return a typed error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::manifest::{DecodeError, Manifest, Tensor};
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Part, View, batch, get, view};
 
-/// How much of a sample is read to find its manifest; one that is longer takes a second read.
+/// Bytes of a sample that are read to find its manifest; a longer manifest takes a second read.
 const HEAD_BYTES: u64 = 4096;
 
 /// A sample that is leased to this client. Dropping it ends the lease in the background;
 /// [`Client::release`](crate::Client::release) does so at once.
 ///
-/// A lease keeps its client connected. If the connection breaks, the client opens another one by itself and
-/// has its leases as before, unless it was away for longer than the master's `lease_grace`, or the master
-/// itself began a new life: then the sample may be given up as one that nobody leases. What is read is right
-/// all the same.
+/// A lease keeps its client connected. If the connection breaks, the client reconnects by itself and keeps
+/// its leases, with two exceptions: it was disconnected for longer than the master's `lease_grace`, or the
+/// master restarted. Then the sample may be removed as if it were not leased. Reads are validated in any
+/// case.
 pub struct Lease {
     guard: LeaseGuard,
     key: Key,
@@ -46,18 +46,19 @@ pub struct Lease {
 pub struct LeaseRead<'l, 'a> {
     /// The sample.
     pub lease: &'l Lease,
-    /// The names of its tensors, and where their bytes go, in order. There may be more room than bytes.
+    /// The names of its tensors, and where their bytes are written, in order. There may be more space than
+    /// bytes.
     pub tensors: Vec<(String, Vec<TargetBuf<'a>>)>,
 }
 
-/// What an acknowledgement did.
+/// The effect of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acked {
-    /// It was the last one that was waited for: the sample is gone and its room free.
+    /// It was the last outstanding one: the sample is removed and its space is free.
     Freed,
-    /// It is in writing; others have yet to consume the sample, or it is retained.
+    /// It is recorded; other groups have yet to consume the sample, or it is retained.
     Recorded,
-    /// There is no sample of that generation any more: it was consumed, deleted or replaced.
+    /// There is no sample of that generation: it was consumed, deleted or replaced.
     Stale,
 }
 
@@ -68,19 +69,19 @@ impl Lease {
         &self.key
     }
 
-    /// Which put of the name.
+    /// The generation of the sample.
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// What the sample is made of.
+    /// The manifest of the sample.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Where its copies lay when it was leased.
+    /// The locations of its copies when it was leased.
     #[must_use]
     pub fn locations(&self) -> &[Location] {
         &self.replicas
@@ -104,7 +105,7 @@ impl Lease {
         results.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
     }
 
-    /// Reads tensors into memory of their own.
+    /// Reads tensors into newly allocated memory.
     pub async fn read(&self, names: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>, _>>()?;
         let mut buffers: Vec<_> = tensors.iter().map(|it| vec![0; it.bytes as usize]).collect();
@@ -114,9 +115,9 @@ impl Lease {
         Ok(buffers)
     }
 
-    /// Looks at tensors where they lie, without a copy, if they lie in one piece in memory that is mapped
-    /// here; else copies these tensors. What was borrowed stays as it is for as long as its view lives,
-    /// whatever becomes of the lease and of the sample.
+    /// Views tensors in place, without a copy, if they are contiguous in memory that is mapped here;
+    /// otherwise copies them. Borrowed bytes do not change while the view exists, even if the lease or the
+    /// sample ends.
     pub async fn view(&self, names: &[&str], deadline: Deadline) -> Result<Vec<View>, Error> {
         let _busy = self.guard.inner.enter(deadline)?;
         self.check_held()?;
@@ -129,13 +130,13 @@ impl Lease {
         views.into_iter().map(|view| self.check_generation(view)).collect()
     }
 
-    /// A name may belong to another sample by now, whose bytes mean something else.
+    /// Checks the generation: the name may belong to another sample by now.
     fn check_generation(&self, view: Result<View, Error>) -> Result<View, Error> {
         let key = || self.key.clone();
         match view {
             Ok(view) if view.generation() == self.generation => Ok(view),
             Ok(view) => Err(Error::Superseded { key: key(), generation: view.generation() }),
-            // Another sample is shorter than this one.
+            // The other sample is shorter than this one.
             Err(Error::OutOfRange { .. }) => Err(Error::Contended { key: key() }),
             Err(error) => Err(error),
         }
@@ -177,10 +178,10 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// The lease itself, ended when dropped.
+/// The lease itself; dropping it ends the lease.
 struct LeaseGuard {
     inner: Arc<Inner>,
-    /// The life of the master that gave it.
+    /// The epoch of the master that granted it.
     epoch: u64,
     number: u64,
     is_released: AtomicBool,
@@ -201,14 +202,14 @@ struct Granted {
     at: At,
 }
 
-/// A sample, and where it lies.
+/// A sample and its locations.
 #[derive(Clone)]
 struct At {
     key: Key,
     found: Found,
 }
 
-/// What samples are made of, and which generation that is. Nothing is leased for that.
+/// Reads the manifests and generations of samples, without leasing them.
 pub(crate) async fn manifests(
     inner: &Inner,
     keys: &[Key],
@@ -271,7 +272,7 @@ pub(crate) async fn lease(
     results
 }
 
-/// Leases that were given together with the names of their samples.
+/// Leases that were granted together with the names of their samples.
 pub(crate) async fn with_names(
     inner: &Arc<Inner>,
     epoch: u64,
@@ -308,7 +309,7 @@ fn grant(
     }
 }
 
-/// Reads the manifests of what was leased, all at once. What cannot be read is not leased after all.
+/// Reads the manifests of leased samples concurrently. If a manifest cannot be read, the lease ends.
 async fn with_manifests(
     inner: &Inner,
     granted: Vec<Result<Granted, Error>>,
@@ -324,7 +325,7 @@ async fn with_manifests(
     leases.collect()
 }
 
-/// Reads manifests, all at once; those that are long in a second go.
+/// Reads manifests concurrently; long ones need a second read.
 async fn read_all_manifests(
     inner: &Inner,
     places: Vec<Result<At, Error>>,
@@ -344,13 +345,13 @@ async fn read_all_manifests(
     }
     let read = places.into_iter().zip(manifests).map(|(place, manifest)| {
         let At { key, found } = place?;
-        let cut_off = |_| Error::NotASample { key, why: "its header is cut off".to_owned() };
+        let cut_off = |_| Error::NotASample { key, why: "its header is truncated".to_owned() };
         Ok((manifest?.map_err(cut_off)?, found.generation))
     });
     read.collect()
 }
 
-/// A manifest, or how many bytes must be read to have it.
+/// A manifest, or the number of bytes that must be read to decode it.
 type MaybeManifest = Result<Manifest, usize>;
 
 async fn read_manifests(
@@ -393,10 +394,10 @@ pub(crate) async fn release(inner: &Inner, leases: &[&Lease], deadline: Deadline
     for lease in leases.iter().filter(|it| !it.is_released()) {
         by_epoch.entry(lease.guard.epoch).or_default().push(&lease.guard);
     }
-    for (epoch, grips) in by_epoch {
-        let numbers = grips.iter().map(|it| it.number).collect();
+    for (epoch, guards) in by_epoch {
+        let numbers = guards.iter().map(|it| it.number).collect();
         inner.end_leases(epoch, numbers, deadline).await?;
-        grips.iter().for_each(|it| it.is_released.store(true, Ordering::SeqCst));
+        guards.iter().for_each(|it| it.is_released.store(true, Ordering::SeqCst));
     }
     Ok(())
 }
@@ -404,9 +405,9 @@ pub(crate) async fn release(inner: &Inner, leases: &[&Lease], deadline: Deadline
 /// How samples are acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
-    /// By everybody, and not only by one group.
+    /// On behalf of all groups, not only of one.
     pub(crate) abort: bool,
-    /// But for those that somebody has leased.
+    /// Except samples that a client has leased.
     pub(crate) unless_leased: bool,
 }
 

@@ -1,13 +1,13 @@
-//! What this client has leased, so that a broken connection ends nothing that is still wanted.
+//! The leases of this client, so that a broken connection ends no lease that is still in use.
 //!
-//! The master keeps the leases of a client whose connection broke until it is back, for as long as the
-//! operator allows (`lease_grace`). Two things follow:
+//! After a client's connection broke, the master keeps its leases until it is back, at most for the
+//! operator's `lease_grace`. Two rules follow:
 //!
-//! 1. A client that has leases and lost its connection opens a new one at once, also if nobody calls.
-//! 2. An answer that was lost with its connection may have granted leases that nobody knows of. So after the
-//!    connection was replaced, and before anything else is leased, the master is told which are known
-//!    ([`KeepLeases`](tiffin_types::message::ClientToMaster::KeepLeases)), and ends the rest. No lease may
-//!    be on its way meanwhile: the lock [`Leases::gate`] sees to that.
+//! 1. A client that has leases and lost its connection reconnects at once, even without a call.
+//! 2. A reply that was lost with its connection may have granted leases that the client does not know.
+//!    After a reconnect, and before it takes another lease, the client sends the list of known leases
+//!    ([`KeepLeases`](tiffin_types::message::ClientToMaster::KeepLeases)), and the master ends the rest. No
+//!    lease request may be in flight meanwhile: the lock [`Leases::gate`] ensures that.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::RwLock;
 
-/// Every lease that this client has, as far as it knows.
+/// Every lease that this client knows it has.
 #[derive(Default)]
 pub(crate) struct Leases {
-    /// By the life of the master that gave it.
+    /// By the epoch of the master that granted it.
     known: Mutex<BTreeSet<(u64, u64)>>,
-    /// How often a connection was replaced, and for how many of these the master was told.
+    /// Number of times the connection was replaced, and the number covered by the last `KeepLeases`.
     replaced: AtomicU64,
     told: AtomicU64,
-    /// Held for reading from before a `Lease` is sent until its answer is in [`Self::known`], for writing
-    /// while `KeepLeases` is said. Every wait for it has a deadline.
+    /// Held for reading from before a `Lease` is sent until its reply is in [`Self::known`]; held for
+    /// writing during `KeepLeases`. Every wait for it has a deadline.
     pub(crate) gate: RwLock<()>,
 }
 
@@ -33,12 +33,12 @@ impl Leases {
         self.lock().insert((epoch, lease));
     }
 
-    /// It is released, or about to be: if the word is lost, so is the lease.
+    /// The lease is released, or about to be. If that message is lost, `KeepLeases` ends the lease.
     pub(crate) fn remove(&self, epoch: u64, lease: u64) {
         self.lock().remove(&(epoch, lease));
     }
 
-    /// Those that a life of the master gave.
+    /// The leases that an epoch of the master granted.
     pub(crate) fn of(&self, epoch: u64) -> Vec<u64> {
         self.lock().range((epoch, 0)..=(epoch, u64::MAX)).map(|it| it.1).collect()
     }
@@ -47,24 +47,24 @@ impl Leases {
         self.lock().is_empty()
     }
 
-    /// The connection was replaced, so the master must be told.
+    /// The connection was replaced, so the master must receive the list of leases.
     pub(crate) fn owe(&self) {
         self.replaced.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What the master has not been told for yet, if anything.
+    /// The number of replacements to report, if the master has not received the list for all of them.
     pub(crate) fn owed(&self) -> Option<u64> {
         let replaced = self.replaced.load(Ordering::SeqCst);
         (self.told.load(Ordering::SeqCst) < replaced).then_some(replaced)
     }
 
-    /// It was told, for as many replacements as [`Self::owed`] said before.
+    /// The master received the list, for the number of replacements that [`Self::owed`] returned before.
     pub(crate) fn told(&self, replaced: u64) {
         self.told.fetch_max(replaced, Ordering::SeqCst);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
-        // Each use is one change of a set, so nothing can be half done.
+        // Each use is a single change of a set, so a panic leaves no partial state.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_this_life_of_the_master_gave_is_told() {
+    fn only_leases_of_the_current_epoch_are_reported() {
         let leases = Leases::default();
         [(1, 7), (2, 7), (2, 9)].into_iter().for_each(|(epoch, lease)| leases.add(epoch, lease));
         leases.remove(2, 7);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_replaced_while_the_master_is_told_must_be_told_for_too() {
+    fn connection_replaced_during_report_is_reported_again() {
         let leases = Leases::default();
         assert_eq!(leases.owed(), None);
         leases.owe();

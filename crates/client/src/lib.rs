@@ -1,7 +1,7 @@
 //! The Rust client of Tiffin: puts, gets, views, samples, and the names and lifetimes of objects.
 //!
-//! Every call takes many items and gives each an outcome of its own; a single item is a batch of one. Every
-//! call takes a [`Deadline`] and has ended by then, whatever the other side does.
+//! Every call takes many items and returns one outcome per item; a single item is a batch of one. Every
+//! call takes a [`Deadline`] and ends by then, whatever the peer does.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -27,18 +27,21 @@
 //! # }
 //! ```
 //!
-//! # How long things stay
+//! # Lifetime of objects
 //!
-//! An object stays until it is deleted, replaced, or evicted to make room. [`Client::pin`] keeps it from
-//! eviction on behalf of an owner; [`Client::put_with`] waits for room instead of failing, and
-//! [`Client::reserve`] asks for it ahead of the bytes;
-//! [`Client::set_policy`] limits a namespace, and [`Client::wait_usage`] waits until it has emptied or filled
-//! so far. [`Client::why`] says who holds an object, or what took it away.
+//! An object stays until it is deleted, replaced, or evicted.
+//!
+//! - [`Client::pin`] protects it from eviction on behalf of an owner.
+//! - [`Client::put_with`] waits for space instead of failing; [`Client::reserve`] requests space before the
+//!   bytes exist.
+//! - [`Client::set_policy`] limits a namespace; [`Client::wait_usage`] waits until its usage reaches a
+//!   mark.
+//! - [`Client::why`] says what keeps an object, or how it was removed.
 //!
 //! # Samples
 //!
-//! A sample is a group of tensors that is put as one and consumed. It is never evicted: it is gone when
-//! everybody who was to consume it has acknowledged it.
+//! A sample is a group of tensors that is put as one object and consumed. It is never evicted. It is
+//! removed when every group that is to consume it has acknowledged it.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -52,7 +55,7 @@
 //! # let soon = || Deadline::after(Duration::from_secs(10));
 //! let mask = TensorRef::new("mask", Dtype::Bool, &[2, 2], &[1, 0, 0, 1]);
 //! let sample = SamplePut::new(Key::new(b"step-1/sample-7")?, vec![mask]);
-//! // Waits for room if there is none.
+//! // Waits for space if there is none.
 //! let mut stored = client.put_samples(&[sample], Patience::UntilDeadline, soon()).await;
 //! let sample = stored.remove(0)?;
 //!
@@ -62,7 +65,7 @@
 //!     assert_eq!(lease.manifest().tensors[0].shape, [2, 2]);
 //!     assert_eq!(lease.read(&["mask"], soon()).await?, [[1, 0, 0, 1]]);
 //! }
-//! // The room can be used again when this returns.
+//! // When this returns, the space is free.
 //! let acked = client.ack(&[(sample.id, sample.generation)], "trainer", soon()).await;
 //! assert_eq!(acked, [Ok(Acked::Freed)]);
 //! # store.stop(soon()).await?;
@@ -70,17 +73,17 @@
 //! # }
 //! ```
 //!
-//! # Which way the bytes go
+//! # Data paths
 //!
-//! A client finds out by itself how it may reach each node, and says so in [`Client::routes`]: a node in
-//! its own process directly, a node of the same host and user through shared memory, any other through its
-//! data socket. [`Client::counters`] counts the bytes of each way.
+//! The client detects how it reaches each node, and [`Client::routes`] reports it. A node in the same
+//! process is accessed directly, a node of the same host and user through shared memory, any other through
+//! its data socket. [`Client::counters`] counts the bytes of each path.
 //!
 //! # Forked processes
 //!
-//! A client must not be used in a child that was forked from its process: sockets and tasks are its parent's.
-//! Calls then fail with [`Error::Forked`], and dropping the client there is no good either: forget it with
-//! [`std::mem::forget`] and connect again with [`Client::options`].
+//! A client must not be used in a child that was forked from its process: its sockets and tasks belong to
+//! the parent. Calls in the child fail with [`Error::Forked`]. The child must not drop the client either:
+//! it calls [`std::mem::forget`] and connects again with [`Client::options`].
 
 mod batch;
 mod buffers;
@@ -153,18 +156,18 @@ use tiffin_rpc::host;
 
 use crate::inner::Inner;
 
-/// A connected client. Clones are cheap and share everything; it may be used from many tasks at once.
+/// A connected client. Clones are cheap and share all state. It may be used from many tasks at once.
 ///
-/// Connections to nodes are made when they are needed, and made again when they have broken. When the last
-/// clone and the last borrowed [`View`] are dropped, the client says goodbye in the background;
-/// [`Self::close`] does the same and waits for it.
+/// The client connects to a node when it first needs it, and reconnects after a failure. When the last
+/// clone and the last borrowed [`View`] are dropped, the client disconnects in the background.
+/// [`Self::close`] does the same and waits.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
 }
 
 impl Client {
-    /// Connects to a master. Must be called inside a tokio runtime, which has to live as long as the client.
+    /// Connects to a master. Must be called inside a tokio runtime that outlives the client.
     pub async fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let (inner, chores) = Inner::connect(options).await?;
         tokio::spawn(tend::run(std::sync::Arc::downgrade(&inner), chores));
@@ -177,18 +180,18 @@ impl Client {
         self.inner.has_tenants()
     }
 
-    /// Stores objects. When a put has succeeded, the object can be read by everybody at once.
+    /// Stores objects. After a put has succeeded, every client can read the object.
     ///
-    /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may have stored its object all
-    /// the same. Dropping the future is safe: what was reserved is given back.
-    /// If there is no room it fails at once; [`Self::put_with`] can wait for it.
+    /// A put that fails with [`Error::Timeout`] or [`Error::Unreachable`] may still have stored its object.
+    /// Dropping the future is safe: reserved memory is released. If there is no space, the put fails at
+    /// once; [`Self::put_with`] can wait.
     pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
         self.put_with(puts, Patience::Never, deadline).await
     }
 
-    /// Stores objects as [`Self::put`] does, and waits for room if it may.
+    /// Stores objects as [`Self::put`] does, and waits for space as `patience` allows.
     ///
-    /// What still finds none at the deadline fails with [`Error::Full`] or [`Error::OverQuota`], in time.
+    /// A put without space at the deadline fails with [`Error::Full`] or [`Error::OverQuota`], in time.
     pub async fn put_with(
         &self,
         puts: &[Put<'_>],
@@ -201,11 +204,11 @@ impl Client {
         }
     }
 
-    /// Reserves room ahead of the bytes: what is reserved can be put, however full the store is by then. Who
-    /// may wait stands in the same line as puts.
+    /// Reserves space before the bytes exist. Reserved space can be written however full the store is by
+    /// then. A reservation that may wait joins the same queue as puts.
     ///
-    /// What finds no room fails with [`Error::Full`] or [`Error::OverQuota`], as a put would. A name that
-    /// exists, and is not to be replaced, fails with [`Error::Exists`] at once.
+    /// Without space it fails with [`Error::Full`] or [`Error::OverQuota`], as a put would. If the name
+    /// exists and must not be replaced, it fails with [`Error::Exists`] at once.
     pub async fn reserve(
         &self,
         spaces: &[SpaceRequest],
@@ -218,7 +221,7 @@ impl Client {
         }
     }
 
-    /// Stores objects in room that this client has reserved, each as [`Reserved::put`] does.
+    /// Stores objects in space that this client has reserved, each as [`Reserved::put`] does.
     pub async fn put_reserved(
         &self,
         puts: &[(&Reserved, Vec<SourceBuf<'_>>)],
@@ -230,7 +233,7 @@ impl Client {
         }
     }
 
-    /// Writes pieces of objects into space that this client has reserved. Nothing can be read before
+    /// Writes pieces of objects into space that this client has reserved. They can be read only after
     /// [`Self::commit_reserved`]. A piece that fails leaves the bytes of its range unspecified.
     pub async fn write_reserved(
         &self,
@@ -244,8 +247,8 @@ impl Client {
     }
 
     /// Stores objects that were written with [`Self::write_reserved`]: waits for writes in progress, then
-    /// commits. Bytes that no piece has written are unspecified. The reserved space is used up, also where
-    /// the commit fails.
+    /// commits. Bytes that no piece has written are unspecified. The reserved space is used up, even if the
+    /// commit fails.
     pub async fn commit_reserved(
         &self,
         reserved: &[&Reserved],
@@ -257,7 +260,7 @@ impl Client {
         }
     }
 
-    /// Reads objects into memory of their own.
+    /// Reads objects into newly allocated memory.
     pub async fn get(
         &self,
         keys: &[Key],
@@ -272,7 +275,7 @@ impl Client {
 
     /// Reads objects into the caller's memory.
     ///
-    /// If the room is too small, nothing is written. After any other error the content is unspecified.
+    /// If the buffer is too small, nothing is written. After any other error its content is unspecified.
     pub async fn get_into(
         &self,
         items: &[GetInto<'_>],
@@ -285,8 +288,8 @@ impl Client {
         }
     }
 
-    /// Reads objects into memory that is asked for when their size is known. After `Ok` the memory that was
-    /// given last for that item is full; after [`Error::TooSmall`] none was given.
+    /// Reads objects into memory that the caller provides once the size is known. After `Ok`, the memory
+    /// provided last for that item is full; after [`Error::TooSmall`], none was provided.
     pub async fn get_landing<'a>(
         &self,
         keys: &[Key],
@@ -300,15 +303,15 @@ impl Client {
         }
     }
 
-    /// Looks at objects where they lie, without a copy, if they lie in one piece in memory that is mapped
-    /// here; else makes a copy. [`View::is_borrowed`] tells which.
+    /// Views objects in place, without a copy, if they are contiguous in memory that is mapped here;
+    /// otherwise makes a copy. [`View::is_borrowed`] says which.
     pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
         let parts: Vec<_> = keys.iter().map(|key| Part { key: key.clone(), range: None }).collect();
         self.view_parts(&parts, deadline).await
     }
 
-    /// Looks at some bytes of objects as [`Self::view`] looks at all of them. A borrowed view keeps the whole
-    /// object where it is.
+    /// Views ranges of objects, as [`Self::view`] does whole objects. A borrowed view keeps the memory of
+    /// the whole object.
     pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => view::view(&self.inner, parts, deadline).await,
@@ -316,8 +319,8 @@ impl Client {
         }
     }
 
-    /// Looks objects up without reading them: whether they exist, how large they are, where they lie.
-    /// `None` is for those that do not exist.
+    /// Resolves objects without reading them: whether they exist, how large they are, where they are
+    /// stored. `None` means that the object does not exist.
     pub async fn resolve(
         &self,
         keys: &[Key],
@@ -330,7 +333,7 @@ impl Client {
         }
     }
 
-    /// Whether objects are there: the cheapest question. What `options` say of locations does not matter.
+    /// Checks whether objects exist: the cheapest request. `options.locate` has no effect here.
     pub async fn exists(
         &self,
         keys: &[Key],
@@ -340,8 +343,8 @@ impl Client {
         self.exists_packed(&keys.iter().collect(), options, deadline).await.into_results()
     }
 
-    /// The same for names that lie in one piece of memory, which is cheaper to make of names that are not at
-    /// hand as keys.
+    /// Checks the same for names that are packed in one buffer. This is cheaper if the names are not
+    /// available as keys.
     pub async fn exists_packed(&self, keys: &Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
         match self.inner.enter(deadline) {
             Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
@@ -349,8 +352,8 @@ impl Client {
         }
     }
 
-    /// Brings objects that only a disk has into memory, and says what became of each, once all have ended or
-    /// the deadline comes. What is dropped before that goes on, and nobody waits for it.
+    /// Promotes objects that are only on a disk into memory. Returns the outcome of each when all have
+    /// ended or the deadline has passed. If the future is dropped earlier, promotions continue.
     pub async fn prefetch(
         &self,
         keys: &[Key],
@@ -363,8 +366,8 @@ impl Client {
         }
     }
 
-    /// Gives up what this client asked to bring and nobody else wants: what was not there yet is
-    /// [`PrefetchOutcome::Cancelled`], and what is all but there still comes ([`PrefetchOutcome::Running`]).
+    /// Cancels promotions that only this client requested. Those not finished yet are
+    /// [`PrefetchOutcome::Cancelled`]; those about to finish still arrive ([`PrefetchOutcome::Running`]).
     pub async fn cancel_prefetch(
         &self,
         keys: &[Key],
@@ -376,10 +379,10 @@ impl Client {
         }
     }
 
-    /// Deletes objects, and says of each whether it existed.
+    /// Deletes objects, and returns for each whether it existed.
     ///
-    /// After `Ok` no copy can be read any more, by anybody; only views that began before still see it. A node
-    /// that could not be reached in time is named in [`Error::Unconfirmed`].
+    /// After `Ok` no read of any copy can start; only views that began before still see it. A node that
+    /// could not be reached in time is named in [`Error::Unconfirmed`].
     pub async fn delete(
         &self,
         keys: &[Key],
@@ -392,7 +395,7 @@ impl Client {
         }
     }
 
-    /// Deletes all objects that match, and says how many there were and which nodes could not confirm.
+    /// Deletes all objects that match. Returns their number, and the nodes that could not confirm.
     pub async fn delete_matching(
         &self,
         pattern: Pattern,
@@ -403,15 +406,15 @@ impl Client {
         names::delete_matching(&self.inner, pattern, options, deadline).await
     }
 
-    /// Names all objects that match, in the order of their keys.
+    /// Lists all objects that match, in the order of their keys.
     ///
-    /// It is no snapshot: what is put or deleted meanwhile may or may not be named.
+    /// The list is not a snapshot: objects that are put or deleted meanwhile may or may not be listed.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
         let _busy = self.inner.enter(deadline)?;
         names::list(&self.inner, pattern, None, deadline).await
     }
 
-    /// Names all objects that match and that this owner pins, in the order of their keys.
+    /// Lists all objects that match and that this owner pins, in the order of their keys.
     pub async fn list_pinned(
         &self,
         pattern: Pattern,
@@ -422,16 +425,16 @@ impl Client {
         names::list(&self.inner, pattern, Some(owner), deadline).await
     }
 
-    /// Describes the cluster, as the master sees it.
+    /// Describes the cluster as the master sees it.
     pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
         let _busy = self.inner.enter(deadline)?;
         names::stat(&self.inner, deadline).await
     }
 
-    /// Protects objects from eviction, on behalf of an owner. A pin that is there already is as good.
+    /// Protects objects from eviction, on behalf of an owner. Pinning twice has no further effect.
     ///
-    /// After `Ok` the pin is in writing on the nodes, and outlives the master. It ends with [`Self::unpin`],
-    /// [`Self::drop_pins`], or the object; pinned objects can be deleted.
+    /// After `Ok` the nodes have recorded the pin, and it survives a restart of the master. It ends with
+    /// [`Self::unpin`], [`Self::drop_pins`], or the object. Pinned objects can be deleted.
     pub async fn pin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => {
@@ -442,8 +445,8 @@ impl Client {
         }
     }
 
-    /// Ends an owner's pins of these objects, which stay where they are, and says of each whether the owner
-    /// had pinned it.
+    /// Ends an owner's pins of these objects, and returns for each whether the owner had pinned it. The
+    /// objects stay.
     pub async fn unpin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<bool, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, false, deadline).await,
@@ -451,34 +454,33 @@ impl Client {
         }
     }
 
-    /// Ends all pins of an owner, and says how many there were and which nodes could not confirm.
+    /// Ends all pins of an owner. Returns their number, and the nodes that could not confirm.
     pub async fn drop_pins(&self, owner: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::drop_pins(&self.inner, owner, deadline).await
     }
 
-    /// Changes the limits of this client's namespace: only those that the change names. Objects that are
-    /// already there stay.
+    /// Changes the limits of this client's namespace that the change names. Existing objects stay.
     pub async fn set_policy(&self, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::set_policy(&self.inner, change, deadline).await
     }
 
-    /// Declares the nodes and disks of that name lost, which are not connected: objects that only they have
-    /// are gone. One that returns nevertheless starts empty.
+    /// Declares the disconnected nodes and disks of that name lost: objects that only they hold are
+    /// removed. A lost node that returns starts empty.
     pub async fn forget_node(&self, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::forget_node(&self.inner, name, deadline).await
     }
 
-    /// Waits until the namespace has filled or emptied so far, and says how it is then. The master wakes it:
-    /// nobody polls. [`Error::Timeout`] if the deadline comes first.
+    /// Waits until the usage of the namespace reaches a mark, and returns the usage. The master sends a
+    /// notification; there is no polling. Fails with [`Error::Timeout`] at the deadline.
     pub async fn wait_usage(&self, until: Watermark, deadline: Deadline) -> Result<NamespaceStat, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::wait_usage(&self.inner, until, deadline).await
     }
 
-    /// Why objects are still here, or what took them away.
+    /// Explains what keeps objects, or how they were removed.
     pub async fn why(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
         match self.inner.enter(deadline) {
             Ok(_busy) => lifetimes::why(&self.inner, keys, deadline).await,
@@ -488,7 +490,8 @@ impl Client {
 
     /// Stores samples: each is visible as a whole, or not at all.
     ///
-    /// A sample whose id exists takes its place, or fails with [`Error::Exists`], as its options say.
+    /// If the id exists, the sample replaces the old one or fails with [`Error::Exists`], as its options
+    /// say.
     pub async fn put_samples(
         &self,
         samples: &[SamplePut<'_>],
@@ -501,8 +504,8 @@ impl Client {
         }
     }
 
-    /// Leases samples on behalf of a consumer group, and reads what they are made of. Where a generation is
-    /// given, another one is [`Error::Superseded`].
+    /// Leases samples on behalf of a consumer group, and reads their manifests. If a generation is given
+    /// and the sample has another, the result is [`Error::Superseded`].
     pub async fn lease(
         &self,
         samples: &[(Key, Option<Generation>)],
@@ -515,7 +518,7 @@ impl Client {
         }
     }
 
-    /// What samples are made of, and which generation that is, without leasing them.
+    /// Reads the manifests of samples and their generations, without leasing them.
     pub async fn manifests(
         &self,
         keys: &[Key],
@@ -527,8 +530,8 @@ impl Client {
         }
     }
 
-    /// Reads tensors of leased samples into the caller's memory: of each sample all that is asked for, or an
-    /// error. The leases are this client's.
+    /// Reads tensors of leased samples into the caller's memory. Per sample, all requested tensors are
+    /// read, or the result is an error. The leases must be this client's.
     pub async fn read_leased(
         &self,
         reads: &[LeaseRead<'_, '_>],
@@ -540,15 +543,15 @@ impl Client {
         }
     }
 
-    /// Ends leases of this client without consuming the samples. Those that have ended already are none the
-    /// worse.
+    /// Ends leases of this client without consuming the samples. A lease that has already ended is not an
+    /// error.
     pub async fn release(&self, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
         lease::release(&self.inner, leases, deadline).await
     }
 
-    /// Says that a consumer group is done with samples; no lease is needed for that. What everybody has
-    /// consumed is gone when this returns, and its room can be used by the next call of anybody.
+    /// Acknowledges samples on behalf of a consumer group; no lease is needed. A sample that every group
+    /// has consumed is removed when this returns, and its space is free for the next call of any client.
     pub async fn ack(
         &self,
         samples: &[(Key, Generation)],
@@ -561,8 +564,8 @@ impl Client {
         }
     }
 
-    /// The same, but for samples that somebody has leased: they are [`Acked::Recorded`], and nothing is done.
-    /// If everybody who lets go of a lease says this, the last one frees the sample.
+    /// Acknowledges samples as [`Self::ack`] does, but keeps those that a client has leased: these are
+    /// [`Acked::Recorded`]. If such a sample is consumed, the end of its last lease frees it.
     pub async fn ack_unless_leased(
         &self,
         samples: &[(Key, Generation)],
@@ -584,8 +587,8 @@ impl Client {
         }
     }
 
-    /// Opens a stream, or only asks how it stands: sets its limits, and lets this client belong to a group of
-    /// consumers. A window that could never be filled is [`Error::Invalid`], with the arithmetic.
+    /// Opens a stream or queries its state: sets its limits, and makes this client a member of a consumer
+    /// group. A window that could never be filled is [`Error::Invalid`], with the arithmetic.
     ///
     /// A stream is made of the samples that were put with its name ([`PutOptions::stream`]), in that order.
     pub async fn open_stream(&self, open: OpenStream, deadline: Deadline) -> Result<StreamStat, Error> {
@@ -593,8 +596,8 @@ impl Client {
         stream::open(&self.inner, open, deadline).await
     }
 
-    /// Ends a stream: nothing is appended any more. Every reader sees that behind the last sample; what went
-    /// wrong, if something did, at once.
+    /// Ends a stream: nothing can be appended. Readers see the end after the last sample. They see a
+    /// failure, if one is given, at once.
     pub async fn end_stream(
         &self,
         name: &str,
@@ -605,24 +608,25 @@ impl Client {
         stream::end(&self.inner, name, failure, deadline).await
     }
 
-    /// Takes away all samples of a stream that are left, and says how many there were and which nodes could
-    /// not confirm. Its readers see a failure.
+    /// Deletes all remaining samples of a stream. Returns their number, and the nodes that could not
+    /// confirm. Its readers see a failure.
     pub async fn drop_stream(&self, name: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
         let _busy = self.inner.enter(deadline)?;
         stream::drop_all(&self.inner, name, deadline).await
     }
 
-    /// Leases the next samples of a stream that nobody else of the group has, or has acknowledged. The master
-    /// wakes who waits: nobody polls. At the deadline it is what there is, which may be nothing.
+    /// Leases the next samples of a stream that no other client of the group has leased or acknowledged.
+    /// The master notifies waiting clients; there is no polling. At the deadline it returns what it has,
+    /// possibly nothing.
     ///
-    /// What is pulled comes again to the group when its lease ends without an acknowledgement.
+    /// A pulled sample is delivered to the group again if its lease ends without an acknowledgement.
     pub async fn pull(&self, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
         let _busy = self.inner.enter(deadline)?;
         stream::pull(&self.inner, pull, deadline).await
     }
 
-    /// Looks at what is in a stream behind a place, whoever has it, and takes nothing. It waits for the
-    /// first.
+    /// Lists the samples of a stream after a position, leased or not, without leasing any. Waits for the
+    /// first one.
     pub async fn look(
         &self,
         stream: &str,
@@ -634,9 +638,9 @@ impl Client {
         stream::look(&self.inner, stream, behind, at_most, deadline).await
     }
 
-    /// Says that nobody is to consume samples any more, whoever was to: they are gone when this returns, for
-    /// every process, and their room is free. Says of each whether it was there; a ref of another put of the
-    /// name takes nothing away, and what somebody has leased stays if so asked.
+    /// Aborts samples: no group is to consume them. When this returns, they are removed for every process
+    /// and their space is free. Returns for each whether it existed. A ref of another generation removes
+    /// nothing. With `unless_leased`, leased samples stay.
     pub async fn abort(
         &self,
         samples: &[(Key, Generation)],
@@ -653,7 +657,7 @@ impl Client {
         }
     }
 
-    /// Finds the way to nodes before it is needed, and says how each of them is reached.
+    /// Connects to nodes before they are needed, and returns how each is reached.
     pub async fn meet(&self, nodes: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
         match self.inner.enter(deadline) {
             Ok(_busy) => self.inner.nodes.meet(nodes, deadline).await,
@@ -661,48 +665,48 @@ impl Client {
         }
     }
 
-    /// The nodes that this client has met, and how it reaches them.
+    /// The nodes that this client has connected to, and how it reaches them.
     #[must_use]
     pub fn routes(&self) -> Vec<Route> {
         self.inner.nodes.routes()
     }
 
-    /// Bytes moved by this client, by the way they went.
+    /// Bytes moved by this client, by data path.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.inner.counters
     }
 
-    /// How many reads this client has begun because another one of the same object stalled: no byte of it
-    /// arrived within a few times the usual latency. The node that stalls is asked last for a while.
+    /// Number of hedged reads. The client starts one when no byte of a read arrives within a few times the
+    /// usual latency. It uses the stalled node last for a while.
     #[must_use]
     pub fn hedged_reads(&self) -> u64 {
         self.inner.paces.hedged()
     }
 
-    /// How many objects, or parts of objects that were asked for one by one, this client has read from disks.
+    /// Number of objects that this client has read from disks. Parts of an object that were requested
+    /// separately count separately.
     #[must_use]
     pub fn disk_reads(&self) -> u64 {
         self.inner.nodes.disk_reads()
     }
 
-    /// The name of this client, the same for its whole life.
+    /// The id of this client. It never changes.
     #[must_use]
     pub fn id(&self) -> ClientId {
         self.inner.id()
     }
 
-    /// What it was connected with, to connect another one in the same way.
+    /// The options of this client, to connect another one in the same way.
     #[must_use]
     pub fn options(&self) -> &ConnectOptions {
         &self.inner.options
     }
 
-    /// Says goodbye. Calls under way are waited for; later ones fail with [`Error::Closed`]. Closing twice is
-    /// fine.
+    /// Disconnects. Waits for calls in progress; later calls fail with [`Error::Closed`]. Closing twice is
+    /// allowed.
     ///
-    /// Borrowed views stay valid, and the nodes that they look at hear the goodbye when the last one is
-    /// dropped.
+    /// Borrowed views stay valid. Their nodes see the client disconnect when the last view is dropped.
     pub async fn close(&self, deadline: Deadline) -> Result<(), Error> {
         self.inner.close(deadline).await
     }
@@ -722,7 +726,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_and_views_go_to_other_threads() {
+    fn handles_and_views_are_send_and_sync() {
         fn check<T: Send + Sync + 'static>() {}
         check::<Client>();
         check::<View>();
@@ -733,8 +737,8 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_stands_apart_from_its_message() {
-        let message = "lost\n\nhint: look";
+    fn hint_is_separated_from_its_message() {
+        let message = "lost\n\nhint: retry";
         assert_eq!(error::without_hint(message), "lost");
         assert_eq!(error::without_hint("plain"), "plain");
     }

@@ -1,4 +1,4 @@
-//! How long things stay: pins, limits of the namespace, and why something is there or is not.
+//! Lifetimes of objects: pins, limits of the namespace, and why an object exists or not.
 
 use tiffin_types::Key;
 use tiffin_types::message::{
@@ -10,7 +10,7 @@ use crate::inner::Inner;
 use crate::names::wait_ms;
 use crate::{Deadline, Error, Watermark, batch};
 
-/// Sets or ends pins, and says of each whether there is one now, or was one to end.
+/// Sets or ends pins. Returns for each whether it is set now, or whether there was one to end.
 pub(crate) async fn pin(
     inner: &Inner,
     keys: &[Key],
@@ -31,7 +31,7 @@ pub(crate) async fn pin(
                     PinOutcome::Absent => Err(Error::NotFound { key: key.clone() }),
                     PinOutcome::Unconfirmed(nodes) => Err(Error::Unconfirmed { nodes }),
                     PinOutcome::TooMany => {
-                        Err(Error::invalid(format!("`{key}` has as many pins as an object can have")))
+                        Err(Error::invalid(format!("`{key}` has the maximum number of pins")))
                     }
                 }));
             }
@@ -89,7 +89,7 @@ pub(crate) async fn wait_usage(
 }
 
 pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
-    // Who read last is part of the answer.
+    // The last reader is part of the answer, so cached-location reads are reported first.
     for used in inner.reports() {
         if let Err(error) = inner.ask(&used, deadline).await {
             return batch::all(keys.len(), &error);

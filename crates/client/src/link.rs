@@ -1,9 +1,8 @@
-//! One connection that many use: opened when it is needed, by one attempt at a time, and opened again when it
-//! has broken.
+//! One connection that many callers share. It is opened on demand, by one attempt at a time, and opened
+//! again after a failure.
 //!
-//! The attempt is a task of its own with its own time limit, and whoever needs the connection waits for it
-//! until its own deadline: a caller in a hurry neither cancels the attempt of the others nor starts another
-//! one.
+//! The attempt is a task with its own time limit. Each caller waits for it until the caller's own deadline.
+//! A caller with a short deadline neither cancels the attempt nor starts another one.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,21 +14,21 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{Deadline, Error};
 
-/// Something that may have broken meanwhile.
+/// A connection that may have broken.
 pub(crate) trait Usable {
-    /// Whether it has not.
+    /// Whether it is still open.
     fn is_usable(&self) -> bool;
 
-    /// Whether something of it is of use to the next one, so that it is kept until then.
+    /// Whether the next connection can reuse part of its state, so that it is kept until then.
     fn is_worth_keeping(&self) -> bool;
 }
 
 /// A connection that may have to be opened first.
 pub(crate) struct Link<T> {
     state: Mutex<State<T>>,
-    /// Who is at the other end, for people.
+    /// The peer's name, for messages.
     who: String,
-    /// How long a failure is remembered, so that not every call waits for the same dead peer.
+    /// How long a failure is cached, so that not every call waits for the same dead peer.
     rest: Duration,
 }
 
@@ -52,7 +51,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         self.current_if(T::is_usable)
     }
 
-    /// The connection, if it was opened and is still good for what it is wanted for.
+    /// The connection, if it was opened and satisfies the condition.
     pub(crate) fn current_if(&self, is_good: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         match &*self.lock() {
             State::Open(it) if is_good(it) => Some(Arc::clone(it)),
@@ -60,7 +59,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
-    /// The connection as it is or last was, broken or not.
+    /// The current or last connection, broken or not.
     pub(crate) fn last(&self) -> Option<Arc<T>> {
         match &*self.lock() {
             State::Open(it) => Some(Arc::clone(it)),
@@ -69,7 +68,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
-    /// Why it could not be opened, while that is remembered.
+    /// Why it could not be opened, while the failure is cached.
     pub(crate) fn failure(&self) -> Option<Error> {
         match &*self.lock() {
             State::Failed { error, .. } => Some(error.clone()),
@@ -77,7 +76,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
-    /// Lets go of a connection that broke and of which nothing is of use any more.
+    /// Drops a broken connection whose state is of no further use.
     pub(crate) fn prune(&self) {
         let mut state = self.lock();
         let useless = |it: &Arc<T>| !it.is_usable() && !it.is_worth_keeping();
@@ -88,7 +87,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
-    /// The connection; opened with `open` if it is not, which gets the one that broke.
+    /// The connection. If it is not open, `open` opens it and gets the broken one.
     pub(crate) async fn get<F>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -111,7 +110,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         }
     }
 
-    /// What is known already, or the attempt that will tell.
+    /// The known result, or the attempt in progress.
     fn look<F>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -124,7 +123,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         let last = match &*state {
             State::Open(it) if it.is_usable() => return Err(Ok(Arc::clone(it))),
             State::Failed { until, error, .. } if Instant::now() < *until => return Err(Err(error.clone())),
-            // An attempt whose task is gone will not end.
+            // An attempt whose task has ended without a result will not finish.
             State::Opening(attempt, _) if attempt.has_changed().is_ok() => return Ok(attempt.clone()),
             State::Open(last) => Some(Arc::clone(last)),
             State::Opening(_, last) | State::Failed { last, .. } => last.clone(),
@@ -148,7 +147,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Each change is one assignment, so nothing can be half done.
+        // Each change is one assignment, so a panic leaves no partial state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

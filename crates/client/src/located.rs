@@ -1,9 +1,9 @@
-//! Reading pieces of objects of which the generation and the places are known already.
+//! Reads pieces of objects whose generation and locations are already known.
 //!
-//! All pieces of an object are read from one copy of it, under one stamp; each read holds the stamp against
-//! the slot after its last byte. A stamp is never used twice, so pieces that all pass belong to one object. A
-//! copy that has moved is looked up again, and must be of the same generation. A copy whose node does not
-//! answer in time is read elsewhere, as in every get.
+//! All pieces of an object are read from one copy, under one stamp. Each read compares the stamp with the
+//! slot after its last byte. A stamp is never used twice, so pieces that all pass belong to one object. If
+//! a copy has moved, the client resolves it again and requires the same generation. If a node does not
+//! respond in time, another copy is read, as in every get.
 
 use std::cmp::Reverse;
 
@@ -16,14 +16,14 @@ use crate::get::{self, Ended, Wants};
 use crate::inner::Inner;
 use crate::{Deadline, Error, batch};
 
-/// One range of an object, as long as its targets are together.
+/// One range of an object; its length is the total length of its targets.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) offset: u64,
     pub(crate) targets: Vec<TargetBuf<'a>>,
 }
 
-/// What is wanted of one object.
+/// The requested pieces of one object.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) key: Key,
@@ -32,7 +32,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) pieces: Vec<Piece<'a>>,
 }
 
-/// Reads all of them; items that are errors already stay so.
+/// Reads all items; an item that is already an error is returned unchanged.
 pub(crate) async fn read(
     inner: &Inner,
     wanted: Vec<Result<Wanted<'_>, Error>>,
@@ -61,11 +61,11 @@ pub(crate) async fn read(
     results.into_iter().map(result).collect()
 }
 
-/// Reads as many as fit one message.
+/// Reads as many items as fit one message.
 async fn read_piece(inner: &Inner, wanted: &[Wanted<'_>], deadline: Deadline) -> Vec<Result<(), Error>> {
     let request = |it: &Wanted<'_>| {
         let mut replicas = it.replicas.clone();
-        // The last is read first.
+        // The session reads the last one first.
         replicas.sort_by_key(|it| Reverse(inner.nodes.distance(it.segment)));
         let found = Found { generation: it.generation, replicas, ..Found::default() };
         GetRequest { key: it.key.clone(), known: Some(found) }
@@ -84,7 +84,7 @@ async fn read_piece(inner: &Inner, wanted: &[Wanted<'_>], deadline: Deadline) ->
     outcomes.into_iter().zip(wanted).map(answer).collect()
 }
 
-/// What people call nodes. The master was not asked, so the session knows only their segments.
+/// The names of nodes. The master was not asked, so the session knows only their segments.
 fn named(inner: &Inner, wanted: &Wanted<'_>, nodes: Vec<String>) -> Vec<String> {
     let name = |node: String| {
         let replica = wanted.replicas.iter().find(|it| it.segment.to_string() == node);

@@ -8,7 +8,7 @@ use tiffin_types::sabotage::Sabotage;
 
 /// Objects whose locations are cached. Each costs about two hundred bytes.
 const CACHED_MAX: usize = 1 << 17;
-/// The most uses in one report.
+/// Maximum number of uses in one report.
 pub(crate) const REPORTED_MAX: usize = 4096;
 
 /// The cached locations of a client, for all of its handles.
@@ -25,7 +25,7 @@ impl Locations {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, LocationCache> {
-        // A panic leaves nothing half done that matters: cached locations may be wrong anyway.
+        // A panic leaves no harmful state: a cached location may be wrong at any time.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,8 @@
-//! What is lost when a node leaves for good: the objects whose only copy it holds.
+//! Determines what is lost when a node leaves for good: the objects whose only copy it holds.
 //!
-//! A node cannot hand its objects over. A copy elsewhere that is put anew is another put of the name: refs of
-//! the old one fail, and who pins it and who has consumed it would have to be written down at the same moment
-//! as the name moves, which only the master could do. So what would be lost is told instead, before it is.
+//! A node cannot move its objects to another node. A copy that is put elsewhere has another generation:
+//! refs of the old one fail. Its pins and its consumption state would have to move together with the name,
+//! which only the master could do. So the client reports the losses before the node leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,30 +13,30 @@ use tiffin_types::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
 
 use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
 
-/// So many objects are named, at most.
+/// Maximum number of objects that are named.
 const NAMES_MAX: usize = 8;
 
-/// Objects that are gone when a node leaves, as it was when they were counted. [`Display`](fmt::Display) says
-/// it in words.
+/// Objects that are lost when a node leaves, at the time of the count. [`Display`](fmt::Display) describes
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// How many objects have their only copy there.
+    /// Number of objects whose only copy is there.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How many of these are pinned.
+    /// How many of them are pinned.
     pub pinned: u64,
-    /// How many of these are samples that wait to be consumed.
+    /// How many of them are samples that are not consumed.
     pub unconsumed: u64,
-    /// The namespace and the name of some that are pinned or unconsumed.
+    /// Namespace and key of some that are pinned or unconsumed.
     pub names: Vec<(String, Key)>,
-    /// How many objects that it holds have another copy, and are not lost.
+    /// Number of its objects that have another copy, and are not lost.
     pub elsewhere: u64,
 }
 
 impl Losses {
-    /// What is lost if a node that holds these objects leaves now. The options say how its master is reached;
-    /// what that cannot say in time counts as lost.
+    /// What is lost if a node with these objects leaves now. The options say how to reach its master.
+    /// Objects about which the master does not reply in time count as lost.
     pub async fn of(
         records: Vec<Record>,
         leaving: SegmentId,
@@ -52,7 +52,7 @@ impl Losses {
             let kept = match kept(&namespace, &records, leaving, options, deadline).await {
                 Ok(kept) => kept,
                 Err(error) => {
-                    tracing::debug!(%error, namespace, "nobody can say what has another copy");
+                    tracing::debug!(%error, namespace, "cannot determine which objects have another copy");
                     BTreeSet::new()
                 }
             };
@@ -73,7 +73,7 @@ impl Losses {
         self.objects == 0
     }
 
-    /// Whether something is lost that somebody wanted to keep.
+    /// Whether a pinned or unconsumed object is lost.
     #[must_use]
     pub fn is_precious(&self) -> bool {
         self.pinned + self.unconsumed > 0
@@ -90,7 +90,7 @@ impl Losses {
     }
 }
 
-/// Those of the objects that have a copy on another node that answers.
+/// The objects that have a copy on another node that responds.
 async fn kept(
     namespace: &str,
     records: &[Record],
@@ -120,7 +120,7 @@ async fn kept(
             }
         }
     }
-    // What it says in parting is a courtesy.
+    // The result is complete; a failed disconnect changes nothing.
     let _closed = client.close(deadline).await;
     Ok(kept)
 }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_wanted_to_keep_is_named() {
+    fn pinned_and_unconsumed_losses_are_named() {
         let mut losses = Losses::default();
         assert!(losses.is_empty());
         losses.count(record("default", "plain", Attributes::default()));

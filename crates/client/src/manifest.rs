@@ -1,37 +1,36 @@
-//! What a sample says of itself: the names, types, shapes and places of its tensors, and free-form metadata.
+//! The manifest of a sample: names, types, shapes and offsets of its tensors, and free-form metadata.
 //!
-//! `docs/format.md` has the bytes. The decoder takes any bytes: what it accepts is consistent, so that
-//! whoever reads a tensor where the manifest says finds it inside the sample and as large as its type and
-//! shape.
+//! `docs/format.md` describes the bytes. The decoder accepts any input. A manifest that it returns is
+//! consistent: each tensor is inside the sample, and its length matches its type and shape.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// The most tensors of one sample.
+/// Maximum number of tensors of one sample.
 pub const TENSORS_MAX: usize = 4096;
-/// The most dimensions of one tensor.
+/// Maximum number of dimensions of one tensor.
 pub const DIMENSIONS_MAX: usize = 32;
-/// The longest name of a tensor, in bytes.
+/// Maximum length of a tensor's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
-/// The most metadata of one sample, in bytes.
+/// Maximum length of the metadata of one sample, in bytes.
 pub const METADATA_BYTES_MAX: usize = 16 << 20;
-/// What the offset of every tensor is a multiple of.
+/// The offset of every tensor is a multiple of this.
 pub const TENSOR_ALIGN: u64 = 64;
 
-/// How the bytes of a sample begin.
+/// The first bytes of every sample.
 const MAGIC: [u8; 8] = *b"TFSAMPLE";
 const VERSION: u32 = 1;
 /// The part of the header that every sample has.
 pub(crate) const PRELUDE_BYTES: usize = 32;
-/// No header is longer: it would have more or longer parts than allowed.
+/// Maximum length of a header: all parts at their maximum.
 const HEADER_BYTES_MAX: usize =
     PRELUDE_BYTES + TENSORS_MAX * (TENSOR_BYTES + DIMENSIONS_MAX * 8 + NAME_BYTES_MAX) + METADATA_BYTES_MAX;
 /// The fixed part of a tensor's entry.
 const TENSOR_BYTES: usize = 24;
 
-/// Declares the types of elements, once: each with its number in the format, its bytes, its short name, and
-/// what array libraries call it.
+/// Declares the types of elements, once: each with its number in the format, its size, its short name, and
+/// its name in array libraries.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $case:ident = $code:literal, $bytes:literal, $short:literal, $long:literal;)*) => {
         /// The type of a tensor's elements. Elements smaller than a byte have a byte each, unless their type
@@ -162,15 +161,15 @@ impl Dtype {
         self.row().4
     }
 
-    /// All of them.
+    /// All types.
     pub fn all() -> impl Iterator<Item = Self> {
         DTYPES.iter().map(|row| row.0)
     }
 
-    /// How many bytes a tensor of that shape has; `None` where that overflows.
+    /// The length of a tensor of that shape; `None` if it overflows.
     #[must_use]
     pub fn bytes(self, shape: &[u64]) -> Option<u64> {
-        // An empty dimension makes the whole empty, however large the others are.
+        // With an empty dimension the tensor is empty, however large the others are.
         if shape.contains(&0) {
             return Some(0);
         }
@@ -197,9 +196,9 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A name that is no type's.
+/// A name that is not the name of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is not a type of elements; the types are {}", short_names())]
+#[error("unknown element type `{name}`; the types are {}", short_names())]
 pub struct UnknownDtype {
     /// The name.
     pub name: String,
@@ -209,7 +208,7 @@ fn short_names() -> String {
     Dtype::all().map(Dtype::name).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes the short and the long names.
+/// Accepts the short and the long names.
 impl FromStr for Dtype {
     type Err = UnknownDtype;
 
@@ -222,34 +221,34 @@ impl FromStr for Dtype {
 /// One tensor of a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name, once in the sample.
+    /// Its name, unique in the sample.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its dimensions, the slowest first; none for a scalar.
     pub shape: Vec<u64>,
-    /// Where in the sample its bytes begin.
+    /// The offset of its bytes in the sample.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub bytes: u64,
 }
 
-/// What a sample is made of.
+/// The manifest of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// What the producer wrote beside the tensors.
+    /// The producer's metadata.
     pub metadata: Vec<u8>,
     /// The tensors, in the order of their bytes.
     pub tensors: Vec<Tensor>,
-    /// The bytes of the whole sample.
+    /// The length of the whole sample.
     pub len: u64,
 }
 
-/// Why bytes are no sample.
+/// Why bytes are not a sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DecodeError {
-    /// The header goes on: this many bytes are needed.
-    #[error("its header is cut off: it has {0} bytes")]
+    /// The header is longer: this many bytes are needed.
+    #[error("its header is truncated: it has {0} bytes")]
     Short(usize),
     #[error("{0}")]
     Bad(&'static str),
@@ -262,13 +261,13 @@ impl Manifest {
         self.tensors.iter().find(|it| it.name == name)
     }
 
-    /// Reads the manifest of a whole sample, a [`View`](crate::View) of one for example; the error says why
-    /// the bytes are none.
+    /// Reads the manifest of a whole sample, for example of a [`View`](crate::View). The error says why the
+    /// bytes are not a sample.
     pub fn of(sample: &[u8]) -> Result<Self, String> {
         Self::decode(sample, sample.len() as u64).map_err(|error| error.to_string())
     }
 
-    /// Gives tensors their places, in the order given; the error is for people.
+    /// Assigns the offsets of tensors, in the given order. The error is for people.
     pub(crate) fn lay_out(mut tensors: Vec<Tensor>, metadata: &[u8]) -> Result<Self, String> {
         check_parts(&tensors, metadata)?;
         let too_large = || "the sample is too large".to_owned();
@@ -280,7 +279,7 @@ impl Manifest {
         Ok(Self { metadata: metadata.to_vec(), tensors, len: end })
     }
 
-    /// The header's bytes. Between them and the first tensor are zeros.
+    /// The bytes of the header. Between them and the first tensor are zeros.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let len = header_bytes(&self.tensors, &self.metadata);
         let mut bytes = Vec::with_capacity(len);
@@ -303,7 +302,7 @@ impl Manifest {
         bytes
     }
 
-    /// Reads the header of a sample of `len` bytes from as many of its first bytes as there are.
+    /// Decodes the header of a sample of `len` bytes. `bytes` are its first bytes, as many as were read.
     pub(crate) fn decode(bytes: &[u8], len: u64) -> Result<Self, DecodeError> {
         let mut reader = Reader(bytes);
         let header = reader.prelude(len)?;
@@ -318,16 +317,16 @@ impl Manifest {
         }
         let metadata = reader.take(header.metadata)?.to_vec();
         if !reader.0.is_empty() {
-            return Err(DecodeError::Bad("its header is longer than what is in it"));
+            return Err(DecodeError::Bad("its header is longer than its content"));
         }
         let mut end = header.bytes as u64;
         let mut names = BTreeSet::new();
         for tensor in &tensors {
             let fits = tensor.offset >= end && tensor.offset.is_multiple_of(TENSOR_ALIGN);
             let behind = tensor.offset.checked_add(tensor.bytes).filter(|&it| fits && it <= len);
-            end = behind.ok_or(DecodeError::Bad("a tensor lies where it cannot"))?;
+            end = behind.ok_or(DecodeError::Bad("the offset of a tensor is invalid"))?;
             if !names.insert(&tensor.name) {
-                return Err(DecodeError::Bad("two tensors have one name"));
+                return Err(DecodeError::Bad("two tensors have the same name"));
             }
         }
         Ok(Self { metadata, tensors, len })
@@ -349,12 +348,12 @@ fn check_parts(tensors: &[Tensor], metadata: &[u8]) -> Result<(), String> {
     for Tensor { name, dtype, shape, bytes, .. } in tensors {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return Err(format!(
-                "a tensor's name has {} bytes: it must be 1 to {NAME_BYTES_MAX}",
+                "a tensor's name has {} bytes; it must have 1 to {NAME_BYTES_MAX}",
                 name.len()
             ));
         }
         if !names.insert(name) {
-            return Err(format!("two tensors are called `{name}`"));
+            return Err(format!("two tensors have the name `{name}`"));
         }
         if shape.len() > DIMENSIONS_MAX {
             let count = shape.len();
@@ -381,7 +380,7 @@ struct Prelude {
     metadata: usize,
 }
 
-/// What is left to be decoded.
+/// The bytes left to decode.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -411,18 +410,18 @@ impl<'a> Reader<'a> {
 
     fn prelude(&mut self, len: u64) -> Result<Prelude, DecodeError> {
         if self.array()? != MAGIC {
-            return Err(DecodeError::Bad("it does not begin as samples do"));
+            return Err(DecodeError::Bad("it does not begin with the magic of a sample"));
         }
         if self.u32()? != VERSION as usize {
-            return Err(DecodeError::Bad("it has another version of the format"));
+            return Err(DecodeError::Bad("its format has another version"));
         }
         let prelude = Prelude { bytes: self.u32()?, tensors: self.u32()?, metadata: self.u32()? };
         if self.u64()? != len {
-            return Err(DecodeError::Bad("it has another length than it says"));
+            return Err(DecodeError::Bad("its length is not the one in its header"));
         }
         let fits = (PRELUDE_BYTES..=HEADER_BYTES_MAX).contains(&prelude.bytes) && prelude.bytes as u64 <= len;
         if !fits || prelude.tensors > TENSORS_MAX || prelude.metadata > METADATA_BYTES_MAX {
-            return Err(DecodeError::Bad("its header is larger than headers are"));
+            return Err(DecodeError::Bad("its header exceeds the maximum length"));
         }
         Ok(prelude)
     }
@@ -432,15 +431,15 @@ impl<'a> Reader<'a> {
         let name = u16::from_le_bytes(self.array()?) as usize;
         let [dtype, dimensions] = self.array()?;
         let _reserved: [u8; 4] = self.array()?;
-        let dtype = Dtype::of_code(dtype).ok_or(DecodeError::Bad("a tensor has a type that is not known"))?;
+        let dtype = Dtype::of_code(dtype).ok_or(DecodeError::Bad("the type of a tensor is unknown"))?;
         if dimensions as usize > DIMENSIONS_MAX || name > NAME_BYTES_MAX {
             return Err(DecodeError::Bad("a tensor's name or shape is too long"));
         }
         let shape = (0..dimensions).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let name = str::from_utf8(self.take(name)?);
-        let name = name.map_err(|_| DecodeError::Bad("a tensor's name is no text"))?.to_owned();
+        let name = name.map_err(|_| DecodeError::Bad("the name of a tensor is not UTF-8"))?.to_owned();
         if dtype.bytes(&shape) != Some(bytes) {
-            return Err(DecodeError::Bad("a tensor has other bytes than its type and shape"));
+            return Err(DecodeError::Bad("the length of a tensor does not match its type and shape"));
         }
         Ok(Tensor { name, dtype, shape, offset, bytes })
     }
@@ -466,19 +465,19 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_back_as_it_was_written() {
+    fn header_decodes_to_what_was_encoded() {
         let manifest = example();
         let bytes = manifest.encode();
         assert_eq!(Manifest::decode(&bytes, manifest.len), Ok(manifest.clone()));
         assert!(manifest.tensors.iter().all(|it| it.offset.is_multiple_of(TENSOR_ALIGN)));
         assert_eq!(manifest.tensor("mask").map(|it| it.offset + it.bytes), Some(manifest.len));
-        // The bytes behind it are not looked at.
+        // The bytes after the header are ignored.
         let more = [bytes, vec![0xff; 100]].concat();
         assert_eq!(Manifest::decode(&more, manifest.len), Ok(manifest));
     }
 
     #[test]
-    fn a_header_that_is_cut_off_says_how_long_it_is() {
+    fn truncated_header_reports_its_length() {
         let manifest = example();
         let bytes = manifest.encode();
         for cut in PRELUDE_BYTES..bytes.len() {
@@ -490,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn no_change_of_a_header_makes_it_lie() {
+    fn changed_header_is_rejected_or_still_consistent() {
         let manifest = example();
         let bytes = manifest.encode();
         for at in 0..bytes.len() {
@@ -513,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_makes_no_sense_is_told_why() {
+    fn invalid_sample_is_rejected_with_the_reason() {
         let short = Tensor { bytes: 3, ..tensor("t", Dtype::F32, &[1]) };
         let deep = tensor("deep", Dtype::U8, &[1; DIMENSIONS_MAX + 1]);
         let huge = Tensor { bytes: 8, ..tensor("huge", Dtype::U8, &[8]) };
@@ -521,7 +520,7 @@ mod tests {
         let a = || tensor("a", Dtype::U8, &[1]);
         for (tensors, why) in [
             (vec![], "no tensors"),
-            (vec![a(), a()], "two tensors are called `a`"),
+            (vec![a(), a()], "two tensors have the name `a`"),
             (vec![a(), short], "tensor `t` has 3 bytes, but f32 of shape [1] is 4"),
             (vec![deep], "tensor `deep`"),
             (vec![huge], "too many"),
@@ -534,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn types_have_names_sizes_and_numbers_of_their_own() {
+    fn types_have_unique_names_and_numbers() {
         for dtype in Dtype::all() {
             assert_eq!(dtype.name().parse(), Ok(dtype));
             assert_eq!(dtype.long_name().parse(), Ok(dtype));

@@ -1,4 +1,4 @@
-//! What only the master is asked: looking up, deleting, listing.
+//! Calls that only involve the master: resolve, delete, list.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::cached;
 use crate::inner::Inner;
 use crate::{Deadline, DeleteOptions, Error, Info, Presences, Replica, ResolveOptions, batch};
 
-/// Objects of one page, where all pages are wanted.
+/// Objects per page, if all pages are requested.
 const PAGE_ITEMS: u32 = 8192;
-/// The longest that the master is asked to wait for nodes.
+/// The longest time that the master is asked to wait for nodes.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn resolve(
@@ -49,7 +49,7 @@ pub(crate) async fn resolve(
     results
 }
 
-/// Whether objects are there. Only of those on nodes that cannot be reached is more asked: which nodes.
+/// Whether objects exist. For objects on nodes that cannot be reached, a second request finds the nodes.
 pub(crate) async fn exists(
     inner: &Inner,
     keys: &Keys,
@@ -64,7 +64,7 @@ pub(crate) async fn exists(
     for piece in batch::pieces(unknown.iter().filter_map(|&place| keys.get(place))) {
         let places = unknown.get(piece).unwrap_or_default();
         let asked = ask_for(inner, keys.pick(places), options, deadline).await;
-        // The run that leads ends at the first gap, also where that is in an earlier message.
+        // The leading run ends at the first gap, even if that was in an earlier message.
         if options.ahead == Ahead::LeadingRun && asked.there.contains(&false) {
             options.ahead = Ahead::Nothing;
         }
@@ -96,7 +96,7 @@ async fn ask_for(inner: &Inner, keys: Keys, options: ResolveOptions, deadline: D
     answers
 }
 
-/// An object could not be reached a moment ago; where it is, or whether it can be reached now.
+/// Resolves an object that could not be reached: names its nodes, or finds that it can be reached now.
 async fn exists_somewhere(inner: &Inner, name: &[u8], deadline: Deadline) -> Result<bool, Error> {
     let key = Key::new(name).map_err(|error| Error::Invalid { what: error.to_string() })?;
     let found = resolve(inner, &[key], ResolveOptions::default(), deadline).await;
@@ -168,7 +168,7 @@ pub(crate) async fn list(
         }
     }
     items.sort_by(|a, b| a.key.cmp(&b.key).then(b.generation.cmp(&a.generation)));
-    // An object that was replaced while the pages were turned may be on two of them.
+    // An object that was replaced between two pages may be on both.
     items.dedup_by(|later, first| later.key == first.key);
     Ok(items)
 }
@@ -202,7 +202,7 @@ fn info(found: Found, nodes: &BTreeMap<SegmentId, NodeInfo>) -> Info {
     }
 }
 
-/// How long the master may wait for nodes, so that its answer still comes in time.
+/// How long the master may wait for nodes so that its reply still arrives in time.
 pub(crate) fn wait_ms(deadline: Deadline) -> u64 {
     let wait = deadline.wait_time().unwrap_or_else(|| deadline.remaining().mul_f64(0.75)).min(WAIT_MAX);
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)

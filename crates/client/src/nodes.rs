@@ -1,4 +1,4 @@
-//! The nodes that a client has met, and the routes to them.
+//! The nodes that a client knows, and the routes to them.
 //!
 //! **Invariant:** a node on which this client has a view stays in the table until the view has ended.
 
@@ -19,24 +19,24 @@ use crate::route::{self, OpenRoute, Traveller};
 use crate::running::Running;
 use crate::{Deadline, Error, Route};
 
-/// How far disks are: further than any memory.
+/// The distance of disks: greater than that of any memory.
 const DISTANCE_OF_DISKS: u8 = 4;
-/// How long no route is opened to a node that could not be reached.
+/// How long the client does not retry a node that could not be reached.
 const NODE_REST: Duration = Duration::from_millis(500);
 /// How long a node may take to reply to a list of views.
 const LIST_TIME_MAX: Duration = Duration::from_secs(2);
 
 struct Node {
     info: NodeInfo,
-    /// The master tells it what is published there, as the master said last.
+    /// Objects there can be published at the master, according to its last reply.
     is_on_same_host: bool,
     link: Arc<Link<OpenRoute>>,
 }
 
-/// The views on each node that was asked for any.
+/// The views on each node on which any was requested.
 type AllViews = Mutex<BTreeMap<SegmentId, Views>>;
 
-/// The nodes that a client has met.
+/// The nodes that a client knows.
 pub(crate) struct Nodes {
     traveller: Traveller,
     runtime: Handle,
@@ -50,7 +50,7 @@ impl Nodes {
     }
 
     /// A route to a node, for requests only. It does not check whether the node's memory is still mapped: a
-    /// node that is gone does not reply, and a client that wrote there has checked after its write.
+    /// node that has ended does not reply, and a client that wrote there has checked after its write.
     pub(crate) async fn control_route(
         &self,
         segment: SegmentId,
@@ -63,7 +63,7 @@ impl Nodes {
         }
     }
 
-    /// The route to a node, opened if it is not.
+    /// The route to a node, opened if necessary.
     pub(crate) async fn route(
         &self,
         segment: SegmentId,
@@ -91,12 +91,12 @@ impl Nodes {
         self.lock().get(&segment)?.link.current()
     }
 
-    /// The route to a node as it is or last was.
+    /// The current or last route to a node.
     pub(crate) fn last_route(&self, segment: SegmentId) -> Option<Arc<OpenRoute>> {
         self.lock().get(&segment)?.link.last()
     }
 
-    /// Whether a node was met, and was not sent a goodbye.
+    /// Whether the node is known, and the client has not disconnected from it.
     pub(crate) fn knows(&self, segment: SegmentId) -> bool {
         self.lock().contains_key(&segment)
     }
@@ -134,7 +134,7 @@ impl Nodes {
         }
     }
 
-    /// Adds the nodes of new reservations, and notes which of them are near the master.
+    /// Adds the nodes of new reservations, and notes which of them are on the master's host.
     pub(crate) fn learn_reserved(&self, reserved: &Reserved) {
         self.learn(&reserved.nodes);
         let mut nodes = self.lock();
@@ -156,29 +156,29 @@ impl Nodes {
         self.traveller.counters.tcp.add_written(bytes);
     }
 
-    /// How many objects were read from disks.
+    /// Number of objects read from disks.
     pub(crate) fn disk_reads(&self) -> u64 {
         self.traveller.disk_reads.load(Ordering::Relaxed)
     }
 
-    /// The distance of a node: zero is nearest.
+    /// The distance of a node: zero is closest.
     pub(crate) fn distance(&self, segment: SegmentId) -> u8 {
         let nodes = self.lock();
         let Some(node) = nodes.get(&segment) else { return u8::MAX };
         if node.info.beside.is_some() {
-            // Memory is read first, wherever it is.
+            // Memory is read before disks, on whichever host it is.
             return DISTANCE_OF_DISKS;
         }
         match node.link.current().map(|route| route.attachment().is_some()) {
             Some(true) => 0,
-            // A node that was not tried yet may turn out to be on this host.
+            // A node that was not tried yet may be on this host.
             None if node.link.failure().is_none() && self.traveller.may_share(&node.info) => 1,
             Some(false) => 2,
             None => 3,
         }
     }
 
-    /// Opens the routes to these nodes, all at once; those that cannot be opened say why.
+    /// Opens the routes to these nodes concurrently. The result says why a route could not be opened.
     pub(crate) async fn meet(&self, infos: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
         self.learn(infos);
         let mut running = Running::new();
@@ -190,7 +190,7 @@ impl Nodes {
         self.routes()
     }
 
-    /// Unmaps the memory of nodes that are gone.
+    /// Unmaps the memory of nodes that have ended.
     pub(crate) fn prune(&self) {
         self.lock().values().for_each(|node| node.link.prune());
     }
@@ -256,8 +256,8 @@ impl Nodes {
     }
 }
 
-/// Lists the views on a node, first of all on a new connection. What was sent on the last one does not count
-/// any more.
+/// Sends the list of views on a node as the first request of a new connection. Ends that were sent on the
+/// previous connection no longer count.
 async fn list_views(views: &AllViews, segment: SegmentId, route: &OpenRoute) -> Result<(), Error> {
     let listed = lock(views).get_mut(&segment).map(Views::connected);
     let Some((connection, held)) = listed else { return Ok(()) };
@@ -271,6 +271,6 @@ async fn list_views(views: &AllViews, segment: SegmentId, route: &OpenRoute) -> 
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each use is one change of a map, so nothing can be half done.
+    // Each use is a single change of a map, so a panic leaves no partial state.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

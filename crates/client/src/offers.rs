@@ -32,7 +32,7 @@ impl Offers {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Preallocation> {
-        // Each use is one change of one size, so nothing can be half done.
+        // Each use is a single change of one size, so a panic leaves no partial state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

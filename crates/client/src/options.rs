@@ -1,4 +1,4 @@
-//! What a caller may choose.
+//! Options of calls and connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,75 +10,75 @@ use tiffin_types::SegmentId;
 use tiffin_types::message::Ahead;
 use tokio::time::Instant;
 
-/// How long connecting may take, unless told otherwise.
+/// Default time limit for connecting.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// What is left of a deadline for an answer to arrive in, if there is that much.
+/// Part of a deadline that is kept for the reply to arrive, if that much is left.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
-/// What stands for "never": about thirty years. An instant much further on cannot be represented everywhere.
+/// The longest timeout, about thirty years. Much later instants cannot be represented everywhere.
 const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
-/// The moment by which a call has ended, whatever the other side does.
+/// The instant by which a call ends, whatever the peer does.
 ///
-/// A call that waits for news, such as [`Client::pull`](crate::Client::pull), ends its wait earlier and gives
-/// what there is: that is an answer. Only a deadline that comes before the answer is an error.
+/// A call that waits for events, such as [`Client::pull`](crate::Client::pull), ends its wait earlier and
+/// returns what it has. Only a deadline that passes before the reply arrives is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {
     end: Instant,
-    /// When a wait for news ends, if that was said apart.
+    /// When a wait for events ends, if it has a limit of its own.
     wait_end: Option<Instant>,
 }
 
 impl Deadline {
-    /// So long from now. [`Duration::MAX`] is as good as never.
+    /// The deadline after this time. [`Duration::MAX`] means practically never.
     #[must_use]
     pub fn after(time: Duration) -> Self {
         Self::at(Instant::now() + time.min(NEVER))
     }
 
-    /// For a call that waits for news, or for nodes to confirm: the wait ends after `wait_time`, and its
-    /// answer may take `answer_time` more. So a short wait on a slow machine ends with an answer, not with an
-    /// error.
+    /// The deadline of a call that waits for events or confirmations. The wait ends after `wait_time`, and
+    /// its reply may take `answer_time` more. So a short wait on a slow machine ends with a reply, not with
+    /// an error.
     #[must_use]
     pub fn waiting(wait_time: Duration, answer_time: Duration) -> Self {
         let wait_end = Instant::now() + wait_time.min(NEVER);
         Self { end: wait_end + answer_time.min(NEVER), wait_end: Some(wait_end) }
     }
 
-    /// At that moment.
+    /// The deadline at this instant.
     #[must_use]
     pub fn at(instant: Instant) -> Self {
         Self { end: instant, wait_end: None }
     }
 
-    /// That moment.
+    /// The instant of the deadline.
     #[must_use]
     pub fn instant(self) -> Instant {
         self.end
     }
 
-    /// Whether it has come.
+    /// Whether the deadline has passed.
     #[must_use]
     pub fn has_passed(self) -> bool {
         self.end <= Instant::now()
     }
 
-    /// How much time is left.
+    /// The time that is left.
     #[must_use]
     pub fn remaining(self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// Whether a call that waits for news must answer with what there is.
+    /// Whether a call that waits for events must return what it has.
     pub(crate) fn wait_is_over(self) -> bool {
         self.wait_end.unwrap_or(self.end) <= Instant::now()
     }
 
-    /// What is left of the wait, if its time was said apart.
+    /// The time left of the wait, if it has a limit of its own.
     pub(crate) fn wait_time(self) -> Option<Duration> {
         Some(self.wait_end?.saturating_duration_since(Instant::now()))
     }
 
-    /// How long the other side may wait for something to happen, so that its answer still comes in time.
+    /// How long the peer may wait for an event so that its reply still arrives in time.
     pub(crate) fn wait_ms(self) -> u64 {
         let wait = self.wait_time().unwrap_or_else(|| {
             let remaining = self.remaining();
@@ -88,7 +88,7 @@ impl Deadline {
     }
 }
 
-/// Where to connect to, and as whom.
+/// How to connect, and under which identity.
 ///
 /// ```
 /// # use tiffin_client::ConnectOptions;
@@ -98,28 +98,28 @@ impl Deadline {
 pub struct ConnectOptions {
     /// The master: `host:port`, `[ipv6]:port` or `unix:@name`.
     pub address: String,
-    /// The shared secret; empty where none is set.
+    /// The shared secret; empty if none is set.
     pub token: String,
     /// The namespace of all keys.
     pub namespace: String,
-    /// A name for people, shown in lists of clients.
+    /// A readable name, shown in lists of clients.
     pub label: String,
-    /// Whether the memory of nodes on this host may be mapped. Switching it off sends every byte through TCP,
-    /// as if the master and all nodes were on other hosts.
+    /// Whether the memory of nodes on this host may be mapped. If not, every byte is sent through TCP, as
+    /// if the master and all nodes were on other hosts.
     pub shared_memory: bool,
-    /// The node that lives in this process, if one does: the best home for puts.
+    /// The node in this process, if there is one: the preferred node for puts.
     pub home: Option<SegmentId>,
-    /// The memory of that node, so that it can be reached without mapping it once more.
+    /// The memory of that node, so that it is not mapped a second time.
     pub home_memory: Option<Arc<NodeMemory>>,
-    /// The disks of that node, so that they can be read without a socket.
+    /// The disks of that node, so that they are read without a socket.
     pub home_disks: Vec<Arc<dyn LocalDisk>>,
-    /// How long connecting may take: to the master in [`Client::connect`](crate::Client::connect), and
-    /// later to it or to a node, inside the deadline of the call that needs it.
+    /// Time limit for connecting. [`Client::connect`](crate::Client::connect) applies it to the master.
+    /// Later calls apply it when they reconnect to the master or to a node, within their own deadline.
     pub connect_time: Duration,
 }
 
 impl ConnectOptions {
-    /// Connects to that master, with shared memory where possible, and with all else as usual.
+    /// Connects to that master, with shared memory where possible and defaults for the rest.
     #[must_use]
     pub fn new(address: impl Into<String>) -> Self {
         Self {
@@ -136,7 +136,7 @@ impl ConnectOptions {
     }
 }
 
-/// Leaves the token out, so that it does not end up in a log.
+/// Omits the token, so that it does not appear in logs.
 impl std::fmt::Debug for ConnectOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("ConnectOptions")
@@ -150,45 +150,44 @@ impl std::fmt::Debug for ConnectOptions {
     }
 }
 
-/// How to get.
+/// Options of a get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetOptions {
     /// Protects the objects from eviction for the master's lease time.
     pub lease: bool,
-    /// How many milliseconds a batch waits for objects that are on their way from a disk into memory, before
-    /// it reads them from the disk. Never waits when nothing is on its way. Ten if not said.
+    /// How many milliseconds a batch waits for objects that are being promoted, before it reads them from
+    /// the disk. It does not wait if none is being promoted. The default is 10.
     pub promotion_wait_ms: Option<u64>,
 }
 
-/// How to look objects up.
+/// Options of a resolve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResolveOptions {
-    /// Counts as a use: moves the objects to the recent end of the eviction order.
+    /// Counts as a use: moves the objects to the recent end of the eviction list.
     pub touch: bool,
     /// Protects the objects from eviction for the master's lease time.
     pub lease: bool,
-    /// Wants to know where the copies lie: fills [`Info::replicas`](crate::Info::replicas).
+    /// Requests the locations of the copies: fills [`Info::replicas`](crate::Info::replicas).
     pub locate: bool,
-    /// Where only presence is asked for: which objects are to be in memory soon, that only a disk has. The
-    /// answer is the same.
+    /// For existence checks: which objects that are only on a disk are prefetched. The reply is the same.
     pub ahead: Ahead,
 }
 
-/// What a put does that finds no room.
+/// What a put does if there is no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Patience {
     /// It fails at once.
     #[default]
     Never,
-    /// It waits in line, first come first served within its namespace, and is woken by what makes room. At
-    /// the deadline it fails in the same way: with how full the store or the namespace is.
+    /// It waits in a queue that is first in, first out within its namespace, until space is freed. At the
+    /// deadline it fails in the same way, with the usage of the store or the namespace.
     UntilDeadline,
-    /// The same, but for so long at most, and not beyond the deadline.
+    /// The same for at most this time, and not beyond the deadline.
     For(Duration),
 }
 
 impl Patience {
-    /// How long the master may let a put wait, so that its answer still comes in time.
+    /// How long the master may let a put wait so that its reply still arrives in time.
     pub(crate) fn wait_ms(self, deadline: Deadline) -> u64 {
         match self {
             Self::Never => 0,
@@ -198,10 +197,10 @@ impl Patience {
     }
 }
 
-/// How to delete.
+/// Options of a delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
-    /// Even if leased, where leases refuse removal.
+    /// Deletes leased objects, too, if the master's leases protect from deletion.
     pub force: bool,
 }
 

@@ -1,5 +1,4 @@
-//! How fast nodes reply to a client: measures for [`Pace`], which decides how long to wait and which nodes to
-//! ask last.
+//! Measures how fast nodes reply. [`Pace`] decides from it how long to wait and which nodes to use last.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::Deadline;
 
-/// How fast nodes answer one client, and what it has done about it.
+/// Latencies of the nodes as one client sees them, and its number of hedged reads.
 pub(crate) struct Paces {
     pace: Mutex<Pace>,
     origin: Instant,
@@ -25,13 +24,13 @@ impl Paces {
         Self { pace, origin: Instant::now(), hedged: AtomicU64::new(0) }
     }
 
-    /// The nodes that are to be asked last now.
+    /// The nodes to use last for now.
     pub(crate) fn avoided(&self) -> BTreeSet<SegmentId> {
         let pace = self.lock();
         if pace.has_slow() { pace.avoided(self.now_us()) } else { BTreeSet::new() }
     }
 
-    /// How many reads were begun because another one stalled.
+    /// Number of reads that were started because another one stalled.
     pub(crate) fn hedged(&self) -> u64 {
         self.hedged.load(Ordering::Relaxed)
     }
@@ -42,7 +41,7 @@ impl Paces {
         }
     }
 
-    /// A read begins: how long it may go without a byte.
+    /// Notes the start of a read. Returns its time, and how long it may go without a byte.
     pub(crate) fn begins(&self, segment: SegmentId, deadline: Deadline) -> (u64, u64) {
         let now = Instant::now();
         let left = deadline.instant().saturating_duration_since(now);
@@ -53,18 +52,18 @@ impl Paces {
         (now_us, pace.stall_us(segment, left_us))
     }
 
-    /// The first byte of a read arrived.
+    /// Notes that the first byte of a read arrived.
     pub(crate) fn answered(&self, segment: SegmentId, began_us: u64, first: Instant, is_late: bool) {
         let now_us = self.at_us(first);
         self.lock().answered(segment, now_us.saturating_sub(began_us), is_late, now_us);
     }
 
-    /// Nothing arrives from a node.
+    /// Notes that a node sends nothing.
     pub(crate) fn stalled(&self, segment: SegmentId, now_us: u64, name: impl FnOnce() -> String) {
         let pause_us = self.lock().stalled(segment, now_us);
         if let Some(pause_us) = pause_us {
             let (node, pause_ms) = (name(), pause_us / 1000);
-            tracing::warn!(node, pause_ms, "a node does not answer reads in time; its copies are read last");
+            tracing::warn!(node, pause_ms, "node does not answer reads in time; its copies are read last");
         }
     }
 
@@ -77,14 +76,14 @@ impl Paces {
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// When that is, or the deadline if that is earlier.
+    /// The instant of this time, or the deadline if that is earlier.
     pub(crate) fn instant(&self, at_us: Option<u64>, deadline: Deadline) -> Instant {
         let at = at_us.and_then(|it| self.origin.checked_add(std::time::Duration::from_micros(it)));
         at.map_or(deadline.instant(), |it| it.min(deadline.instant()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Pace> {
-        // A wrong estimate costs a request, and no more.
+        // A wrong estimate costs one request, no more.
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

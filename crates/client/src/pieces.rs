@@ -1,11 +1,11 @@
-//! Writing a reserved object piece by piece, and committing it afterwards.
+//! Writes a reserved object piece by piece, and commits it afterwards.
 //!
 //! **Invariant:** a piece is written while the reservation's gate is held for reading. A put, commit or
-//! release takes the gate for writing first. So no copy is under way when the object becomes readable or its
-//! memory is given back.
+//! release takes the gate for writing first. So no copy is in progress when the object becomes readable or
+//! its memory is released.
 //!
-//! A commit names what the pieces have written. It cannot reserve again as a put does, because the bytes are
-//! gone: if the node gave up the reservation, the commit fails.
+//! A commit names the bytes that the pieces have written. It cannot reserve again as a put does, because
+//! the client no longer has the bytes: if the node gave up the reservation, the commit fails.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,14 +26,14 @@ use crate::{Deadline, Error, Put, Stored, batch, names};
 /// Bytes of a reserved object, to be written at an offset.
 #[derive(Clone, Debug)]
 pub struct Piece<'a> {
-    /// Where the first byte goes.
+    /// The offset of the first byte.
     pub offset: u64,
     /// The bytes, in order.
     pub sources: Vec<SourceBuf<'a>>,
 }
 
 impl Piece<'_> {
-    /// The offset behind the last byte; `None` where it overflows.
+    /// The offset after the last byte; `None` if it overflows.
     fn end(&self) -> Option<u64> {
         self.sources.iter().try_fold(self.offset, |end, source| end.checked_add(source.len() as u64))
     }
@@ -44,7 +44,7 @@ pub(crate) async fn write(
     items: &[(&Reserved, Piece<'_>)],
     deadline: Deadline,
 ) -> Vec<Result<(), Error>> {
-    // One for each object: a second one would wait behind a commit, and the commit for the first one.
+    // One guard per object: a second one would wait for a commit that waits for the first one.
     let mut gates = BTreeMap::new();
     let (mut results, mut ops) = (Vec::with_capacity(items.len()), BTreeMap::new());
     for (item, (reserved, piece)) in items.iter().enumerate() {
@@ -72,7 +72,7 @@ pub(crate) async fn write(
             *result = Err(error);
         }
     }
-    // A copy that is still under way ends with this future; its item did not succeed.
+    // A copy that is still in progress ends with this future; its item did not succeed.
     if deadline.has_passed() {
         let late = |it: &mut Result<(), Error>| *it = it.clone().and(Err(Error::timeout("writing")));
         results.iter_mut().for_each(late);
@@ -142,7 +142,7 @@ async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) ->
     refused.into_iter().map(|it| it.map_or_else(&mut next, Err)).collect()
 }
 
-/// Runs the session of a put whose bytes are in place.
+/// Runs the session of a put whose bytes are already written.
 async fn run(
     inner: &Inner,
     held: &Held<'_>,
@@ -164,7 +164,7 @@ async fn run(
                 }
                 // There are no bytes to write into other memory.
                 Need::AskMaster { id, request: ClientToMaster::Reserve(_) } => {
-                    let what = "its reserved space is gone, and with it the bytes that were written";
+                    let what = "the node gave up the reserved space and the bytes written there";
                     failures.insert(id, Error::Unreachable { what: what.to_owned() });
                     session.replied(id, Err(CallFailure::Unreachable));
                 }

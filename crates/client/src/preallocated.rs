@@ -1,9 +1,10 @@
-//! Asks for preallocated memory in the background, so that a put of a small object needs no call to reserve.
+//! Requests preallocated memory in the background, so that a put of a small object needs no reserve call.
 //!
-//! `session::Preallocation` decides what to ask for and which offer a put uses; this module makes the calls.
+//! `session::Preallocation` decides what to request and which offer a put uses; this module makes the
+//! calls.
 //!
-//! **Invariant:** every offer here is known to [`Reservations`](crate::reservations::Reservations), as the
-//! reservation of a put is. It leaves with a put, or is given back.
+//! **Invariant:** [`Reservations`](crate::reservations::Reservations) knows every offer here, like the
+//! reservation of a put. A put uses it, or the client returns it.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -18,23 +19,23 @@ use crate::offers::size_of;
 use crate::reservations::Held;
 use crate::{Deadline, Put};
 
-/// How often pauses are looked for.
+/// Interval of the checks for pauses.
 const ROUND: Duration = Duration::from_millis(100);
 /// How long a request may take.
 const ASK_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A reservation on this node no longer stood: the node lacks memory, or is another one. It is given back
-/// what it has offered, in the background.
+/// Returns all offers of this node in the background. Called after a reservation there was invalid: the
+/// node lacks memory, or is another one.
 pub(crate) fn give_back(inner: &Inner, segment: SegmentId) {
     let all = &inner.offers;
     let left = all.lock().clear(segment, all.now_us());
     if !left.is_empty() {
-        // It fails only when the client itself is gone, and then it has said goodbye.
+        // It fails only if the client itself was dropped. Then its disconnect released the offers.
         let _gone = inner.chores.send(Chore::Abort(left));
     }
 }
 
-/// Asks for offers in the background, if more puts like the last one are expected.
+/// Requests offers in the background, if more puts like the last one are expected.
 pub(crate) fn restock(inner: &Inner, puts: &[Put<'_>]) {
     let Some(size) = puts.last().and_then(size_of) else { return };
     let all = &inner.offers;
@@ -53,9 +54,9 @@ async fn fetch(client: Weak<Inner>, order: OfferOrder) {
     }
 }
 
-/// Asks for offers and keeps them. Whether a task must begin to look after them.
+/// Requests offers and keeps them. Returns whether a task must be started to maintain them.
 async fn fill(inner: &Inner, order: OfferOrder) -> bool {
-    // A client that was closed connects no more, and one that closes says goodbye after the answer.
+    // A closed client does not reconnect, and a client that closes waits for this call first.
     let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
     let offers = reserve(inner, order).await;
     let all = &inner.offers;
@@ -83,11 +84,11 @@ async fn reserve(inner: &Inner, order: OfferOrder) -> Vec<Reservation> {
     offers
 }
 
-/// Looks for pauses and idle sizes until there are no offers. A client that does nothing has no timer.
+/// Checks for pauses and idle sizes until there are no offers. An idle client has no timer.
 async fn keep(client: Weak<Inner>) {
     loop {
         tokio::time::sleep(ROUND).await;
-        // A client that was closed has said goodbye, and has no offers.
+        // A closed client has disconnected, and has no offers.
         let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
         let all = &inner.offers;
         let OfferRound { idle, orders, is_last } = all.lock().round(all.now_us());
@@ -114,7 +115,7 @@ mod tests {
         Put::new(Key::new(name.as_bytes()).unwrap(), bytes)
     }
 
-    /// Puts until more of that size are expected, and what to ask for then.
+    /// Puts until more of that size are expected, and returns the order then.
     fn first_order(inner: &Inner, put: &Put<'_>) -> OfferOrder {
         let all = &inner.offers;
         loop {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_client_asks_for_nothing() {
+    async fn closed_client_requests_no_offers() {
         let (_store, client) = start(4 << 20).await;
         let inner = &client.inner;
         let put = put("k", b"four");
@@ -151,30 +152,30 @@ mod tests {
         let all = &inner.offers;
         assert_eq!(all.lock().stock(order, offers, all.now_us()), (Vec::new(), true));
         keep(inner.weak()).await;
-        assert!(inner.current_master().is_none(), "nor does its task");
+        assert!(inner.current_master().is_none(), "its task does not connect");
     }
 
     #[tokio::test]
-    async fn another_client_gets_what_is_preallocated() {
+    async fn another_client_gets_preallocated_memory() {
         const ALL: usize = 4 << 20;
         let (store, client) = start(ALL as u64).await;
         let other = Client::connect(client.options().clone()).await.unwrap();
         let (inner, deadline) = (&client.inner, Deadline::after(Duration::from_secs(60)));
         let small = put("small", b"four");
         let order = first_order(inner, &small);
-        // No task looks after the offers, so that they stay.
+        // No task maintains the offers, so they stay.
         assert!(fill(inner, order).await);
         let segment = store.node().segment();
         let count = inner.reservations.on(segment).len();
         assert!(count > 0 && count == inner.offers.lock().offers().count());
-        assert_eq!(store.node().usage().free, ALL as u64, "what is offered is free");
+        assert_eq!(store.node().usage().free, ALL as u64, "offers count as free");
         let large = vec![7; ALL];
         let stored = other.put(&[Put::new(Key::new(b"large").unwrap(), &large)], deadline).await;
         assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
         // A put into a recalled offer reserves anew, and evicts.
         let stored = client.put(std::slice::from_ref(&small), deadline).await;
         assert!(matches!(stored.as_slice(), [Ok(_)]), "{stored:?}");
-        assert!(inner.offers.take(&small).is_none(), "the rest makes way, too");
+        assert!(inner.offers.take(&small).is_none(), "the other offers are returned, too");
         let all = &inner.offers;
         assert!(all.lock().order(size_of(&small).unwrap(), all.now_us()).is_none());
         other.close(deadline).await.unwrap();

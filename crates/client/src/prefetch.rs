@@ -1,4 +1,4 @@
-//! Bringing objects that only a disk has into memory, before they are asked for.
+//! Promotes objects that are only on a disk into memory, before they are read.
 
 use tiffin_types::Key;
 use tiffin_types::message::{Ahead, ClientToMaster, Prefetch, PrefetchOutcome, Reply};
@@ -6,7 +6,7 @@ use tiffin_types::message::{Ahead, ClientToMaster, Prefetch, PrefetchOutcome, Re
 use crate::inner::Inner;
 use crate::{Deadline, Error, batch};
 
-/// Keys that one message names: the first are under way while the next are looked at.
+/// Keys per message: the first promotions run while the master checks the next keys.
 const CHUNK_KEYS: usize = 128;
 
 pub(crate) async fn prefetch(
@@ -17,7 +17,7 @@ pub(crate) async fn prefetch(
 ) -> Vec<Result<PrefetchOutcome, Error>> {
     let mut results = Vec::with_capacity(keys.len());
     let (mut asked, mut is_behind_a_gap) = (Vec::new(), false);
-    // All of them are begun before any is waited for.
+    // Start all promotions before waiting for any.
     for chunk in keys.chunks(CHUNK_KEYS) {
         if is_behind_a_gap {
             results.extend(chunk.iter().map(|_| Ok(PrefetchOutcome::Skipped)));
@@ -37,7 +37,7 @@ pub(crate) async fn prefetch(
         }
         let ended = ask(inner, chunk, ahead, deadline.wait_ms(), deadline).await;
         for (place, outcome) in results.get_mut(places).unwrap_or_default().iter_mut().zip(ended) {
-            // What was on its way and is in memory now has come; all else is as it was.
+            // An object that was being promoted and is resident now is done; other outcomes stay.
             match (&place, outcome) {
                 (Ok(PrefetchOutcome::Running), Ok(PrefetchOutcome::Resident)) => {
                     *place = Ok(PrefetchOutcome::Done)

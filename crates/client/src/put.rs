@@ -20,17 +20,17 @@ use crate::reserved::ReservedSpace;
 use crate::running::Running;
 use crate::{Deadline, Error, Patience, Put, PutEffect, Stored, batch, preallocated};
 
-/// As long as it takes to copy so much, a call to the master takes too.
+/// Copying this number of bytes takes about as long as a call to the master.
 const LONG_COPY: u64 = 256 << 10;
-/// So much is copied at a time at least, before the master hears of it.
+/// The smallest number of bytes of a mapped write after which the master is called.
 const STEP_BYTES_MIN: u64 = 512 << 10;
 
-/// What was carried out.
+/// A need of the session that was carried out.
 pub(crate) enum Done {
     Called(NeedId, Result<Reply, Error>),
     /// A commit with bytes inside was not sent. These are the slots that it would have named.
     Unwritten(NeedId, Vec<(SegmentId, SlotRef)>, String),
-    /// The first of what goes to one node, and what is left.
+    /// The first writes to one node, and the writes left for it.
     Written(Vec<Written>, Option<(SegmentId, Vec<ToWrite>)>),
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct Written {
 /// When memory for the next puts is preallocated.
 #[derive(PartialEq, Eq)]
 enum StocksUp {
-    /// These take a while to copy, and meanwhile it can be found.
+    /// These puts take a while to copy; the preallocation runs meanwhile.
     DuringTheCopy,
-    /// Their call would have to wait for that: it goes first.
+    /// The call of these puts would have to wait for the preallocation, so it is sent first.
     BehindTheCall,
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn put(
     put_ready(inner, puts, Vec::new(), patience, deadline).await
 }
 
-/// Puts into room that was reserved before: there is some for each, or for none.
+/// Puts into memory that was reserved before: for each put, or for none.
 pub(crate) async fn put_ready(
     inner: &Inner,
     puts: &[Put<'_>],
@@ -97,7 +97,7 @@ async fn drive(
     patience: Patience,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
-    // Dropped last: what is left is given back when no copy of ours can be under way any more.
+    // Dropped last: the rest is released when no copy of this put can be in progress.
     let held = Held::new(&inner.reservations, &inner.chores);
     let held = &held;
     let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
@@ -160,7 +160,7 @@ async fn drive(
     answers(puts, outcomes, unwritten, &failures, is_late)
 }
 
-/// Tells the session how writes ended.
+/// Passes the results of writes to the session.
 fn tell(
     inner: &Inner,
     session: &mut Session,
@@ -181,7 +181,7 @@ fn tell(
     }
 }
 
-/// What the caller hears. `unwritten` is why items could not be written, where they could not.
+/// The results for the caller. `unwritten` says why items could not be written.
 fn answers(
     puts: &[Put<'_>],
     outcomes: Vec<PutOutcome>,
@@ -191,7 +191,7 @@ fn answers(
 ) -> Vec<Result<Stored, Error>> {
     let outcomes = outcomes.into_iter().zip(puts).enumerate();
     let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
-        // It is only full because the node that had room cannot be reached.
+        // It is only full because the node that had space cannot be reached.
         (PutOutcome::Full(_) | PutOutcome::NoNode, Some(why)) if !is_late => {
             Err(Error::Unreachable { what: why })
         }
@@ -201,7 +201,7 @@ fn answers(
     answers.collect()
 }
 
-/// Remembers where the objects are, for those who read them next.
+/// Caches the locations of the objects, for the next reads.
 fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     for (put, outcome) in puts.iter().zip(outcomes) {
         if let PutOutcome::Stored { generation, replicas, .. } = outcome {
@@ -210,7 +210,7 @@ fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
     }
 }
 
-/// Memory that a put need not ask for: what was reserved for it, or what is preallocated.
+/// Memory that a put need not request: reserved for it before, or preallocated.
 fn space_for(
     inner: &Inner,
     held: &Held<'_>,
@@ -227,7 +227,7 @@ fn space_for(
 }
 
 fn request(put: &Put<'_>, ready: Vec<Reservation>) -> PutRequest {
-    // Buffers that overlap can be longer together than memory; no node has that much room.
+    // Overlapping buffers can be longer together than memory; no node has that much space.
     let len = put.len().unwrap_or(u64::MAX);
     PutRequest { key: put.key.clone(), len, options: plain(&put.options), ready }
 }
@@ -276,7 +276,7 @@ pub(crate) async fn ask_node(
     }
 }
 
-/// Removes from `held` what a node has committed or taken back.
+/// Removes from `held` what a node has committed or released.
 fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientToNode, reply: &Reply) {
     match request {
         ClientToNode::Abort(slot_refs) if *reply == Reply::Done => {
@@ -288,7 +288,7 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientTo
             let Reply::Committed(outcomes) = reply else { return };
             for (item, outcome) in commit.items.iter().zip(outcomes) {
                 held.settle(Location { segment, slot: item.slot_ref.slot, stamp: item.slot_ref.stamp });
-                // The other copies of a stale one are given back by the session.
+                // The session aborts the other copies of a stale one.
                 match outcome {
                     CommitOutcome::Stale => preallocated::give_back(inner, segment),
                     _ => item.others.iter().for_each(|other| held.settle(*other)),
@@ -304,7 +304,7 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientTo
     }
 }
 
-/// Strikes off what has become objects, or is taken back by the master's word.
+/// Removes from `held` what the master has published or rejected.
 fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcome>]) {
     let settled =
         publish.items.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome.as_ref()?)));
@@ -316,7 +316,7 @@ fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Opti
     }
 }
 
-/// Writes all that goes to one node; in memory that is mapped here, the first part of it.
+/// Writes everything for one node; if its memory is mapped here, only the first part.
 async fn write(
     inner: &Inner,
     puts: &[Put<'_>],
@@ -358,8 +358,9 @@ async fn write(
     Done::Written(results.collect(), (!left.is_empty()).then_some((segment, left)))
 }
 
-/// Takes away what is not to be copied now: half of the bytes. Meanwhile the master sees to the first half;
-/// so a batch takes hardly longer than its copy. A few messages do, however large it is.
+/// Splits off the writes that are not copied now: half of the bytes. While they are copied, the master
+/// handles the first half, so a batch takes hardly longer than its copy. A few messages suffice for any
+/// size.
 fn leave_for_later(puts: &[Put<'_>], writes: &mut Vec<ToWrite>) -> Vec<ToWrite> {
     let len = |(_, item, _): &ToWrite| puts.get(*item).and_then(Put::len).unwrap_or(0);
     let all = writes.iter().map(len).fold(0, u64::saturating_add);
@@ -398,7 +399,7 @@ pub(crate) fn answer(
     }
 }
 
-/// Why a session does not know what became of an item.
+/// Why the outcome of an item is unknown.
 pub(crate) fn unreachable(why: Unreached, failures: &Failures, is_late: bool, operation: &str) -> Error {
     let what = match why {
         Unreached::Call(id) => match failures.get(&id) {
@@ -416,7 +417,7 @@ mod tests {
 
     use super::*;
 
-    /// How many of so many objects of one size are copied at a time.
+    /// The number of objects copied in each step, for `count` objects of one size.
     fn steps(count: usize, len: usize) -> Vec<usize> {
         let bytes = vec![0; len];
         let key = |at: usize| Key::new(format!("k{at}").as_bytes()).unwrap();
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn large_batches_are_copied_in_smaller_and_smaller_parts() {
+    fn large_batches_are_copied_in_shrinking_parts() {
         assert_eq!(steps(32, 64 << 10), [16, 8, 8]);
         assert_eq!(steps(64, 1 << 20), [32, 16, 8, 4, 2, 1, 1]);
         assert_eq!(steps(3, 4 << 20), [2, 1]);
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_at_once_is_told_at_once() {
+    fn small_batches_are_copied_and_committed_at_once() {
         assert_eq!(steps(1, 16 << 20), [1]);
         assert_eq!(steps(128, 4 << 10), [128]);
         assert_eq!(steps(10_000, 0), [10_000]);

@@ -1,18 +1,18 @@
-//! What this client has reserved, so that all of it comes back.
+//! The reservations of this client, so that every one is returned.
 //!
-//! A node gives the room under a reservation back when the writer says so or is proven dead, never because
-//! time passed. A client that lives on must therefore account for each one it was ever given:
+//! A node releases reserved memory when the writer says so or is proven dead, never because time passed.
+//! Therefore a running client must account for every reservation it received:
 //!
-//! 1. A put that ends early, by its deadline or because its future was dropped, aborts what it still holds.
-//!    Its copies run inside its own future, so by then none of them can still be writing.
-//! 2. An answer to a reservation that nobody waits for any more is aborted when it arrives.
-//! 3. An answer that was lost with its connection tells nobody what it contained. So after the connection
-//!    to the master was replaced, and before anything else is reserved, each node is told what the client
-//!    knows that it holds there ([`Keep`](tiffin_types::message::ClientToNode::Keep)), and gives the rest
-//!    back. No reservation may be on its way meanwhile: the node would take it for one that was lost. The
-//!    lock [`Reservations::gate`] sees to that.
-//! 4. Room that was reserved ahead of its bytes ([`Reserved`](crate::Reserved)) is known like that of a put,
-//!    until it is used, released or dropped.
+//! 1. A put that ends early, by its deadline or because its future was dropped, aborts its reservations.
+//!    Its copies run inside its own future, so no copy can still be writing then.
+//! 2. If a reply to a reservation arrives after its caller stopped waiting, the client aborts it.
+//! 3. A reply that was lost with its connection may have contained reservations. So after a reconnect to the
+//!    master the client sends each node the list of reservations it knows there
+//!    ([`Keep`](tiffin_types::message::ClientToNode::Keep)), and the node releases the rest. The client does
+//!    that before it reserves anything else. No reserve request may be in flight meanwhile, because the node
+//!    would release its reservation as lost. The lock [`Reservations::gate`] ensures that.
+//! 4. Space that was reserved before its bytes exist ([`Reserved`](crate::Reserved)) is tracked like that
+//!    of a put, until it is used, released or dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,14 +22,14 @@ use tokio::sync::{RwLock, mpsc};
 
 use crate::chores::Chore;
 
-/// Everything that is reserved for this client, as far as it knows.
+/// Every reservation that this client knows it has.
 #[derive(Default)]
 pub(crate) struct Reservations {
     known: Mutex<BTreeMap<SegmentId, BTreeSet<SlotRef>>>,
-    /// Nodes that must hear what is known before anything else is reserved.
+    /// Nodes that must receive the list before anything else is reserved.
     owed: Mutex<BTreeSet<SegmentId>>,
-    /// Held for reading from before a `Reserve` is sent until its answer is in [`Self::known`], for writing
-    /// while `Keep` is said. It is the one lock that is held across I/O, and every wait for it has a
+    /// Held for reading from before a `Reserve` is sent until its reply is in [`Self::known`]; held for
+    /// writing during `Keep`. It is the only lock that is held across I/O, and every wait for it has a
     /// deadline.
     pub(crate) gate: RwLock<()>,
 }
@@ -49,28 +49,28 @@ impl Reservations {
         }
     }
 
-    /// What is reserved on one node.
+    /// The reservations on one node.
     pub(crate) fn on(&self, segment: SegmentId) -> Vec<SlotRef> {
         lock(&self.known).get(&segment).into_iter().flatten().copied().collect()
     }
 
-    /// These nodes must be told, because answers of the master may have been lost.
+    /// These nodes must receive the list, because replies of the master may have been lost.
     pub(crate) fn owe(&self, segments: impl IntoIterator<Item = SegmentId>) {
         lock(&self.owed).extend(segments);
     }
 
-    /// The nodes that must be told.
+    /// The nodes that must receive the list.
     pub(crate) fn owed(&self) -> Vec<SegmentId> {
         lock(&self.owed).iter().copied().collect()
     }
 
-    /// This one was told, or is gone.
+    /// This node has received the list, or has left.
     pub(crate) fn told(&self, segment: SegmentId) {
         lock(&self.owed).remove(&segment);
     }
 }
 
-/// What one put holds. Whatever is left when it is dropped is given back, behind the caller's back.
+/// The reservations of one put. Those left when it is dropped are released in the background.
 pub(crate) struct Held<'a> {
     all: &'a Reservations,
     chores: &'a mpsc::UnboundedSender<Chore>,
@@ -82,18 +82,18 @@ impl<'a> Held<'a> {
         Self { all, chores, mine: Mutex::default() }
     }
 
-    /// The master says that this is ours.
+    /// The master granted this reservation.
     pub(crate) fn take(&self, location: Location) {
         self.all.add(location);
         lock(&self.mine).insert(location);
     }
 
-    /// Somebody else answers for it from now on.
+    /// Another owner is responsible for this reservation from now on.
     pub(crate) fn let_go(&self, location: Location) {
         lock(&self.mine).remove(&location);
     }
 
-    /// The node says that it is an object now, or free.
+    /// The node reports that the reservation is an object now, or free.
     pub(crate) fn settle(&self, location: Location) {
         lock(&self.mine).remove(&location);
         self.all.remove(location);
@@ -104,13 +104,14 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let left: Vec<_> = std::mem::take(&mut *lock(&self.mine)).into_iter().collect();
         if !left.is_empty() {
-            // It fails only when the client itself is gone, and then it has said goodbye.
+            // It fails only if the client itself was dropped. Then its disconnect released the
+            // reservations.
             let _gone = self.chores.send(Chore::Abort(left));
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each use is one change of a set, so nothing can be half done.
+    // Each use is a single change of a set, so a panic leaves no partial state.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,8 @@
-//! Room that is reserved before there are bytes to put into it.
+//! Space that is reserved before its bytes exist.
 //!
-//! **Invariant:** what a [`ReservedSpace`] holds is known to
-//! [`Reservations`](crate::reservations::Reservations), so
-//! that a node which asks what is still needed does not take it away. A grip ends in one of two ways: it is
-//! handed over to a put, or dropped, and then its room is given back.
+//! **Invariant:** [`Reservations`](crate::reservations::Reservations) knows the reservations of a
+//! [`ReservedSpace`], so that they are in every list of reservations that a node receives. A `ReservedSpace`
+//! ends in one of two ways: it is handed over to a put, or dropped; then its space is released.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,40 +21,40 @@ use crate::reservations::Held;
 use crate::running::Running;
 use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
 
-/// Room to be reserved for one object.
+/// Space to be reserved for one object.
 #[derive(Clone, Debug)]
 pub struct SpaceRequest {
-    /// The object's name. Reserving does not claim it: of two who have room for one name, both may put.
+    /// The object's name. Reserving does not claim it: two clients with space for one name may both put.
     pub key: Key,
-    /// The object's bytes, exactly.
+    /// The object's exact length.
     pub len: u64,
-    /// How the object is to be kept. Zero replicas means one.
+    /// Replication, pins and what to do if the name exists. Zero replicas means one.
     pub options: PutOptions,
 }
 
 impl SpaceRequest {
-    /// Room for one copy, which takes the place of an older object of that name if there is one.
+    /// Space for one copy, which replaces an object of that name if there is one.
     #[must_use]
     pub fn new(key: Key, len: u64) -> Self {
         Self { key, len, options: PutOptions { replicas: 1, ..PutOptions::default() } }
     }
 }
 
-/// Room in the store that is this client's: nobody else gets it, and it counts as used by the namespace.
+/// Reserved space in the store: no other client gets it, and it counts as used by the namespace.
 ///
-/// It ends with [`Self::put`], with [`Self::release`], when it is dropped (the room is then given back in the
-/// background), when the client is closed, or when its process ends; never because time passed. It keeps its
-/// client connected.
+/// It ends with [`Self::put`], with [`Self::release`], when it is dropped (then it is released in the
+/// background), when the client is closed, or when its process ends; never because time passed. It keeps
+/// its client connected.
 ///
-/// A broken connection is survived as far as the node can tell that the client is still there. If a node goes
-/// away with the room, the put reserves anew, with the patience that was asked for at first.
+/// It survives a broken connection if the node can tell that the client is still running. If a node with
+/// the space is lost, the put reserves again, with the `patience` of the first request.
 pub struct Reserved {
     inner: Arc<Inner>,
     space: SpaceRequest,
     patience: Patience,
     /// `None` after it was used or released.
     reserved_space: Mutex<Option<ReservedSpace>>,
-    /// Held for reading while a piece is written, and for writing before the grip is taken.
+    /// Held for reading while a piece is written, and for writing before the space is taken out.
     pub(crate) gate: RwLock<()>,
 }
 
@@ -66,9 +65,9 @@ impl Reserved {
         &self.space.key
     }
 
-    /// How many bytes are to be put.
+    /// The length of the object.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "room for no bytes is no special case")]
+    #[expect(clippy::len_without_is_empty, reason = "a length of zero is not a special case")]
     pub fn len(&self) -> u64 {
         self.space.len
     }
@@ -79,19 +78,19 @@ impl Reserved {
         self.reserved_space().is_some()
     }
 
-    /// Stores the object: exactly as many bytes as there is room for. When it has succeeded, everybody can
-    /// read the object.
+    /// Stores the object. The number of bytes must be exactly the reserved length. After success, every
+    /// client can read the object.
     ///
-    /// With another number of bytes it fails with [`Error::Invalid`], and the room stays reserved. Otherwise
-    /// the room is used up, also where the put fails or its future is dropped: it is given back then.
+    /// With another number of bytes it fails with [`Error::Invalid`], and the space stays reserved.
+    /// Otherwise the space is used up: if the put fails or its future is dropped, the space is released.
     pub async fn put(&self, parts: Vec<SourceBuf<'_>>, deadline: Deadline) -> Result<Stored, Error> {
         let _busy = self.inner.enter(deadline)?;
         let stored = put_reserved(&self.inner, &[(self, parts)], deadline).await;
         stored.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
     }
 
-    /// Gives the room back, and waits until the nodes have heard it. After an error those that have not are
-    /// told in the background. Releasing what was used or released is harmless.
+    /// Releases the space, and waits until the nodes have confirmed it. After an error the client keeps
+    /// trying in the background. Releasing twice, or after use, is harmless.
     pub async fn release(&self, deadline: Deadline) -> Result<(), Error> {
         let _busy = self.inner.enter(deadline)?;
         let alone = timeout_at(deadline.instant(), self.gate.write()).await;
@@ -103,12 +102,12 @@ impl Reserved {
         }
     }
 
-    /// Takes the room for these bytes, if they are as many.
+    /// Takes the space for these bytes, if their number is right.
     fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<ReservedSpace, Error> {
         let SpaceRequest { key, len, .. } = &self.space;
         self.check_client(inner)?;
         if put.len() != Some(*len) {
-            let given = put.len().map_or_else(|| "more than all".to_owned(), |len| len.to_string());
+            let given = put.len().map_or_else(|| "too many to count".to_owned(), |len| len.to_string());
             let what =
                 format!("`{key}` has space for exactly {}, and {given} were given", Count(*len, "byte"));
             return Err(Error::invalid(what));
@@ -116,19 +115,19 @@ impl Reserved {
         self.reserved_space().take().ok_or_else(|| self.used())
     }
 
-    /// Takes the room with the pieces that were written into it. The caller holds the gate.
+    /// Takes the space with the pieces that were written into it. The caller holds the gate.
     pub(crate) fn take_written(&self, inner: &Inner) -> Result<(&SpaceRequest, ReservedSpace), Error> {
         self.check_client(inner)?;
         let reserved_space = self.reserved_space().take();
         Ok((&self.space, reserved_space.ok_or_else(|| self.used())?))
     }
 
-    /// Where the copies are, to write a piece that ends at that offset. The caller holds the gate.
+    /// The locations of the copies, to write a piece that ends at this offset. The caller holds the gate.
     pub(crate) fn locations_for(&self, inner: &Inner, end: Option<u64>) -> Result<Vec<Location>, Error> {
         let SpaceRequest { key, len, .. } = &self.space;
         self.check_client(inner)?;
         if end.is_none_or(|end| end > *len) {
-            let what = format!("the piece ends behind the {} reserved for `{key}`", Count(*len, "byte"));
+            let what = format!("the piece ends after the {} reserved for `{key}`", Count(*len, "byte"));
             return Err(Error::invalid(what));
         }
         self.reserved_space()
@@ -145,11 +144,11 @@ impl Reserved {
     }
 
     fn used(&self) -> Error {
-        Error::invalid(format!("the space for `{}` was used or released already", self.space.key))
+        Error::invalid(format!("the space for `{}` was already used or released", self.space.key))
     }
 
     fn reserved_space(&self) -> MutexGuard<'_, Option<ReservedSpace>> {
-        // Each use takes it or looks at it, so nothing can be half done.
+        // Each use takes it or reads it, so a panic leaves no partial state.
         self.reserved_space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,21 +163,21 @@ impl fmt::Debug for Reserved {
     }
 }
 
-/// Reservations that are given back when they are dropped.
+/// Reservations that are released when dropped.
 pub(crate) struct ReservedSpace {
     inner: Arc<Inner>,
     ready: Vec<Reservation>,
 }
 
 impl ReservedSpace {
-    /// Takes over what an answer has brought.
+    /// Takes ownership of the reservations of a reply.
     fn new(inner: &Arc<Inner>, held: &Held<'_>, ready: Vec<Reservation>) -> Self {
         let reserved_space = Self { inner: Arc::clone(inner), ready };
         reserved_space.locations().for_each(|location| held.let_go(location));
         reserved_space
     }
 
-    /// From now on it is the business of a put.
+    /// Hands the reservations over to a put.
     pub(crate) fn hand_over(mut self, held: &Held<'_>) -> Vec<Reservation> {
         self.locations().for_each(|location| held.take(location));
         std::mem::take(&mut self.ready)
@@ -196,7 +195,7 @@ impl ReservedSpace {
             let (inner, held) = (&inner, &held);
             running.push(async move { abort(inner, held, reservation.location, deadline).await });
         }
-        // What is still held at the end is left to the background.
+        // The background task releases what is still held at the end.
         running.all().await.into_iter().collect()
     }
 }
@@ -228,8 +227,8 @@ pub(crate) async fn reserve(
         let spaces = spaces.get(piece).unwrap_or_default();
         results.extend(reserve_piece(inner, spaces, patience, deadline).await);
     }
-    // A node that knows its client does not mistake a broken connection to the master for its end. Who
-    // cannot be reached now may be when there is something to write.
+    // A node that this client is connected to does not take a broken connection to the master for the
+    // client's end. A node that cannot be reached now may be reachable when there is something to write.
     let mut running = Running::new();
     let segments: BTreeSet<_> = results.iter().flatten().flat_map(segments).collect();
     for segment in segments {

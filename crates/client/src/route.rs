@@ -1,11 +1,11 @@
-//! The way to one node: a connection for requests, and a transport for bytes.
+//! The route to one node: a connection for requests, and a transport for bytes.
 //!
-//! Shared memory is tried first: only a node of this host can hand its memory over, so success is the proof
-//! that it is one. A node that lives in this very process is attached to as well, although its memory is
-//! here already, because that is how it learns that this client can touch its memory without asking.
+//! Shared memory is tried first: only a node of this host can hand over its memory, so success proves that
+//! it is one. The client attaches to a node in its own process, too, although its memory is already mapped.
+//! That is how the node learns that this client can access its memory directly.
 //!
 //! **Invariant:** a client that has mapped a node's memory stays attached across broken connections, under
-//! the same id: what it has reserved or looks at outlives them.
+//! the same id. Its reservations and views outlive the connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +26,10 @@ use tokio::time::Instant;
 use crate::link::Usable;
 use crate::{Deadline, Error, Way};
 
-/// The most time that may go into mapping memory, so that enough is left for the socket instead.
+/// Time limit for mapping memory, so that enough time is left for the socket instead.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// What all ways of one client have in common.
+/// Settings and counters that all routes of one client share.
 #[derive(Clone)]
 pub(crate) struct Traveller {
     pub(crate) hello: Hello,
@@ -38,7 +38,7 @@ pub(crate) struct Traveller {
     pub(crate) home_disks: Vec<Arc<dyn LocalDisk>>,
     pub(crate) connect_time: Duration,
     pub(crate) counters: Arc<Counters>,
-    /// How much was read from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
+    /// Number of reads from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
     pub(crate) disk_reads: Arc<AtomicU64>,
 }
 
@@ -54,10 +54,10 @@ impl Traveller {
     }
 }
 
-/// A way that was found.
+/// An open route.
 pub(crate) struct OpenRoute {
     pub(crate) connection: Connection,
-    /// Its number among those on which views were listed.
+    /// Its number among the connections on which views were listed.
     pub(crate) views_connection: AtomicU64,
     mover: Mover,
     /// Why the memory is not mapped.
@@ -78,8 +78,7 @@ impl Usable for OpenRoute {
         !self.connection.is_closed() && self.attachment().is_none_or(|it| it.is_connected())
     }
 
-    /// A mapping of a living node is used again. That of a dead one would keep all of its memory from the
-    /// machine.
+    /// The mapping of a live node is reused. The mapping of a dead node would keep its memory allocated.
     fn is_worth_keeping(&self) -> bool {
         self.attachment().is_some_and(|it| it.is_connected())
     }
@@ -102,17 +101,17 @@ impl OpenRoute {
         }
     }
 
-    /// Whether a disk is read there, and no memory.
+    /// Whether this route reads a disk, not memory.
     pub(crate) fn leads_to_disk(&self) -> bool {
         self.disk_reads.is_some()
     }
 
-    /// Whether the node is certainly gone, and with it all that it kept for this client.
+    /// Whether the node has certainly ended, and with it all its state for this client.
     pub(crate) fn is_node_gone(&self) -> bool {
         self.attachment().is_some_and(|it| !it.is_connected())
     }
 
-    /// Whether bytes come through a network, so that a read may stall.
+    /// Whether bytes arrive through a network, so that a read may stall.
     pub(crate) fn can_stall(&self) -> bool {
         matches!(self.mover, Mover::Tcp(_))
     }
@@ -139,8 +138,8 @@ impl OpenRoute {
     }
 
     /// Reads from cached locations of objects that were `named` in that epoch; `epoch` is the master's. In
-    /// mapped memory this checks after the copy that the bytes count; through a socket the node does, after
-    /// it has sent them.
+    /// mapped memory this checks the validity of the bytes after the copy. Through a socket the node checks
+    /// after it has sent them.
     pub(crate) async fn read_cached(
         &self,
         ops: &[ReadOp<'_>],
@@ -182,8 +181,8 @@ impl OpenRoute {
         }
     }
 
-    /// Whether bytes count that were copied before from these uses, of objects that were `named` in that
-    /// epoch. A delete is answered after the node has withdrawn the stamp.
+    /// Whether bytes that were copied before from these slots are valid, for objects that were `named` in
+    /// that epoch. The master answers a delete only after the node has withdrawn the stamp.
     pub(crate) fn are_valid(
         &self,
         uses: impl Iterator<Item = (u32, u64)>,
@@ -195,14 +194,14 @@ impl OpenRoute {
             control.is_some_and(|control| is_valid_cached(seen(control, slot, stamp), named, epoch))
         };
         let mut valid: Vec<_> = uses.map(is_valid).collect();
-        // The kernel is asked once for all: a node that is alive now was alive when they were checked.
+        // One system call for all: a node that is alive now was alive when they were checked.
         if valid.contains(&true) && self.is_node_gone() {
             valid.fill(false);
         }
         valid
     }
 
-    /// Counts what came from a disk, through a socket or from one of this process, and says so.
+    /// Counts and logs reads from a disk, through a socket or in this process.
     fn counted(&self, ops: &[ReadOp<'_>], since: Option<Instant>, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         if let (Some(reads), Some(since)) = (&self.disk_reads, since) {
             let read = outcomes.iter().filter(|it| it.is_ok()).count();
@@ -213,7 +212,7 @@ impl OpenRoute {
                 bytes = ops.iter().map(ReadOp::bytes).sum::<u64>(),
                 here = matches!(self.mover, Mover::Disk(..)),
                 us = since.elapsed().as_micros() as u64,
-                "a get was served from a disk"
+                "get served from a disk"
             );
         }
         outcomes
@@ -227,7 +226,7 @@ impl OpenRoute {
         }
     }
 
-    /// The bytes of a use where they lie, if they can be looked at there. The caller holds a view at the
+    /// The bytes of a slot in place, if they are mapped and contiguous. The caller holds a view at the
     /// node.
     pub(crate) fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         match &self.mover {
@@ -237,8 +236,7 @@ impl OpenRoute {
         }
     }
 
-    /// A node of this process that was stopped no longer changes stamps, so what it left behind proves
-    /// nothing.
+    /// A stopped node of this process no longer changes stamps, so its stamps prove nothing.
     fn unless_gone(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
         let Mover::Local(_, attachment) = &self.mover else { return outcomes };
         if attachment.is_connected() {
@@ -250,7 +248,7 @@ impl OpenRoute {
     }
 }
 
-/// What a use looks like now, read in the order that [`Seen`] requires.
+/// The current state of a slot, read in the order that [`Seen`] requires.
 fn seen(control: &ControlReader, slot: u32, stamp: u64) -> Seen {
     let (is_member, epoch) = (control.is_member(), control.epoch());
     let state = match control.state_of(slot, stamp) {
@@ -261,12 +259,12 @@ fn seen(control: &ControlReader, slot: u32, stamp: u64) -> Seen {
     Seen { is_member, epoch, state }
 }
 
-/// How bytes are read through a socket, for the thread that polls now.
+/// The options of a read through a socket, for the thread that polls now.
 fn manner(cached_epoch: Option<u64>) -> ReadOptions {
     ReadOptions { cached_epoch, may_block: blocking() == Blocking::Now }
 }
 
-/// Opens the way to a node. `last` is the one that broke, if there was one.
+/// Opens the route to a node. `last` is the broken route, if there was one.
 pub(crate) async fn open(
     traveller: Traveller,
     info: NodeInfo,
@@ -277,8 +275,8 @@ pub(crate) async fn open(
         Ok(attachment) => (Some(attachment), None),
         Err(why) => (None, Some(why)),
     };
-    // A disk has no sockets of its own: requests would go to the node whose memory is beside it. This client
-    // may be there already, and a node hears each client on one connection; so it comes as somebody else.
+    // A disk has no sockets of its own: requests go to its node. This client may be connected there
+    // already, and a node accepts one connection per client id; so it uses another id for the disk.
     let mut hello = traveller.hello.clone();
     if info.beside.is_some() {
         hello.client.0 ^= info.segment.0;
@@ -289,7 +287,10 @@ pub(crate) async fn open(
         None if is_near && !info.unix.is_empty() => format!("unix:@{}", info.unix),
         None if info.tcp.is_empty() || info.data.is_empty() => {
             let why = why_not_shared.unwrap_or_default();
-            let what = format!("node `{}` listens for its own host only, and its memory: {why}", info.name);
+            let what = format!(
+                "node `{}` listens on its own host only, and its memory is not mapped: {why}",
+                info.name
+            );
             return Err(Error::Unreachable { what });
         }
         None => info.tcp.clone(),
@@ -337,11 +338,11 @@ fn check_segment(info: &NodeInfo, welcome: &Welcome, address: &Address) -> Resul
     if welcome.segment == info.beside.unwrap_or(info.segment) {
         return Ok(());
     }
-    let what = format!("node `{}` is gone: another one answers at `{address}`", info.name);
+    let what = format!("node `{}` has ended: another node answers at `{address}`", info.name);
     Err(Error::Unreachable { what })
 }
 
-/// The node's memory, mapped; or why it is not.
+/// Maps the node's memory, or returns why it is not mapped.
 async fn attached(
     traveller: &Traveller,
     info: &NodeInfo,
@@ -352,7 +353,7 @@ async fn attached(
         return Err("switched off".to_owned());
     }
     if info.memory.is_empty() || info.unix.is_empty() {
-        return Err("the node offers none".to_owned());
+        return Err("the node shares no memory".to_owned());
     }
     if traveller.home_disk(info).is_some() {
         return Err("its disk is read in this process".to_owned());

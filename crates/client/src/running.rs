@@ -1,8 +1,8 @@
-//! Several jobs at once, inside one task.
+//! Runs several jobs at once inside one task.
 //!
-//! A put or get has at most a few calls and one batch of copies per node under way. They run inside the
-//! caller's own task, so that nothing of them is left when it is dropped: no copy goes on in a buffer that
-//! the caller already uses for something else.
+//! A put or get has a few calls and one batch of copies per node in progress. They run inside the caller's
+//! own task, so that dropping it ends them all: no copy continues in a buffer that the caller already
+//! reuses.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tiffin_rpc::{Blocking, blocking, with_blocking};
 
 type Job<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The jobs under way, in the order in which they began.
+/// The jobs in progress, in the order in which they started.
 pub(crate) struct Running<'a, T>(Vec<Job<'a, T>>);
 
 impl<'a, T> Running<'a, T> {
@@ -24,8 +24,8 @@ impl<'a, T> Running<'a, T> {
         self.0.push(Box::pin(job));
     }
 
-    /// The next result, as soon as there is one; `None` when nothing is under way. Dropping this future loses
-    /// nothing.
+    /// The next result, as soon as there is one; `None` if no job is left. Dropping this future loses no
+    /// result.
     pub(crate) async fn next(&mut self) -> Option<T> {
         poll_fn(|context| self.poll(context)).await
     }
@@ -34,19 +34,19 @@ impl<'a, T> Running<'a, T> {
         if self.0.is_empty() {
             return Poll::Ready(None);
         }
-        // A job that blocks keeps the others from going on, so only one that is alone may.
+        // A job that blocks stops the others, so only a job that is alone may block.
         let mut ready = match blocking() {
             Blocking::Now if self.0.len() > 1 => self.poll_all(context, Blocking::Soon),
             whole => self.poll_all(context, whole),
         };
         if ready.is_none() && blocking() == Blocking::Now && self.0.len() > 1 {
-            // All of them wait, so this thread sleeps until the runtime wakes it.
+            // All jobs wait, so this thread sleeps until the runtime wakes it.
             ready = self.poll_all(context, Blocking::Never);
         }
         ready.map_or(Poll::Pending, |result| Poll::Ready(Some(result)))
     }
 
-    /// Polls the jobs until one is ready. They are as many as nodes are involved, so that is cheap.
+    /// Polls the jobs until one is ready. There are at most as many as nodes involved, so that is cheap.
     fn poll_all(&mut self, context: &mut Context<'_>, blocking: Blocking) -> Option<T> {
         let found = self.0.iter_mut().enumerate().find_map(|(index, job)| {
             match with_blocking(blocking, || job.as_mut().poll(context)) {
@@ -59,7 +59,7 @@ impl<'a, T> Running<'a, T> {
         Some(result)
     }
 
-    /// All results, in the order in which they come.
+    /// All results, in the order of completion.
     pub(crate) async fn all(mut self) -> Vec<T> {
         let mut results = Vec::with_capacity(self.0.len());
         while let Some(result) = self.next().await {
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// How several jobs are polled by a thread that waits like that.
+    /// How several jobs are polled by a thread with this blocking mode.
     fn polled(count: usize, whole: Blocking) -> Vec<(usize, Blocking)> {
         let polled = Mutex::new(Vec::new());
         let mut running = Running::<()>::new();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_blocks_if_it_is_alone() {
+    fn job_blocks_if_it_is_alone() {
         use Blocking::{Never, Now, Soon};
         assert_eq!(polled(1, Now), [(0, Now)]);
         assert_eq!(polled(2, Now), [(0, Soon), (1, Soon), (0, Never), (1, Never)]);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_that_is_left_may_block() {
+    fn last_remaining_job_may_block() {
         let how = Mutex::new(Vec::new());
         let mut running = Running::new();
         running.push(poll_fn(|_| {

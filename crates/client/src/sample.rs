@@ -1,7 +1,7 @@
-//! Samples: groups of tensors that are put as one and consumed.
+//! Samples: groups of tensors that are put as one object and consumed.
 //!
-//! A sample is one object, a header and the tensors behind it: so its parts are reserved together, visible
-//! together, validated by one stamp, and freed together. There is no state in which a part of it is missing.
+//! A sample is one object: a header followed by the tensors. So its parts are reserved together, visible
+//! together, validated by one stamp, and freed together. No part of it can be missing.
 
 use std::collections::BTreeSet;
 
@@ -15,30 +15,30 @@ use crate::manifest::{Dtype, Manifest, TENSOR_ALIGN, Tensor};
 use crate::put;
 use crate::{Deadline, Error, Patience, Put, PutEffect};
 
-/// What is between the end of one part and the beginning of the next.
+/// The bytes between the end of one part and the start of the next.
 const PADDING: [u8; TENSOR_ALIGN as usize] = [0; TENSOR_ALIGN as usize];
 
 /// One tensor to put.
 #[derive(Clone, Debug)]
 pub struct TensorRef<'a> {
-    /// Its name, once in the sample.
+    /// Its name, unique in the sample.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its dimensions, the slowest first; none for a scalar.
     pub shape: Vec<u64>,
-    /// Its bytes, in order. They must not change until the put has ended, or what is stored is unspecified.
+    /// Its bytes, in order. If they change before the put has ended, the stored bytes are unspecified.
     pub parts: Vec<SourceBuf<'a>>,
 }
 
 impl<'a> TensorRef<'a> {
-    /// A tensor whose bytes lie in one piece.
+    /// A tensor whose bytes are contiguous.
     #[must_use]
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: &[u64], bytes: &'a [u8]) -> Self {
         Self { name: name.into(), dtype, shape: shape.to_vec(), parts: vec![SourceBuf::from(bytes)] }
     }
 
-    /// How many bytes there are; as many as can be where the sum overflows.
+    /// Total number of bytes; saturates if the sum overflows.
     fn len(&self) -> u64 {
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.len() as u64))
     }
@@ -49,20 +49,19 @@ impl<'a> TensorRef<'a> {
 pub struct SamplePut<'a> {
     /// Its name.
     pub id: Key,
-    /// What it is made of: at least one, each with a name of its own.
+    /// The tensors: at least one, each with a unique name.
     pub tensors: Vec<TensorRef<'a>>,
-    /// Free-form bytes beside the tensors: JSON, for example.
+    /// Free-form bytes stored with the tensors, JSON for example.
     pub metadata: &'a [u8],
-    /// Who is to consume it. It is never evicted before.
+    /// Which groups are to consume it. It is not evicted before.
     pub consumption: Consumption,
-    /// How it is to be kept: copies, pins, and whether it may replace an older sample of that name. What it
-    /// says of samples is not looked at.
+    /// Copies, pins, and whether it may replace an older sample of that name. Its `sample` field is
+    /// ignored.
     pub options: PutOptions,
 }
 
 impl<'a> SamplePut<'a> {
-    /// One copy of these tensors, to be consumed once, in place of an older sample of that name if there is
-    /// one.
+    /// One copy of these tensors, to be consumed once. It replaces a sample of that name if there is one.
     #[must_use]
     pub fn new(id: Key, tensors: Vec<TensorRef<'a>>) -> Self {
         let options = PutOptions { replicas: 1, ..PutOptions::default() };
@@ -70,16 +69,16 @@ impl<'a> SamplePut<'a> {
     }
 }
 
-/// A sample that is there: what a producer tells its consumers.
+/// A stored sample, as a producer announces it to its consumers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleRef {
     /// Its name.
     pub id: Key,
     /// Which put of the name it is.
     pub generation: Generation,
-    /// The bytes of the whole.
+    /// Total length of the object.
     pub len: u64,
-    /// An older sample of that name is gone, and its refs fail from now on.
+    /// It replaced an older sample of that name, whose refs are invalid now.
     pub replaced: bool,
     /// See [`Stored::unconfirmed`](crate::Stored::unconfirmed).
     pub unconfirmed: Vec<String>,
@@ -132,7 +131,10 @@ fn manifest(sample: &SamplePut<'_>) -> Result<Manifest, Error> {
 fn check_groups(consumption: &Consumption) -> Result<(), String> {
     let Consumption::Groups(groups) = consumption else { return Ok(()) };
     if groups.is_empty() || groups.len() > ATTRIBUTES_MAX {
-        return Err(format!("it is for {} consumer groups: it must be 1 to {ATTRIBUTES_MAX}", groups.len()));
+        return Err(format!(
+            "it names {} consumer groups; the number must be 1 to {ATTRIBUTES_MAX}",
+            groups.len()
+        ));
     }
     let mut names = BTreeSet::new();
     for group in groups {
@@ -140,13 +142,13 @@ fn check_groups(consumption: &Consumption) -> Result<(), String> {
             return Err(format!("a group's name has {} bytes, more than {OWNER_BYTES_MAX}", group.len()));
         }
         if !names.insert(group) {
-            return Err(format!("it is for the group `{group}` twice"));
+            return Err(format!("it names the group `{group}` twice"));
         }
     }
     Ok(())
 }
 
-/// The sample as the one object that it is.
+/// The sample as one object.
 fn to_put<'a>(sample: &SamplePut<'a>, manifest: &Manifest, header: &'a [u8]) -> Put<'a> {
     let mut parts = vec![SourceBuf::from(header)];
     let mut end = header.len() as u64;

@@ -1,7 +1,7 @@
 //! Streams: samples in the order in which they were put, pulled by consumer groups.
 //!
-//! What is pulled is leased, so that everything that holds of leases holds here: it comes again to the group
-//! when this client dies, or lets go of the lease without an acknowledgement.
+//! Pulled samples are leased, so all rules of leases apply. A sample is delivered to the group again if
+//! this client dies, or releases the lease without an acknowledgement.
 
 use std::sync::Arc;
 
@@ -21,31 +21,31 @@ pub use tiffin_types::message::StreamEnd;
 /// What to pull from a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pull {
-    /// Which.
+    /// The stream.
     pub stream: String,
-    /// On behalf of which consumer group.
+    /// The consumer group on whose behalf samples are leased.
     pub group: String,
-    /// Fewer come only at the end of the stream, or of the time.
+    /// Minimum number of samples. Fewer are returned only at the end of the stream or at the deadline.
     pub at_least: u32,
-    /// At most this many.
+    /// Maximum number of samples.
     pub at_most: u32,
 }
 
-/// What was pulled.
+/// The result of a pull.
 #[derive(Debug, Default)]
 pub struct Pulled {
     /// The samples, in the order of the stream.
     pub leases: Vec<Lease>,
-    /// There is no more, or something went wrong.
+    /// The end of the stream, or its failure.
     pub end: Option<StreamEnd>,
 }
 
-/// What somebody who only looks sees of a stream.
+/// The samples that a caller sees without leasing them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The names of the samples, which put of the name, and their bytes, in the order of the stream.
+    /// Keys, generations and lengths of the samples, in the order of the stream.
     pub samples: Vec<(Key, Generation, u64)>,
-    /// There is no more, or something went wrong.
+    /// The end of the stream, or its failure.
     pub end: Option<StreamEnd>,
 }
 
@@ -99,9 +99,9 @@ pub(crate) async fn pull(inner: &Arc<Inner>, pull: &Pull, deadline: Deadline) ->
         for lease in leases.await {
             match lease {
                 Ok(lease) => kept.push(lease),
-                // It was taken away meanwhile, so nobody is to have it.
+                // It was removed meanwhile, so no consumer is to have it.
                 Err(Error::NotFound { .. } | Error::Superseded { .. } | Error::Consumed { .. }) => (),
-                // What was let go of comes again.
+                // Released samples are delivered again.
                 Err(error) => return Err(error),
             }
         }

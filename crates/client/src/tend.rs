@@ -1,7 +1,7 @@
-//! What is done behind the callers' backs: room given back, views ended, leases kept, signs of life.
+//! Background task of a client: releases reservations, ends views, keeps leases, sends heartbeats.
 //!
-//! **Invariant:** a view is ended at most once. If `EndViews` may be lost, a new connection is opened, on
-//! which the client lists the views that it has.
+//! **Invariant:** a view is ended at most once. If `EndViews` may have been lost, the client opens a new
+//! connection and lists its views there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -16,17 +16,17 @@ use crate::chores::Chore;
 use crate::inner::{Inner, Master, locations};
 use crate::{Deadline, Error};
 
-/// How long one try may take.
+/// Time limit of one attempt.
 const TRY_TIME_MAX: Duration = Duration::from_secs(5);
-/// How often something is tried.
+/// Maximum number of attempts.
 const TRIES_MAX: u32 = 12;
-/// The pause after the first failure; each further one is twice as long.
+/// The pause after the first failed attempt; it doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How often a sign of life is given where the master does not say.
+/// The heartbeat interval if the master does not set one.
 const BEAT: Duration = Duration::from_secs(5);
-/// The most chores that go into one message.
+/// Maximum number of chores in one message.
 const CHORES_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ struct PerNode {
     aborts: Vec<SlotRef>,
 }
 
-/// Tends to a client until it is gone.
+/// Runs until the client is dropped.
 pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver<Chore>) {
     let master = client.upgrade().and_then(|inner| inner.current_master());
     let heartbeat = master.map(|it| it.heartbeat).unwrap_or_default();
@@ -47,7 +47,7 @@ pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver
         tokio::select! {
             () = ended(master) => {
                 let Some(inner) = client.upgrade() else { return };
-                // If that fails there is another try with every sign of life.
+                // If that fails, the next heartbeat tries again.
                 care_for_leases(&inner);
             }
             received = chores.recv_many(&mut batch, CHORES_MAX) => {
@@ -67,13 +67,13 @@ pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver
                     inner.runtime.spawn(settle_views(Weak::clone(&client), segment));
                 }
                 inner.report_uses();
-                // On a connection that is broken there is nothing to say; the next call opens a new one.
+                // On a broken connection there is nothing to send; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);
                     inner.runtime.spawn(async move {
                         let request = &ClientToMaster::Ping;
                         if let Err(error) = master.connection.call(request, deadline.instant()).await {
-                            tracing::debug!(%error, "the master did not hear a sign of life");
+                            tracing::debug!(%error, "heartbeat to the master failed");
                         }
                     });
                 }
@@ -82,7 +82,8 @@ pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver
     }
 }
 
-/// What is leased stays so only while the master sees this client, or will soon see it again.
+/// Reconnects if this client has leases: they stay valid only while the master sees the client, or sees it
+/// again soon.
 fn care_for_leases(inner: &Arc<Inner>) {
     let is_seen = inner.current_master().is_some() && inner.leases.owed().is_none();
     if inner.leases.is_empty() || is_seen || inner.is_closed() {
@@ -92,7 +93,7 @@ fn care_for_leases(inner: &Arc<Inner>) {
     inner.runtime.spawn(async move {
         let Some(inner) = client.upgrade() else { return };
         if let Err(error) = inner.keep_leases(Deadline::after(TRY_TIME_MAX)).await {
-            tracing::debug!(%error, "the master does not know yet what is leased");
+            tracing::debug!(%error, "cannot report leases to the master; trying again");
         }
     });
 }
@@ -126,7 +127,7 @@ fn sort(chores: impl Iterator<Item = Chore>, inner: &Inner) -> BTreeMap<SegmentI
     sorted
 }
 
-/// The leases to be ended, by the life of the master that gave them.
+/// The leases to end, by the epoch of the master that granted them.
 fn releases(chores: &[Chore]) -> BTreeMap<u64, Vec<u64>> {
     let mut releases: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     for chore in chores {
@@ -137,15 +138,15 @@ fn releases(chores: &[Chore]) -> BTreeMap<u64, Vec<u64>> {
     releases
 }
 
-/// Ends leases, again and again until the master has heard it. Ending one twice is harmless.
+/// Ends leases, and retries until the master has confirmed it. Ending one twice is harmless.
 async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
     let mut pause = PAUSE_MIN;
     for _ in 0..TRIES_MAX {
-        // A client that is gone or closed has said goodbye, and has no leases.
+        // A client that was dropped or closed has disconnected, and has no leases.
         let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
         match inner.end_leases(epoch, leases.clone(), Deadline::after(TRY_TIME_MAX)).await {
             Ok(()) => return,
-            Err(error) => tracing::debug!(%error, "leases are ended later"),
+            Err(error) => tracing::debug!(%error, "cannot end leases; trying again"),
         }
         drop(inner);
         tokio::time::sleep(pause).await;
@@ -153,25 +154,25 @@ async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
     }
 }
 
-/// Connects to a node again, so that it learns which views there are. After a failure the next beat retries.
+/// Reconnects to a node, so that it receives the list of views. After a failure the next heartbeat retries.
 async fn settle_views(client: Weak<Inner>, segment: SegmentId) {
     let Some(inner) = client.upgrade() else { return };
     if let Err(error) = try_once(&inner, segment, &mut PerNode::default()).await {
-        tracing::debug!(%segment, %error, "the node does not know yet which views there are");
+        tracing::debug!(%segment, %error, "cannot send the list of views to the node; trying again");
     }
 }
 
-/// Does the chores of one node, again and again until it has heard them or is gone.
+/// Does the chores of one node, and retries until the node has confirmed them or has ended.
 async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
     let mut pause = PAUSE_MIN;
     for _ in 0..TRIES_MAX {
         let Some(inner) = client.upgrade() else { return };
         match try_once(&inner, segment, &mut work).await {
             Ok(()) => return,
-            Err(error) => tracing::debug!(%segment, %error, "chores are left for later"),
+            Err(error) => tracing::debug!(%segment, %error, "cannot send chores to the node; trying again"),
         }
         let is_gone = inner.nodes.last_route(segment).is_some_and(|route| route.is_node_gone());
-        // A client that was closed has said goodbye, and has nothing there any more.
+        // A closed client has disconnected, and has no reservations there.
         if is_gone || !inner.nodes.knows(segment) {
             break;
         }
@@ -179,8 +180,8 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
         tokio::time::sleep(pause).await;
         pause = PAUSE_MAX.min(pause * 2);
     }
-    // A node that is gone has nothing of ours, and one that cannot be reached for so long has noticed that we
-    // cannot reach it either.
+    // A node that has ended holds nothing of this client. A node that could not be reached for so long
+    // has noticed that the client is unreachable, too.
     if let Some(inner) = client.upgrade() {
         forget(&inner, segment, &work.aborts);
     }

@@ -1,4 +1,4 @@
-//! What goes in and what comes out.
+//! Arguments and results of calls.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::Error;
 pub struct Put<'a> {
     /// Its name.
     pub key: Key,
-    /// Its bytes, in order. They must not change until the put has ended, or what is stored is unspecified.
+    /// Its bytes, in order. If they change before the put has ended, the stored bytes are unspecified.
     pub parts: Vec<SourceBuf<'a>>,
-    /// How it is to be kept. Zero replicas means one.
+    /// Replication, pins and what to do if the name exists. Zero replicas means one.
     pub options: PutOptions,
 }
 
 impl<'a> Put<'a> {
-    /// One copy of these bytes, in place of an older object of that name if there is one.
+    /// One copy of these bytes. It replaces an object of that name if there is one.
     #[must_use]
     pub fn new(key: Key, bytes: &'a [u8]) -> Self {
         Self {
@@ -33,23 +33,24 @@ impl<'a> Put<'a> {
         }
     }
 
-    /// How many bytes there are; `None` where the sum overflows.
+    /// Total number of bytes; `None` if the sum overflows.
     pub(crate) fn len(&self) -> Option<u64> {
         self.parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.len() as u64))
     }
 }
 
-/// Whether objects are there, in the order asked. Failures lie apart, because there are hardly ever any.
+/// Whether objects exist, in the order of the request. Failures are stored separately because they are
+/// rare.
 #[derive(Clone, Debug, Default)]
 pub struct Presences {
-    /// `false` also where it is not known.
+    /// `false` also if the answer is not known.
     pub there: Vec<bool>,
-    /// By their places, those of which it is not known.
+    /// The failures, by index.
     pub failures: BTreeMap<usize, Error>,
 }
 
 impl Presences {
-    /// The same failure for all.
+    /// The same failure for all items.
     #[must_use]
     pub fn failed(count: usize, error: &Error) -> Self {
         Self { there: vec![false; count], failures: (0..count).map(|at| (at, error.clone())).collect() }
@@ -63,14 +64,14 @@ impl Presences {
         }
     }
 
-    /// Takes in answers for some of the places, in their order.
+    /// Inserts answers for some of the indices, in their order.
     pub(crate) fn take_in(&mut self, places: &[usize], mut answers: Self) {
         for (at, (&place, &there)) in places.iter().zip(&answers.there).enumerate() {
             self.set(place, answers.failures.remove(&at).map_or(Ok(there), Err));
         }
     }
 
-    /// One result for each.
+    /// One result per item.
     #[must_use]
     pub fn into_results(self) -> Vec<Result<bool, Error>> {
         let Self { there, mut failures } = self;
@@ -82,15 +83,15 @@ impl Presences {
 /// An object that can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Which put of the key it is; if an older object was kept, that one's.
+    /// Which put of the key it is; if an older object was kept, the generation of that one.
     pub generation: Generation,
-    /// How many copies were made: none if an older object was kept, and fewer than asked for if there are
-    /// fewer nodes with room.
+    /// Number of copies made: zero if an older object was kept, fewer than requested if fewer nodes have
+    /// space.
     pub copies: u32,
-    /// What became of the name.
+    /// What happened to the name.
     pub effect: PutEffect,
-    /// Nodes that could not confirm in time that the older object of that name is gone, be it replaced by
-    /// this put or deleted shortly before: until they do, who knows where it lies there may still read it.
+    /// Nodes that could not confirm the removal of the older object of that name, replaced by this put or
+    /// deleted shortly before. Until they do, a client with a cached location may still read it there.
     /// Lookups find the new one.
     pub unconfirmed: Vec<String>,
 }
@@ -98,9 +99,9 @@ pub struct Stored {
 /// What a put did to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutEffect {
-    /// It was free.
+    /// There was no object of that name.
     Created,
-    /// An older object of that name is gone.
+    /// It replaced an older object of that name.
     Replaced,
     /// An object of that name existed and was kept, as asked; nothing was stored.
     Kept,
@@ -115,7 +116,7 @@ pub struct Object {
     pub bytes: Vec<u8>,
 }
 
-/// Bytes are shown as a number: there may be many.
+/// Prints the number of bytes, not the bytes.
 impl fmt::Debug for Object {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Object({} bytes of {})", self.bytes.len(), self.generation)
@@ -127,9 +128,9 @@ impl fmt::Debug for Object {
 pub struct GetInto<'a> {
     /// Its name.
     pub key: Key,
-    /// Where the bytes go, in order. There may be more room than bytes; what is not needed is not touched.
+    /// Where the bytes are written, in order. If there is more space than bytes, the rest is not touched.
     pub targets: Vec<TargetBuf<'a>>,
-    /// Which of the object's bytes; all of them if it does not say. A range that is not inside the object is
+    /// Which bytes of the object; all if `None`. A range that is not inside the object is
     /// [`Error::OutOfRange`].
     pub range: Option<Range<u64>>,
 }
@@ -159,8 +160,7 @@ impl<'a> GetInto<'a> {
 pub struct Part {
     /// Its name.
     pub key: Key,
-    /// Which of its bytes; all of them if it does not say. A range that is not inside the object is
-    /// [`Error::OutOfRange`].
+    /// Which of its bytes; all if `None`. A range that is not inside the object is [`Error::OutOfRange`].
     pub range: Option<Range<u64>>,
 }
 
@@ -173,7 +173,7 @@ pub struct Fetched {
     pub len: u64,
 }
 
-/// What is known of an object.
+/// The metadata of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Which put of the key.
@@ -186,23 +186,24 @@ pub struct Info {
     pub soft_pin: bool,
     /// Protected from eviction by a recent read.
     pub leased: bool,
-    /// Where its copies lie; empty unless asked for. Copies on nodes that do not answer are left out.
+    /// The locations of its copies; empty unless requested. Copies on nodes that do not respond are
+    /// omitted.
     pub replicas: Vec<Replica>,
 }
 
 /// One copy of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Where it lies.
+    /// Where it is stored.
     pub location: Location,
     /// The node that holds it.
     pub node: NodeInfo,
 }
 
-/// How bytes go to and from a node.
+/// How bytes are moved to and from a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The node lives in this process.
+    /// The node is in this process.
     Local,
     /// Its memory is mapped.
     SharedMemory,
@@ -220,25 +221,26 @@ impl fmt::Display for Way {
     }
 }
 
-/// A node that the client has talked to, or tried to.
+/// A node that the client has connected to, or tried to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Its name.
     pub node: String,
     /// Its memory.
     pub segment: SegmentId,
-    /// How bytes go there; `None` while there is no connection.
+    /// How bytes are moved; `None` while there is no connection.
     pub way: Option<Way>,
-    /// Why its memory is not mapped, where it is not; or why there is no connection, where there is none.
+    /// Why its memory is not mapped, or why there is no connection.
     pub why: Option<String>,
 }
 
-/// How full a namespace is to be: bytes of the nodes' memory, reservations included, each copy counted.
+/// A mark for the usage of a namespace: bytes of the nodes' memory, including reservations, each copy
+/// counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watermark {
-    /// So many or fewer.
+    /// At most this number.
     AtMost(u64),
-    /// So many or more.
+    /// At least this number.
     AtLeast(u64),
 }
 

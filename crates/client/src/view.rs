@@ -1,7 +1,7 @@
-//! Looking at objects where they lie.
+//! Views of objects in place.
 //!
-//! The node is asked to keep the object where it is, and then the stamp is looked at once more: from there
-//! on the bytes stay as they are until the view ends, whatever happens to the name.
+//! The client asks the node to keep the object, then checks the stamp again. From then on the bytes do not
+//! change until the view ends, whatever happens to the name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,13 +19,13 @@ use crate::inner::Inner;
 use crate::running::Running;
 use crate::{Deadline, Error, GetOptions, Part, batch, buffers};
 
-/// How often an object that changes meanwhile is looked up anew.
+/// How often an object that changes meanwhile is resolved again.
 const TRIES_MAX: u32 = 16;
 
-/// An object's bytes: where they lie in a node's memory if that is mapped, else a copy.
+/// An object's bytes: in place in a node's memory if that is mapped, otherwise a copy.
 ///
-/// A borrowed view keeps its bytes where they are, after a delete too, until it is dropped; and it keeps the
-/// client connected. It is not to be used in a forked child: there [`Self::bytes`] fails.
+/// A borrowed view keeps its bytes until it is dropped, even after a delete, and keeps the client
+/// connected. It must not be used in a forked child: there [`Self::bytes`] fails.
 pub struct View {
     generation: Generation,
     bytes: Bytes,
@@ -37,7 +37,7 @@ enum Bytes {
 }
 
 impl View {
-    /// Which put of the key.
+    /// The generation of the object.
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
@@ -54,7 +54,7 @@ impl View {
         }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.bytes {
@@ -63,20 +63,20 @@ impl View {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the bytes are looked at where they lie, so that nothing was copied.
+    /// Whether the bytes are in place, without a copy.
     #[must_use]
     pub fn is_borrowed(&self) -> bool {
         matches!(self.bytes, Bytes::Borrowed { .. })
     }
 }
 
-/// Bytes are shown as a number: there may be many.
+/// Prints the number of bytes, not the bytes.
 impl fmt::Debug for View {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.is_borrowed() { "borrowed" } else { "copied" };
@@ -84,15 +84,15 @@ impl fmt::Debug for View {
     }
 }
 
-/// One count of a view at a node, ended when dropped.
+/// One reference of a view at a node; dropping it ends the view.
 struct ViewCount {
     inner: Arc<Inner>,
     location: Location,
 }
 
 impl ViewCount {
-    /// A view that the node has begun, as it answered on this connection; `None` if the connection was
-    /// replaced since, because the node has ended the view then.
+    /// A view that the node has begun, according to its reply on this connection. `None` if the connection
+    /// was replaced since: then the node has ended the view.
     fn new(inner: &Arc<Inner>, location: Location, connection: u64) -> Option<Self> {
         let begun = |views: &mut Views| views.begun(connection, location.slot_ref());
         inner.nodes.with_views(location.segment, begun).then(|| Self { inner: Arc::clone(inner), location })
@@ -107,19 +107,19 @@ impl Drop for ViewCount {
     }
 }
 
-/// What became of one object.
+/// The outcome for one object.
 enum Step {
     Viewed(View),
     /// It changed meanwhile.
     Again,
-    /// It cannot be looked at where it lies.
+    /// It cannot be viewed in place.
     Copy,
 }
 
-/// An object whose view is asked for: its place in the answer, its copy, and which of its bytes.
+/// An object to view: its index in the result, its copy, and the range of its bytes.
 type Wanted = (usize, Location, Found, Range<u64>);
 
-/// Views objects, in the order asked.
+/// Views objects, in the order of the request.
 pub(crate) async fn view(inner: &Arc<Inner>, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
     let mut views: Vec<Option<Result<View, Error>>> = parts.iter().map(|_| None).collect();
     let mut copies = Vec::new();
@@ -139,10 +139,10 @@ pub(crate) async fn view(inner: &Arc<Inner>, parts: &[Part], deadline: Deadline)
         }
         left = again;
     }
-    // What changes all the time is copied: a get knows when to give up.
+    // An object that changes all the time is copied: a get knows when to give up.
     copies.extend(left);
     copy(inner, parts, &copies, &mut views, deadline).await;
-    let lost = || Err(Error::Unreachable { what: "the answer does not fit the question".to_owned() });
+    let lost = || Err(Error::Unreachable { what: "the reply does not match the request".to_owned() });
     views.into_iter().map(|view| view.unwrap_or_else(lost)).collect()
 }
 
@@ -168,7 +168,7 @@ fn set(views: &mut [Option<Result<View, Error>>], index: usize, view: Result<Vie
     }
 }
 
-/// Looks all of them up, and asks each node once.
+/// Resolves all objects, and sends each node one request.
 async fn once(
     inner: &Arc<Inner>,
     parts: &[Part],
@@ -210,7 +210,7 @@ async fn once(
     steps
 }
 
-/// The nearest copy of an object and which of its bytes are wanted, if there is a copy.
+/// The closest copy of an object and the requested range, if there is a copy.
 fn located(
     inner: &Inner,
     part: &Part,
@@ -238,14 +238,14 @@ async fn begin(
     deadline: Deadline,
 ) -> Vec<(usize, Result<Step, Error>)> {
     let everything = |step: fn() -> Step| wanted.iter().map(|(index, ..)| (*index, Ok(step()))).collect();
-    // Whatever is wrong with the node, a get finds another copy or says what it is.
+    // If the node has a problem, a get finds another copy or reports the problem.
     let Ok(route) = inner.nodes.route(segment, deadline).await else { return everything(|| Step::Copy) };
     if route.attachment().is_none() {
         return everything(|| Step::Copy);
     }
     let slot_refs: Vec<_> = wanted.iter().map(|(_, location, ..)| location.slot_ref()).collect();
     let locations: Vec<_> = wanted.iter().map(|(_, location, ..)| *location).collect();
-    // From here on a new connection lists the views, so that the node ends those whose answer was lost.
+    // From here on a new connection lists the views, so that the node ends those whose reply was lost.
     inner.nodes.with_views(segment, |_| ());
     let connection = route.views_connection.load(Ordering::Acquire);
     let client = inner.weak();
@@ -274,7 +274,7 @@ async fn begin(
                 generation: found.generation,
                 bytes: Bytes::Borrowed { range, part: part.start as usize..part.end as usize, _count: count },
             }),
-            // It lies in several pieces.
+            // It has several extents.
             None => Step::Copy,
         };
         (index, Ok(step))

@@ -1,7 +1,7 @@
-//! How the master's core grows: memory of an object, lookups a second, and what a put costs when the store
-//! is full, with ten thousand, a million and ten million objects. `make bench-scale` runs it.
+//! How the master's core scales: memory per object, lookups per second, and the cost of a put into a full
+//! store, with ten thousand, a million and ten million objects. `make bench-scale` runs it.
 //!
-//! Everything goes through [`Master::handle`], as in the server. Keys have 64 bytes and are asked for in
+//! Everything goes through [`Master::handle`], as in the server. Keys have 64 bytes and are requested in
 //! random order, so that with many objects nearly every step of a lookup misses the caches.
 //!
 //! [`Master::handle`]: tiffin_core::master::Master::handle
@@ -82,7 +82,7 @@ fn measure(objects: u64) -> Column {
     let get_10k_ns = lookups(&mut stage, objects, 10_000, get);
     let evict_ns = puts(&mut stage, objects, 0, &plain);
     let exists_ns = lookups(&mut stage, objects, 128, exists);
-    // Whatever has been leased is older than what was put since, and eviction must not search through it.
+    // Leased objects are older than those put since, and eviction must not search through them.
     for first in (0..objects / 2).step_by(1024) {
         stage.client(exists((first..first + 1024).map(key).collect()));
     }
@@ -108,12 +108,12 @@ fn measure(objects: u64) -> Column {
     }
 }
 
-/// Nanoseconds for one key. Making the requests is not counted.
+/// Nanoseconds per key, without the construction of the requests.
 fn lookups(stage: &mut Stage, objects: u64, batch: usize, ask: impl Fn(Vec<Key>) -> ClientToMaster) -> f64 {
     let mut numbers = Numbers(batch as u64 + 0x9e37_79b9);
     let mut rounds = Vec::new();
     while rounds.len() * batch.max(ROUND) < LOOKUPS {
-        // Few enough that the requests themselves are as warm as if they had just been read.
+        // Few enough that the requests are in the cache, as if they had just been read.
         let requests: Vec<_> = (0..(ROUND / batch).max(1))
             .map(|_| ask((0..batch).map(|_| key(numbers.below(objects))).collect()))
             .collect();
@@ -129,7 +129,7 @@ fn lookups(stage: &mut Stage, objects: u64, batch: usize, ask: impl Fn(Vec<Key>)
     median(rounds)
 }
 
-/// Nanoseconds for one put into a full store, one at a time.
+/// Nanoseconds per put into a full store, one at a time.
 fn puts(stage: &mut Stage, objects: u64, round: u64, options: &PutOptions) -> f64 {
     let first = objects + round * PUTS;
     let count = PUTS.min(objects / 10);
@@ -138,20 +138,20 @@ fn puts(stage: &mut Stage, objects: u64, round: u64, options: &PutOptions) -> f6
         stage.now = stage.now.after(1);
         let began = Instant::now();
         for key in keys {
-            assert_eq!(stage.put(std::slice::from_ref(key), options), 1, "eviction finds room");
+            assert_eq!(stage.put(std::slice::from_ref(key), options), 1, "eviction finds space");
         }
         began.elapsed().as_secs_f64() * 1e9 / keys.len() as f64
     });
     median(rounds.collect())
 }
 
-/// Of short rounds, so that other processes, which interrupt some of them, count for little.
+/// The median of short rounds, so that interruptions by other processes have little effect.
 fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds[rounds.len() / 2]
 }
 
-/// Bytes of this process that are in memory.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();

@@ -1,7 +1,8 @@
-//! Which bytes of a segment are free.
+//! The free extents of a segment.
 //!
-//! Best fit with coalescing. An object that fits in no single run is cut into several: fragmentation never
-//! refuses what fits, up to the limit of pieces. Room is handed out in multiples of [`EXTENT_ALIGN`].
+//! Best fit with coalescing. An object that fits into no single run gets several extents: fragmentation
+//! never rejects an object that fits, up to the limit of extents. Space is allocated in multiples of
+//! [`EXTENT_ALIGN`].
 //!
 //! **Invariant:** free runs neither overlap nor touch, and the two indexes list the same runs.
 
@@ -19,7 +20,8 @@ pub struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// All of a segment, free. A capacity that is no multiple of the alignment is rounded down.
+    /// A segment that is completely free. A capacity that is not a multiple of the alignment is rounded
+    /// down.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         let mut space = Self::all_used(capacity);
@@ -30,26 +32,26 @@ impl FreeSpace {
         space
     }
 
-    /// All of a segment, in use: [`Self::give_back`] adds free runs.
+    /// A segment that is completely in use: [`Self::give_back`] adds free runs.
     #[must_use]
     pub fn all_used(capacity: u64) -> Self {
         let capacity = capacity - capacity % EXTENT_ALIGN;
         Self { capacity, free: 0, by_offset: BTreeMap::new(), by_len: BTreeSet::new() }
     }
 
-    /// How many bytes there are in all.
+    /// Total number of bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// How many bytes nobody uses.
+    /// Number of free bytes.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.free
     }
 
-    /// The longest run that nobody uses.
+    /// The length of the longest free run.
     #[must_use]
     pub fn longest(&self) -> u64 {
         self.by_len.last().map_or(0, |&(len, _)| len)
@@ -60,8 +62,8 @@ impl FreeSpace {
         self.by_offset.iter().map(|(&offset, &len)| Extent { offset, len })
     }
 
-    /// Takes `len` bytes, in one piece if some run is long enough, else in as few as possible.
-    /// `None` if there is not enough, or only in more than `pieces_max` pieces.
+    /// Allocates `len` bytes, in one extent if some run is long enough, otherwise in as few as possible.
+    /// `None` if there is not enough space, or only in more than `pieces_max` extents.
     pub fn take(&mut self, len: u64, pieces_max: usize) -> Option<Vec<Extent>> {
         if len == 0 {
             return Some(Vec::new());
@@ -85,7 +87,7 @@ impl FreeSpace {
         Some(taken)
     }
 
-    /// Takes `len` bytes in one piece.
+    /// Allocates `len` contiguous bytes.
     pub fn take_contiguous(&mut self, len: u64) -> Option<Extent> {
         let need = space_for(len)?;
         if need == 0 {
@@ -96,8 +98,8 @@ impl FreeSpace {
         Some(Extent { offset, len })
     }
 
-    /// Takes `len` bytes from the end of the longest run, so that what is taken one after the other lies
-    /// side by side, out of the way of the rest.
+    /// Allocates `len` bytes from the end of the longest run. Consecutive allocations are then adjacent and
+    /// do not fragment the rest.
     pub fn take_from_end(&mut self, len: u64) -> Option<Extent> {
         let need = space_for(len).filter(|&need| need > 0)?;
         let &(run_len, start) = self.by_len.last().filter(|(run_len, _)| *run_len >= need)?;
@@ -105,7 +107,7 @@ impl FreeSpace {
         self.take_at(extent).then_some(extent)
     }
 
-    /// Takes these very bytes; `false` if they are not all free.
+    /// Allocates exactly this range; `false` if it is not completely free.
     pub fn take_at(&mut self, extent: Extent) -> bool {
         let Some(need) = space_for(extent.len).filter(|&need| need > 0) else { return false };
         let end = extent.offset.saturating_add(need);
@@ -122,30 +124,30 @@ impl FreeSpace {
         true
     }
 
-    /// How many bytes more `pieces_max` free runs would have to hold together for `len` bytes to fit.
+    /// The number of bytes that the `pieces_max` longest free runs lack together to hold `len` bytes.
     #[must_use]
     pub fn short_by(&self, len: u64, pieces_max: usize) -> u64 {
         let need = space_for(len).unwrap_or(u64::MAX);
         self.longest_runs(need, pieces_max).map_or_else(|found| need - found, |_| 0)
     }
 
-    /// Gives back what [`Self::take`] or [`Self::take_contiguous`] handed out.
+    /// Frees what [`Self::take`] or [`Self::take_contiguous`] allocated.
     ///
     /// # Panics
-    /// If the run was not taken: room given back twice would be handed to two writers.
+    /// If the run was not allocated: a run that is freed twice would be given to two writers.
     pub fn give_back(&mut self, extent: Extent) {
         let Some(len) = space_for(extent.len).filter(|&len| len > 0) else { return };
         let (mut start, mut end) = (extent.offset, extent.offset + len);
-        assert!(end <= self.capacity, "{extent:?} lies outside of the segment");
+        assert!(end <= self.capacity, "{extent:?} is outside of the segment");
         if let Some((&before, &before_len)) = self.by_offset.range(..=start).next_back() {
-            assert!(before + before_len <= start, "{extent:?} is free already");
+            assert!(before + before_len <= start, "{extent:?} is already free");
             if before + before_len == start {
                 self.remove(before, before_len);
                 start = before;
             }
         }
         if let Some((&after, &after_len)) = self.by_offset.range(extent.offset..).next() {
-            assert!(end <= after, "{extent:?} is free already");
+            assert!(end <= after, "{extent:?} is already free");
             if after == end {
                 self.remove(after, after_len);
                 end += after_len;
@@ -155,7 +157,8 @@ impl FreeSpace {
         self.free += len;
     }
 
-    /// The longest runs that hold `need` bytes together, longest first; else how many bytes they hold.
+    /// The longest runs that hold `need` bytes together, longest first; otherwise the number of bytes they
+    /// hold.
     fn longest_runs(&self, need: u64, pieces_max: usize) -> Result<Vec<Extent>, u64> {
         let mut runs = Vec::new();
         let mut found = 0;
@@ -169,7 +172,7 @@ impl FreeSpace {
         Err(found)
     }
 
-    /// Takes the first `need` bytes of a free run.
+    /// Allocates the first `need` bytes of a free run.
     fn carve(&mut self, run: Extent, need: u64) {
         self.remove(run.offset, run.len);
         if run.len > need {
@@ -189,13 +192,14 @@ impl FreeSpace {
     }
 }
 
-/// What `len` bytes cost, with the rounding. `None` if that overflows.
+/// The space that `len` bytes take, with alignment. `None` if it overflows.
 #[must_use]
 pub fn space_for(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(EXTENT_ALIGN)
 }
 
-/// The part of an object's extents that holds `len` bytes from `offset` on. `None` if it has fewer.
+/// The part of an object's extents that holds `len` bytes from `offset` on. `None` if the object is
+/// shorter.
 #[must_use]
 pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
     let (mut skip, mut left) = (offset, len);
@@ -224,7 +228,7 @@ mod tests {
     use crate::EXTENTS_MAX;
 
     #[test]
-    fn the_smallest_run_that_fits_is_taken() {
+    fn smallest_run_that_fits_is_used() {
         let mut space = FreeSpace::new(1024);
         let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
         for &index in &[1, 2, 3, 5, 6] {
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn fragmentation_does_not_refuse_what_fits() {
+    fn fragmentation_does_not_reject_what_fits() {
         let mut space = FreeSpace::new(1024);
         let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
         all.iter().step_by(2).for_each(|&extent| space.give_back(extent));
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_beyond_the_limit_are_refused() {
+    fn extents_beyond_the_limit_are_rejected() {
         let mut space = FreeSpace::new(1024);
         let all: Vec<_> = (0..16).map(|_| space.take_contiguous(64).unwrap()).collect();
         all.iter().step_by(2).for_each(|&extent| space.give_back(extent));
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_taken_by_place() {
+    fn ranges_are_allocated_by_offset() {
         let mut space = FreeSpace::new(1024);
         assert_eq!(space.take_from_end(128), Some(Extent { offset: 896, len: 128 }));
         assert_eq!(space.take_from_end(128), Some(Extent { offset: 768, len: 128 }));
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_overflow_are_refused() {
+    fn sizes_that_overflow_are_rejected() {
         let mut space = FreeSpace::new(1024);
         assert_eq!(space.take(u64::MAX, EXTENTS_MAX), None);
         assert_eq!(space.take_contiguous(u64::MAX), None);
@@ -280,8 +284,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "is free already")]
-    fn giving_back_twice_is_a_broken_invariant() {
+    #[should_panic(expected = "is already free")]
+    fn freeing_twice_panics() {
         let mut space = FreeSpace::new(1024);
         let extent = space.take_contiguous(64).unwrap();
         space.give_back(extent);
@@ -289,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_follows_the_extents() {
+    fn cut_follows_the_extents() {
         let extents = [Extent { offset: 100, len: 10 }, Extent { offset: 500, len: 20 }];
         assert_eq!(
             cut(&extents, 5, 10).unwrap(),
@@ -302,9 +306,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that is too simple to be wrong: one flag per unit.
+        /// Compares with a trivial model: one flag per unit.
         #[test]
-        fn it_agrees_with_a_bitmap(
+        fn free_space_agrees_with_a_bitmap(
             steps in prop::collection::vec((any::<bool>(), 0u64..2000, 0usize..64), 1..200)
         ) {
             const UNITS: usize = 128;

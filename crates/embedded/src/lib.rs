@@ -51,8 +51,8 @@ pub enum EmbeddedError {
 }
 
 impl Embedded {
-    /// Starts a store of `memory_bytes` in this process. Must be called inside a tokio runtime, which has to
-    /// live as long as the store.
+    /// Starts a store of `memory_bytes` in this process. Must be called inside a tokio runtime that
+    /// outlives the store.
     pub async fn start(memory_bytes: u64) -> Result<Self, EmbeddedError> {
         let server = tiffin_server::Embedded::start(memory_bytes).await?;
         let options = Self::options(&server);

@@ -1,8 +1,8 @@
-//! The hot paths, each a few times: `make check-instructions` runs this under Callgrind, counts the
+//! Runs the hot paths, each a few times. `make check-instructions` runs this under Callgrind, counts the
 //! instructions between entering and leaving `counted`, and compares them with `bench/instructions.json`.
 //!
-//! Prints the name of every case in the order in which they run. Nothing here may depend on time, chance or
-//! addresses, so that the counts are the same in every run.
+//! Prints the name of every case in the order in which they run. Nothing here may depend on time,
+//! randomness or addresses, so that the counts are the same in every run.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark")]
 
@@ -26,7 +26,7 @@ use tiffin_proto::frame::{self, HEADER_BYTES};
 
 /// Enough that the tables have their usual shape, few enough that Callgrind fills them in a second.
 const OBJECTS: u64 = 20_000;
-/// How often each case is repeated, so that what happens now and then counts as often as it happens.
+/// How often each case is repeated, so that rare steps are counted in proportion.
 const REPEATS: u64 = 16;
 
 fn main() {
@@ -52,7 +52,7 @@ fn lookups() {
     for (name, count, ask) in [
         ("resolve 1 key", 1, get as fn(Vec<Key>) -> ClientToMaster),
         ("resolve 128 keys", 128, get),
-        ("tell the presence of 128 keys", 128, exists),
+        ("check the presence of 128 keys", 128, exists),
     ] {
         let requests: Vec<_> = (0..REPEATS).map(|_| ask(keys(&mut numbers, count))).collect();
         measured(name, || {
@@ -94,10 +94,10 @@ fn frames() {
     measured("decode a request for 128 keys", || (0..REPEATS).for_each(|_| decode(&asked)));
     let question = exists(keys(&mut numbers, 128));
     let asked = tiffin_proto::encode_request(RequestId(1), &question).unwrap();
-    measured("encode a question for 128 keys", || {
+    measured("encode an exists request for 128 keys", || {
         (0..REPEATS).for_each(|_| _ = black_box(tiffin_proto::encode_request(RequestId(1), &question)));
     });
-    measured("decode a question for 128 keys", || (0..REPEATS).for_each(|_| decode(&asked)));
+    measured("decode an exists request for 128 keys", || (0..REPEATS).for_each(|_| decode(&asked)));
     for (name, decoded, reply) in [
         ("encode 128 locations", "decode 128 locations", reply),
         ("encode the presence of 128 keys", "decode the presence of 128 keys", present),
@@ -120,7 +120,7 @@ fn allocator() {
     let mut numbers = Numbers(7);
     let mut taken: Vec<_> =
         (0..4096).map(|_| space.take(1 + numbers.below(1 << 16), EXTENTS_MAX).unwrap()).collect();
-    measured("take and give back 1024 extents", || {
+    measured("allocate and free 1024 extents", || {
         for _ in 0..1024 {
             let old = taken.swap_remove(numbers.below(taken.len() as u64) as usize);
             old.into_iter().for_each(|extent| space.give_back(extent));
@@ -175,7 +175,7 @@ fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> ClientToNode
     ClientToNode::Commit(Commit { items: items.collect(), wait_ms: 0 })
 }
 
-/// Drains the effects, and tells the replies among them.
+/// Drains the effects, and returns the replies among them.
 fn answers(node: &mut Node) -> Vec<Reply> {
     let mut replies = Vec::new();
     while let Some(effect) = node.poll_effect() {

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_beyond_the_limit_is_not_encoded() {
+    fn file_beyond_the_limit_is_not_encoded() {
         let mut large = saved(1);
         large.members[0].name = "n".repeat(STATE_BYTES_MAX);
         assert_eq!(encode_state(&large), Err(EncodeError::TooLong));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 #[test]
-fn the_table_of_kinds_is_the_one_in_the_code() {
+fn documented_kinds_are_those_of_the_code() {
     let text = include_str!("../../../docs/protocol.md");
     let mut written: Vec<String> = tiffin_proto::kinds()
         .map(|kind| format!("| {} | `{}` | {} |", kind.number, kind.name, kind.direction))
@@ -20,7 +20,7 @@ fn the_table_of_kinds_is_the_one_in_the_code() {
 }
 
 #[test]
-fn no_number_is_used_twice() {
+fn kind_numbers_are_unique() {
     let numbers: BTreeSet<u16> = tiffin_proto::kinds().map(|kind| kind.number).collect();
     assert_eq!(numbers.len(), tiffin_proto::kinds().count());
 }

@@ -1,6 +1,6 @@
-//! An independent implementation of protobuf reads what we write and writes what we read.
+//! An independent protobuf implementation reads what we write, and writes what we read.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 use prost::Message;
 use tiffin_proto::frame::{self, HEADER_BYTES};
@@ -140,7 +140,7 @@ fn check<W: Message + Default + PartialEq + std::fmt::Debug>(ours: Incoming, wir
 }
 
 #[test]
-fn a_reserve_is_protobuf() {
+fn reserve_is_protobuf() {
     let options = PutOptions {
         replicas: 2,
         soft_pin_ms: Some(0),
@@ -174,7 +174,7 @@ fn a_reserve_is_protobuf() {
 }
 
 #[test]
-fn a_list_with_gaps_is_protobuf() {
+fn list_with_gaps_is_protobuf() {
     let location = Location { segment: SegmentId(7), slot: SlotId(3), stamp: Stamp(1 << 40) };
     let extents: Vec<Extent> = (0..50).map(|at| Extent { offset: at * 64, len: 64 }).collect();
     let wire = WireReservation {
@@ -193,7 +193,7 @@ fn a_list_with_gaps_is_protobuf() {
 }
 
 #[test]
-fn an_enum_is_a_protobuf_oneof() {
+fn enum_is_a_protobuf_oneof() {
     for (pattern, which) in [
         (Pattern::All, Which::All(WireEmpty {})),
         (Pattern::Prefix(Vec::new()), Which::Prefix(Vec::new())),
@@ -215,7 +215,7 @@ fn an_enum_is_a_protobuf_oneof() {
 }
 
 #[test]
-fn a_list_of_numbers_is_packed_protobuf() {
+fn list_of_numbers_is_packed_protobuf() {
     let views: Vec<bool> = (0..300).map(|at| at % 3 == 0).collect();
     check(Incoming::Reply(RequestId(1), Reply::ViewsBegun(views.clone())), &WireViewsBegun { views });
 }

@@ -1,7 +1,7 @@
-//! Every message comes back as it was sent, also from and to a neighbouring minor version, and what is
-//! beyond a limit is refused on both sides.
+//! Every message is decoded to what was encoded, also between neighbouring minor versions. Messages beyond
+//! a limit are rejected on both sides.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod support;
 
@@ -48,7 +48,7 @@ proptest! {
     })]
 
     #[test]
-    fn requests_come_back_as_they_were(id: u64, request in support::request()) {
+    fn requests_decode_to_what_was_encoded(id: u64, request in support::request()) {
         let id = RequestId(id);
         let bytes = encode_request(id, &request).unwrap();
         let sent = Incoming::Request(id, request);
@@ -64,7 +64,7 @@ proptest! {
     }
 
     #[test]
-    fn replies_come_back_as_they_were(id: u64, reply in support::reply()) {
+    fn replies_decode_to_what_was_encoded(id: u64, reply in support::reply()) {
         let id = RequestId(id);
         let bytes = encode_reply(id, &reply).unwrap();
         let sent = Incoming::Reply(id, reply);
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn the_generators_know_every_kind() {
+fn generators_cover_every_kind() {
     let mut runner =
         TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let (mut seen, all) = (BTreeSet::new(), kinds().map(|kind| kind.number).collect());
@@ -92,7 +92,7 @@ fn the_generators_know_every_kind() {
 }
 
 #[test]
-fn what_an_earlier_version_did_not_send_has_its_default() {
+fn missing_fields_have_their_default() {
     let empty = |kind, reply| incoming(&frame::encode(kind, reply, RequestId(1), b""));
     let asked = |request: Request| Ok(Incoming::Request(RequestId(1), request));
     let answered = |reply| Ok(Incoming::Reply(RequestId(1), reply));
@@ -113,7 +113,7 @@ fn what_an_earlier_version_did_not_send_has_its_default() {
 }
 
 #[test]
-fn what_is_missing_and_has_no_default_is_named() {
+fn invalid_fields_are_named() {
     let check = |kind, reply, payload: &[u8], field, fault| {
         let error = incoming(&frame::encode(kind, reply, RequestId(3), payload)).unwrap_err();
         assert_eq!(error.id(), RequestId(3));
@@ -137,15 +137,15 @@ fn what_is_missing_and_has_no_default_is_named() {
 }
 
 #[test]
-fn a_no_for_an_unknown_reason_is_still_a_no() {
+fn refusal_for_an_unknown_reason_is_a_refusal() {
     let bytes = frame::encode(258, true, RequestId(1), b"\x08\x63\x12\x02no");
     let refusal = Refusal { reason: Reason::Invalid, message: "no".to_owned() };
     assert_eq!(incoming(&bytes), Ok(Incoming::Reply(RequestId(1), Reply::Refused(refusal))));
 }
 
 #[test]
-fn an_unknown_kind_is_an_error_with_its_id() {
-    // A reply's number in a request and the reverse are unknown too.
+fn unknown_kind_is_an_error_with_its_id() {
+    // A reply's number in a request, and the reverse, are unknown, too.
     for (kind, reply) in [(0, false), (999, false), (999, true), (1, true), (257, false)] {
         let error = incoming(&frame::encode(kind, reply, RequestId(8), b"")).unwrap_err();
         assert_eq!(error, DecodeError::Kind { id: RequestId(8), kind });
@@ -153,7 +153,7 @@ fn an_unknown_kind_is_an_error_with_its_id() {
 }
 
 #[test]
-fn places_in_a_list_are_kept() {
+fn gaps_in_a_list_are_kept() {
     let some = Reservation { extents: vec![Extent { offset: 64, len: 1 }], ..Reservation::default() };
     let items = vec![None, Some(some), None, Some(Reservation::default()), None];
     let reply = Reply::Allocated(Allocated { items, ..Allocated::default() });
@@ -162,14 +162,14 @@ fn places_in_a_list_are_kept() {
 }
 
 #[test]
-fn numbers_may_come_packed_or_one_by_one() {
+fn numbers_may_be_packed_or_not() {
     let expected = Ok(Incoming::Reply(RequestId(1), Reply::ViewsBegun(vec![true, false, true])));
     assert_eq!(incoming(&frame::encode(272, true, RequestId(1), b"\x0a\x03\x01\x00\x01")), expected);
     assert_eq!(incoming(&frame::encode(272, true, RequestId(1), b"\x08\x01\x08\x00\x08\x01")), expected);
 }
 
 #[test]
-fn a_batch_has_its_limit_on_both_sides() {
+fn batch_limit_applies_on_both_sides() {
     let full = Reply::ViewsBegun(vec![true; BATCH_ITEMS_MAX]);
     let bytes = encode_reply(RequestId(1), &full).unwrap();
     assert_eq!(incoming(&bytes), Ok(Incoming::Reply(RequestId(1), full)));
@@ -188,7 +188,7 @@ fn a_batch_has_its_limit_on_both_sides() {
 }
 
 #[test]
-fn a_message_has_its_limit_too() {
+fn message_size_is_limited() {
     let key = Key::new(&vec![1; KEY_BYTES_MAX]).unwrap();
     let resolve =
         |keys| ClientToMaster::Resolve(Resolve { keys: vec![key.clone(); keys], ..Resolve::default() });

@@ -1,8 +1,8 @@
-//! A short, repeatable fuzzing of the decoder: noise, and true frames that were cut, flipped, spliced and
-//! given a new checksum. Nothing may panic, and memory must stay in proportion to the bytes.
-//! `fuzz/` does the same without an end.
+//! A short, repeatable fuzz test of the decoder: random bytes, and valid frames that were truncated,
+//! flipped, spliced and given a new checksum. Nothing may panic, and memory must stay in proportion to the
+//! bytes. `fuzz/` does the same without an end.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod support;
 
@@ -20,22 +20,22 @@ use tiffin_types::RequestId;
 
 const SEED: u64 = 0x7401;
 const CASES: usize = 200_000;
-/// The widest item that two bytes on the wire can stand for is a node of a `Stat`, and lists double as they
+/// The largest item that two bytes on the wire can encode is a node of a `Stat`, and lists double as they
 /// grow.
 const BYTES_PER_BYTE_MAX: usize = 512;
 
-/// Counts what this thread asks for.
+/// Counts the memory that this thread allocates.
 struct Counting;
 
 thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is passed on to the system's allocator unchanged; counting touches no memory of it.
+// SAFETY: every call is passed to the system's allocator unchanged; counting does not access its memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get() + layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
+        // SAFETY: the caller satisfies the contract of `alloc`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Reads the bytes as a peer would. True if a message came out.
+/// Decodes the bytes as a peer would. Returns whether that gave a message.
 fn check(bytes: &[u8]) -> bool {
     let mut decoder = Decoder::new();
     decoder.push(bytes);
@@ -85,7 +85,7 @@ fn noise(rng: &mut ChaCha8Rng, len_max: usize) -> Vec<u8> {
     (0..len).map(|_| rng.random()).collect()
 }
 
-/// Damages the payload, then makes the frame true again, so that the damage reaches the codec.
+/// Damages the payload, then computes a new checksum, so that the damage reaches the codec.
 fn damage(rng: &mut ChaCha8Rng, frames: &[Vec<u8>]) -> Vec<u8> {
     let frame = frames.choose(rng).unwrap();
     let header = frame::decode_header(frame.first_chunk().unwrap()).unwrap();
@@ -111,7 +111,7 @@ fn damage(rng: &mut ChaCha8Rng, frames: &[Vec<u8>]) -> Vec<u8> {
             payload.splice(at..at, noise(rng, 12));
         }
     }
-    // One in eight says that it is something else.
+    // One in eight has another kind.
     let mut kind = (header.kind, header.reply);
     if rng.random_range(0..8) == 0 {
         let all: Vec<_> = kinds().collect();
@@ -122,9 +122,9 @@ fn damage(rng: &mut ChaCha8Rng, frames: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn any_bytes_are_survived() {
+fn no_bytes_panic_the_decoder() {
     let frames = true_frames(2000);
-    assert!(frames.iter().all(|frame| check(frame)), "a true frame was not understood");
+    assert!(frames.iter().all(|frame| check(frame)), "a valid frame was not decoded");
     let mut rng = ChaCha8Rng::seed_from_u64(SEED);
     let mut understood = 0;
     for case in 0..CASES {
@@ -148,7 +148,7 @@ fn any_bytes_are_survived() {
         };
         understood += usize::from(check(&bytes));
     }
-    // If nothing was understood, or everything, the damage would not be worth its name.
+    // If nothing was decoded, or everything, the damage would test too little.
     assert!((CASES / 100..CASES / 2).contains(&understood), "seed {SEED}: {understood} of {CASES}");
 }
 
@@ -158,7 +158,7 @@ fn short_frames_that_claim_long_lists_cost_little() {
         for one in [&b"\x0a\x00"[..], b"\x12\x00", b"\x1a\x00", b"\x22\x00", b"\x0a\x02\x0a\x00"] {
             check(&frame::encode(kind.number, kind.reply, RequestId(1), &one.repeat(100_000)));
         }
-        // A length of nearly everything, with nothing behind it.
+        // A length of nearly the maximum, with nothing after it.
         for field in 1..8u8 {
             let payload = [field << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
             assert!(!check(&frame::encode(kind.number, kind.reply, RequestId(1), &payload)) || field > 1);

@@ -1,13 +1,13 @@
-//! Getting objects: resolve, copy from the nearest copy, check the stamp; resolve again if it changed, fall
-//! over to another copy if a node is gone. Where a location is known, the copy comes first and the master is
-//! asked only if that fails.
+//! Gets objects: resolve, copy from the closest copy, check the stamp. If the stamp changed, resolve again;
+//! if a node is unreachable, use another copy. With a cached location the copy comes first, and the master
+//! is asked only if that fails.
 //!
-//! A read through a network is watched. If no byte arrives for a while it is *stalled*, and the next copy is
-//! read as well: what is valid first counts. A read that stalls in the middle is stopped before another one
-//! begins, because both fill the same buffer.
+//! A read through a network is watched. If no byte arrives for a while it is *stalled*, and the next copy
+//! is read as well: the first valid read counts. A read that stalls after its first bytes is stopped before
+//! another one begins, because both fill the same buffer.
 //!
-//! **Invariant:** an item has at most one read of each of its copies under way. Its outcome is never changed,
-//! and comes from a read of the newest generation that the master has told this session of.
+//! **Invariant:** an item has at most one read of each of its copies in progress. Its outcome never
+//! changes, and comes from a read of the newest generation that the master has named to this session.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,43 +17,42 @@ use tiffin_types::{
     message::{CallPart, ClientToMaster, Found, NodeInfo, Refusal, Reply, Resolve, ResolveOutcome},
 };
 
-/// How often an object that changes under the reader is resolved anew. Large, because the deadline is what
-/// ends a reader that is always overtaken; this only ends one that has none.
+/// How often an object that changes during the read is resolved again. It is large because normally the
+/// deadline ends such a get; this limit only ends a get without one.
 const TRIES_MAX: u32 = 1024;
-/// How often an item's reads are stopped because they stall: where every copy is slow, one must come to its
-/// end.
+/// How often an item's stalled reads are stopped: if every copy is slow, one must be allowed to complete.
 const STOPS_MAX: u32 = 2;
-/// After a stall the next reads of the item get so many times as long, at most: not more than half of what is
-/// left until the deadline.
+/// After a stall the time limit of the item's next reads is multiplied by this. The limit is at most half
+/// of the time until the deadline.
 const PATIENCE_TIMES: u64 = 2;
-/// How long a batch waits for objects that are on their way from a disk into memory, unless it is told.
+/// Default time that a batch waits for objects that are being promoted.
 pub(super) const PROMOTION_WAIT_MS: u64 = 10;
 
 /// One object to get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GetRequest {
-    /// Its name.
+    /// Its key.
     pub key: Key,
-    /// Where it was last seen, if the shell can read there at once.
+    /// Its cached location, if the shell can read there at once.
     pub known: Option<Found>,
 }
 
-/// What became of one [`GetRequest`].
+/// The outcome of one [`GetRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GetOutcome {
     /// The buffer holds exactly the bytes of that generation.
     Read(Found),
     /// There is no such object.
     Absent,
-    /// The buffer is smaller than the object, which has so many bytes; nothing was written.
+    /// The buffer is smaller than the object, which has this length; nothing was written.
     TooSmall(u64),
-    /// It exists, but no node that holds it can be reached; their names.
+    /// It exists, but no node that holds it can be reached; the names of the nodes.
     Unavailable(Vec<String>),
-    /// It was replaced again and again while it was read.
+    /// It was replaced repeatedly while it was read.
     Contended,
-    /// It is of another generation than the one that is wanted.
+    /// It has another generation than the requested one.
     Superseded(Generation),
-    /// The master refused.
+    /// The master rejected the request.
     Refused(Refusal),
     /// The master could not be reached.
     Unreachable(Unreached),
@@ -62,15 +61,15 @@ pub enum GetOutcome {
 /// How a [`Need::Read`] ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadResult {
-    /// The bytes were copied, and the stamp stood after the copy.
+    /// The bytes were copied, and the stamp was valid after the copy.
     Valid,
-    /// The stamp did not stand.
+    /// The stamp was not valid.
     Stale,
-    /// The item's buffer cannot hold that many bytes.
+    /// The item's buffer is too small.
     TooSmall,
     /// The node cannot be reached, or the bytes arrived damaged.
     Unreachable(String),
-    /// It was stopped, or left the buffer to another read: which says nothing about the copy.
+    /// It was stopped, or left the buffer to another read. This says nothing about the copy.
     Yielded,
 }
 
@@ -79,22 +78,22 @@ struct Item {
     key: Key,
     tries: u32,
     found: Found,
-    /// Copies not tried yet since the last resolve, the nearest last.
+    /// Copies not tried yet since the last resolve, the closest last.
     untried: Vec<Location>,
     /// Nodes that failed this item.
     failed: BTreeSet<SegmentId>,
-    /// Only cached locations are tried, of an object that was named in this epoch.
+    /// The epoch in which the object was named, while only cached locations are tried.
     cached_epoch: Option<u64>,
     /// The master is being asked.
     is_resolving: bool,
     /// The master was asked.
     is_asked: bool,
-    /// How many reads of what was found are under way.
+    /// Number of reads of the found generation in progress.
     reads: u32,
     /// Whether a read stalled, and how many were stopped for it.
     has_stalled: bool,
     stops: u32,
-    /// What becomes of it if the reads under way fail.
+    /// The outcome if the reads in progress fail.
     fallback: Option<GetOutcome>,
     outcome: Option<GetOutcome>,
 }
@@ -105,7 +104,7 @@ enum Pending {
     Read(Read),
 }
 
-/// A read under way.
+/// A read in progress.
 #[derive(Clone, Debug)]
 struct Read {
     item: usize,
@@ -125,19 +124,19 @@ struct Watch {
     is_stalled: bool,
 }
 
-/// How far a node is: the nearest copy is read first. Zero is nearest.
+/// The distance of a node: the closest copy is read first. Zero is closest.
 pub type Distance = Box<dyn Fn(&NodeInfo) -> u8 + Send>;
 
-/// A batch of gets under way.
+/// A batch of gets in progress.
 pub struct Get {
     items: Vec<Item>,
     lease: bool,
     wait_ms: u64,
     report_wait_ms: u64,
     distance: Distance,
-    /// Nodes that are asked last.
+    /// Nodes that are used last.
     avoided: BTreeSet<SegmentId>,
-    /// Only the generation that is known is wanted, and the master said where it lies.
+    /// Only the known generation is requested, and its locations are from the master.
     is_exact: bool,
     has_begun: bool,
     pending: BTreeMap<NeedId, Pending>,
@@ -145,12 +144,12 @@ pub struct Get {
     next_id: u64,
     nodes: BTreeMap<SegmentId, NodeInfo>,
     to_resolve: Vec<usize>,
-    /// How many items have no outcome yet.
+    /// Number of items without an outcome.
     open: usize,
 }
 
 impl Get {
-    /// Begins. At most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items. `lease` as in
+    /// A session of at most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items. `lease` as in
     /// [`Resolve::lease`].
     #[must_use]
     pub fn new(requests: Vec<GetRequest>, lease: bool, distance: Distance) -> Self {
@@ -188,33 +187,33 @@ impl Get {
         }
     }
 
-    /// Asks these nodes last, and where only they are known the master first.
+    /// Uses these nodes last. If only they are cached, the master is asked first.
     #[must_use]
     pub fn avoiding(self, avoided: BTreeSet<SegmentId>) -> Self {
         Self { avoided, ..self }
     }
 
-    /// Reads the generations that are known, and no others: the master has said where they lie, and keeps
-    /// them for this client. Looking one up again is not a use of it.
+    /// Reads exactly the known generations. Their locations are from the master, which keeps them for this
+    /// client, so resolving one again does not count as a use.
     #[must_use]
     pub fn of_generation(mut self) -> Self {
         self.items.iter_mut().for_each(|it| it.cached_epoch = None);
         Self { is_exact: true, wait_ms: 0, ..self }
     }
 
-    /// Waits that long for objects that are on their way from a disk into memory.
+    /// Waits that long for objects that are being promoted.
     #[must_use]
     pub fn wait_for_promotion(self, wait_ms: u64) -> Self {
         Self { wait_ms, ..self }
     }
 
-    /// Lets a restarted master wait that long for members that have not reported yet.
+    /// Lets a restarted master wait that long for members that have not reported.
     #[must_use]
     pub fn wait_for_reports(self, report_wait_ms: u64) -> Self {
         Self { report_wait_ms, ..self }
     }
 
-    /// The next thing to do. `None` while results are awaited, or when all is done.
+    /// The next need. `None` while the session waits for results, or when all is done.
     #[must_use]
     pub fn poll(&mut self) -> Option<Need> {
         if !std::mem::replace(&mut self.has_begun, true) {
@@ -233,7 +232,7 @@ impl Get {
         }
         while let Some(need) = self.needs.pop_front() {
             match need {
-                // Another read was done meanwhile.
+                // Another read completed meanwhile.
                 Need::Read { id, item, .. } if self.is_item_done(item) => drop(self.pending.remove(&id)),
                 Need::Stop { id } if !self.pending.contains_key(&id) => {}
                 need => return Some(need),
@@ -242,7 +241,7 @@ impl Get {
         None
     }
 
-    /// Whether every outcome is known. Reads that are still under way are not needed any more.
+    /// Whether every outcome is known. Reads still in progress are not needed.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.open == 0
@@ -260,13 +259,13 @@ impl Get {
         self.nodes.get(&segment)
     }
 
-    /// The copies of an item that no read was begun of.
+    /// The copies of an item of which no read was started.
     #[must_use]
     pub fn untried(&self, item: usize) -> &[Location] {
         self.items.get(item).map_or(&[], |it| &it.untried)
     }
 
-    /// How many reads of an item were begun and have not ended, if its outcome is not known.
+    /// Number of reads of an item in progress, if its outcome is not known.
     #[must_use]
     pub fn reads(&self, item: usize) -> u32 {
         self.items.get(item).filter(|it| it.outcome.is_none()).map_or(0, |it| it.reads)
@@ -278,14 +277,14 @@ impl Get {
         self.items.get(item).is_some_and(|it| it.is_asked)
     }
 
-    /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
+    /// The outcomes, in the order of the requests. An item that the shell gave up is `Unreachable`.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<GetOutcome> {
         let gave_up = || GetOutcome::Unreachable(Unreached::Other("the deadline passed first"));
         self.items.into_iter().map(|it| it.outcome.unwrap_or_else(gave_up)).collect()
     }
 
-    /// A call was answered, or not.
+    /// A call has a reply, or failed.
     pub fn replied(&mut self, id: NeedId, result: Result<Reply, CallFailure>) {
         let Some(Pending::Resolve(indexes)) = self.pending.remove(&id) else { return };
         match result {
@@ -320,9 +319,9 @@ impl Get {
                 }
                 self.go_on(index);
             }
-            // The master has told of something else since.
+            // The master has named another generation since.
             _ if !is_current => self.go_on(index),
-            // Whatever is wrong with what was known, the master knows better.
+            // If a cached location fails in any way, the master is asked.
             _ if read.is_cached => self.ask(index),
             ReadResult::TooSmall => {
                 let len = item.found.len;
@@ -343,7 +342,7 @@ impl Get {
         }
     }
 
-    /// A read goes through a network: it is stalled when no byte has arrived for `wait_us`, or longer where
+    /// Watches a read through a network: it is stalled when no byte has arrived for `wait_us`, or longer if
     /// reads of the same item stalled before.
     pub fn watch(&mut self, id: NeedId, now_us: u64, wait_us: u64) {
         let Some(Pending::Read(read)) = self.pending.get_mut(&id) else { return };
@@ -353,7 +352,7 @@ impl Get {
         read.watch = Some(Watch { wait_us, due_us, has_bytes: false, is_stalled: false });
     }
 
-    /// Bytes arrived. Gives whether the read was stalled before.
+    /// Bytes arrived. Returns whether the read was stalled before.
     pub fn progressed(&mut self, id: NeedId, now_us: u64) -> bool {
         let Some(Pending::Read(Read { watch: Some(watch), .. })) = self.pending.get_mut(&id) else {
             return false;
@@ -362,7 +361,7 @@ impl Get {
         std::mem::replace(&mut watch.is_stalled, false)
     }
 
-    /// Whether a read under way can still give its item an outcome.
+    /// Whether a read in progress can still give its item an outcome.
     #[must_use]
     pub fn is_awaited(&self, id: NeedId) -> bool {
         let Some(Pending::Read(read)) = self.pending.get(&id) else { return false };
@@ -370,14 +369,14 @@ impl Get {
         item.is_some_and(|it| it.found.generation == read.generation)
     }
 
-    /// Whether a read under way is stalled.
+    /// Whether a read in progress is stalled.
     #[must_use]
     pub fn is_stalled(&self, id: NeedId) -> bool {
         let pending = self.pending.get(&id);
         matches!(pending, Some(Pending::Read(Read { watch: Some(watch), .. })) if watch.is_stalled)
     }
 
-    /// When the next read is stalled, if nothing arrives until then.
+    /// When the next read becomes stalled, if nothing arrives until then.
     #[must_use]
     pub fn due_us(&self) -> Option<u64> {
         let watches = self.pending.values().filter_map(|it| match it {
@@ -387,7 +386,7 @@ impl Get {
         watches.min()
     }
 
-    /// Time passed. Gives the nodes whose reads are stalled, and sees to it that others are asked.
+    /// Time passed. Returns the nodes whose reads are stalled, and starts reads of other copies.
     pub fn tick(&mut self, now_us: u64) -> BTreeSet<SegmentId> {
         let mut stalled = Vec::new();
         for (id, pending) in &mut self.pending {
@@ -400,7 +399,7 @@ impl Get {
         stalled.into_iter().filter_map(|id| self.stall(id)).collect()
     }
 
-    /// Which part of this call it is to ask for these items. Those that were asked for before are moved to
+    /// The part of this call that a resolve of these items is. Items that were resolved before are moved to
     /// the front.
     fn part(&mut self, indexes: &mut [usize]) -> CallPart {
         indexes.sort_by_key(|&index| !self.is_asked(index));
@@ -411,7 +410,7 @@ impl Get {
                 item.is_asked = true;
             }
         }
-        // What a call with locations from the master reads without asking is not counted at all.
+        // Cached-location reads of a call with locations from the master are not counted.
         match !self.is_exact && (is_more || indexes.len() < self.items.len()) {
             true => CallPart { items: self.items.len() as u64, is_more, repeats: repeats as u64 },
             false => CallPart::default(),
@@ -420,7 +419,7 @@ impl Get {
 
     fn begin(&mut self, index: usize) {
         let Some(item) = self.items.get_mut(index) else { return };
-        // The last is read first.
+        // The last one is read first.
         item.untried.sort_by_key(|it| !self.avoided.contains(&it.segment));
         let is_good = |it: &Location| self.is_exact || !self.avoided.contains(&it.segment);
         match item.untried.last().is_some_and(is_good) {
@@ -429,7 +428,7 @@ impl Get {
         }
     }
 
-    /// Nothing arrives from a read.
+    /// A read is stalled.
     fn stall(&mut self, id: NeedId) -> Option<SegmentId> {
         let Some(Pending::Read(read)) = self.pending.get(&id) else { return None };
         let (index, segment, is_cached) = (read.item, read.location.segment, read.is_cached);
@@ -446,7 +445,7 @@ impl Get {
             }
             false => self.try_next(index),
             true if may_ask => self.ask(index),
-            // There is no other copy to be read.
+            // There is no other copy to read.
             true => {}
         }
         Some(segment)
@@ -463,7 +462,7 @@ impl Get {
                 self.finish(index, GetOutcome::Superseded(found.generation));
             }
             ResolveOutcome::Found(found) => {
-                // Any memory is nearer than any disk.
+                // Any memory is closer than any disk.
                 let distance = |it: &Location| {
                     let node = self.nodes.get(&it.segment);
                     let is_avoided = self.avoided.contains(&it.segment);
@@ -490,7 +489,7 @@ impl Get {
         }
     }
 
-    /// The master does not tell where the item is. A read that is under way may find it all the same.
+    /// The master does not name a location. A read in progress may still succeed.
     fn not_resolved(&mut self, index: usize, outcome: GetOutcome) {
         let Some(item) = self.items.get_mut(index) else { return };
         item.is_resolving = false;
@@ -500,8 +499,8 @@ impl Get {
         }
     }
 
-    /// A read failed: the next copy is tried, unless something else is under way that may succeed. Where a
-    /// read has begun to fill the buffer, another one could only yield to it.
+    /// After a failed read: tries the next copy, unless another read or resolve in progress may succeed. If
+    /// a read has begun to fill the buffer, another one could only yield to it.
     fn go_on(&mut self, index: usize) {
         let Some(item) = self.items.get(index).filter(|it| !it.is_resolving) else { return };
         let generation = item.found.generation;
@@ -560,7 +559,7 @@ impl Get {
 fn failure(id: NeedId, result: Result<Reply, CallFailure>) -> GetOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => GetOutcome::Refused(refusal),
-        Ok(_) => GetOutcome::Unreachable(Unreached::Other("the answer does not fit the question")),
+        Ok(_) => GetOutcome::Unreachable(Unreached::Other("the reply does not match the request")),
         Err(CallFailure::Unreachable | CallFailure::Unwritten) => {
             GetOutcome::Unreachable(Unreached::Call(id))
         }

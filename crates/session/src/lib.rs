@@ -1,8 +1,9 @@
-//! A client's put or get, as a state machine: what to ask whom next, when to retry, when to fall over.
+//! A client's put or get as a state machine: which request to send next, when to retry, when to use another
+//! copy.
 //!
-//! The shell calls `poll` until it gives nothing more, carries each [`Need`] out (many at a time if it
-//! likes), reports each result, and polls again. When `poll` gives nothing and nothing is under way, the
-//! outcomes are ready. Deadlines are the shell's: it simply stops.
+//! The shell calls `poll` until it returns `None`, carries out each [`Need`] (concurrently if it likes),
+//! reports each result, and polls again. When `poll` returns `None` and nothing is in progress, the
+//! outcomes are ready. The shell enforces deadlines: it simply stops.
 
 mod get;
 mod locations;
@@ -26,66 +27,66 @@ use tiffin_types::{
     message::{ClientToMaster, ClientToNode},
 };
 
-/// Names a need, so that its result finds back.
+/// Identifies a need, so that its result can be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NeedId(pub u64);
 
-/// What must be done for a session to go on.
+/// An action that a session needs to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Ask the master, and report the reply.
+    /// Send a request to the master, and report the reply.
     AskMaster {
         /// Reported with the reply.
         id: NeedId,
-        /// What.
+        /// The request.
         request: ClientToMaster,
     },
-    /// Ask a storage node, and report the reply.
+    /// Send a request to a storage node, and report the reply.
     AskNode {
         /// Reported with the reply.
         id: NeedId,
-        /// Which.
+        /// The node.
         segment: SegmentId,
-        /// What.
+        /// The request.
         request: ClientToNode,
     },
-    /// Write the whole of an item's bytes into a reservation.
+    /// Write all bytes of an item into a reservation.
     Write {
         /// Reported with the result.
         id: NeedId,
-        /// Which item's bytes.
+        /// The item with the bytes.
         item: usize,
-        /// Where they go.
+        /// The destination.
         reservation: Reservation,
     },
     /// Read an object into an item's buffer, and check the stamp after the copy.
     Read {
         /// Reported with the result.
         id: NeedId,
-        /// Which item's buffer.
+        /// The item with the buffer.
         item: usize,
-        /// From where.
+        /// The source.
         location: Location,
-        /// How long the object is.
+        /// The length of the object.
         len: u64,
         /// For a cached location: the epoch in which the object was named. After the copy, the read must be
         /// checked with [`is_valid_cached`].
         cached_epoch: Option<u64>,
     },
-    /// Stop a read before it touches its buffer again, and report what became of it until then;
-    /// [`ReadResult::Yielded`] if it did not come to its end.
+    /// Stop a read before it writes to its buffer again, and report its result so far;
+    /// [`ReadResult::Yielded`] if it is not complete.
     Stop {
         /// The read.
         id: NeedId,
     },
 }
 
-/// Why a call brought no reply.
+/// Why a call has no reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallFailure {
-    /// The peer cannot be reached, or the connection broke before the answer came.
+    /// The peer cannot be reached, or the connection broke before the reply arrived.
     Unreachable,
-    /// The peer refused; trying again does not help.
+    /// The peer rejected the request; a retry does not help.
     Refused(tiffin_types::message::Refusal),
     /// A commit with the object's bytes inside was not sent, so nothing was stored or named.
     Unwritten,
@@ -94,8 +95,8 @@ pub enum CallFailure {
 /// Why the outcome of an item is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreached {
-    /// This call failed. The shell knows how.
+    /// This call failed. The shell has its error.
     Call(NeedId),
-    /// Another reason, in words.
+    /// Another reason, as text.
     Other(&'static str),
 }

@@ -4,9 +4,9 @@
 //! finds out after its copy whether that use still counts ([`is_valid_cached`]). This also requires that the
 //! node is a member of its cluster, because a node that is not a member may not have received every retire.
 //!
-//! Gets that do not ask hide from the master what is used. So every use is noted here, once however often it
-//! happens, until it is reported ([`LocationCache::report`]). The same holds for probes that take a lease;
-//! the master must not count these as reads, so they are noted separately.
+//! Cached-location reads hide uses from the master. So every use is noted here, once however often it
+//! happens, until it is reported ([`LocationCache::report`]). The same holds for probes that take a lease.
+//! The master must not count these as reads, so they are noted separately.
 //!
 //! **Invariant:** the cache has at most as many objects as its capacity. Those that were not used since the
 //! clock hand last passed them are evicted first.
@@ -26,20 +26,20 @@ use tiffin_types::{
 pub struct LocationCache {
     places: Names,
     entries: Vec<Entry>,
-    /// The clock hand: where the search for an entry to evict goes on.
+    /// The clock hand: where the search for an entry to evict continues.
     hand: usize,
     capacity: usize,
     hash_seed: u64,
     sabotage: Sabotage,
     /// Entries that were used and not reported yet.
     used: Vec<u32>,
-    /// The uses are reported with a lease, because one of them was made with one.
+    /// The uses are reported with a lease, because one of them took a lease.
     lease: bool,
     /// Entries that were probed with a lease and not reported yet.
     probed: Vec<u32>,
     /// Gets from cached locations that were not reported yet.
     reads: CachedReads,
-    /// The newest generation of any object that was ever in the cache, and is not any more.
+    /// The newest generation of any object that was removed from the cache.
     evicted: Generation,
 }
 
@@ -66,18 +66,18 @@ pub enum Reach {
     Socket,
     /// Through mapped memory.
     Mapped,
-    /// It is a disk. Only the master knows whether its objects are in memory by now, or on their way.
+    /// It is a disk. Only the master knows whether its objects are in memory by now, or are being promoted.
     Disk,
 }
 
-/// What a get does not ask the master for.
+/// What decides whether a get may use the cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CachedGet {
     /// The client is connected to the master.
     pub is_connected: bool,
     /// The get takes a lease.
     pub lease: bool,
-    /// A lease refuses removals, so the master must grant it before the get is answered.
+    /// A lease protects from removal, so the master must grant it before the get returns.
     pub strict_leases: bool,
 }
 
@@ -87,20 +87,20 @@ impl CachedGet {
     }
 }
 
-/// What a reader sees of a use in mapped memory after its copy, read in this order: a node that was away is a
-/// member again only after it has applied its pending retires, so a use that is still there after that is
-/// none of them.
+/// What a reader sees of a slot in mapped memory after its copy, read in this order. A node that was away
+/// is a member again only after it has applied its pending retires. So a use of a slot that is still valid
+/// after that is not retired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The node is a member.
     pub is_member: bool,
     /// The epoch of the master that it is a member of.
     pub epoch: u64,
-    /// The use, if the slot still has it.
+    /// The state of this use of the slot, if it is still valid.
     pub state: Option<SeenState>,
 }
 
-/// The state of a use, as far as readers distinguish it.
+/// The state of a use of a slot, as far as readers distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeenState {
     /// Committed.
@@ -109,11 +109,11 @@ pub enum SeenState {
     Reserved,
 }
 
-/// Whether bytes count that were copied from a cached location, whose object was `named` in that epoch of the
-/// master, by a client that is connected to a master of that `epoch`.
+/// Whether bytes that were copied from a cached location are valid. The object was `named` in that epoch of
+/// the master, and the client is connected to a master of `epoch`.
 ///
-/// An object of the current epoch counts also before its node has received the settle. What became of an
-/// object of an earlier epoch only the node knows.
+/// An object of the current epoch is valid even before its node has received the settle. For an object of
+/// an earlier epoch only the node knows.
 #[must_use]
 pub fn is_valid_cached(seen: Seen, named: u64, epoch: u64) -> bool {
     let is_object = match seen.state {
@@ -145,11 +145,11 @@ impl LocationCache {
     }
 
     /// Caches the location of the client's own put: its home, the first of its copies, which has the object
-    /// under that generation. Of the other copies only the master can tell: another epoch may have given them
-    /// an older generation, and this epoch learns of that only when their nodes join.
+    /// under that generation. For the other copies only the master can tell: another epoch may have given
+    /// them an older generation, and this epoch learns of that only when their nodes join.
     ///
-    /// A put may be answered long after the master has told of something newer. That stays while it is
-    /// cached; once it is evicted, its key is not known, so nothing older is cached any more.
+    /// The reply to a put may arrive long after the master has named something newer. That stays while it
+    /// is cached. Once it is evicted, its key is not known, so nothing older is cached any more.
     pub fn learn_put(&mut self, key: &Key, generation: Generation, len: u64, copies: &[Location]) {
         if generation < self.evicted {
             return;
@@ -190,8 +190,8 @@ impl LocationCache {
         self.places.insert(hash(self.hash_seed, key.as_bytes()), at as u32);
     }
 
-    /// The request of a get: with the cached locations that may be read without asking the master, the
-    /// nearest last. That counts as a use.
+    /// The request of a get, with the cached locations that may be read without asking the master, the
+    /// closest last. This counts as a use.
     pub fn recall(
         &mut self,
         key: &Key,
@@ -208,8 +208,8 @@ impl LocationCache {
         GetRequest { key: key.clone(), known }
     }
 
-    /// Takes in the outcomes of gets. `cached` is the generation whose locations each of them was given, and
-    /// `asked` whether the master was asked, which then counts the read.
+    /// Processes the outcomes of gets. `cached` is the generation whose locations each of them was given.
+    /// `asked` says whether the master was asked, which then counts the read.
     pub fn finish(
         &mut self,
         keys: &[Key],
@@ -229,13 +229,13 @@ impl LocationCache {
         }
         match items {
             0 => {}
-            // The master counts the call, of which it was asked a part.
+            // The master counts the call, because it was asked for a part of it.
             items if asked.contains(&true) => self.reads.add_items(items, bytes),
             items => self.reads.add(outcomes.len() > 1, items, bytes),
         }
     }
 
-    /// The next report of uses for the master, of at most `most` keys; `None` if there are fewer than
+    /// The next report of uses for the master, with at most `most` keys; `None` if there are fewer than
     /// `enough` uses.
     pub fn report(&mut self, enough: usize, most: usize) -> Option<ClientToMaster> {
         if self.unreported() < enough.max(1) {
@@ -251,14 +251,14 @@ impl LocationCache {
         Some(ClientToMaster::Exists(Exists { keys, touch: true, lease, reads, ..Exists::default() }))
     }
 
-    /// How much there is to report. A get is counted after its use was noted, and may be all that is left.
+    /// Number of uses to report. A get is counted after its use was noted, and may be all that is left.
     #[must_use]
     pub fn unreported(&self) -> usize {
         self.used.len().max(self.probed.len()).max(usize::from(!self.reads.is_empty()))
     }
 
-    /// The locations of an object whose existence is probed. `touch` counts as a use, which takes a `lease`
-    /// if that is set; a `lease` alone counts as a probe; neither counts as nothing.
+    /// The locations of an object whose existence is probed. `touch` counts as a use, with a `lease` if
+    /// that is set. A `lease` alone counts as a probe. Without both nothing is noted.
     pub fn probe(&mut self, key: &(impl AsRef<[u8]> + ?Sized), touch: bool, lease: bool) -> Option<&Found> {
         self.lease |= touch && lease;
         match (touch, lease) {
@@ -296,7 +296,7 @@ impl LocationCache {
         Some(&self.entries.get(self.place(key)?)?.found)
     }
 
-    /// That generation of the object is not at its cached locations. Those of a newer one stay.
+    /// This generation of the object is not at its cached locations. Those of a newer generation stay.
     fn forget(&mut self, key: &Key, generation: Generation) {
         let known = self.peek(key).map(|it| it.generation);
         if known.is_some_and(|it| it <= generation) {
@@ -304,8 +304,8 @@ impl LocationCache {
         }
     }
 
-    /// Takes in what the master says of an object, in whatever reply: to be called in the order of the
-    /// replies. Nothing older may be read afterwards. A copy whose node has not received its retire yet would
+    /// Applies what the master says of an object, in any reply. It must be called in the order of the
+    /// replies. Nothing older may be read afterwards: a copy whose node has not received its retire would
     /// still pass as valid, and the reader would see the object go back in time.
     pub fn hear(&mut self, key: &Key, outcome: &ResolveOutcome) {
         match outcome {
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_cached_whatever_the_order() {
+    fn newest_generation_is_cached_in_any_order() {
         let mut known = LocationCache::new(8, 0, Sabotage::None);
         assert_eq!(known.find(&key(1)), None);
         for (counter, newest) in [(5, 5), (3, 5), (7, 7), (6, 7)] {
@@ -412,15 +412,15 @@ mod tests {
             assert_eq!(known.find(&key(1)), Some(&found(newest)));
         }
         known.forget(&key(1), found(6).generation);
-        assert!(known.peek(&key(1)).is_some(), "an older one is gone, which says nothing of this one");
+        assert!(known.peek(&key(1)).is_some(), "an older one is removed, which does not affect this one");
         known.forget(&key(1), found(7).generation);
         assert_eq!(known.peek(&key(1)), None);
         known.learn(&key(1), &Found::default());
-        assert_eq!(known.peek(&key(1)), None, "without a place there is nothing to know");
+        assert_eq!(known.peek(&key(1)), None, "without a location there is nothing to cache");
     }
 
     #[test]
-    fn a_reply_of_the_master_outdates_the_cache() {
+    fn master_reply_updates_the_cache() {
         let mut known = LocationCache::new(8, 0, Sabotage::None);
         known.learn(&key(1), &found(5));
         for (outcome, left) in [
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_reply_does_not_bring_back_an_older_generation() {
+    fn late_reply_does_not_restore_an_older_generation() {
         let place = &found(5).replicas;
         let newer: [fn(&mut LocationCache); 3] = [
             |known| {
@@ -458,31 +458,31 @@ mod tests {
             let mut known = LocationCache::new(8, 0, Sabotage::None);
             hear_and_forget(&mut known);
             known.learn_put(&key(1), found(5).generation, 10, place);
-            assert_eq!(known.peek(&key(1)), None, "older than what was known");
+            assert_eq!(known.peek(&key(1)), None, "older than what was cached");
             known.learn_put(&key(1), found(7).generation, 10, &found(7).replicas);
             assert_eq!(known.peek(&key(1)), Some(&found(7)));
             known.hear(&key(2), &ResolveOutcome::Found(found(4)));
-            assert_eq!(known.peek(&key(2)), Some(&found(4)), "the master is believed, whatever it says");
+            assert_eq!(known.peek(&key(2)), Some(&found(4)), "a reply of the master is always accepted");
         }
     }
 
     #[test]
-    fn of_an_own_put_only_the_home_is_cached() {
+    fn only_the_home_of_an_own_put_is_cached() {
         let mut known = LocationCache::new(8, 0, Sabotage::None);
         let copies: Vec<_> = [5, 6].into_iter().flat_map(|counter| found(counter).replicas).collect();
         known.learn_put(&key(1), found(5).generation, 10, &copies);
         assert_eq!(known.peek(&key(1)), Some(&found(5)), "the first copy, and no other");
         let both = Found { replicas: copies.clone(), ..found(5) };
         known.learn(&key(1), &both);
-        assert_eq!(known.peek(&key(1)), Some(&both), "the master knows");
+        assert_eq!(known.peek(&key(1)), Some(&both), "the master names both");
     }
 
     #[test]
-    fn what_is_not_used_is_evicted_first() {
+    fn unused_entries_are_evicted_first() {
         let mut known = LocationCache::new(4, 0, Sabotage::None);
         (0..4).for_each(|number| known.learn(&key(number), &found(number)));
         for new in 4..1000 {
-            // The one that is used again and again stays.
+            // The entry that is used repeatedly stays.
             assert!(known.find(&key(0)).is_some(), "before {new}");
             known.learn(&key(new), &found(new));
             assert!(known.peek(&key(new)).is_some());
@@ -499,15 +499,15 @@ mod tests {
         }
         known.remove(&key(0));
         assert_eq!((known.used.len(), known.take_used(1)), (3, vec![key(2)]));
-        assert_eq!(known.take_used(9), [key(1)], "what is gone was not used");
+        assert_eq!(known.take_used(9), [key(1)], "a removed object is not reported");
         known.find(&key(2));
         assert_eq!(known.take_used(9), [key(2)], "used again");
         assert!(known.peek(&key(1)).is_some());
-        assert_eq!(known.used.len(), 0, "looking is no use");
+        assert_eq!(known.used.len(), 0, "a peek is not a use");
     }
 
     #[test]
-    fn probes_are_noted_apart_from_reads() {
+    fn probes_are_noted_separately_from_reads() {
         let mut known = LocationCache::new(4, 0, Sabotage::None);
         (0..3).for_each(|number| known.learn(&key(number), &found(number)));
         for number in [2, 0, 2, 1] {
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_used_again() {
+    fn entries_are_reused() {
         let mut known = LocationCache::new(2, 0, Sabotage::None);
         for number in 0..100 {
             known.learn(&key(number), &found(number));
@@ -547,7 +547,7 @@ mod tests {
     const ALLOWED: CachedGet = CachedGet { is_connected: true, lease: false, strict_leases: false };
 
     #[test]
-    fn a_get_reads_the_nearest_open_memory_without_asking() {
+    fn get_reads_the_closest_memory_without_the_master() {
         let at = |segment| Location { segment: SegmentId(segment), ..Location::default() };
         let reach = |segment: SegmentId| match segment.0 {
             1 => Reach::Mapped,
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_get_asks_where_only_the_master_can_answer() {
+    fn get_asks_the_master_if_only_it_can_answer() {
         let get = |is_connected, lease, strict_leases| CachedGet { is_connected, lease, strict_leases };
         for (get, allowed) in [
             (get(true, false, false), true),
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_bytes_count_if_the_node_is_a_member_of_the_same_epoch() {
+    fn cached_bytes_are_valid_from_a_member_of_the_epoch() {
         use SeenState::{Committed, Reserved};
         let seen = |is_member, epoch, state| Seen { is_member, epoch, state };
         for (seen, named, valid) in [
@@ -605,19 +605,19 @@ mod tests {
     }
 
     #[test]
-    fn a_get_is_reported_after_its_key_was() {
+    fn get_is_reported_after_its_key() {
         let mut cache = cached(2);
         assert!(cache.recall(&key(1), ALLOWED, |_| Reach::Mapped).known.is_some());
         assert!(cache.report(1, 9).is_some(), "the key is reported while the get is still reading");
         assert_eq!(cache.report(1, 9), None);
         cache.finish(&[key(1)], &[None], &[GetOutcome::Read(found(1))], &[false]);
-        let Some(ClientToMaster::Exists(report)) = cache.report(1, 9) else { panic!("the get, too") };
+        let Some(ClientToMaster::Exists(report)) = cache.report(1, 9) else { panic!("no report of the get") };
         assert_eq!((report.keys.len(), report.reads.singles), (0, 1));
         assert_eq!(cache.report(1, 9), None);
     }
 
     #[test]
-    fn a_probe_is_reported_as_a_lease_and_not_as_a_read() {
+    fn probe_is_reported_as_a_lease_not_as_a_read() {
         let mut cache = cached(2);
         assert!(cache.probe(&key(0), true, false).is_some());
         assert!(cache.probe(&key(1), false, true).is_some());
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_was_not_at_its_cached_location_is_forgotten() {
+    fn object_not_at_its_cached_location_is_forgotten() {
         let mut cache = cached(3);
         let keys = [key(0), key(1), key(2)];
         let generation = |number| Some(found(number).generation);

@@ -1,13 +1,13 @@
-//! How fast nodes answer reads: when to ask a second copy, and which nodes to ask last.
+//! How fast nodes answer reads: when to read a second copy, and which nodes to use last.
 //!
-//! A node that hangs keeps its connection, so a reader that waits for an error waits out its deadline. A
+//! A node that hangs keeps its connection, so a reader that waits for an error waits until its deadline. A
 //! client therefore measures how long each node takes from a request to its first byte. When nothing has
-//! arrived for a small multiple of that, the read is *stalled*: the session asks another copy as well, and
-//! the node counts as slow for a pause. Slow nodes are asked last. After the pause one get may ask it as
-//! usual, as a probe; a read that stalls again doubles the pause.
+//! arrived for a small multiple of that, the read is *stalled*: the session reads another copy as well, and
+//! the node counts as slow for a pause. Slow nodes are used last. After the pause one get may use the node
+//! as usual, as a probe; if its read stalls again, the pause doubles.
 //!
-//! **Invariant:** at most [`PACES_MAX`] nodes are remembered. Nothing here decides whether bytes are right:
-//! a wrong estimate costs a request, never a wrong answer.
+//! **Invariant:** at most [`PACES_MAX`] nodes are remembered. Nothing here decides whether bytes are valid:
+//! a wrong estimate costs a request, never a wrong result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,36 +16,37 @@ use tiffin_types::{
     sabotage::{Sabotage, sabotaged},
 };
 
-/// The most nodes whose latency is remembered; beyond that the one not read for longest is forgotten.
+/// Maximum number of nodes whose latency is remembered; beyond that the least recently read one is
+/// forgotten.
 pub const PACES_MAX: usize = 1024;
 /// The shortest time without a byte after which a read is stalled: processors are busy for longer than
 /// networks.
 pub const STALL_US_MIN: u64 = 20_000;
-/// The longest.
+/// The longest such time.
 pub const STALL_US_MAX: u64 = 1_000_000;
-/// The same for a node that was never read: it may have to be connected to first.
+/// The same for a node that was never read: the client may have to connect first.
 const STALL_US_UNKNOWN: u64 = 100_000;
-/// A read is stalled after so many times the usual latency.
+/// A read is stalled after this multiple of the usual latency.
 const USUAL_TIMES: u64 = 4;
-/// A read is stalled after at most this part of what is left until the deadline.
+/// A read is stalled at the latest after the remaining time divided by this.
 const DEADLINE_PARTS: u64 = 4;
-/// How long a node is asked last, at first and at most.
+/// How long a node is used last, at first and at most.
 const PAUSE_US_MIN: u64 = 1_000_000;
 /// See [`PAUSE_US_MIN`].
 const PAUSE_US_MAX: u64 = 30_000_000;
 
-/// What one client knows about how fast nodes answer.
+/// The latencies of the nodes, as one client measured them.
 #[derive(Debug)]
 pub struct Pace {
     nodes: BTreeMap<SegmentId, NodePace>,
-    /// Those of them that did not answer in time.
+    /// Nodes that did not answer in time.
     slow: BTreeMap<SegmentId, Slow>,
     sabotage: Sabotage,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct NodePace {
-    /// Mean and mean deviation of the time to the first byte, of recent reads above all.
+    /// Mean and mean deviation of the time to the first byte, weighted towards recent reads.
     latency: Option<(u64, u64)>,
     /// When it was last read.
     used_us: u64,
@@ -53,7 +54,7 @@ struct NodePace {
 
 #[derive(Clone, Copy, Debug)]
 struct Slow {
-    /// It is asked last until then.
+    /// Until then it is used last.
     until_us: u64,
     pause_us: u64,
     /// A read that began after the pause has not been answered yet.
@@ -61,13 +62,13 @@ struct Slow {
 }
 
 impl Pace {
-    /// Knows no node yet.
+    /// No node is known yet.
     #[must_use]
     pub fn new(sabotage: Sabotage) -> Self {
         Self { nodes: BTreeMap::new(), slow: BTreeMap::new(), sabotage }
     }
 
-    /// How long a read of that node may go without a byte, if so much is left until its deadline.
+    /// How long a read of that node may go without a byte, if `left_us` are left until its deadline.
     #[must_use]
     pub fn stall_us(&self, segment: SegmentId, left_us: u64) -> u64 {
         if sabotaged!(self.sabotage, NeverHedge) {
@@ -80,7 +81,8 @@ impl Pace {
         wait.clamp(STALL_US_MIN, STALL_US_MAX).min(left_us / DEADLINE_PARTS)
     }
 
-    /// A read begins. One of a slow node whose pause is over is a probe: others stay away meanwhile.
+    /// A read begins. A read of a slow node after its pause is a probe: other reads avoid the node
+    /// meanwhile.
     pub fn begins(&mut self, segment: SegmentId, now_us: u64) {
         if let Some(it) = self.nodes.get_mut(&segment) {
             it.used_us = now_us;
@@ -90,7 +92,7 @@ impl Pace {
         }
     }
 
-    /// The first byte of a read arrived after that time. `is_late`: it was stalled before.
+    /// The first byte of a read arrived after `took_us`. `is_late`: it was stalled before.
     pub fn answered(&mut self, segment: SegmentId, took_us: u64, is_late: bool, now_us: u64) {
         let took_us = took_us.min(STALL_US_MAX);
         let it = self.node(segment, now_us);
@@ -102,7 +104,7 @@ impl Pace {
         }
     }
 
-    /// A read of that node is stalled. Gives for how long the node is asked last, if it was not before.
+    /// A read of that node is stalled. Returns how long the node is used last, if it was not slow before.
     pub fn stalled(&mut self, segment: SegmentId, now_us: u64) -> Option<u64> {
         self.node(segment, now_us);
         let pause_us = match self.slow.get(&segment) {
@@ -116,7 +118,7 @@ impl Pace {
         before.is_none().then_some(pause_us)
     }
 
-    /// The nodes that are to be asked last now.
+    /// The nodes to use last now.
     #[must_use]
     pub fn avoided(&self, now_us: u64) -> BTreeSet<SegmentId> {
         if sabotaged!(self.sabotage, AskTheSlow) {
@@ -125,14 +127,14 @@ impl Pace {
         self.slow(now_us)
     }
 
-    /// The nodes that are slow now, whatever is made of it.
+    /// The nodes that are slow now.
     #[must_use]
     pub fn slow(&self, now_us: u64) -> BTreeSet<SegmentId> {
         let is_slow = |it: &Slow| now_us < it.until_us;
         self.slow.iter().filter(|(_, it)| is_slow(it)).map(|(segment, _)| *segment).collect()
     }
 
-    /// Whether any node has not answered in time, and was not found to answer again since.
+    /// Whether any node has not answered in time, and has not answered in time since.
     #[must_use]
     pub fn has_slow(&self) -> bool {
         !self.slow.is_empty()
@@ -175,7 +177,7 @@ mod tests {
         assert!((200_000..250_000).contains(&far), "{far}");
         (0..100).for_each(|at| pace.answered(A, 10_000_000, true, at));
         assert_eq!(pace.stall_us(A, LONG), STALL_US_MAX);
-        assert_eq!(pace.stall_us(B, LONG), STALL_US_UNKNOWN, "of another node nothing is known");
+        assert_eq!(pace.stall_us(B, LONG), STALL_US_UNKNOWN, "another node is unknown");
     }
 
     #[test]
@@ -191,7 +193,7 @@ mod tests {
         assert_eq!(pace.stalled(A, 0), Some(PAUSE_US_MIN));
         assert_eq!(pace.stalled(A, 10), None, "reads that began together");
         assert_eq!(pace.avoided(PAUSE_US_MIN - 1), BTreeSet::from([A]));
-        assert!(pace.avoided(PAUSE_US_MIN).is_empty(), "a probe may go there");
+        assert!(pace.avoided(PAUSE_US_MIN).is_empty(), "a probe may use it");
         let mut now = PAUSE_US_MIN;
         for pause in [2, 4, 8, 16, 30, 30] {
             pace.begins(A, now);
@@ -213,7 +215,7 @@ mod tests {
         assert_eq!(pace.avoided(600_000), BTreeSet::from([A]), "a late answer");
         pace.answered(A, 300, false, 600_000);
         assert!(pace.avoided(600_000).is_empty());
-        assert_eq!(pace.stalled(A, 700_000), Some(PAUSE_US_MIN), "the pause begins anew");
+        assert_eq!(pace.stalled(A, 700_000), Some(PAUSE_US_MIN), "the pause starts from the minimum");
     }
 
     #[test]

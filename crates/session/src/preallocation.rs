@@ -1,17 +1,17 @@
-//! Which memory a client asks for before it puts, and which of it a put uses.
+//! Decides which memory a client requests before it puts, and which of it a put uses.
 //!
-//! A client that puts objects of one size will probably put more of them. So it has the master preallocate
-//! some ([`Reserve::spare`](tiffin_types::message::Reserve::spare)); such a put writes and commits, and costs
-//! one call instead of two. What is preallocated is only *offered*: the transport claims an offer before the
-//! first byte, and a node recalls unclaimed offers as soon as anything else needs the memory, whatever the
-//! client does. So holding offers costs others nothing. A put whose offer was recalled reserves as any other
-//! does.
+//! A client that puts objects of one size will probably put more of them. So it lets the master preallocate
+//! memory ([`Reserve::spare`](tiffin_types::message::Reserve::spare)). Such a put writes and commits, and
+//! costs one call instead of two. Preallocated memory is only *offered*: the transport claims an offer
+//! before the first byte, and a node recalls unclaimed offers as soon as it needs the memory, whatever the
+//! client does. So offers cost other clients nothing. A put whose offer was recalled reserves as any other
+//! put does.
 //!
-//! The request takes processor time from puts that run meanwhile. So a client has offers for several times as
-//! many puts as it made, and asks for more in a pause, or when three quarters are used.
+//! The request takes processor time from concurrent puts. So a client has offers for several times as many
+//! puts as it made, and requests more in a pause, or when three quarters are used.
 //!
 //! **Invariant:** at most [`SIZES_MAX`] sizes, and of each at most [`OfferLimits::offers_max`] offers and
-//! [`BYTES_MAX`] bytes are asked for.
+//! [`BYTES_MAX`] bytes are requested.
 
 use std::collections::BTreeMap;
 
@@ -20,29 +20,30 @@ use tiffin_types::{
     message::{PutOptions, Reserve, ReserveItem},
 };
 
-/// The largest objects that memory is preallocated for; larger ones take longer to copy than to reserve.
+/// Maximum length of objects that memory is preallocated for; larger ones take longer to copy than to
+/// reserve.
 const LEN_MAX: u64 = 2 << 20;
-/// The most bytes of offers of one size.
+/// Maximum number of bytes of the offers of one size.
 const BYTES_MAX: u64 = 32 << 20;
-/// The most sizes.
+/// Maximum number of sizes.
 const SIZES_MAX: usize = 8;
-/// Without a put for so long there is a pause, and the next request disturbs no put.
+/// After this time without a put there is a pause, and a request disturbs no put.
 const PAUSE_US: u64 = 5_000;
-/// Without a put of a size for so long, its puts are over and its offers are given back. That only tidies up.
+/// After this time without a put of a size, its offers are released. This is only cleanup.
 const IDLE_US: u64 = 10_000_000;
 /// Lengths of names are rounded up to a multiple of this.
 const NAME_STEP: usize = 64;
 
-/// How eagerly a client asks.
+/// The limits of preallocation.
 #[derive(Clone, Copy, Debug)]
 pub struct OfferLimits {
-    /// After that many puts of one size more are expected.
+    /// After this number of puts of one size, more are expected.
     pub puts_min: u64,
-    /// There are offers for so many times the puts that were made.
+    /// Number of offers per put that was made.
     pub puts_ahead: u64,
-    /// The most offers of one size.
+    /// Maximum number of offers of one size.
     pub offers_max: u64,
-    /// After there was too little, or offers were recalled, nothing is asked for so long.
+    /// How long nothing is requested after a request got too few offers, or offers were recalled.
     pub rest_us: u64,
 }
 
@@ -52,7 +53,7 @@ impl Default for OfferLimits {
     }
 }
 
-/// What an offer is for: objects of exactly so many bytes, with names of at most so many.
+/// The objects that an offer fits: exactly `len` bytes, with names of at most `key_len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OfferSize {
     len: u64,
@@ -63,44 +64,44 @@ pub struct OfferSize {
 #[derive(Debug)]
 struct Stock {
     offers: Vec<Reservation>,
-    /// How many objects were put since it was idle.
+    /// Number of puts since the size was idle.
     puts: u64,
     last_put_us: u64,
     is_asking: bool,
-    /// Nothing is asked for before then.
+    /// Nothing is requested before then.
     asks_from_us: u64,
 }
 
-/// The offers that a client has. All times are by one clock of the caller's, in microseconds.
+/// The offers of a client. All times are of one clock of the caller, in microseconds.
 #[derive(Debug, Default)]
 pub struct Preallocation {
     limits: OfferLimits,
     sizes: BTreeMap<OfferSize, Stock>,
-    /// The caller looks for pauses and idle sizes.
+    /// The caller calls [`Self::round`] at intervals.
     has_rounds: bool,
 }
 
-/// Offers to ask for.
+/// Offers to request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferOrder {
     size: OfferSize,
     count: u64,
 }
 
-/// What [`Preallocation::round`] finds to do.
+/// The work that [`Preallocation::round`] finds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct OfferRound {
-    /// Offers of sizes that are idle, to be given back.
+    /// Offers of idle sizes, to be released.
     pub idle: Vec<Location>,
-    /// What to ask for.
+    /// Offers to request.
     pub orders: Vec<OfferOrder>,
-    /// There are no offers any more, so no further rounds are needed.
+    /// There are no offers left, so no further rounds are needed.
     pub is_last: bool,
 }
 
 impl OfferSize {
-    /// The size of offers that an object can use. Only plain objects have one: other options decide on which
-    /// node there is memory, and how much. An object without bytes needs none.
+    /// The size of offers that an object can use. Only plain objects have one: other options determine the
+    /// node and the amount of memory. An object without bytes needs no offer.
     #[must_use]
     pub fn of(key: &Key, len: u64, options: &PutOptions) -> Option<Self> {
         let PutOptions { replicas, hard_pin, preferred, sample, .. } = options;
@@ -111,7 +112,7 @@ impl OfferSize {
 }
 
 impl OfferOrder {
-    /// The request that asks for it.
+    /// The request for this order.
     #[must_use]
     pub fn request(&self) -> Option<Reserve> {
         let key = Key::new(&vec![b'-'; self.size.key_len]).ok()?;
@@ -127,7 +128,7 @@ impl Stock {
         Self { offers: Vec::new(), puts: 0, last_put_us: now_us, is_asking: false, asks_from_us: now_us }
     }
 
-    /// How many more offers to ask for, if at most this part of what is wanted is there.
+    /// Number of offers to request, if at most `part / of` of the wanted number is left.
     fn order(&mut self, limits: &OfferLimits, len: u64, (part, of): (u64, u64), now_us: u64) -> Option<u64> {
         let is_expected = self.puts >= limits.puts_min;
         let expected = if is_expected { self.puts.saturating_mul(limits.puts_ahead) } else { 0 };
@@ -142,7 +143,7 @@ impl Stock {
 }
 
 impl Preallocation {
-    /// Has no offers yet.
+    /// No offers yet.
     #[must_use]
     pub fn new(limits: OfferLimits) -> Self {
         Self { limits, ..Self::default() }
@@ -164,15 +165,15 @@ impl Preallocation {
         stock.offers.pop()
     }
 
-    /// What to ask for after a put of that size, if few offers are left. [`Self::stock`] ends the order,
-    /// also if nothing came of it.
+    /// The offers to request after a put of that size, if few are left. [`Self::stock`] completes the
+    /// order, even if it brought nothing.
     pub fn order(&mut self, size: OfferSize, now_us: u64) -> Option<OfferOrder> {
         let count = self.sizes.get_mut(&size)?.order(&self.limits, size.len, (1, 4), now_us)?;
         Some(OfferOrder { size, count })
     }
 
-    /// Takes what was asked for, and returns what is not kept. The second is whether the caller must begin
-    /// to call [`Self::round`].
+    /// Adds the offers of an order, and returns those that are not kept. The second result says whether the
+    /// caller must start to call [`Self::round`].
     #[must_use]
     pub fn stock(
         &mut self,
@@ -192,7 +193,7 @@ impl Preallocation {
         (offers, !std::mem::replace(&mut self.has_rounds, true))
     }
 
-    /// Takes the offers of idle sizes, and orders what is missing where there is a pause.
+    /// Removes the offers of idle sizes, and orders missing ones if there is a pause.
     #[must_use]
     pub fn round(&mut self, now_us: u64) -> OfferRound {
         let mut round = OfferRound::default();
@@ -211,7 +212,7 @@ impl Preallocation {
         round
     }
 
-    /// Takes all offers of a node that has recalled some, and asks for none for a while.
+    /// Removes all offers of a node that has recalled some, and requests none for a while.
     #[must_use]
     pub fn clear(&mut self, segment: SegmentId, now_us: u64) -> Vec<Location> {
         let mut cleared = Vec::new();
@@ -223,7 +224,7 @@ impl Preallocation {
         cleared
     }
 
-    /// The offers that it has.
+    /// All offers.
     pub fn offers(&self) -> impl Iterator<Item = Location> + '_ {
         self.sizes.values().flat_map(|it| it.offers.iter().map(|offer| offer.location))
     }
@@ -258,7 +259,7 @@ mod tests {
         OfferSize::of(&key(1), len, &PutOptions::default()).unwrap()
     }
 
-    /// After so many puts, and with all offers that are asked for then; and how many these are.
+    /// The state after this number of puts with all offers requested then, and their number.
     fn stocked(size: OfferSize, puts: u64) -> (Preallocation, u64) {
         let mut all = Preallocation::default();
         (0..puts).for_each(|_| drop(all.take(size, NOW)));
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_are_asked_for_once_and_used_newest_first() {
+    fn offers_are_requested_once_and_used_newest_first() {
         let mut all = Preallocation::default();
         let size = size(4);
         assert_eq!(size, OfferSize { len: 4, key_len: NAME_STEP });
@@ -278,7 +279,7 @@ mod tests {
         assert!(all.take(size, NOW).is_none());
         let order = OfferOrder { size, count: PUTS_MIN * PUTS_AHEAD };
         assert_eq!(all.order(size, NOW), Some(order));
-        assert!(all.order(size, NOW).is_none(), "an answer is still to come");
+        assert!(all.order(size, NOW).is_none(), "a reply is outstanding");
         assert_eq!(all.stock(order, offers(0..order.count), NOW), (Vec::new(), true));
         assert_eq!(all.take(size, NOW), Some(offer(order.count - 1)));
         let longer = OfferSize::of(&key(NAME_STEP + 1), 4, &PutOptions::default()).unwrap();
@@ -294,11 +295,11 @@ mod tests {
         let [item] = request.items.as_slice() else { panic!("{request:?}") };
         assert_eq!((request.spare, item.len, item.key.as_bytes().len()), (7, 9, 128));
         let long = OfferOrder { size: OfferSize { len: 9, key_len: usize::MAX >> 40 }, count: 7 };
-        assert_eq!(long.request(), None, "no name is so long");
+        assert_eq!(long.request(), None, "no name is that long");
     }
 
     #[test]
-    fn more_is_asked_for_in_a_pause_or_when_little_is_left() {
+    fn more_is_requested_in_a_pause_or_when_few_are_left() {
         let size = size(4);
         let (mut all, count) = stocked(size, OFFERS_MAX);
         assert_eq!(count, OFFERS_MAX);
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!((all.order(size, NOW), all.round(NOW + PAUSE_US / 2)), (None, OfferRound::default()));
         let order = OfferOrder { size, count: OFFERS_MAX / 8 + OFFERS_MAX / 2 - 1 };
         assert_eq!(all.round(NOW + PAUSE_US), OfferRound { orders: vec![order], ..OfferRound::default() });
-        assert_eq!(all.round(NOW + PAUSE_US), OfferRound::default(), "an answer is still to come");
+        assert_eq!(all.round(NOW + PAUSE_US), OfferRound::default(), "a reply is outstanding");
         drop(all.stock(order, offers(0..order.count), NOW));
         (0..OFFERS_MAX * 3 / 4).for_each(|_| drop(all.take(size, NOW)));
         assert_eq!(all.order(size, NOW), Some(OfferOrder { size, count: OFFERS_MAX * 3 / 4 }));
@@ -321,18 +322,18 @@ mod tests {
     }
 
     #[test]
-    fn idle_sizes_are_given_back() {
+    fn offers_of_idle_sizes_are_released() {
         let size = size(4);
         let (mut all, count) = stocked(size, PUTS_MIN);
         assert_eq!(all.round(NOW + IDLE_US / 2), OfferRound::default());
         let idle = offers(0..count).into_iter().map(|it| it.location).collect();
         assert_eq!(all.round(NOW + IDLE_US), OfferRound { idle, is_last: true, ..OfferRound::default() });
         assert!(all.take(size, NOW + IDLE_US).is_none());
-        assert!(all.order(size, NOW + IDLE_US).is_none(), "its puts begin anew");
+        assert!(all.order(size, NOW + IDLE_US).is_none(), "its puts are counted from zero");
     }
 
     #[test]
-    fn recalled_offers_make_way_for_a_while() {
+    fn recall_stops_requests_for_a_while() {
         let size = size(4);
         let (mut all, count) = stocked(size, PUTS_MIN);
         assert!(all.clear(SegmentId(2), NOW - REST_US).is_empty(), "another node has recalled some");
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_for_soon_after_too_little() {
+    fn nothing_is_requested_soon_after_too_few_offers() {
         let mut all = Preallocation::default();
         let size = size(4);
         (0..PUTS_MIN).for_each(|_| drop(all.take(size, NOW)));
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_small_objects_are_preallocated_for() {
+    fn only_plain_small_objects_use_offers() {
         let of = |len, options| OfferSize::of(&key(1), len, &options);
         assert!(of(4, PutOptions::default()).is_some() && of(0, PutOptions::default()).is_none());
         assert!(of(LEN_MAX, PutOptions::default()).is_some());

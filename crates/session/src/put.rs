@@ -1,5 +1,6 @@
-//! Putting objects: reserve, write every copy, commit. One plain copy on a node that is near the master is
-//! published there; everything else, and whatever that does not settle, is committed through the home node.
+//! Puts objects: reserve, write every copy, commit. A plain object on a node of the master's host is
+//! published at the master. All others, and those that a publish does not settle, are committed through the
+//! home node.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,25 +13,25 @@ use tiffin_types::{
     },
 };
 
-/// How often an object is reserved and written anew, after its node went away.
+/// How often an object is reserved and written again after its node became unreachable.
 const TRIES_MAX: u32 = 4;
-/// How long nodes may take to confirm that a replaced object is gone, unless the shell says otherwise.
+/// Default time limit for nodes to confirm the retire of a replaced object.
 const CONFIRM_MS: u64 = 2_000;
 
 /// One object to put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutRequest {
-    /// Its name.
+    /// Its key.
     pub key: Key,
-    /// Its bytes.
+    /// Its length.
     pub len: u64,
-    /// How it is to be kept.
+    /// How it is stored.
     pub options: PutOptions,
-    /// Room that was reserved for it before; empty to reserve some now.
+    /// Space that was reserved for it before; empty to reserve now.
     pub ready: Vec<Reservation>,
 }
 
-/// What became of one [`PutRequest`].
+/// The outcome of one [`PutRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
     /// It can be read.
@@ -39,10 +40,10 @@ pub enum PutOutcome {
         generation: Generation,
         /// Where its copies are.
         replicas: Vec<Location>,
-        /// An older object of that name is gone.
+        /// It replaced an older object of that name.
         replaced: bool,
-        /// Nodes that could not confirm so: what they hold of it can still be read by who knows where it
-        /// lies.
+        /// Nodes that could not confirm the retire of the older object: a client with a cached location may
+        /// still read it there.
         unconfirmed: Vec<String>,
     },
     /// An object of that name exists and was kept.
@@ -51,24 +52,24 @@ pub enum PutOutcome {
     Full(Full),
     /// No storage node is connected.
     NoNode,
-    /// The namespace may not hold that much.
+    /// The object would exceed the quota of the namespace.
     OverQuota(Quota),
-    /// The stream takes in no more until its consumers have caught up.
+    /// The stream accepts no more samples until its consumers have caught up.
     Behind(Backlog),
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid(String),
-    /// The master or every possible node refused.
+    /// The master or every possible node rejected it.
     Refused(Refusal),
-    /// The master or every possible node could not be reached; the object may have been stored all the same.
+    /// The master or every possible node could not be reached; the object may still have been stored.
     Unreachable(Unreached),
 }
 
 /// How a [`Need::Write`] ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteResult {
-    /// All bytes are where they belong.
+    /// All bytes are written.
     Written,
-    /// The reservation no longer stands.
+    /// The reservation is no longer valid.
     Stale,
     /// The node cannot be reached.
     Unreachable(String),
@@ -86,7 +87,7 @@ struct Item {
 }
 
 impl Item {
-    /// Nothing is to be written beside it.
+    /// Whether it has no attributes.
     fn is_plain(&self) -> bool {
         !self.request.options.hard_pin && self.request.options.sample.is_none()
     }
@@ -98,11 +99,11 @@ enum Pending {
     Write(usize),
     Commit(SegmentId, Vec<usize>),
     Publish(Vec<usize>),
-    /// The answer matters to nobody.
+    /// The reply does not matter.
     Abort,
 }
 
-/// A batch of puts under way.
+/// A batch of puts in progress.
 #[derive(Debug)]
 pub struct Put {
     items: Vec<Item>,
@@ -111,7 +112,7 @@ pub struct Put {
     next_id: u64,
     avoid: BTreeSet<SegmentId>,
     nodes: BTreeMap<SegmentId, NodeInfo>,
-    /// Nodes that the master tells what is published there.
+    /// Nodes at which objects can be published.
     same_host: BTreeSet<SegmentId>,
     to_reserve: Vec<usize>,
     to_publish: Vec<usize>,
@@ -122,7 +123,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Begins. At most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items.
+    /// A session of at most [`BATCH_ITEMS_MAX`](tiffin_types::BATCH_ITEMS_MAX) items.
     #[must_use]
     pub fn new(requests: Vec<PutRequest>) -> Self {
         let item = |request| Item {
@@ -158,33 +159,33 @@ impl Put {
         put
     }
 
-    /// Lets the master wait that long for room, where there is none.
+    /// Lets the master wait that long for space, if there is none.
     #[must_use]
     pub fn waiting(self, wait_ms: u64) -> Self {
         Self { wait_ms, ..self }
     }
 
-    /// Lets the master wait that long for the nodes to confirm that replaced objects are gone.
+    /// Lets the master wait that long for the nodes to confirm the retire of replaced objects.
     #[must_use]
     pub fn confirming(self, confirm_ms: u64) -> Self {
         Self { confirm_ms, ..self }
     }
 
-    /// These nodes run on the master's host: see
+    /// These nodes are known to be on the master's host: see
     /// [`Reserved::same_host`](tiffin_types::message::Reserved::same_host).
     #[must_use]
     pub fn publishing(self, same_host: BTreeSet<SegmentId>) -> Self {
         Self { same_host, ..self }
     }
 
-    /// The next thing to do. `None` while results are awaited, or when all is done.
+    /// The next need. `None` while the session waits for results, or when all is done.
     #[must_use]
     pub fn poll(&mut self) -> Option<Need> {
         self.plan();
         self.needs.pop_front()
     }
 
-    /// Whether every outcome is known and nothing is under way.
+    /// Whether every outcome is known and nothing is in progress.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.pending.is_empty() && self.needs.is_empty() && self.items.iter().all(|it| it.outcome.is_some())
@@ -196,15 +197,15 @@ impl Put {
         self.nodes.get(&segment)
     }
 
-    /// Reservations that are neither committed nor given back yet: what the client knows that it holds.
+    /// Reservations that are neither committed nor released: those that the client knows to hold.
     pub fn reserved(&self) -> impl Iterator<Item = Location> + '_ {
         self.items
             .iter()
             .flat_map(|item| item.writing.values().map(|it| it.location).chain(item.written.iter().copied()))
     }
 
-    /// Whether the home node is asked about an object as soon as this one copy of it is written. Then its
-    /// bytes may as well come with the question.
+    /// Whether the home node receives a commit as soon as this one copy is written. Then the bytes can be
+    /// sent inside the commit.
     #[must_use]
     pub fn is_asked_next(&self, item: usize, segment: SegmentId) -> bool {
         self.items.get(item).is_some_and(|it| {
@@ -214,18 +215,18 @@ impl Put {
         })
     }
 
-    /// The outcomes, in the order asked. An item that the shell gave up on is `Unreachable`.
+    /// The outcomes, in the order of the requests. An item that the shell gave up is `Unreachable`.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<PutOutcome> {
         let gave_up = || PutOutcome::Unreachable(Unreached::Other("the deadline passed first"));
         self.items.into_iter().map(|it| it.outcome.unwrap_or_else(gave_up)).collect()
     }
 
-    /// A call was answered, or not.
+    /// A call has a reply, or failed.
     pub fn replied(&mut self, id: NeedId, result: Result<Reply, CallFailure>) {
         match (self.pending.remove(&id), result) {
             (Some(Pending::Reserve(items)), Ok(Reply::Reserved(reserved))) => {
-                // What is said of a node now counts.
+                // The latest reply about a node counts.
                 reserved.nodes.iter().for_each(|it| _ = self.same_host.remove(&it.segment));
                 self.same_host.extend(reserved.same_host);
                 self.nodes.extend(reserved.nodes.into_iter().map(|it| (it.segment, it)));
@@ -247,7 +248,7 @@ impl Put {
                     }
                 }
             }
-            // The home node knows what became of it, or finds out.
+            // The home node knows the outcome, or asks the master.
             (Some(Pending::Publish(items)), _) => items.into_iter().for_each(|index| self.commit(index)),
             (Some(Pending::Reserve(items)), failed) => {
                 let outcome = failure(id, failed);
@@ -286,11 +287,11 @@ impl Put {
                 self.to_publish.push(index)
             }
             [_, ..] => self.commit(index),
-            [] => self.again(index, "no node that had room could be reached"),
+            [] => self.again(index, "no node with space could be reached"),
         }
     }
 
-    /// The home node is to be asked.
+    /// Adds the item to the next commit of its home node.
     fn commit(&mut self, index: usize) {
         let home = self.items.get(index).and_then(|it| it.written.first());
         if let Some(home) = home {
@@ -333,14 +334,14 @@ impl Put {
             CommitOutcome::Exists(generation) => PutOutcome::Exists(generation),
             CommitOutcome::Stale => {
                 self.abort_others(index);
-                return self.again(index, "the reservation was given up by its node");
+                return self.again(index, "the node gave up the reservation");
             }
         };
         item.written.clear();
         item.outcome = Some(outcome);
     }
 
-    /// The home node did not answer. Asking it again is safe: the same stamp has the same answer.
+    /// The home node did not reply. Repeating the commit is safe: the same stamp has the same outcome.
     fn commit_failed(&mut self, home: SegmentId, items: Vec<usize>, outcome: &PutOutcome) {
         for index in items {
             let Some(item) = self.items.get_mut(index) else { continue };
@@ -354,16 +355,16 @@ impl Put {
         }
     }
 
-    /// What was taken for written is not: its room is given back.
+    /// The bytes were not written after all: releases the reservations.
     fn unwritten(&mut self, index: usize) {
         let Some(item) = self.items.get_mut(index) else { return };
         for location in item.written.drain(..) {
             self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
         }
-        self.again(index, "no node that had room could be reached");
+        self.again(index, "no node with space could be reached");
     }
 
-    /// Starts an item over, unless it was tried often enough.
+    /// Starts an item again, unless it has reached the maximum number of attempts.
     fn again(&mut self, index: usize, why: &'static str) {
         let Some(item) = self.items.get_mut(index) else { return };
         item.tries += 1;
@@ -387,7 +388,7 @@ impl Put {
         }
     }
 
-    /// Turns what has gathered into calls, one per peer.
+    /// Turns the collected work into calls, one per peer.
     fn plan(&mut self) {
         for (segment, slot_refs) in std::mem::take(&mut self.to_abort) {
             self.ask_node(segment, ClientToNode::Abort(slot_refs), Pending::Abort);
@@ -460,7 +461,7 @@ impl Put {
 fn failure(id: NeedId, result: Result<Reply, CallFailure>) -> PutOutcome {
     match result {
         Ok(Reply::Refused(refusal)) | Err(CallFailure::Refused(refusal)) => PutOutcome::Refused(refusal),
-        Ok(_) => PutOutcome::Unreachable(Unreached::Other("the answer does not fit the question")),
+        Ok(_) => PutOutcome::Unreachable(Unreached::Other("the reply does not match the request")),
         Err(CallFailure::Unreachable | CallFailure::Unwritten) => {
             PutOutcome::Unreachable(Unreached::Call(id))
         }

@@ -1,4 +1,4 @@
-//! The client's rules: what a put or get does when peers fail, step by step.
+//! Tests of puts and gets: each step when peers fail.
 
 use std::collections::BTreeSet;
 
@@ -102,7 +102,7 @@ fn read(need: Option<Need>) -> (NeedId, Location) {
 }
 
 #[test]
-fn a_batch_is_one_message_to_each_peer() {
+fn batch_is_one_message_to_each_peer() {
     let mut put = put_of(2);
     let (id, request) = to_master(put.poll());
     assert!(matches!(&request, ClientToMaster::Reserve(it) if it.items.len() == 2));
@@ -130,7 +130,7 @@ fn a_batch_is_one_message_to_each_peer() {
 }
 
 #[test]
-fn bytes_may_go_with_the_question_that_follows_their_write() {
+fn bytes_may_be_sent_inside_the_next_commit() {
     let same_host = |same_host| {
         let reservations = vec![
             space(&[location(1, 1)]),
@@ -146,19 +146,19 @@ fn bytes_may_go_with_the_question_that_follows_their_write() {
         requests[1].options.hard_pin = true;
         let mut put = Put::new(requests);
         let id = asked(put.poll());
-        assert!(!put.is_asked_next(0, SegmentId(1)), "there is no room yet");
+        assert!(!put.is_asked_next(0, SegmentId(1)), "nothing is reserved yet");
         put.replied(id, same_host);
         let asked_next = [0, 1, 2].map(|item| put.is_asked_next(item, SegmentId(1)));
         assert_eq!(asked_next, expected);
         let (id, ..) = write(put.poll());
         put.written(id, WriteResult::Written);
-        assert!(!put.is_asked_next(0, SegmentId(1)), "it is written");
-        assert!(!put.is_asked_next(9, SegmentId(1)), "there is no such thing");
+        assert!(!put.is_asked_next(0, SegmentId(1)), "the copy is written");
+        assert!(!put.is_asked_next(9, SegmentId(1)), "there is no such item");
     }
 }
 
 #[test]
-fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_committed() {
+fn unsettled_publications_are_committed() {
     let same_host =
         |items| Ok(Reply::Reserved(Reserved { items, same_host: vec![SegmentId(1)], ..Reserved::default() }));
     let outcome = || CommitOutcome::Stored(GENERATION);
@@ -187,7 +187,7 @@ fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_commi
             let (id, segment, request) = to_node(put.poll());
             assert_eq!(segment, SegmentId(1));
             assert!(matches!(&request, ClientToNode::Commit(it) if it.items.len() == left), "{answer:?}");
-            assert_eq!(put.reserved().count(), left, "they are still its own");
+            assert_eq!(put.reserved().count(), left, "they are still reserved");
             put.replied(id, Ok(Reply::Committed(vec![outcome(); left])));
         }
         assert!(put.is_done() && put.poll().is_none(), "{answer:?}");
@@ -196,7 +196,7 @@ fn what_lies_near_the_master_is_published_and_what_that_does_not_settle_is_commi
 }
 
 #[test]
-fn what_has_marks_or_several_copies_is_committed() {
+fn attributes_or_several_copies_need_a_commit() {
     let marked = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
     let plain = PutOptions { replicas: 2, ..PutOptions::default() };
     for (options, ready) in [(marked, vec![location(1, 1)]), (plain, vec![location(1, 1), location(2, 2)])] {
@@ -210,7 +210,7 @@ fn what_has_marks_or_several_copies_is_committed() {
 }
 
 #[test]
-fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
+fn put_uses_another_node_after_a_failed_write() {
     let mut put = put_of(1);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1)])]));
@@ -224,7 +224,7 @@ fn a_put_whose_node_cannot_be_written_goes_elsewhere() {
 }
 
 #[test]
-fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
+fn put_uses_another_node_after_an_unsent_commit() {
     let mut put = put_of(1);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1)])]));
@@ -240,7 +240,7 @@ fn a_put_whose_bytes_do_not_get_there_with_the_question_goes_elsewhere() {
 }
 
 #[test]
-fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
+fn failed_copy_is_released_and_others_are_committed() {
     let mut put = put_of(1);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1), location(2, 2)])]));
@@ -257,7 +257,7 @@ fn a_copy_that_fails_is_given_back_and_the_others_are_committed() {
 }
 
 #[test]
-fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
+fn commit_without_reply_is_repeated_with_the_stamp() {
     let mut put = put_of(1);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1)])]));
@@ -268,11 +268,14 @@ fn a_commit_without_an_answer_is_asked_again_with_the_same_stamp() {
     let again = to_node(put.poll());
     assert_eq!((again.1, &again.2), (segment, &request));
     put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
-    assert!(matches!(to_master(put.poll()).1, ClientToMaster::Reserve(_)), "a stale reservation starts over");
+    assert!(
+        matches!(to_master(put.poll()).1, ClientToMaster::Reserve(_)),
+        "a stale reservation is reserved again"
+    );
 }
 
 #[test]
-fn an_item_with_room_begins_with_its_bytes_and_the_others_reserve() {
+fn item_with_reserved_space_starts_with_its_write() {
     let mut put = Put::new(vec![request(0, &[location(1, 1), location(2, 2)]), request(1, &[])]);
     assert_eq!(put.reserved().collect::<Vec<_>>(), [location(1, 1), location(2, 2)]);
     let writes = [write(put.poll()), write(put.poll())];
@@ -291,7 +294,7 @@ fn an_item_with_room_begins_with_its_bytes_and_the_others_reserve() {
 }
 
 #[test]
-fn room_that_is_gone_when_it_is_needed_is_reserved_anew() {
+fn stale_reserved_space_is_reserved_again() {
     for is_written in [true, false] {
         let mut put = Put::new(vec![request(0, &[location(1, 1)])]);
         let (id, ..) = write(put.poll());
@@ -311,7 +314,7 @@ fn room_that_is_gone_when_it_is_needed_is_reserved_anew() {
 }
 
 #[test]
-fn a_put_gives_up_in_the_end() {
+fn put_has_a_maximum_number_of_attempts() {
     let mut put = put_of(1);
     for _ in 0..100 {
         match put.poll() {
@@ -329,7 +332,7 @@ fn a_put_gives_up_in_the_end() {
 }
 
 #[test]
-fn full_is_an_outcome_and_so_is_a_deadline() {
+fn full_and_deadline_are_outcomes() {
     let mut put = put_of(2);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![ReserveOutcome::Full(Full::default()), space(&[location(1, 1)])]));
@@ -341,7 +344,7 @@ fn full_is_an_outcome_and_so_is_a_deadline() {
 }
 
 #[test]
-fn the_nearest_copy_is_read_and_the_next_one_when_it_fails() {
+fn closest_copy_is_read_and_the_next_after_a_failure() {
     let mut get = get_of_one();
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(2, 2), location(1, 1)])));
@@ -356,7 +359,7 @@ fn the_nearest_copy_is_read_and_the_next_one_when_it_fails() {
 }
 
 #[test]
-fn a_changed_stamp_resolves_again_and_may_find_nothing() {
+fn changed_stamp_resolves_again() {
     let mut get = get_of_one();
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
@@ -368,7 +371,7 @@ fn a_changed_stamp_resolves_again_and_may_find_nothing() {
 }
 
 #[test]
-fn an_object_that_never_holds_still_is_contended() {
+fn constantly_replaced_object_is_contended() {
     let mut get = get_of_one();
     while let Some(need) = get.poll() {
         match need {
@@ -381,7 +384,7 @@ fn an_object_that_never_holds_still_is_contended() {
 }
 
 #[test]
-fn a_small_buffer_and_a_lost_master_are_outcomes() {
+fn small_buffer_and_lost_master_are_outcomes() {
     let mut get = get_of_one();
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1)])));
@@ -395,7 +398,7 @@ fn a_small_buffer_and_a_lost_master_are_outcomes() {
 }
 
 #[test]
-fn a_hold_is_the_location_without_its_segment() {
+fn hold_is_the_location_without_its_segment() {
     assert_eq!(location(4, 9).slot_ref(), SlotRef { slot: SlotId(0), stamp: Stamp(9) });
 }
 
@@ -406,7 +409,7 @@ fn known_get(replicas: &[Location]) -> Get {
 }
 
 #[test]
-fn a_known_object_is_read_without_asking() {
+fn cached_location_is_read_without_asking() {
     let mut get = known_get(&[location(1, 5)]);
     let Some(Need::Read { id, location: from, len, cached_epoch, .. }) = get.poll() else {
         panic!("no read")
@@ -421,7 +424,7 @@ fn a_known_object_is_read_without_asking() {
 }
 
 #[test]
-fn what_was_known_wrongly_is_asked() {
+fn failed_cached_location_is_resolved() {
     let wrong = [ReadResult::Stale, ReadResult::TooSmall, ReadResult::Unreachable("gone".into())];
     for result in wrong {
         let mut get = known_get(&[location(1, 5)]);
@@ -429,7 +432,7 @@ fn what_was_known_wrongly_is_asked() {
         get.read(id, result);
         let (id, request) = to_master(get.poll());
         assert!(matches!(request, ClientToMaster::Resolve(_)));
-        // The same node may have the new one, and this time it counts for itself.
+        // The same node may have the new one, and this read is not a cached-location read.
         get.replied(id, resolved(found(&[location(1, 6)])));
         let Some(Need::Read { id, cached_epoch, .. }) = get.poll() else { panic!("no read") };
         assert_eq!(cached_epoch, None);
@@ -481,7 +484,7 @@ fn request_for_all_objects_is_the_whole_call() {
     assert_eq!(resolve.part, CallPart::default());
 }
 
-/// Two copies of one object, of which the master told.
+/// Two copies of one object that the master named.
 fn get_of_two_copies() -> (Get, NeedId) {
     let mut get = get_of_one();
     let id = asked(get.poll());
@@ -492,7 +495,7 @@ fn get_of_two_copies() -> (Get, NeedId) {
 }
 
 #[test]
-fn stalled_read_asks_the_next_copy_and_the_first_answer_counts() {
+fn stalled_read_hedges_and_the_first_result_counts() {
     for first_wins in [true, false] {
         let (mut get, first) = get_of_two_copies();
         assert_eq!(get.due_us(), None, "a read that cannot stall is not watched");
@@ -500,13 +503,13 @@ fn stalled_read_asks_the_next_copy_and_the_first_answer_counts() {
         assert_eq!(get.due_us(), Some(1500));
         assert!(get.tick(1499).is_empty() && get.poll().is_none());
         assert_eq!(get.tick(1500), BTreeSet::from([SegmentId(1)]));
-        assert!(get.tick(9999).is_empty(), "once");
+        assert!(get.tick(9999).is_empty(), "reported once");
         let (second, from) = read(get.poll());
         assert_eq!((from, get.reads(0)), (location(2, 2), 2));
         get.watch(second, 1500, 500);
         assert_eq!(get.due_us(), Some(2500), "twice as long as the read before");
         get.read(if first_wins { first } else { second }, ReadResult::Valid);
-        assert!(get.is_done() && get.is_item_done(0), "the other is not needed any more");
+        assert!(get.is_done() && get.is_item_done(0), "the other read is not needed");
         get.read(if first_wins { second } else { first }, ReadResult::Stale);
         assert!(get.poll().is_none());
         assert!(matches!(get.into_outcomes().as_slice(), [GetOutcome::Read(_)]));
@@ -520,7 +523,7 @@ fn failed_hedge_leaves_the_first_read() {
     get.tick(10);
     let (second, _) = read(get.poll());
     get.read(second, ReadResult::Unreachable("gone".into()));
-    assert!(!get.is_done() && get.poll().is_none(), "the first may still come");
+    assert!(!get.is_done() && get.poll().is_none(), "the first may still complete");
     get.read(first, ReadResult::Unreachable("gone".into()));
     assert_eq!(get.into_outcomes(), [GetOutcome::Unavailable(vec!["n1".into(), "n2".into()])]);
 }
@@ -534,10 +537,10 @@ fn only_copy_is_waited_for() {
     get.watch(id, 0, 10);
     assert_eq!(get.tick(10), BTreeSet::from([SegmentId(1)]));
     assert!(get.poll().is_none() && get.due_us().is_none());
-    assert!(get.progressed(id, 500), "it was stalled before");
+    assert!(get.progressed(id, 500), "the read was stalled before");
     assert_eq!(get.due_us(), Some(510));
     get.tick(510);
-    assert!(get.poll().is_none(), "and is not stopped");
+    assert!(get.poll().is_none(), "the read is not stopped");
     get.read(id, ReadResult::Valid);
     assert!(get.is_done());
 }
@@ -550,21 +553,21 @@ fn read_that_stalls_in_the_middle_is_stopped_first() {
     assert!(get.tick(18).is_empty(), "bytes arrived");
     assert_eq!(get.tick(19), BTreeSet::from([SegmentId(1)]));
     assert_eq!(get.poll(), Some(Need::Stop { id: first }));
-    assert!(get.poll().is_none(), "nobody else may use the buffer before");
+    assert!(get.poll().is_none(), "no other read may use the buffer before");
     get.read(first, ReadResult::Yielded);
     let (second, from) = read(get.poll());
     assert_eq!(from, location(2, 2));
     get.watch(second, 20, 10);
     get.progressed(second, 25);
     get.tick(100);
-    assert_eq!(get.poll(), Some(Need::Stop { id: second }), "the first is tried again");
+    assert_eq!(get.poll(), Some(Need::Stop { id: second }), "the first copy is tried again");
     get.read(second, ReadResult::Yielded);
     let (third, from) = read(get.poll());
     assert_eq!(from, location(1, 1));
     get.watch(third, 100, 10);
     get.progressed(third, 101);
     get.tick(1000);
-    assert!(get.poll().is_none(), "one read must come to its end");
+    assert!(get.poll().is_none(), "one read must complete");
     get.read(third, ReadResult::Valid);
     assert!(get.is_done());
 }
@@ -583,7 +586,7 @@ fn read_that_lost_its_buffer_is_tried_again_if_the_other_fails() {
 }
 
 #[test]
-fn stalled_read_at_a_known_place_asks_the_master() {
+fn stalled_cached_location_read_asks_the_master() {
     let mut get = known_get(&[location(1, 5)]);
     let (first, _) = read(get.poll());
     get.watch(first, 0, 10);
@@ -593,18 +596,18 @@ fn stalled_read_at_a_known_place_asks_the_master() {
     let Some(Need::Read { id: second, location: from, cached_epoch, .. }) = get.poll() else {
         panic!("no read")
     };
-    assert_eq!((from, cached_epoch), (location(2, 6), None), "the first is being read");
+    assert_eq!((from, cached_epoch), (location(2, 6), None), "the first copy is being read");
     assert!(get.poll().is_none());
     get.read(first, ReadResult::Stale);
     let id = asked(get.poll());
     get.replied(id, resolved(ResolveOutcome::Absent));
-    assert!(get.is_done(), "the master says that it is gone");
+    assert!(get.is_done(), "the master says that it does not exist");
     get.read(second, ReadResult::Valid);
     assert_eq!(get.into_outcomes(), [GetOutcome::Absent]);
 }
 
 #[test]
-fn lost_master_does_not_end_a_read_under_way() {
+fn lost_master_does_not_end_a_read_in_progress() {
     for result in [ReadResult::Valid, ReadResult::Unreachable("gone".into())] {
         let mut get = known_get(&[location(1, 5)]);
         let (first, _) = read(get.poll());
@@ -625,7 +628,7 @@ fn lost_master_does_not_end_a_read_under_way() {
 }
 
 #[test]
-fn older_generation_does_not_count_after_a_newer_was_told() {
+fn older_generation_is_ignored_after_a_newer_one() {
     let mut get = known_get(&[location(1, 5)]);
     let (first, _) = read(get.poll());
     get.watch(first, 0, 10);
@@ -643,13 +646,13 @@ fn older_generation_does_not_count_after_a_newer_was_told() {
 }
 
 #[test]
-fn slow_nodes_are_asked_last() {
+fn slow_nodes_are_used_last() {
     let slow = BTreeSet::from([SegmentId(1)]);
     let mut get = get_of_one().avoiding(slow.clone());
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
     let (id, from) = read(get.poll());
-    assert_eq!(from, location(2, 2), "although it is further away");
+    assert_eq!(from, location(2, 2), "although it is at a greater distance");
     get.read(id, ReadResult::Unreachable("gone".into()));
     assert_eq!(read(get.poll()).1, location(1, 1));
 
@@ -659,9 +662,9 @@ fn slow_nodes_are_asked_last() {
     assert_eq!(read(get.poll()).1, location(1, 1), "it has the only copy");
 
     let mut get = known_get(&[location(2, 6), location(1, 5)]).avoiding(slow.clone());
-    assert_eq!(read(get.poll()).1, location(2, 6), "of two that are known");
+    assert_eq!(read(get.poll()).1, location(2, 6), "the other of two cached copies");
     let mut get = known_get(&[location(1, 5)]).avoiding(slow);
-    // The master may know of another copy.
+    // The master may know another copy.
     to_master(get.poll());
 }
 
@@ -680,24 +683,24 @@ fn third_copy_is_tried_when_the_hedge_fails() {
     assert_eq!(from, location(3, 3), "the first is stalled");
     assert!(!get.progressed(third, 11) && get.progressed(first, 12));
     get.read(third, ReadResult::Yielded);
-    assert!(get.poll().is_none(), "the first goes on, and has the buffer");
+    assert!(get.poll().is_none(), "the first continues, and owns the buffer");
     get.read(first, ReadResult::Valid);
     assert!(get.is_done());
 }
 
 #[test]
-fn only_the_wanted_generation_is_read() {
+fn only_the_requested_generation_is_read() {
     let newer = Generation { counter: GENERATION.counter + 1, ..GENERATION };
     let slow = BTreeSet::from([SegmentId(1)]);
     let mut get = known_get(&[location(1, 5)]).avoiding(slow).of_generation();
     let Some(Need::Read { id, cached_epoch, .. }) = get.poll() else { panic!("no read") };
-    assert_eq!(cached_epoch, None, "the master said where it lies, and all of its copies");
+    assert_eq!(cached_epoch, None, "the locations are from the master");
     get.read(id, ReadResult::Stale);
     let (id, request) = to_master(get.poll());
     assert!(matches!(request, ClientToMaster::Resolve(it) if !it.touch && !it.lease && it.wait_ms == 0));
     get.replied(id, resolved(found(&[location(2, 7)])));
     let (id, from) = read(get.poll());
-    assert_eq!(from, location(2, 7), "it has moved");
+    assert_eq!(from, location(2, 7), "the copy has moved");
     get.read(id, ReadResult::Stale);
     let id = asked(get.poll());
     let other = Found { generation: newer, len: 7, replicas: vec![location(2, 8)], ..Found::default() };

@@ -1,13 +1,13 @@
 //! The views that a client has at one node, so that each of them ends exactly once.
 //!
-//! The node counts views per object, and a message that begins or ends one may be lost with its connection,
-//! or its answer. The client cannot tell. So the first message on a new connection lists all views that the
-//! client has ([`KeepViews`](tiffin_types::message::ClientToNode::KeepViews)), and the node ends the others.
-//! Messages of the old connection do not count any more once the new one is open.
+//! The node counts views per object. A message that begins or ends one, or its reply, may be lost with its
+//! connection, and the client cannot tell. So the first message on a new connection lists all views of the
+//! client ([`KeepViews`](tiffin_types::message::ClientToNode::KeepViews)), and the node ends the others. Once
+//! the new connection is open, messages of the old one no longer count.
 //!
-//! **Invariant:** a view counts only if it was listed on the connection that is open, or began on it.
-//! **Invariant:** a view that was not listed is not ended again: that would be the end of another view of the
-//! same object.
+//! **Invariant:** a view counts only if it was listed on the open connection, or began on it.
+//! **Invariant:** a view that was not listed is not ended again: that would end another view of the same
+//! object.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct Views {
     /// The number of the connection on which they were listed.
     connection: u64,
     held: BTreeMap<SlotRef, u32>,
-    /// Views that ended, of which the node has not been told.
+    /// Views that ended, and that the node has not been informed of.
     ends: Vec<SlotRef>,
     sabotage: Sabotage,
 }
@@ -79,7 +79,7 @@ impl Views {
         if connection == self.connection { std::mem::take(&mut self.ends) } else { Vec::new() }
     }
 
-    /// Whether nothing is in view.
+    /// Whether there are no views.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()

@@ -4,15 +4,16 @@
 //! the work; the others get the reason why they need not. Only the token ends the work, exactly once, on
 //! every path: [`Throttle::finish`].
 //!
-//! The rules, with the ids that the tests use:
+//! The rules, by the names that the checks and mutants use:
 //!
-//! - T1: a reserved key reaches exactly one end. Work that its token does not end is ended by its deadline
-//!   ([`Throttle::take_late`]), and then the token has no effect any more.
-//! - T2: results expire, work in flight does not.
-//! - T4: only the token ends its work; a caller that got "running" cannot.
-//! - T5: a failure has an expiry time of its own, and is not a success.
-//! - T7: pressure is a state of each pool of memory. All callers see it, and other pools are not affected.
-//! - T11: keys and bytes in flight are bounded, and expiry touches only keys that are due.
+//! - *one end*: a reserved key reaches exactly one end. Work that its token does not end is ended by its
+//!   deadline ([`Throttle::take_late`]), and then the token has no effect any more.
+//! - *expiry*: results expire, work in flight does not.
+//! - *token*: only the token ends its work; a caller that got "running" cannot.
+//! - *failure*: a failure has its own expiry time, and is not a success.
+//! - *pressure*: pressure is a state of each pool of memory. All callers see it, and other pools are not
+//!   affected.
+//! - *bounds*: keys and bytes in flight are bounded, and expiry touches only keys that are due.
 //!
 //! No clock, no random numbers, no I/O, no iteration over a hash map: the same calls give the same answers.
 
@@ -237,25 +238,25 @@ impl<K: Ord + Clone> Throttle<K> {
                     bytes += key_bytes;
                     running += 1;
                     if self.tokens.get(token) != Some(key) {
-                        return Err(format!("T4: token {token} belongs to another key"));
+                        return Err(format!("token: token {token} belongs to another key"));
                     }
                     *until
                 }
                 State::Ended { until, .. } => *until,
             };
             if !self.due.contains(&(until, key.clone())) {
-                return Err("T2: a key never expires".to_owned());
+                return Err("expiry: a key never expires".to_owned());
             }
         }
         if (running, bytes, self.keys.len()) != (self.tokens.len(), self.bytes, self.due.len()) {
             return Err(format!(
-                "T1: {running} keys of {bytes} bytes run, {} tokens of {} bytes exist",
+                "one end: {running} keys of {bytes} bytes run, {} tokens of {} bytes exist",
                 self.tokens.len(),
                 self.bytes
             ));
         }
         if running > self.config.keys_max || (running > 1 && bytes > self.config.bytes_max) {
-            return Err(format!("T11: {running} keys of {bytes} bytes are in flight"));
+            return Err(format!("bounds: {running} keys of {bytes} bytes are in flight"));
         }
         Ok(())
     }

@@ -6,16 +6,16 @@ tiffin_sabotage::variants! {
     /// Every mutant.
     ALL {
         /// A second caller gets a token, too.
-        RunTwice: "T4";
+        RunTwice: "token: only the token ends its work";
         /// Pressure is ignored.
-        IgnoreCooldown: "T7";
+        IgnoreCooldown: "pressure: all callers see it";
         /// Pressure of one pool affects all.
-        PressEverywhere: "T7: of one pool";
+        PressEverywhere: "pressure: other pools are not affected";
         /// There are no limits.
-        NoBounds: "T11";
+        NoBounds: "bounds: work in flight is bounded";
         /// A failure is recorded as a success.
-        FailureIsSuccess: "T5";
+        FailureIsSuccess: "failure: a failure is not a success";
         /// Work in flight expires.
-        ForgetRunning: "T2";
+        ForgetRunning: "expiry: work in flight does not expire";
     }
 }

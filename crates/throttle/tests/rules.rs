@@ -179,7 +179,7 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
 }
 
 #[test]
-fn the_rules_hold_after_every_step() {
+fn rules_hold_after_every_step() {
     for seed in 0..200 {
         run(seed, Sabotage::None).unwrap();
     }

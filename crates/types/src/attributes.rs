@@ -1,5 +1,5 @@
-//! What is written beside an object's name, so that it outlives the master: who pins it and, if it is a
-//! sample, how it is to be consumed and by whom it has been.
+//! The attributes that members store with an object's name, so that they survive the master: its pins and,
+//! if it is a sample, its consumption state.
 //!
 //! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian,
 //! UTF-8.
@@ -14,29 +14,29 @@ const ACKED: u8 = 5;
 const STREAM: u8 = 6;
 const ELSEWHERE: u8 = 7;
 
-/// The most bytes of one sample that may lie elsewhere.
+/// Maximum number of bytes of one sample that are stored elsewhere.
 const ELSEWHERE_MAX: u64 = 1 << 44;
 
 /// How a sample is consumed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Consumption {
-    /// By whoever acknowledges it first; it is gone then.
+    /// By the first group that acknowledges it; then it is removed.
     #[default]
     Once,
-    /// By each of these groups once; it is gone after the last.
+    /// By each of these groups once; it is removed after the last.
     Groups(Vec<String>),
-    /// By anybody, any number of times, until it is deleted.
+    /// By any group, any number of times, until it is deleted.
     Retained,
 }
 
-/// The lasting part of a sample's state.
+/// The durable part of a sample's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleAttributes {
     /// How it is consumed.
     pub consumption: Consumption,
-    /// The groups that have.
+    /// The groups that have acknowledged it.
     pub acked: Vec<String>,
-    /// The stream that it is in; none if empty.
+    /// The stream that it belongs to; empty if none.
     pub stream: String,
     /// See [`PutOptions::elsewhere`].
     pub elsewhere: u64,
@@ -54,17 +54,17 @@ impl SampleAttributes {
     }
 }
 
-/// See the module.
+/// The attributes of an object; see the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// The owners of its hard pins, each once. The empty name is an owner too.
+    /// The owners of its hard pins, each once. The empty name is a valid owner.
     pub pins: Vec<String>,
     /// It is a sample: never evicted before it is consumed.
     pub sample: Option<SampleAttributes>,
 }
 
 impl Attributes {
-    /// What a put asks for.
+    /// The attributes that a put requests.
     #[must_use]
     pub fn of(options: &PutOptions) -> Self {
         let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
@@ -77,7 +77,7 @@ impl Attributes {
         Self { pins, sample }
     }
 
-    /// What is wrong with the marks that a put asks for, if anything is.
+    /// What is wrong with the attributes that a put requests, if anything.
     #[must_use]
     pub fn problem(options: &PutOptions) -> Option<String> {
         let too_long = |name: &String| name.len() > OWNER_BYTES_MAX;
@@ -95,13 +95,16 @@ impl Attributes {
         }
         if options.elsewhere > ELSEWHERE_MAX || options.elsewhere > 0 && options.sample.is_none() {
             return Some(format!(
-                "{} bytes elsewhere: only a sample has some, and no more than {ELSEWHERE_MAX}",
+                "{} bytes elsewhere: only a sample may have them, at most {ELSEWHERE_MAX}",
                 options.elsewhere
             ));
         }
         let Some(Consumption::Groups(groups)) = &options.sample else { return None };
         if groups.is_empty() || groups.len() > ATTRIBUTES_MAX {
-            return Some(format!("{} consumer groups: there must be 1 to {ATTRIBUTES_MAX}", groups.len()));
+            return Some(format!(
+                "{} consumer groups: the number must be 1 to {ATTRIBUTES_MAX}",
+                groups.len()
+            ));
         }
         let bad = groups
             .iter()
@@ -110,7 +113,7 @@ impl Attributes {
         bad.map(|(_, name)| format!("the consumer group `{name}` is named twice, or its name is too long"))
     }
 
-    /// Whether eviction must leave the object alone.
+    /// Whether the object must not be evicted.
     #[must_use]
     pub fn protect(&self) -> bool {
         !self.pins.is_empty() || self.sample.is_some()
@@ -137,7 +140,7 @@ impl Attributes {
         bytes
     }
 
-    /// Reads the bytes back; `None` if they are no such list.
+    /// Decodes the bytes; `None` if they are invalid.
     #[must_use]
     pub fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         let mut attributes = Self::default();
@@ -179,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_read_back_as_they_were_written() {
+    fn attributes_decode_to_what_was_encoded() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         let sample = |consumption, acked: &[&str]| {
             Some(SampleAttributes { consumption, acked: group(acked), ..SampleAttributes::default() })
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_that_make_no_sense_are_named() {
+    fn invalid_attributes_are_reported() {
         let groups = |names: &[&str]| PutOptions {
             sample: Some(Consumption::Groups(names.iter().map(|it| (*it).to_owned()).collect())),
             ..PutOptions::default()
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_marks_are_refused() {
+    fn invalid_bytes_are_rejected() {
         let bad = [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
         for bytes in bad.into_iter().chain([&[7, 1, 0, 0, 0, b'x'][..]]) {
             assert_eq!(Attributes::from_bytes(bytes), None);

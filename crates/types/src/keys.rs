@@ -1,56 +1,56 @@
-//! Many names in one piece of memory.
+//! Many names in one buffer.
 //!
-//! A question about many objects needs their names once, and nobody keeps them. A [`Key`] of its own for each
-//! would cost an allocation on either side, which is most of what such a question costs.
+//! A request about many objects needs their names once, and they are not kept. A separate [`Key`] for each
+//! would cost one allocation on both sides, which is most of the cost of such a request.
 //!
-//! **Invariant:** every name in it is as a [`Key`] is: neither empty nor longer than
+//! **Invariant:** every name is valid as a [`Key`]: neither empty nor longer than
 //! [`KEY_BYTES_MAX`](crate::KEY_BYTES_MAX).
 
 use std::fmt;
 
 use crate::{Key, KeyError};
 
-/// Names in order, one behind the other.
+/// Names in order, in one buffer.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys {
     bytes: Vec<u8>,
-    /// Where each one ends.
+    /// The end of each name.
     ends: Vec<usize>,
 }
 
 impl Keys {
-    /// None yet, with room for so many of so many bytes in all.
+    /// An empty list with capacity for `keys` names of `bytes` bytes in total.
     #[must_use]
     pub fn with_capacity(keys: usize, bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(keys) }
     }
 
-    /// Adds a name behind the others; one that no object can have is not added.
+    /// Appends a name; fails if it is not a valid key.
     pub fn push(&mut self, name: &[u8]) -> Result<(), KeyError> {
         Key::check(name)?;
         self.add(name);
         Ok(())
     }
 
-    /// How many there are.
+    /// Number of names.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// There are none.
+    /// Whether there are no names.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// How long they are together.
+    /// Total length of the names.
     #[must_use]
     pub fn bytes_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// One of them, counted from zero.
+    /// The name at an index.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         let end = *self.ends.get(index)?;
@@ -58,7 +58,7 @@ impl Keys {
         self.bytes.get(start..end)
     }
 
-    /// Those at these places, in that order.
+    /// The names at these indices, in that order.
     #[must_use]
     pub fn pick(&self, places: &[usize]) -> Self {
         let names = || places.iter().filter_map(|&place| self.get(place));
@@ -67,7 +67,7 @@ impl Keys {
         picked
     }
 
-    /// All of them, in order.
+    /// All names, in order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> + Clone {
         let mut start = 0;
@@ -105,7 +105,7 @@ mod tests {
     use crate::KEY_BYTES_MAX;
 
     #[test]
-    fn names_come_out_as_they_went_in() {
+    fn names_are_returned_in_order() {
         let mut keys = Keys::default();
         for name in [&b"a"[..], b"bcd", b"ef"] {
             keys.push(name).unwrap();

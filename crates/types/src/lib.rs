@@ -19,43 +19,43 @@ use std::sync::Arc;
 
 pub use keys::Keys;
 
-/// The longest key, in bytes.
+/// Maximum length of a key, in bytes.
 pub const KEY_BYTES_MAX: usize = 1 << 20;
-/// The longest namespace name, in bytes.
+/// Maximum length of a namespace name, in bytes.
 pub const NAMESPACE_BYTES_MAX: usize = 128;
-/// The most items one batch may hold.
+/// Maximum number of items in one batch.
 pub const BATCH_ITEMS_MAX: usize = 1 << 16;
-/// The most copies of one object.
+/// Maximum number of copies of one object.
 pub const REPLICAS_MAX: u32 = 16;
-/// The most pieces an object may be cut into on one node.
+/// Maximum number of extents of one object on one node.
 pub const EXTENTS_MAX: usize = 1 << 16;
-/// The most pieces that one answer of a node names, over all of its objects: messages are bounded.
+/// Maximum number of extents in one reply of a node, over all of its objects: messages are bounded.
 pub const ANSWER_EXTENTS_MAX: usize = 1 << 20;
 /// Objects start at multiples of this, so that copies are aligned.
 pub const EXTENT_ALIGN: u64 = 64;
-/// The longest name of a pin's owner or of a consumer group, in bytes.
+/// Maximum length of the name of a pin's owner or a consumer group, in bytes.
 pub const OWNER_BYTES_MAX: usize = 256;
-/// The most consumer groups of a sample, and the most pins of an object.
+/// Maximum number of consumer groups of a sample, and of pins of an object.
 pub const ATTRIBUTES_MAX: usize = 64;
-/// The most clients that an answer names of those who look at something.
+/// Maximum number of clients that a reply names as viewers.
 pub const VIEWERS_MAX: usize = 16;
-/// The namespace of a client that names none.
+/// The namespace of a client that does not name one.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
-/// Milliseconds since the shell started. Only differences mean anything.
+/// Milliseconds since the shell started. Only differences are meaningful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tick(pub u64);
 
 impl Tick {
-    /// This moment, `ms` milliseconds on.
+    /// This time plus `ms` milliseconds.
     #[must_use]
     pub fn after(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
 }
 
-/// Names a node's memory. Drawn at random when the segment is made, so that a location can never be
-/// mistaken for one in another segment.
+/// Identifies a node's memory. It is random, so that a location cannot be mistaken for one in another
+/// segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
@@ -65,7 +65,7 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Names one client handle for its whole life, across reconnects. Drawn at random by the client.
+/// Identifies one client handle, across reconnects. The client draws it at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
@@ -75,8 +75,8 @@ impl std::fmt::Display for ClientId {
     }
 }
 
-/// Names one connection of one shell; never reused by that shell. A party that reconnects has a new one,
-/// and whatever still arrives through the old one is ignored.
+/// Identifies one connection of one shell; never reused by that shell. A party that reconnects gets a new
+/// one, and messages that still arrive through the old one are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
@@ -85,7 +85,7 @@ pub struct ConnId(pub u64);
 pub struct RequestId(pub u64);
 
 impl RequestId {
-    /// The bits that are counted up; those above name the lane.
+    /// The bits of the counter; the bits above are the lane.
     const COUNTER_BITS: u32 = 48;
 
     /// The id of a request on a lane of a client. The client's first connection is lane 0.
@@ -107,12 +107,14 @@ impl RequestId {
 pub struct SlotId(pub u32);
 
 impl SlotId {
-    /// The slot of every copy on a disk. A disk has no control segment: the stamp alone says which it is.
+    /// The slot of every copy on a disk. A disk has no control segment: the stamp alone identifies the
+    /// copy.
     pub const DISK: Self = Self(u32::MAX);
 }
 
-/// Names one use of one slot. Only the node writes stamps and it never uses one twice; zero is nobody's.
-/// It is the reader's proof that bytes are still those it asked for, and the writer's fencing token.
+/// Identifies one use of one slot. Only the node writes stamps, and it never uses one twice; zero is not a
+/// stamp. A reader uses it to check that the bytes are still those it asked for; for a writer it is the
+/// fencing token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u64);
 
@@ -124,9 +126,9 @@ impl Stamp {
 /// Which put of a key this is. Later puts have larger generations; none is ever used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation {
-    /// Which life of the master minted it.
+    /// The epoch of the master that assigned it.
     pub epoch: u64,
-    /// Which one in that life.
+    /// The counter within that epoch.
     pub counter: u64,
 }
 
@@ -136,7 +138,7 @@ impl fmt::Display for Generation {
     }
 }
 
-/// Where one replica lies: valid for as long as that slot carries that stamp.
+/// Where one replica is stored: valid while the slot has this stamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The node's memory.
@@ -165,7 +167,7 @@ pub struct SlotRef {
 }
 
 impl SlotRef {
-    /// That copy on a disk.
+    /// A copy on a disk.
     #[must_use]
     pub fn on_disk(stamp: Stamp) -> Self {
         Self { slot: SlotId::DISK, stamp }
@@ -178,34 +180,34 @@ impl SlotRef {
     }
 }
 
-/// A run of bytes in a segment.
+/// A contiguous range of bytes in a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
     /// Distance from the start of the segment.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Extent {
-    /// The first offset behind the run.
+    /// The first offset after the range.
     #[must_use]
     pub fn end(self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 }
 
-/// Room for one replica, until it is committed or given back.
+/// Space for one replica, until it is committed or released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
-    /// Where it lies; the stamp is the writer's token.
+    /// Where it is; the stamp is the writer's token.
     pub location: Location,
-    /// The bytes, in order. Together exactly as many as were asked for.
+    /// The extents, in order. Their total length is exactly the requested one.
     pub extents: Vec<Extent>,
 }
 
-/// The name of an object within its namespace: any bytes, at least one, at most [`KEY_BYTES_MAX`].
-/// Clones share the bytes: a name is written down once and then handed from question to answer.
+/// The name of an object within its namespace: any bytes, at least one, at most [`KEY_BYTES_MAX`]. Clones
+/// share the bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<[u8]>);
 
@@ -254,7 +256,7 @@ impl AsRef<[u8]> for Key {
     }
 }
 
-/// Shows the key as text where it is text, escaped where it is not, and cut where it is long.
+/// Prints text as text, other bytes escaped, and truncates long keys.
 impl fmt::Display for Key {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN_MAX: usize = 120;
@@ -287,14 +289,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_has_at_least_one_byte_and_at_most_the_limit() {
+    fn key_length_is_limited() {
         assert_eq!(Key::new(b""), Err(KeyError::Empty));
         assert!(Key::new(&vec![7; KEY_BYTES_MAX]).is_ok());
         assert_eq!(Key::new(&vec![7; KEY_BYTES_MAX + 1]), Err(KeyError::TooLong(KEY_BYTES_MAX + 1)));
     }
 
     #[test]
-    fn a_key_is_shown_as_text_without_control_characters() {
+    fn key_is_printed_without_control_characters() {
         for (key, shown) in
             [(&b"a\xff\x00b"[..], "a\\xff\\x00b"), ("é\n\u{1b}[31m\u{85}".as_bytes(), "é\\n\\x1b[31m\\u{85}")]
         {
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_order_by_life_then_by_count() {
+    fn generations_order_by_epoch_then_by_counter() {
         let old = Generation { epoch: 1, counter: 9 };
         assert!(old < Generation { epoch: 2, counter: 0 });
         assert!(old < Generation { epoch: 1, counter: 10 });

@@ -1,25 +1,25 @@
-//! From the hash of a name to the number of the object that has it.
+//! Maps the hash of a name to the index of the object that has it.
 //!
-//! Open addressing with linear probing: an entry is eight bytes, half a hash and a number, so that a lookup
-//! costs one cache line where buckets that lie apart from their tags would cost two, and a table grows
-//! without a look at any object. There are many small tables instead of a large one, so that growing never
-//! stops the master for long: the hash chooses the table.
+//! Open addressing with linear probing. An entry has eight bytes, half a hash and an index, so that a
+//! lookup costs one cache line; buckets stored apart from their tags would cost two. A table grows without
+//! access to any object. There are many small tables instead of a large one, so that growing never stops
+//! the master for long: the hash selects the table.
 //!
-//! **Invariant:** between the place that an entry's hash calls for and the place where it is, no place is
-//! empty.
-//! **Invariant:** nobody iterates the entries, so their order decides nothing.
+//! **Invariant:** between the position that an entry's hash selects and the entry's position, no position
+//! is empty.
+//! **Invariant:** the entries are never iterated, so their order has no effect.
 
-/// The number of nothing.
+/// The index that means none.
 pub const NIL: u32 = u32::MAX;
 
-/// How many tables: at ten million objects each has forty thousand, and grows in a millisecond.
+/// Number of tables: with ten million objects each has forty thousand, and grows in a millisecond.
 const TABLES: usize = 256;
-/// What a table has when it gets its first entry.
+/// The size of a table when it gets its first entry.
 const PLACES_MIN: usize = 16;
-/// A place that nobody has: no object has that number.
+/// An empty position: no object has that index.
 const EMPTY: u64 = u64::MAX;
 
-/// See the module.
+/// The map; see the module.
 #[derive(Debug)]
 pub struct Names {
     tables: Box<[Table]>,
@@ -27,7 +27,7 @@ pub struct Names {
 
 #[derive(Clone, Debug, Default)]
 struct Table {
-    /// None, or a power of two of them, at most three quarters taken.
+    /// Empty, or a power of two, at most three quarters full.
     places: Box<[u64]>,
     taken: usize,
 }
@@ -40,14 +40,14 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The object among those with that hash that is the right one.
+    /// The object among those with that hash for which `is` holds.
     pub fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let table = self.tables.get(table_of(hash))?;
         let place = table.probe(hash, is)?;
         table.places.get(place).map(|&entry| entry as u32)
     }
 
-    /// Something of the cache line where the search for that hash begins, so that it is near afterwards.
+    /// Reads the cache line where the search for that hash begins, so that it is in the cache afterwards.
     pub fn warm(&self, hash: u64) -> u64 {
         let table = self.tables.get(table_of(hash));
         table.and_then(|it| it.places.get(hash as usize & it.mask())).copied().unwrap_or(0)
@@ -55,7 +55,7 @@ impl Names {
 
     /// Adds an object under a hash.
     pub fn insert(&mut self, hash: u64, index: u32) {
-        assert!(index != NIL, "there are more objects than numbers for them");
+        assert!(index != NIL, "too many objects for 32-bit indices");
         let Some(table) = self.tables.get_mut(table_of(hash)) else { return };
         if (table.taken + 1) * 4 > table.places.len() * 3 {
             table.grow();
@@ -64,7 +64,7 @@ impl Names {
         table.taken += 1;
     }
 
-    /// Takes an object out that was added under that hash.
+    /// Removes an object that was added under that hash.
     pub fn remove(&mut self, hash: u64, index: u32) {
         let Some(table) = self.tables.get_mut(table_of(hash)) else { return };
         if let Some(place) = table.probe(hash, |other| other == index) {
@@ -79,7 +79,7 @@ impl Table {
         self.places.len().wrapping_sub(1)
     }
 
-    /// Where the entry is.
+    /// The position of the entry.
     fn probe(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<usize> {
         let mask = self.mask();
         let mut place = hash as usize & mask;
@@ -95,7 +95,7 @@ impl Table {
         }
     }
 
-    /// Writes an entry into the first empty place from its own on.
+    /// Writes an entry into the first empty position from its own on.
     fn place(&mut self, entry: u64) {
         let mask = self.mask();
         let mut place = home(entry) & mask;
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// Empties a place, and moves entries up that could not be found behind the gap.
+    /// Empties a position, and moves up entries that could not be found after the gap.
     fn clear(&mut self, mut gap: usize) {
         let mask = self.mask();
         let mut place = gap;
@@ -139,7 +139,7 @@ impl Table {
     }
 }
 
-/// The high half of a hash chooses the table, the low half the place in it.
+/// The high half of a hash selects the table, the low half the position in it.
 fn table_of(hash: u64) -> usize {
     (hash >> 32) as usize % TABLES
 }
@@ -161,9 +161,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Hashes that collide in their place, in their table and altogether.
+        /// Hashes that collide in their position, in their table and completely.
         #[test]
-        fn it_agrees_with_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..48, 0u64..3), 1..400)) {
+        fn agrees_with_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..48, 0u64..3), 1..400)) {
             let mut names = Names::default();
             let mut model: BTreeMap<(u64, u32), ()> = BTreeMap::new();
             for (index, (insert, low, high)) in (0u32..).zip(steps) {

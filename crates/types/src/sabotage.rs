@@ -1,213 +1,213 @@
-//! Deliberately broken variants of the rules.
+//! Mutants: variants of the production code that each break one rule.
 //!
-//! A test that cannot fail proves nothing. Each variant breaks one rule in the production path; the
-//! simulation must catch every one of them. Without the feature `sabotage` the type has a single value and
-//! every question about it is answered `false` at compile time.
+//! A test that cannot fail proves nothing, so the simulation must notice every mutant. Without the feature
+//! `sabotage` the type has a single value, and every check is `false` at compile time.
 
 pub use tiffin_sabotage::sabotaged;
 
 tiffin_sabotage::variants! {
-    /// Every broken variant that simulated clusters must notice.
+    /// Mutants that simulated clusters must notice.
     ALL {
-        /// The reader checks the stamp before the copy and not after it.
+        /// The reader checks the stamp only before the copy, not after it.
         CheckBeforeCopyOnly: "stamp check, shared memory";
-        /// The node counts bytes that it sent while their object was taken away.
+        /// The node accepts bytes that it sent while their object was removed.
         SendWithoutCheck: "stamp check, sockets";
-        /// The node frees a retired object's room without changing its stamp.
+        /// The node frees the memory of a retired object without changing its stamp.
         ReuseBeforeRetire: "retire before reuse";
-        /// The node reuses room that somebody still looks at.
+        /// The node reuses memory that is in view.
         IgnoreViews: "view count";
-        /// The node ends no view that its client does not list after its connection broke.
+        /// The node keeps views that its client does not list after a reconnect.
         KeepAllViews: "a view whose end was lost ends";
-        /// The client counts a view that began on a connection which has been replaced since.
+        /// The client counts a view that began on a connection that was replaced since.
         CountLostViews: "a view that was not listed does not count";
-        /// The node takes a silent writer for dead and gives its room away.
+        /// The node treats a silent writer as dead and reuses its memory.
         SilenceIsDeath: "silence is never death";
-        /// The node reuses what it has offered although the client has claimed it.
+        /// The node reuses an offer although the client has claimed it.
         RecallClaimed: "a claimed offer is not recalled";
         /// The node recalls no offer when memory is short.
         NeverRecall: "offers are recalled when memory is short";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
-        /// The node gives the room of a reservation back that the master may have named.
+        /// The node releases a reservation that the master may have published.
         EndUnasked: "a reservation ends after the master was asked";
-        /// The master answers who has published before its node is sure to hear of it.
-        AnswerUnsent: "a put is answered when its node will hear of it";
-        /// The master does not tell a node again what it has named there, when it returns.
-        ForgetPublished: "what was published is told again";
-        /// The master names what is published in room that was given back.
-        PublishEnded: "what has ended is not published";
+        /// The master answers a publish before the message to the node is sent.
+        AnswerUnsent: "a put is answered after its node's message is sent";
+        /// The master does not resend published objects to a node that returns.
+        ForgetPublished: "published objects are sent again";
+        /// The master publishes objects in reservations that have ended.
+        PublishEnded: "ended reservations are not published";
         /// The node commits a reservation whatever stamp the writer presents.
         CommitWithoutFence: "fence of writers";
-        /// The master listens to connections that have been replaced.
+        /// The master accepts messages of replaced connections.
         HearOldConnections: "fence of connections, master";
-        /// The node listens to connections that have been replaced.
+        /// The node accepts messages of replaced connections.
         NodeHearsOldConnections: "fence of connections, node";
         /// The master answers a delete before the nodes have confirmed it.
         DeleteWithoutConfirmation: "delete waits for the nodes";
-        /// The master answers a delete of what is gone although its copies may still be read.
+        /// The master answers a repeated delete although the object's copies may still be read.
         ForgetPendingRetires: "a repeated delete waits too";
-        /// The master takes objects away that were put after a drop began.
-        DropNewer: "a drop spares what was put since";
-        /// The master answers a replacement before the nodes have confirmed that the old object is gone.
+        /// The master removes objects that were put after a drop began.
+        DropNewer: "a drop spares newer objects";
+        /// The master answers a replacement before the nodes have confirmed the retire of the old object.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
-        /// The master readmits a node without the retires that it owes.
-        ForgetOwedRetires: "owed retires are applied on return";
-        /// The master gives up pinned objects and samples on a node that has been away for long.
-        GiveUpProtected: "time never loses what is protected";
-        /// The master tells a returning node only the first page of the retires that it owes.
-        TellOnePage: "a node knows all its retires before it serves";
-        /// The master does not save the retires that nodes owe.
-        ForgetOwed: "owed retires survive a restart";
-        /// The master answers that an object is gone before it has saved which nodes did not confirm that.
+        /// The master readmits a node without its pending retires.
+        ForgetOwedRetires: "pending retires are applied on return";
+        /// The master gives up protected objects on a node that has been away for long.
+        GiveUpProtected: "time never loses protected objects";
+        /// The master sends a returning node only the first page of its pending retires.
+        TellOnePage: "a node has all its pending retires before it serves";
+        /// The master does not save the pending retires of nodes.
+        ForgetOwed: "pending retires survive a restart";
+        /// The master answers a delete before it has saved which nodes did not confirm.
         AnswerUnsaved: "an unconfirmed answer waits for the state folder";
-        /// The master forgets what a node that has been away for long still owes.
-        ForgetTheAbsent: "absent nodes still owe their retires";
-        /// The master believes a node that it had declared lost.
+        /// The master forgets the pending retires of an absent node.
+        ForgetTheAbsent: "absent nodes keep their pending retires";
+        /// The master accepts the objects of a node that was declared lost.
         BelieveTheLost: "a lost node returns empty";
-        /// The master writes a lost node into its roster before the node has discarded what it held.
+        /// The master adds a lost node to its roster before the node has discarded its objects.
         EnrollTheLost: "a lost node is in the roster once it is empty";
-        /// The master forgets its roster when it restarts, and answers for an empty store.
-        ForgetRoster: "R16: absent is never guessed";
+        /// The master forgets its roster when it restarts, and answers as an empty store.
+        ForgetRoster: "R16: absence is never guessed";
         /// The master answers although a member of its roster has not reported.
-        AnswerUnreported: "R16: what is not known yet is waited for";
-        /// The master decides about a put of which a member has a copy that was given up before it reported.
+        AnswerUnreported: "R16: unknown answers wait for reports";
+        /// The master decides about a put although a member with a copy has not reported.
         DecideUnreported: "a put waits for every member that has a copy";
-        /// The master accepts an older object than one that left while a member had not reported.
-        ForgetFloors: "a report brings nothing older than what left";
-        /// The master tells a node that it is registered before the roster is saved.
+        /// The master accepts an object that is older than one that was removed while a member had not
+        /// reported.
+        ForgetFloors: "a report brings nothing below the floor";
+        /// The master confirms a registration before the roster is saved.
         CountUnsaved: "a member counts once the roster is saved";
         /// The master does not save the policies of namespaces.
         ForgetPolicies: "policies survive a restart";
         /// The master keeps its epoch although a member has served a later one.
         StayBehind: "R15: a master moves past later epochs";
         /// The master keeps its epoch, and its members serve it although they have served a later one.
-        ServeAnyEpoch: "R15: a member refuses smaller epochs";
-        /// A member discards what it holds for another master of the same epoch.
+        ServeAnyEpoch: "R15: a member rejects smaller epochs";
+        /// A member discards its objects for another master of the same epoch.
         DiscardForOthers: "R15: nothing is discarded for an equal epoch";
-        /// The master names a written object again whose copies it has had taken away.
-        NameRetired: "what was taken away gets no name again";
-        /// The master prefers what a joining node tells of, however old it is.
+        /// The master publishes a written object again whose copies it has retired.
+        NameRetired: "a retired object gets no name again";
+        /// The master prefers the objects of a joining node, however old they are.
         PreferOlder: "generation check, joining";
-        /// The master takes an acknowledgement of one generation for one of another.
+        /// The master applies an acknowledgement to another generation.
         AckAnyGeneration: "generation check, acknowledging";
         /// The master evicts pinned objects too.
         EvictPinned: "pin check";
-        /// The master answers a pin before the nodes have it in writing.
-        PinWithoutWriting: "pins are in writing";
+        /// The master answers a pin before the nodes have recorded it.
+        PinWithoutWriting: "pins are recorded before the answer";
         /// The master evicts leased objects too.
-        EvictLeased: "a lease keeps from eviction";
-        /// The master lets a lease refuse nothing where it is to refuse removal.
-        RemoveLeased: "a strict lease refuses removal";
-        /// The master evicts samples that nobody has consumed.
+        EvictLeased: "a lease protects from eviction";
+        /// The master removes leased objects although leases are strict.
+        RemoveLeased: "a strict lease protects from removal";
+        /// The master evicts samples that are not consumed.
         EvictSamples: "unconsumed samples stay";
-        /// The master frees a sample that has waited too long although somebody has leased it.
-        GiveUpLeased: "a lease keeps a sample";
-        /// The master keeps a sample that was consumed while others had it leased.
-        KeepReleased: "the last lease that ends frees what was consumed";
-        /// The master refuses a lease of a sample that was acknowledged while others had it leased.
+        /// The master frees a sample after its time limit although it is leased.
+        GiveUpLeased: "a lease protects a sample";
+        /// The master keeps a consumed sample after its last lease has ended.
+        KeepReleased: "the end of the last lease frees a consumed sample";
+        /// The master rejects a lease of a sample that was acknowledged while it was leased.
         RefuseReleased: "a sample is not consumed while it is leased";
-        /// The leases of a client that is gone go on.
+        /// The leases of a dead client continue.
         LeasesOutliveClients: "leases end with their client";
-        /// The master ends the leases of a client whose connection broke, although it lives.
+        /// The master ends the leases of a live client when its connection breaks.
         LeasesEndWithConnections: "leases outlive a connection";
-        /// The master forgets who has consumed a sample.
+        /// The master forgets acknowledgements.
         ForgetAcks: "acknowledgements count";
-        /// The master answers an acknowledgement before the nodes have it in writing.
-        AckWithoutWriting: "acknowledgements are in writing";
-        /// The master lets a namespace have more than its quota.
+        /// The master answers an acknowledgement before the nodes have recorded it.
+        AckWithoutWriting: "acknowledgements are recorded before the answer";
+        /// The master lets a namespace exceed its quota.
         IgnoreQuota: "quota";
         /// The master removes the limits that a change of the policy does not name.
         ReplacePolicy: "only named limits change";
-        /// The master lets a put that comes later have room that others wait for.
+        /// The master gives space to a later put although others wait for it.
         OvertakeTheWaiting: "waiting puts are not overtaken";
-        /// The master serves the last in the line first.
+        /// The master serves the last waiting put first.
         ServeTheLast: "waiting puts are served in order";
         /// The master evicts nothing for an object that lacks a slot.
-        KeepSlots: "R19: slots are evicted for";
-        /// The master evicts nothing for an object whose key finds no space.
-        KeepKeySpace: "R19: key space is evicted for";
-        /// The master evicts nothing for an object that free memory would hold only in too many pieces.
-        KeepPieces: "R19: contiguous space is evicted for";
-        /// The master evicts what it can for an object, although that will not do.
+        KeepSlots: "R19: missing slots cause eviction";
+        /// The master evicts nothing for an object that lacks space for its key.
+        KeepKeySpace: "R19: missing key space causes eviction";
+        /// The master evicts nothing for an object that would need too many extents.
+        KeepPieces: "R19: fragmentation causes eviction";
+        /// The master evicts objects for a put that cannot succeed.
         EvictInVain: "R19: a put that cannot succeed evicts nothing";
-        /// The node goes on to say that it is a member when nobody tells it of deletes any more.
-        StayMember: "only a member's memory is read unasked";
-        /// A client goes on to read unasked what it knows of, although it was told of something newer.
+        /// The node reports itself as a member although it no longer receives retires.
+        StayMember: "cached-location reads need a member";
+        /// A client keeps reading a cached location after the master named a newer object.
         HearOnce: "a reader never sees an older object again";
-        /// A client waits for one copy until its deadline and asks no other.
-        NeverHedge: "a read that stalls asks another copy";
-        /// A client asks a slow node first although another has a copy.
-        AskTheSlow: "slow nodes are asked last";
-        /// The master answers a put while what had that name before can still be read.
-        ForgetWhatLeaves: "a put waits for what it follows";
-        /// The master does not know of a copy on a disk before it is written.
-        DemoteUnseen: "a delete meets demotions under way";
-        /// A disk confirms that a copy is gone before that is so for good.
-        ForgetLater: "deletes on disks are for good";
-        /// A disk says that an object is written before it is so for good.
-        FreeBeforeDemoted: "T17: memory leaves after the disk has it";
-        /// A disk says that marks are written before it is so for good.
-        ConfirmAttributesEarly: "marks on disks are for good";
-        /// The master writes objects to disks that are never to go there.
-        DemoteForbidden: "a namespace may keep off disks";
-        /// The master offers an object to a disk again that has just refused it because of its size.
-        OfferRefused: "a refused object is not offered again at once";
-        /// The master evicts what no disk has although the put could wait for the disk.
+        /// A client waits for one copy until its deadline and uses no other.
+        NeverHedge: "a stalled read uses another copy";
+        /// A client uses a slow node first although another node has a copy.
+        AskTheSlow: "slow nodes are used last";
+        /// The master answers a put while its predecessor can still be read.
+        ForgetWhatLeaves: "a put waits for the retire of its predecessor";
+        /// The master does not know a disk copy before it is written.
+        DemoteUnseen: "a delete covers demotions in progress";
+        /// A disk confirms a delete before it is durable.
+        ForgetLater: "deletes on disks are durable";
+        /// A disk reports an object as written before it is durable.
+        FreeBeforeDemoted: "T17: memory is freed after the disk copy is durable";
+        /// A disk reports attributes as written before they are durable.
+        ConfirmAttributesEarly: "attributes on disks are durable";
+        /// The master demotes objects of a namespace that forbids it.
+        DemoteForbidden: "a namespace may forbid demotion";
+        /// The master offers an object again to a disk that has just rejected its size.
+        OfferRefused: "a rejected object is not offered again at once";
+        /// The master evicts objects without a disk copy although the put could wait for the disk.
         EvictUndemoted: "a put that may wait evicts nothing undemoted";
-        /// The master counts on the memory of objects that a disk is still reading.
-        EvictDemoting: "memory that a disk reads is not counted on";
-        /// The master lets disks read as much memory at a time as they like.
+        /// The master counts memory as free that a disk is still reading.
+        EvictDemoting: "memory that a disk reads is not free";
+        /// The master does not limit the memory that disks read at a time.
         DemoteAllAtOnce: "disks leave memory for new objects";
-        /// The master names a copy in memory whose bytes could not be read from the disk.
-        PublishUnread: "promotion publishes what was read";
-        /// The master does not know of a copy that comes into memory before it is there.
-        PromoteUnseen: "a delete meets promotions under way";
+        /// The master publishes a copy in memory whose bytes could not be read from the disk.
+        PublishUnread: "a promotion publishes only bytes that were read";
+        /// The master does not know a promoted copy before the promotion has ended.
+        PromoteUnseen: "a delete covers promotions in progress";
         /// The master forgets to end a promotion's token.
         LoseToken: "T1: every promotion ends";
-        /// Nobody wakes those who wait for what is on its way.
+        /// The master does not wake gets that wait for a promotion.
         WakeNobody: "T3: waiting gets are woken";
-        /// The master lets a get wait although nothing is on its way.
-        WaitForNothing: "T6: only what is on its way is waited for";
-        /// The master brings keys that lie behind a gap.
-        PromoteBehindGaps: "T12: only the leading run is brought";
-        /// A probe says that what could not be brought is not there.
-        ProbeForgets: "T13: a probe's answer is unchanged";
+        /// The master lets a get wait although nothing is being promoted.
+        WaitForNothing: "T6: a get waits only for running promotions";
+        /// The master promotes keys after a gap.
+        PromoteBehindGaps: "T12: only the leading run is promoted";
+        /// A probe reports an object as absent that could not be promoted.
+        ProbeForgets: "T13: a prefetch does not change a probe's answer";
         /// A probe counts as a use.
         ProbeTouches: "T14: a probe changes nothing";
-        /// What was brought back may be evicted at once.
-        PromoteUnprotected: "T15: what was brought stays a while";
-        /// What comes back drives out what is in use.
-        PromoteOverHot: "T16: promotion yields to what is hot";
-        /// What was only written, and never read, does not make way for what comes back.
+        /// A promoted object may be evicted at once.
+        PromoteUnprotected: "T15: a promoted object stays a while";
+        /// A promotion evicts objects in use.
+        PromoteOverHot: "T16: promotion yields to hot objects";
+        /// Objects that were written and never read do not yield to promotions.
         WrittenIsHot: "T16: promotion displaces unread objects";
-        /// A look at where objects lie counts as a get of them.
-        LookCounts: "T14: a look changes nothing";
+        /// A lookup of locations counts as a get.
+        LookCounts: "T14: a lookup changes nothing";
         /// A lookup that only takes a lease counts as a read.
         LeaseReads: "T14: a lease alone is not a read";
         /// A promotion that found no memory is not tried again.
-        RetryNever: "T20: what found no memory is tried again";
-        /// The master takes the answer to a promotion that it gave up for one to the next.
-        HearLatePromotions: "T18: what comes late touches nothing newer";
-        /// A node gives room away while a disk still reads into it.
-        PromoteUnheld: "T19: room stays aside while it is written";
+        RetryNever: "T20: a promotion without memory is tried again";
+        /// The master applies the reply to a cancelled promotion to the next one.
+        HearLatePromotions: "T18: late replies affect nothing newer";
+        /// A node reuses memory while a disk still writes into it.
+        PromoteUnheld: "T19: memory stays reserved while a disk writes it";
     }
-    /// Those that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
+    /// Mutants that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
     OF_DISKS {
-        /// A disk tells what it holds while it is still writing what an earlier life of the master sent it.
-        AnnounceTooSoon: "a disk joins when it knows what it has";
+        /// A disk announces its copies while it still writes objects of an earlier epoch.
+        AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Those that pipelines of producers and consumers must notice, which `master::stream` plays.
+    /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {
-        /// The master gives a sample to a second consumer of a group while the first has it.
-        PullTwice: "a sample is with one consumer of a group";
-        /// The master does not give a sample to anybody again whose consumer died.
-        LosePulled: "what a consumer leaves undone comes again";
-        /// The master forgets what a group has acknowledged in a stream.
+        /// The master delivers a sample to a second consumer of a group while the first has it.
+        PullTwice: "one consumer of a group has a sample";
+        /// The master does not deliver a sample again after its consumer died.
+        LosePulled: "unacknowledged samples are delivered again";
+        /// The master forgets the acknowledgements of a group in a stream.
         ForgetConsumed: "a name in a stream is used up once acknowledged";
-        /// The master takes in more than the high mark of a stream.
+        /// The master accepts more samples than the high mark of a stream.
         OverfillStreams: "a stream stops at its high mark";
-        /// The master lets consumers in whose windows cannot be filled.
-        AnyWindow: "a window that cannot be filled is refused";
+        /// The master admits consumers whose windows cannot be filled.
+        AnyWindow: "a window that cannot be filled is rejected";
     }
 }

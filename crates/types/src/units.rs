@@ -22,7 +22,8 @@ impl fmt::Display for Size {
         for unit in UNITS {
             unit_bytes *= 1024;
             let tenths = (u128::from(self.0) * 10 + unit_bytes / 2) / unit_bytes;
-            // What rounds up to the next unit is written in that one; the last unit holds any `u64`.
+            // A value that rounds up to the next unit is written in that unit; the last unit holds any
+            // `u64`.
             if tenths < 10_240 {
                 return write!(out, "{}.{} {unit}", tenths / 10, tenths % 10);
             }

@@ -97,7 +97,7 @@ fn stat_shows_how_each_node_is_reached_and_why() {
             .map(|node| (node["name"].clone(), node["way"].clone(), node["why"].clone()))
             .collect()
     };
-    let unshared = (json!("unshared"), json!("tcp"), json!("the node offers none"));
+    let unshared = (json!("unshared"), json!("tcp"), json!("the node shares no memory"));
     assert_eq!(ways(&[]), [(json!("shared"), json!("shared memory"), Value::Null), unshared]);
     let off = |name| (json!(name), json!("tcp"), json!("switched off"));
     assert_eq!(ways(&["--shared-memory", "off"]), [off("shared"), off("unshared")]);

@@ -169,7 +169,7 @@ fn absent_keys_and_large_values_are_named() {
     let large = vec![1; 20 << 20];
     store.run_with(["put", "pinned", "--pin"], &large).ok();
     let full = store.run_with(["put", "more", "--json"], &large).error();
-    expect(&full, "full", "no room for `more`", "add a node");
+    expect(&full, "full", "no space for `more`", "add a node");
     assert_eq!((&full["lacks"], &full["never"]), (&"bytes".into(), &false.into()));
     assert!(store.run(["get", "pinned"]).ok() == large);
 }

@@ -1,4 +1,4 @@
-//! Disks that cannot be used, or fail while they are: what is said of them, and that memory goes on.
+//! Disks that cannot be used, or that fail in use: the error messages, and that memory keeps working.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ async fn start(master: &MasterServer, ssd: SsdConfig) -> Result<NodeServer, Stri
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_that_cannot_be_used_is_refused_in_words() {
+async fn unusable_disk_paths_are_rejected_with_a_hint() {
     let folder = place();
     let at = |name: &str| folder.path().join(name);
     File::create(at("file")).unwrap();
@@ -35,22 +35,22 @@ async fn a_place_that_cannot_be_used_is_refused_in_words() {
         (at("file"), 64 * MIB, ["is a file", "hint: give a directory"]),
         (at("file/below"), 64 * MIB, ["cannot be", "hint: check that the path exists"]),
         (at("no/parent"), 64 * MIB, ["cannot be created: No such file", "hint: check that the path exists"]),
-        // A filesystem where nobody may make anything, not even its owner.
+        // On this filesystem no user can create a file, not even its owner.
         ("/sys/tiffin".into(), 64 * MIB, ["cannot be created", "hint: check that the path exists"]),
         (at("large"), 1 << 50, ["bytes do not fit", larger]),
         (at("used"), 64 * MIB, ["is in use by pid", "hint: give each node a directory of its own"]),
     ] {
-        let error = start(&master, ssd(&path, size)).await.expect_err("it cannot be used");
+        let error = start(&master, ssd(&path, size)).await.expect_err("the path is unusable");
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         assert!(expected.iter().all(|it| error.contains(it)), "{path:?}: {error}");
         assert_eq!(error.matches("hint:").count(), 1, "{error}");
     }
-    // That somebody else tried it does not take it from who has it.
+    // The failed attempt does not take the directory from the node that uses it.
     used.joined(Instant::now() + LONG).await.unwrap();
-    let error = start(&master, ssd(&at("used"), 64 * MIB)).await.expect_err("it is still used");
+    let error = start(&master, ssd(&at("used"), 64 * MIB)).await.expect_err("the directory is in use");
     assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
     used.leave(Instant::now() + LONG).await;
-    let error = start(&master, ssd(&at("used"), 32 * MIB)).await.expect_err("it is smaller");
+    let error = start(&master, ssd(&at("used"), 32 * MIB)).await.expect_err("the size is smaller");
     assert!(error.contains("the size given is") && error.contains("hint:"), "{error}");
     drop(start(&master, ssd(&at("used"), 64 * MIB)).await.unwrap());
 }
@@ -65,7 +65,7 @@ async fn write_through(client: &Client) {
     client.set_policy(PolicyChange::NONE.demotion(demotion), soon()).await.unwrap();
 }
 
-/// New objects can be put and read, whatever became of the disk.
+/// New objects can be put and read, whatever the state of the disk.
 async fn memory_serves(client: &Client, name: &str) {
     for at in 0..OBJECTS {
         let (name, bytes) = (key(format!("{name}{at}")), pattern(at, OBJECT));
@@ -77,7 +77,7 @@ async fn memory_serves(client: &Client, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_whose_directory_is_removed_leaves_and_memory_goes_on() {
+async fn disk_with_removed_directory_leaves_and_memory_works() {
     for engine in [Engine::Auto, Engine::Blocking] {
         let folder = place();
         let store = Store::start(folder.path(), engine).await;
@@ -86,7 +86,7 @@ async fn a_disk_whose_directory_is_removed_leaves_and_memory_goes_on() {
         fill(&client).await;
         assert!(is_disk_there(&client).await);
         fs::remove_dir_all(folder.path().join("log")).unwrap();
-        // What would be written now would be gone with the process: it is not said to be there.
+        // Bytes written now would be lost when the process ends, so they are not reported as stored.
         memory_serves(&client, "during").await;
         while is_disk_there(&client).await {
             tokio::task::yield_now().await;
@@ -97,14 +97,14 @@ async fn a_disk_whose_directory_is_removed_leaves_and_memory_goes_on() {
     }
 }
 
-/// A filesystem of its own, in a file. Only root may mount one.
+/// A filesystem in a file. Only root may mount one.
 struct Mounted {
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Mounted {
-    /// Nothing, and a word about it, where it cannot be had.
+    /// `None`, and a message, if it cannot be mounted.
     fn new() -> Option<Self> {
         let folder = place();
         let (image, path) = (folder.path().join("image"), folder.path().join("mounted"));
@@ -113,22 +113,22 @@ impl Mounted {
         let is_made = run(Command::new("mkfs.ext4").arg("-qF").arg(&image))
             && run(Command::new("mount").args(["-o", "loop,errors=remount-ro"]).arg(&image).arg(&path));
         if !is_made {
-            eprintln!("skipped: no filesystem can be mounted here, which only root may");
+            eprintln!("skipped: only root can mount a filesystem");
             return None;
         }
         Some(Self { path, _folder: folder })
     }
 
-    /// What the kernel does by itself when it finds the filesystem damaged.
+    /// Does what the kernel does when it finds the filesystem damaged.
     fn become_read_only(&self) {
         assert!(run(Command::new("mount").args(["-o", "remount,abort"]).arg(&self.path)));
-        File::create(self.path.join("another")).expect_err("it is read-only");
+        File::create(self.path.join("another")).expect_err("the filesystem is read-only");
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Whoever still uses it may go on; the name is free.
+        // Processes that still use it may continue; the path is free.
         run(Command::new("umount").arg("-l").arg(&self.path));
     }
 }
@@ -138,7 +138,7 @@ fn run(command: &mut Command) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_becomes_read_only_leaves_and_memory_goes_on() {
+async fn disk_that_becomes_read_only_leaves_and_memory_works() {
     let Some(mounted) = Mounted::new() else { return };
     for engine in [Engine::Auto, Engine::Blocking] {
         let folder = mounted.path.join(format!("{engine:?}"));
@@ -160,16 +160,18 @@ async fn a_disk_that_becomes_read_only_leaves_and_memory_goes_on() {
         memory_serves(&client, "after").await;
         let error = only(client.get(&[key("o0")], GetOptions::default(), soon()).await).unwrap_err();
         assert!(matches!(&error, Error::NodeDown { nodes, .. } if *nodes == ["node disk 1"]), "{error}");
-        // Nor can a node be started there, and it says why.
+        // A node cannot be started there either; the error says why.
         drop(client);
         let Store { master, node } = store;
         node.unwrap().leave(Instant::now() + LONG).await;
-        let error = start(&master, ssd(&folder.join("log"), 128 * MIB)).await.expect_err("it is read-only");
+        let error = start(&master, ssd(&folder.join("log"), 128 * MIB))
+            .await
+            .expect_err("the filesystem is read-only");
         assert!(error.contains("Read-only file system") && error.contains("hint:"), "{error}");
     }
 }
 
-/// A filesystem on which no write ends until it is let go.
+/// A filesystem on which no write completes until this is dropped.
 struct Frozen<'a>(&'a Mounted);
 
 impl<'a> Frozen<'a> {
@@ -185,10 +187,10 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// A disk that ends nothing holds the memory that it reads. Puts that do not wait take that of others for as
-/// long as it lasts.
+/// A disk that completes no write holds the memory of its sources. Meanwhile puts that do not wait evict
+/// other objects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_stalls_costs_no_put() {
+async fn stalled_disk_fails_no_put() {
     let Some(mounted) = Mounted::new() else { return };
     let store = Store::sized(&mounted.path, Engine::Blocking, 128 * MIB).await;
     let client = store.client().await;
@@ -198,21 +200,21 @@ async fn a_disk_that_stalls_costs_no_put() {
     let frozen = Frozen::new(&mounted);
     let before = store.on_disk();
     assert_eq!(put_hurriedly(&client, "stalled", 200).await, 0, "{:?}", client.stat(soon()).await);
-    assert!(store.on_disk() < before + 100, "the disk has written all the time");
+    assert!(store.on_disk() < before + 100, "the disk was not stalled");
     drop(frozen);
-    eventually("the disk goes on", || store.on_disk() > before + 8).await;
+    eventually("the disk continues", || store.on_disk() > before + 8).await;
     memory_serves(&client, "after").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_cannot_be_read_is_named_and_memory_goes_on() {
+async fn unreadable_disk_is_named_and_memory_works() {
     let folder = place();
     let store = Store::start(folder.path(), Engine::Auto).await;
     let clients = [store.client().await, store.near_client().await];
     write_through(&clients[0]).await;
     fill(&clients[0]).await;
     let newest = key(format!("o{}", OBJECTS - 1));
-    // What is written later would make the file long again.
+    // A later write would extend the file again.
     let written = || store.node.as_ref().unwrap().disk_stats()[0].written_bytes;
     let (mut last, mut looks) = (0, 0);
     eventually("all is written", || {
@@ -230,7 +232,7 @@ async fn a_disk_that_cannot_be_read_is_named_and_memory_goes_on() {
         let object = only(client.get(std::slice::from_ref(&newest), GetOptions::default(), soon()).await);
         assert!(object.unwrap().bytes == pattern(OBJECTS - 1, OBJECT));
     }
-    // Now it can be read again, and has other bytes: none of them is served.
+    // The file can be read again, with other bytes: none of them is served.
     file.set_len(len).unwrap();
     for client in &clients {
         for at in 0..8 {
@@ -244,7 +246,7 @@ async fn a_disk_that_cannot_be_read_is_named_and_memory_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_disk_has_is_not_lost_with_its_node() {
+async fn objects_on_a_disk_are_not_lost_with_their_node() {
     let folder = place();
     let mut store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
@@ -253,7 +255,7 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
         let bytes = pattern(at, OBJECT);
         only(client.put(&[Put::new(key(format!("m{at}")), &bytes)], soon()).await).unwrap();
     }
-    // A node hears of a put behind the writer's back.
+    // The node learns of a put after the writer has its reply.
     eventually("the node knows of them", || node().inventory().len() == 4).await;
     let losses = Losses::of(node().inventory(), node().segment(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 0), "they are in memory only");
@@ -265,7 +267,7 @@ async fn what_a_disk_has_is_not_lost_with_its_node() {
     eventually("the disk has them", || store.on_disk() == 4).await;
     let losses = Losses::of(node().inventory(), node().segment(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 4), "{losses:?}");
-    // A node that has left has let go of its disk, whatever was under way.
+    // A node that has left has released its disk, whatever operations were in progress.
     for round in 0..8 {
         let client = store.client().await;
         for at in 0..16 {

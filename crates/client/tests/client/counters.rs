@@ -1,4 +1,4 @@
-//! The counters of the master that prove what was read, also at cached locations.
+//! The master's counters of reads, including cached-location reads.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::support::*;
 
-/// A cluster whose master has pages, with the objects `a` to `d`.
+/// A cluster whose master serves HTTP, with the objects `a` to `d`.
 async fn cluster() -> Cluster {
     let http = Some("127.0.0.1:0".parse().unwrap());
     let master = MasterServer::start(MasterConfig { http, ..MasterConfig::default() }).await.unwrap();
@@ -23,7 +23,7 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-/// What the master has counted of lookups, without zeros and common parts of names.
+/// The master's counters of lookups, without zeros and common parts of names.
 async fn counted(cluster: &Cluster) -> BTreeMap<String, u64> {
     let address = cluster.master.http_address().unwrap().to_string();
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -64,7 +64,7 @@ async fn reads_of_a_client_that_closes_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_is_counted_once_if_its_parts_are_asked_apart() {
+async fn batch_is_counted_once_if_its_parts_are_sent_separately() {
     let cluster = cluster().await;
     let client = cluster.client().await;
     read(&client, &["a", "b", "c", "d", "missing"], 5).await;

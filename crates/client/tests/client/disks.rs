@@ -1,4 +1,4 @@
-//! What memory has no room for goes to a disk and comes back, whole.
+//! Objects that do not fit into memory are written to a disk and read back unchanged.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use super::support::{LONG, eventually, key, only, pattern, soon};
 
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const OBJECT: usize = 256 << 10;
-/// Several times what the memory holds.
+/// Several times the size of the memory.
 pub(super) const OBJECTS: usize = 100;
 
-/// A place on a real disk: direct I/O is refused elsewhere.
+/// A directory on a real disk: other filesystems reject direct I/O.
 pub(super) fn place() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -94,7 +94,7 @@ async fn check_all(client: &Client) {
     }
 }
 
-async fn what_does_not_fit_is_on_disk_and_can_be_read(engine: Engine) {
+async fn fill_and_read_back(engine: Engine) {
     let folder = place();
     let store = Store::start(folder.path(), engine).await;
     let client = store.client().await;
@@ -107,17 +107,17 @@ async fn what_does_not_fit_is_on_disk_and_can_be_read(engine: Engine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_is_on_disk_with_whatever_the_kernel_has() {
-    what_does_not_fit_is_on_disk_and_can_be_read(Engine::Auto).await;
+async fn objects_spill_to_disk_with_the_default_engine() {
+    fill_and_read_back(Engine::Auto).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_is_on_disk_with_blocking_calls() {
-    what_does_not_fit_is_on_disk_and_can_be_read(Engine::Blocking).await;
+async fn objects_spill_to_disk_with_blocking_calls() {
+    fill_and_read_back(Engine::Blocking).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_deleted_stays_so_and_the_rest_is_there_after_a_restart_of_the_node() {
+async fn node_restart_keeps_objects_and_deletes() {
     let folder = place();
     let mut store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
@@ -139,14 +139,14 @@ async fn what_was_deleted_stays_so_and_the_rest_is_there_after_a_restart_of_the_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
+async fn prefetched_objects_are_in_memory() {
     let folder = place();
     let store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
     fill(&client).await;
     let keys: Vec<_> = (0..4).map(|at| key(format!("o{at}"))).collect();
     let options = ResolveOptions { ahead: Ahead::LeadingRun, ..ResolveOptions::default() };
-    // What is in memory was used a moment ago; it is not driven out for what may be used.
+    // Recently used objects in memory are not evicted for a prefetch.
     let outcomes = client.prefetch(&keys, Ahead::All, soon()).await;
     assert!(outcomes.iter().all(|it| it.is_ok()), "{outcomes:?}");
     for key in &keys {
@@ -158,7 +158,7 @@ async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
         .ok();
         assert!(only(client.exists(std::slice::from_ref(key), options, soon()).await).unwrap());
     }
-    // With room there is no question.
+    // With free memory every prefetch succeeds.
     for at in OBJECTS / 2..OBJECTS {
         only(client.delete(&[super::support::key(format!("o{at}"))], Default::default(), soon()).await).ok();
     }
@@ -173,10 +173,10 @@ async fn what_was_asked_about_is_in_memory_when_it_is_asked_for() {
     }
 }
 
-/// Objects of more than half a segment of the log use the ends of segments, too: neither puts nor reads evict
-/// any while they fit on the disk.
+/// Objects of more than half a segment of the log also use the ends of segments. Neither puts nor reads
+/// evict any while they fit on the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn objects_of_most_of_a_disk_are_all_kept() {
+async fn large_objects_that_fit_on_the_disk_are_all_kept() {
     let folder = place();
     let store = Store::sized(folder.path(), Engine::Auto, 64 * MIB).await;
     let client = store.client().await;
@@ -194,10 +194,10 @@ async fn objects_of_most_of_a_disk_are_all_kept() {
     assert_eq!((stat.tier.disk_evicted, stat.tier.evicted_undemoted), (0, 0), "{stat:?}");
 }
 
-/// A client in the process of the node reads its disk without a socket: whole objects and parts of them, of
-/// every size, into as many pieces of memory as it likes.
+/// A client in the node's process reads its disk without a socket: whole objects and ranges, of every size,
+/// into any number of buffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_disk_of_this_process_has_crosses_no_socket() {
+async fn disk_in_same_process_is_read_without_a_socket() {
     let folder = place();
     let mut store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
@@ -232,17 +232,17 @@ async fn what_a_disk_of_this_process_has_crosses_no_socket() {
     }
     assert_eq!(near.counters().tcp.read(), 0);
     assert!(near.counters().local.read() > 9 << 20 && near.disk_reads() > 6);
-    // With its node it is gone, and says so.
+    // When its node stops, reads return an error.
     store.node.take().unwrap().leave(Instant::now() + LONG).await;
     assert!(only(near.get(&keys[..1], GetOptions::default(), soon()).await).is_err());
 }
 
-/// A client of this host, wherever it lives, copies what a disk has from memory that both map; one that
-/// shares no memory gets the same through the socket: whole objects and parts.
+/// A client of this host copies the bytes of a disk from shared memory. A client that shares no memory gets
+/// the same bytes through the socket: whole objects and ranges.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
+async fn disk_of_same_host_is_read_through_shared_memory() {
     let folder = place();
-    // What is read often stays on the disk.
+    // Objects that are read often stay on the disk.
     let tier = TierConfig { promote_on_hit: false, ..TierConfig::default() };
     let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
     let mut store = Store { master, node: None };
@@ -266,7 +266,7 @@ async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
             ..ConnectOptions::new(store.master.address().to_string())
         };
         let client = Client::connect(options).await.unwrap();
-        // The same again and again: what was copied is let go of.
+        // Repeated reads: the staging memory is released.
         for _ in 0..20 {
             let objects = client.get(&keys, GetOptions::default(), soon()).await;
             for (at, (object, len)) in objects.into_iter().zip(lens).enumerate() {
@@ -287,16 +287,17 @@ async fn what_a_disk_of_this_host_has_is_copied_from_shared_memory() {
         let small = 20 * small.sum::<usize>() as u64;
         let (tcp, shm) = (client.counters().tcp.read(), client.counters().shm.read());
         match shares {
-            // Small ones, which would take a message more, and the small ends of large ones.
+            // Small objects, which would need one more message, and the small ends of large ones.
             true => assert!(tcp < small + 21 * (64 << 10) && shm > 19 * all as u64, "{tcp} {shm}"),
             false => assert_eq!((shm, tcp > 20 * all as u64), (0, true)),
         }
     }
 }
 
-/// Who asks for more than the shared memory holds gets the rest through the socket; nothing waits for it.
+/// A client that requests more than the shared memory holds gets the rest through the socket, without
+/// waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn more_readers_than_shared_memory_holds_are_all_served() {
+async fn readers_beyond_the_shared_memory_are_served() {
     let folder = place();
     let store = Store::start(folder.path(), Engine::Auto).await;
     let filler = store.client().await;
@@ -320,7 +321,7 @@ async fn more_readers_than_shared_memory_holds_are_all_served() {
         });
     }
     running.join_all().await;
-    // One that ends in the middle of a read leaves nothing behind.
+    // A client that ends during a read leaves nothing behind.
     for at in 0..64 {
         let client = clients[0].clone();
         let reading = tokio::spawn(async move {
@@ -338,12 +339,11 @@ async fn more_readers_than_shared_memory_holds_are_all_served() {
     }
 }
 
-/// Many who want the same at the same time cost the disk one read; `ssd/tests/shared_reads.rs` counts
-/// exactly.
+/// Concurrent reads of the same object cost the disk one read; `ssd/tests/shared_reads.rs` counts exactly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_reads_the_same_at_the_same_time_shares_one_read() {
+async fn concurrent_reads_of_one_object_share_a_disk_read() {
     let folder = place();
-    // What is read often stays on the disk.
+    // Objects that are read often stay on the disk.
     let tier = TierConfig { promote_on_hit: false, ..TierConfig::default() };
     let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
     let mut store = Store { master, node: None };
@@ -357,11 +357,11 @@ async fn who_reads_the_same_at_the_same_time_shares_one_read() {
     }
     let after = store.node.as_ref().unwrap().disk_stats()[0];
     assert_eq!(after.reads - before.reads, 64);
-    // How many meet depends on how fast the disk is.
+    // How many reads are shared depends on the speed of the disk.
     assert!(after.reads_shared > before.reads_shared, "{before:?} {after:?}");
 }
 
-/// Objects as in a trial: 14 of 34 MiB on a disk of 1 GiB, an eighth of each.
+/// 14 objects of 34 MiB on a disk of 1 GiB, scaled down by eight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_larger_than_a_log_segment_reach_the_disk() {
     let folder = place();
@@ -386,7 +386,7 @@ async fn objects_larger_than_a_log_segment_reach_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_that_the_disk_refuses_harms_no_other() {
+async fn object_rejected_by_the_disk_affects_no_other() {
     const SMALL: usize = 32 << 10;
     let folder = place();
     let store = Store::sized(folder.path(), Engine::Auto, 16 * MIB).await;

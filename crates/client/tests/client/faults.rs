@@ -1,4 +1,4 @@
-//! What a client does when others are slow, wrong, or gone.
+//! The client when its peers are slow, wrong, or have ended.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -24,17 +24,17 @@ use tokio::time::Instant;
 
 use crate::support::{Cluster, LONG, eventually, key, only, pattern, soon};
 
-/// Short, for those who will never answer.
+/// A short limit, for peers that never reply.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Stands between a client and its master.
+/// A proxy between a client and its master.
 struct Proxy {
     address: String,
-    /// Whether answers are held back.
+    /// Whether replies are held back.
     slot_refs: watch::Sender<bool>,
-    /// Counts up to end all connections.
+    /// Incremented to close all connections.
     cut: watch::Sender<u64>,
-    /// How many connections there were.
+    /// Number of accepted connections.
     accepted: Arc<AtomicU64>,
 }
 
@@ -76,7 +76,7 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut held: watch:
     }
 }
 
-/// Polls so many times, as far as it goes, and then drops.
+/// Polls a future at most this many times, and then drops it.
 async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -94,42 +94,42 @@ async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<
     .await
 }
 
-/// A put whose reservation is granted, and which is then dropped because no answer comes.
+/// A put whose reservation is granted, and which is dropped because no reply arrives.
 async fn reserve_and_give_up(client: &Client, cluster: &Cluster, proxy: &Proxy) {
     let puts = [Put::new(key("lost"), &[7; 1000])];
     proxy.slot_refs.send_replace(true);
     tokio::select! {
         stored = client.put(&puts, soon()) => panic!("{stored:?}"),
-        () = eventually("room is granted", || cluster.nodes[0].usage().granted > 0) => {}
+        () = eventually("memory is granted", || cluster.nodes[0].usage().granted > 0) => {}
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_answer_to_a_reservation_that_nobody_waits_for_is_given_back() {
+async fn late_reply_to_a_reserve_is_released() {
     let cluster = Cluster::one(4 << 20).await;
     let proxy = Proxy::start(cluster.master.address()).await;
     let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
     reserve_and_give_up(&client, &cluster, &proxy).await;
     proxy.slot_refs.send_replace(false);
-    eventually("the room comes back", || cluster.nodes[0].usage().granted == 0).await;
+    eventually("the memory is released", || cluster.nodes[0].usage().granted == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reservation_whose_answer_was_lost_is_given_back_before_the_next_one() {
+async fn lost_reservation_is_released_before_the_next_one() {
     let cluster = Cluster::one(4 << 20).await;
     let proxy = Proxy::start(cluster.master.address()).await;
     let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
     // The node knows the client as one that maps its memory, so that silence frees nothing.
     only(client.put(&[Put::new(key("first"), b"first")], soon()).await).unwrap();
-    eventually("the node has heard of it", || cluster.nodes[0].usage().granted == 0).await;
+    eventually("the node has learnt of it", || cluster.nodes[0].usage().granted == 0).await;
     reserve_and_give_up(&client, &cluster, &proxy).await;
     proxy.cut.send_modify(|count| *count += 1);
-    eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
+    eventually("the master sees it disconnect", || cluster.master.stat().clients == 0).await;
     proxy.slot_refs.send_replace(false);
     assert!(cluster.nodes[0].usage().granted > 0);
 
     only(client.put(&[Put::new(key("second"), b"second")], soon()).await).unwrap();
-    eventually("the node has heard of it", || cluster.nodes[0].usage().granted == 0).await;
+    eventually("the node has learnt of it", || cluster.nodes[0].usage().granted == 0).await;
     let keys = [key("first"), key("lost"), key("second")];
     let found = client.resolve(&keys, ResolveOptions::default(), soon()).await;
     let found: Vec<_> = found.into_iter().map(|it| it.unwrap().is_some()).collect();
@@ -154,15 +154,15 @@ async fn samples_behind_a_proxy() -> (Cluster, Proxy, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_survives_a_broken_connection_though_nobody_calls() {
+async fn lease_survives_a_broken_connection_without_calls() {
     let (cluster, proxy, client) = samples_behind_a_proxy().await;
     let held = only(client.lease(&[(key("s"), None)], "g", soon()).await).unwrap();
     for round in 1..=3 {
         proxy.cut.send_modify(|count| *count += 1);
-        eventually("the client comes back", || proxy.accepted.load(Ordering::SeqCst) > round).await;
+        eventually("the client reconnects", || proxy.accepted.load(Ordering::SeqCst) > round).await;
         assert_eq!(leased(&cluster), 1);
     }
-    // Before anything else is leased the master has heard what the client knows of.
+    // Before another lease is granted, the master has received the list of the client's leases.
     let other = only(client.lease(&[(key("t"), None)], "g", soon()).await).unwrap();
     assert_eq!(leased(&cluster), 2);
     assert_eq!(held.read(&["x"], soon()).await.unwrap(), [b"123"]);
@@ -173,25 +173,25 @@ async fn a_lease_survives_a_broken_connection_though_nobody_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_whose_answer_was_lost_ends_before_the_next_one() {
+async fn lost_lease_ends_before_the_next_one() {
     let (cluster, proxy, client) = samples_behind_a_proxy().await;
     proxy.slot_refs.send_replace(true);
     let wanted = [(key("s"), None)];
     tokio::select! {
-        _ = client.lease(&wanted, "g", soon()) => panic!("the answer is held back"),
+        _ = client.lease(&wanted, "g", soon()) => panic!("the reply is held back"),
         () = eventually("it is leased", || leased(&cluster) == 1) => {}
     }
     proxy.cut.send_modify(|count| *count += 1);
-    eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
+    eventually("the master sees it disconnect", || cluster.master.stat().clients == 0).await;
     assert_eq!(leased(&cluster), 1);
     proxy.slot_refs.send_replace(false);
     let other = only(client.lease(&[(key("t"), None)], "g", soon()).await).unwrap();
-    assert_eq!(leased(&cluster), 1, "only what the client knows of");
+    assert_eq!(leased(&cluster), 1, "only the lease that the client knows");
     drop(other);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
+async fn lease_ends_after_its_client_was_away_too_long() {
     let config = MasterConfig { lease_grace: Duration::from_millis(1), ..MasterConfig::default() };
     let master = MasterServer::start(config).await.unwrap();
     let mut cluster = Cluster { nodes: Vec::new(), master };
@@ -199,7 +199,7 @@ async fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
     let tensors = vec![TensorRef::new("x", Dtype::U8, &[3], b"123")];
     let client = cluster.client().await;
     only(client.put_samples(&[SamplePut::new(key("s"), tensors)], Patience::Never, soon()).await).unwrap();
-    // Somebody whom no node ever sees, and who goes without a word.
+    // A client that no node ever sees, and that disconnects without a `Goodbye`.
     let hello = Hello { client: ClientId(7), namespace: "default".to_owned(), ..Hello::default() };
     let until = Instant::now() + LONG;
     let (connection, _) = Connection::open(cluster.master.address(), hello, until).await.unwrap();
@@ -212,7 +212,7 @@ async fn a_lease_ends_when_its_client_has_been_away_for_too_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_was_closed_does_not_come_back_for_its_leases() {
+async fn closed_client_does_not_reconnect_for_its_leases() {
     let (cluster, proxy, client) = samples_behind_a_proxy().await;
     let held = only(client.lease(&[(key("s"), None)], "g", soon()).await).unwrap();
     client.close(soon()).await.unwrap();
@@ -222,7 +222,7 @@ async fn a_client_that_was_closed_does_not_come_back_for_its_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
+async fn reserved_space_survives_a_reconnect_to_the_master() {
     let cluster = Cluster::one(4 << 20).await;
     let proxy = Proxy::start(cluster.master.address()).await;
     for shared_memory in [true, false] {
@@ -232,11 +232,11 @@ async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
         let reserved = only(client.reserve(&spaces, Patience::Never, soon()).await).unwrap();
         let granted = cluster.nodes[0].usage().granted;
         proxy.cut.send_modify(|count| *count += 1);
-        eventually("the master sees it go", || cluster.master.stat().clients == 0).await;
-        // This says to the node what is known, and whatever is not goes.
+        eventually("the master sees it disconnect", || cluster.master.stat().clients == 0).await;
+        // This sends the node the list of reservations; it releases those not listed.
         only(client.put(&[Put::new(key("n"), b"n")], soon()).await).unwrap();
         assert!(granted > 0);
-        eventually("the node has heard of it", || cluster.nodes[0].usage().granted == granted).await;
+        eventually("the node has learnt of it", || cluster.nodes[0].usage().granted == granted).await;
         reserved.put(vec![SourceBuf::from(&[7; 1000][..])], soon()).await.unwrap();
         let got = only(client.get(&[key("ahead")], GetOptions::default(), soon()).await).unwrap();
         assert_eq!(got.bytes, vec![7; 1000]);
@@ -246,7 +246,7 @@ async fn room_reserved_ahead_survives_a_new_connection_to_the_master() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
+async fn put_or_get_dropped_at_any_point_leaves_nothing() {
     let (near, far) = (Cluster::one(256 << 20).await, Cluster::far(256 << 20).await);
     let bytes = pattern(3, 9 << 20);
     let clients =
@@ -278,7 +278,7 @@ async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
                 break;
             }
         }
-        // What was committed behind a dropped put's back may appear after the delete above.
+        // An object that was committed after its put was dropped may appear after the delete above.
         let node = &cluster.nodes[0];
         eventually("everything is decided", || node.usage().granted == 0 && node.usage().held == 0).await;
         client.delete_matching(Pattern::All, DeleteOptions::default(), soon()).await.unwrap();
@@ -287,7 +287,7 @@ async fn a_put_or_get_that_is_dropped_at_any_point_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_told_with_the_address() {
+async fn connect_error_names_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
@@ -301,7 +301,7 @@ async fn nobody_there_is_told_with_the_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_never_answers_is_told_with_the_address() {
+async fn silent_peer_error_names_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let silent = tokio::spawn(async move {
@@ -318,7 +318,7 @@ async fn a_peer_that_never_answers_is_told_with_the_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_that_stops_answering_ends_every_call_at_its_deadline() {
+async fn calls_end_at_their_deadline_if_the_master_is_silent() {
     let cluster = Cluster::one(4 << 20).await;
     let proxy = Proxy::start(cluster.master.address()).await;
     let client = Client::connect(ConnectOptions::new(&proxy.address)).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_master_that_stops_answering_ends_every_call_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_wrong_token_is_refused_everywhere() {
+async fn wrong_token_is_rejected_everywhere() {
     let cluster = Cluster::start(&[], "secret").await;
     for token in ["", "Secret", "secret "] {
         let options = ConnectOptions { token: token.to_owned(), ..cluster.options() };
@@ -357,7 +357,7 @@ async fn the_wrong_token_is_refused_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn namespaces_do_not_see_each_other() {
+async fn namespaces_are_separate() {
     let cluster = Cluster::one(4 << 20).await;
     let here = cluster.client().await;
     let options = ConnectOptions { namespace: "there".to_owned(), ..cluster.options() };
@@ -371,7 +371,7 @@ async fn namespaces_do_not_see_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_on_another_node_is_read_when_one_is_gone() {
+async fn other_copy_is_read_when_a_node_has_ended() {
     for shared_memory in [true, false] {
         let mut cluster = Cluster::start(&[8 << 20, 8 << 20], "").await;
         let options = ConnectOptions { shared_memory, ..cluster.options() };
@@ -397,13 +397,13 @@ async fn a_copy_on_another_node_is_read_when_one_is_gone() {
         assert!(got[0].as_ref().unwrap().bytes == bytes && got[2].as_ref().unwrap().bytes == bytes);
         let expected = Error::NodeDown { key: key("node-0"), nodes: vec!["node-0".to_owned()] };
         assert_eq!(got[1].as_ref().unwrap_err(), &expected);
-        // New objects go to the node that is left.
+        // New objects go to the remaining node.
         only(client.put(&[Put::new(key("new"), &bytes)], soon()).await).unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_that_comes_back_is_found_again() {
+async fn client_reconnects_to_a_restarted_master() {
     let address = Address::Unix { name: format!("tiffin-test-{}", std::process::id()) };
     let config = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
     let master = MasterServer::start(config.clone()).await.unwrap();
@@ -431,7 +431,7 @@ async fn a_master_that_comes_back_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writers_of_one_key_leave_one_of_their_objects() {
+async fn concurrent_writers_of_one_key_leave_one_object() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.client().await;
     let name: Key = key("k");

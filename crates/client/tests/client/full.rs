@@ -1,5 +1,5 @@
-//! A store is full when nothing is left to evict, whatever a put lacks: bytes, slots, key space or long free
-//! runs.
+//! A store is full when nothing is left to evict, whichever resource a put lacks: bytes, slots, key space
+//! or contiguous memory.
 
 use tiffin_client::{
     Client, DeleteOptions, Error, GetOptions, Patience, Put, PutOptions, ResolveOptions, Resource,
@@ -46,11 +46,11 @@ async fn tiny_objects_use_all_memory_and_then_evict() {
     assert!((14_000..=17_000).contains(&found), "{found}");
     assert_eq!(count(&client, &keys[19_000..]).await, 1000, "the latest are there");
     assert_balanced(&cluster).await;
-    // Replacing and waiting are no different.
+    // Replacing and waiting make no difference.
     only(client.put(&[Put::new(key(&keys[19_999]), b"new".as_slice())], soon()).await).unwrap();
     let waiting = [Put::new(key("waits"), b"x".as_slice())];
     only(client.put_with(&waiting, Patience::UntilDeadline, soon()).await).unwrap();
-    // What the records took is memory again.
+    // The memory of the records becomes free again.
     let large = pattern(3, 3 * MIB);
     only(client.put(&[Put::new(key("large"), large.as_slice())], soon()).await).unwrap();
     let read = only(client.get(&[key("large")], GetOptions::default(), soon()).await).unwrap();
@@ -65,11 +65,11 @@ async fn long_keys_use_all_memory_and_then_evict() {
     let keys: Vec<_> = (0..3000).map(|it| format!("{it:04000}")).collect();
     put_all(&client, &keys, b"x").await;
     let found = count(&client, &keys).await;
-    // All but what the client has preallocated; 128 bytes of key space per slot would be 1 MiB.
+    // All but the client's preallocation; 128 bytes of key space per slot would be 1 MiB.
     assert!((700..=2_000).contains(&found), "{found}");
     assert_eq!(count(&client, &keys[2_900..]).await, 100, "the latest are there");
     let keys: Vec<_> = (0..12).map(|it| format!("{it:02}").repeat(MIB / 2)).collect();
-    // One after the other: what is reserved for one batch is never evicted.
+    // One after the other: the reservations of a batch are never evicted.
     for one in keys.chunks(1) {
         put_all(&client, one, b"x").await;
     }
@@ -79,13 +79,13 @@ async fn long_keys_use_all_memory_and_then_evict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_put_finds_space_among_small_objects() {
+async fn large_put_finds_space_among_small_objects() {
     let cluster = Cluster::one(24 << 20).await;
     let client = cluster.client().await;
     let page = pattern(1, 1000);
     let keys: Vec<_> = (0..18_000).map(|it| format!("{it}")).collect();
     put_all(&client, &keys, &page).await;
-    // Every other page was used since: what leaves first lies scattered.
+    // Every other page was used since, so the least recently used objects are scattered.
     for batch in keys.chunks(500) {
         let used: Vec<_> = batch.iter().step_by(2).map(key).collect();
         let options = ResolveOptions { touch: true, ..ResolveOptions::default() };
@@ -103,7 +103,7 @@ async fn a_large_put_finds_space_among_small_objects() {
 async fn full_names_the_missing_resource() {
     let cluster = Cluster::one(1 << 20).await;
     let client = cluster.client().await;
-    // Without a byte, it lacks a slot or space for its key.
+    // Without free bytes, the put lacks a slot or space for its key.
     let (small, half) = (Vec::new(), pattern(2, MIB / 2));
     only(client.put(&[pinned("half", &half)], soon()).await).unwrap();
     let options = PutOptions { hard_pin: true, replicas: 1, ..PutOptions::default() };
@@ -124,7 +124,7 @@ async fn full_names_the_missing_resource() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_put_that_never_fits_does_not_wait() {
+async fn put_that_never_fits_does_not_wait() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let huge = pattern(1, 5 * MIB);
@@ -135,7 +135,7 @@ async fn a_put_that_never_fits_does_not_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_node_a_put_says_so() {
+async fn put_without_a_node_fails_with_no_node() {
     let mut cluster = Cluster::start(&[], "").await;
     let client = cluster.client().await;
     let put = [Put::new(key("k"), b"x".as_slice())];

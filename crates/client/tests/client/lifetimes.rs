@@ -1,4 +1,4 @@
-//! How long things stay: pins, room that is waited for, limits, explanations; and reading parts of objects.
+//! Lifetimes of objects: pins, waiting for space, quotas, explanations; and reads of ranges.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn waiting(cluster: &Cluster) -> u64 {
     cluster.master.stat().namespaces.iter().map(|it| it.waiting).sum()
 }
 
-/// A pinned put that waits for room, in a task of its own.
+/// A pinned put that waits for space, in its own task.
 fn patient(client: &Client, name: &'static str, len: usize) -> JoinHandle<Result<(), Error>> {
     let client = client.clone();
     tokio::spawn(async move {
@@ -38,13 +38,13 @@ fn quota(bytes: u64) -> PolicyChange {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_put_that_may_wait_is_woken_by_the_delete_that_makes_room() {
+async fn waiting_put_is_woken_by_a_delete() {
     let cluster = Cluster::one(4 << 20).await;
     let (one, other) = (cluster.client().await, cluster.tcp_client().await);
     only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
     let put = patient(&other, "new", 3 * MIB);
-    eventually("it stands in line", || waiting(&cluster) == 1).await;
-    // Who may not wait is told at once, and does not overtake.
+    eventually("the put waits", || waiting(&cluster) == 1).await;
+    // A put that may not wait fails at once, and does not overtake.
     let refused = only(one.put(&[pinned("now", &pattern(2, MIB))], soon()).await);
     assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
     assert!(!put.is_finished());
@@ -56,31 +56,31 @@ async fn a_put_that_may_wait_is_woken_by_the_delete_that_makes_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_put_that_nobody_waits_for_any_more_leaves_the_line() {
+async fn dropped_put_leaves_the_queue() {
     let cluster = Cluster::one(4 << 20).await;
     let (one, other) = (cluster.client().await, cluster.client().await);
     only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
     let dropped = patient(&other, "dropped", 3 * MIB);
-    eventually("it stands in line", || waiting(&cluster) == 1).await;
+    eventually("the put waits", || waiting(&cluster) == 1).await;
     let behind = patient(&other, "behind", 3 * MIB);
-    eventually("so does the other", || waiting(&cluster) == 2).await;
+    eventually("the second put waits", || waiting(&cluster) == 2).await;
     dropped.abort();
-    eventually("it has left", || waiting(&cluster) == 1).await;
-    // The room is for whoever waits, and not for who has left.
+    eventually("the dropped put has left", || waiting(&cluster) == 1).await;
+    // The space goes to the put that still waits.
     delete(&one, "old").await;
     behind.await.unwrap().unwrap();
     assert_eq!(waiting(&cluster), 0);
 }
 
-/// Many more than one piece of a drop takes.
+/// Many more objects than one step of a drop removes.
 const MANY: usize = 16_000;
 
-/// Drops everything of the one client, and says how many objects were left each time the other one asked.
+/// Drops all objects of one client, and returns how many were left at each query of the other client.
 async fn left_during_drop(crowded: &Client, other: &Client) -> Vec<u64> {
     let dropping = crowded.clone();
     let drop = async move { dropping.delete_matching(Pattern::All, DeleteOptions::default(), soon()).await };
     let drop = tokio::spawn(drop);
-    // Each answer was given between two pieces, or before the first, or after the last.
+    // Each reply was sent between two steps, or before the first, or after the last.
     let mut left = Vec::new();
     while !drop.is_finished() {
         let stat = other.stat(soon()).await.unwrap();
@@ -95,7 +95,7 @@ async fn left_during_drop(crowded: &Client, other: &Client) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn others_are_answered_while_a_large_namespace_is_dropped() {
+async fn dropping_a_large_namespace_does_not_block_others() {
     let cluster = Cluster::one(256 << 20).await;
     let crowded = ConnectOptions { namespace: "crowded".to_owned(), ..cluster.options() };
     let crowded = Client::connect(crowded).await.unwrap();
@@ -103,7 +103,7 @@ async fn others_are_answered_while_a_large_namespace_is_dropped() {
     only(other.put(&[pinned("mine", b"here")], soon()).await).unwrap();
     let names: Vec<_> = (0..MANY).map(|it| format!("k{it}")).collect();
     let puts: Vec<_> = names.iter().map(|name| Put::new(key(name), b"x")).collect();
-    // On a busy machine a whole drop may pass between two questions; then it is tried again.
+    // On a busy machine a whole drop may fit between two queries; then the test repeats it.
     let until = soon();
     loop {
         assert!(crowded.put(&puts, soon()).await.iter().all(Result::is_ok));
@@ -112,13 +112,13 @@ async fn others_are_answered_while_a_large_namespace_is_dropped() {
         if left.iter().any(|it| (1..MANY as u64).contains(it)) {
             break;
         }
-        assert!(!until.has_passed(), "nobody was let in: {left:?}");
+        assert!(!until.has_passed(), "no query was answered during a drop: {left:?}");
     }
-    eventually("all room is back", || cluster.nodes[0].usage().objects == 1).await;
+    eventually("all memory is free", || cluster.nodes[0].usage().objects == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_put_that_waited_in_vain_is_told_how_full_it_is() {
+async fn put_that_waited_until_its_deadline_reports_usage() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let bytes = pattern(1, 3 * MIB);
@@ -133,18 +133,18 @@ async fn a_put_that_waited_in_vain_is_told_how_full_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_first_is_served_first_whoever_it_is() {
+async fn waiting_puts_are_served_in_order() {
     let cluster = Cluster::one(4 << 20).await;
     let (one, other) = (cluster.client().await, cluster.client().await);
     let bytes = pattern(1, 2 * MIB);
     let stored = one.put(&[pinned("a", &bytes), pinned("b", &bytes)], soon()).await;
     assert!(stored.iter().all(Result::is_ok));
     let large = patient(&one, "large", 4 * MIB);
-    eventually("the large one stands in line", || waiting(&cluster) == 1).await;
+    eventually("the large put waits", || waiting(&cluster) == 1).await;
     let small = patient(&other, "small", MIB);
-    eventually("the small one stands behind it", || waiting(&cluster) == 2).await;
+    eventually("the small put waits", || waiting(&cluster) == 2).await;
     delete(&one, "a").await;
-    assert!(!small.is_finished(), "what would fit must not overtake what came first");
+    assert!(!small.is_finished(), "a put that would fit must not overtake");
     assert_eq!(waiting(&cluster), 2);
     delete(&one, "b").await;
     large.await.unwrap().unwrap();
@@ -154,7 +154,7 @@ async fn who_waits_first_is_served_first_whoever_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quota_holds_for_all_clients_of_a_namespace_together() {
+async fn quota_applies_to_all_clients_of_a_namespace() {
     let cluster = Cluster::one(16 << 20).await;
     let (one, other) = (cluster.client().await, cluster.tcp_client().await);
     let options = ConnectOptions { namespace: "elsewhere".to_owned(), ..cluster.options() };
@@ -168,13 +168,13 @@ async fn a_quota_holds_for_all_clients_of_a_namespace_together() {
     assert!(over.is_retryable() && over.hint().is_some());
     only(stranger.put(&[pinned("b", &bytes)], soon()).await).unwrap();
 
-    // The one waits for what the other frees.
+    // One client waits for the space that the other frees.
     let put = patient(&other, "b", MIB + MIB / 2);
-    eventually("it stands in line", || waiting(&cluster) == 1).await;
+    eventually("the put waits", || waiting(&cluster) == 1).await;
     delete(&one, "a").await;
     put.await.unwrap().unwrap();
 
-    // A put that exceeds the quota by itself does not wait, and is told so.
+    // A put that exceeds the quota by itself does not wait, and the error says so.
     let large = pattern(1, 3 * MIB);
     let never = only(one.put_with(&[pinned("c", &large)], Patience::UntilDeadline, soon()).await);
     let never = never.unwrap_err();
@@ -218,7 +218,7 @@ async fn pins_belong_to_owners_and_end_without_a_delete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_can_wait_until_a_namespace_fills_and_empties() {
+async fn usage_waits_return_when_a_namespace_fills_or_empties() {
     let cluster = Cluster::one(8 << 20).await;
     let client = cluster.client().await;
     let watch = |until| {
@@ -241,7 +241,7 @@ async fn a_program_can_wait_until_a_namespace_fills_and_empties() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn why_tells_who_holds_an_object_and_what_took_it_away() {
+async fn why_names_holders_and_the_cause_of_removal() {
     let cluster = Cluster::one(4 << 20).await;
     let named = |label: &str| ConnectOptions { label: label.to_owned(), ..cluster.options() };
     let writer = Client::connect(named("the writer")).await.unwrap();
@@ -260,7 +260,7 @@ async fn why_tells_who_holds_an_object_and_what_took_it_away() {
     assert_eq!((gone.cause, gone.by.as_str()), (Cause::Deleted, "the reader"));
 }
 
-/// A view that the node counts and the client does not know of: its answer, or its end, was lost with the
+/// A view that the node counts and the client does not know: its reply, or its end, was lost with the
 /// connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn view_whose_end_was_lost_ends_with_the_next_connection() {
@@ -277,7 +277,7 @@ async fn view_whose_end_was_lost_ends_with_the_next_connection() {
         node.inventory().iter().find(is_it).unwrap().slot_ref
     };
     let lost = vec![slot_ref("lost"), slot_ref("kept")];
-    // The node takes this for a newer connection of the reader, and closes the one that the reader has.
+    // To the node this is a newer connection of the reader, so it closes the reader's own.
     let address = Address::Unix { name: node.info().unix.clone() };
     let hello = Hello { client: reader.id(), namespace: "default".to_owned(), ..Hello::default() };
     let deadline = soon().instant();
@@ -287,7 +287,7 @@ async fn view_whose_end_was_lost_ends_with_the_next_connection() {
     delete(&writer, "kept").await;
     delete(&writer, "lost").await;
     assert_eq!(node.usage().held, 2 * 4096);
-    // The reader connects again to end this view, and lists the other.
+    // The reader reconnects to end this view, and lists the other.
     drop(twice);
     eventually("the lost view has ended", || node.usage().held == 4096).await;
     assert_eq!(kept.bytes().unwrap(), [7; 4096]);
@@ -308,7 +308,7 @@ async fn ranges(client: &Client) {
         assert!(filled == &bytes[start as usize..end as usize], "{start}..{end}");
         assert_eq!(spare, [0xee; 3]);
     }
-    #[expect(clippy::reversed_empty_ranges, reason = "that is the mistake to be answered")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the test passes an invalid range")]
     for range in [0..len + 1, len + 1..len + 1, u64::MAX - 1..u64::MAX, 5..4] {
         let mut buffer = vec![0xee; 8];
         let item = GetInto::new(key("k"), &mut buffer).range(range.clone());
@@ -324,7 +324,7 @@ async fn ranges(client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_range_is_read_exactly_over_every_way() {
+async fn ranges_are_exact_on_every_data_path() {
     let cluster = Cluster::one(16 << 20).await;
     ranges(&cluster.client().await).await;
     ranges(&cluster.tcp_client().await).await;
@@ -334,7 +334,7 @@ async fn a_range_is_read_exactly_over_every_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_regular_expression_that_would_explode_is_refused_or_harmless() {
+async fn expensive_regex_is_rejected_or_harmless() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let name = "a".repeat(10_000);
@@ -348,7 +348,7 @@ async fn a_regular_expression_that_would_explode_is_refused_or_harmless() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadline_in_the_past_changes_nothing() {
+async fn expired_deadline_changes_nothing() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();

@@ -1,6 +1,6 @@
-//! The client against real servers in the same process. What needs processes of its own is in `processes.rs`.
+//! The client with real servers in the same process. Tests that need separate processes are in `processes`.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "all of it is a test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod broken_disks;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Bad input: each mistake has a clear answer, and leaves nothing behind.
+//! Invalid requests: each returns a specific error, and leaves nothing behind.
 
 use tiffin_client::{
     Acked, Client, ConnectOptions, Consumption, Deadline, DeleteOptions, DeletedMatching, Dtype, Error,
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::support::{Cluster, eventually, key, only, pinned, soon};
 
-/// Everything that is counted, but for what grows with time.
+/// All counters that do not grow with time.
 fn ledger(cluster: &Cluster) -> (Vec<Usage>, Vec<NamespaceStat>) {
     let timeless = |it| NamespaceStat { sample_age_ms: 0, leased_age_ms: 0, ..it };
     let usages = cluster.nodes.iter().map(tiffin_server::NodeServer::usage).collect();
@@ -35,7 +35,7 @@ async fn put_sample_by(
     only(client.put_samples(&[sample], Patience::Never, deadline).await).map(|it| it.generation)
 }
 
-/// Makes a mistake, and checks the answer, and that all is counted as it was before.
+/// Sends an invalid request, checks its result, and that all counters are unchanged.
 macro_rules! mistake {
     ($cluster:ident, $before:ident, $what:literal, $call:expr, $answer:pat $(if $more:expr)?) => {
         let answer = $call;
@@ -46,7 +46,7 @@ macro_rules! mistake {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mistakes_with_samples() {
+async fn invalid_sample_requests_leave_nothing_behind() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let stored = put_sample(&client, vec![tensor("x", &[2], &[0; 8])]).await.unwrap();
@@ -68,26 +68,26 @@ async fn mistakes_with_samples() {
     mistake!(cluster, before, "an ack of the wrong generation", ack("s", wrong).await, Ok(Acked::Stale));
     let abort = client.abort(&[(key("s"), wrong)], false, soon()).await;
     mistake!(cluster, before, "an abort of the wrong generation", only(abort), Ok(false));
-    mistake!(cluster, before, "an ack of what never was", ack("never", stored).await, Ok(Acked::Stale));
-    mistake!(cluster, before, "an ack of what is no sample", ack("plain", stored).await, Ok(Acked::Stale));
+    mistake!(cluster, before, "an ack of an unknown sample", ack("never", stored).await, Ok(Acked::Stale));
+    mistake!(cluster, before, "an ack of a plain object", ack("plain", stored).await, Ok(Acked::Stale));
     mistake!(
         cluster,
         before,
-        "a lease of what never was",
+        "a lease of an unknown sample",
         lease("never", None, "g").await,
         Err(Error::NotFound { .. })
     );
     mistake!(
         cluster,
         before,
-        "a lease of what is no sample",
+        "a lease of a plain object",
         lease("plain", None, "g").await,
         Err(Error::NotASample { .. })
     );
     mistake!(
         cluster,
         before,
-        "a lease for a stranger",
+        "a lease for a wrong group",
         lease("s", None, "stranger").await,
         Err(Error::WrongGroup { .. })
     );
@@ -116,17 +116,17 @@ async fn mistakes_with_samples() {
         mistake!(
             cluster,
             before,
-            "a sample that makes no sense",
+            "an invalid sample",
             put_sample(&client, tensors.clone()).await,
             Err(error) if says(error, what)
         );
     }
     let held = lease("s", Some(stored), "g").await.unwrap();
-    assert_eq!(held.generation(), stored, "it is what it was");
+    assert_eq!(held.generation(), stored, "the sample is unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mistakes_with_names_and_owners() {
+async fn invalid_names_and_owners_leave_nothing_behind() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     only(client.put(&[pinned("k", b"v")], soon()).await).unwrap();
@@ -145,28 +145,22 @@ async fn mistakes_with_names_and_owners() {
     let pin = only(client.pin(&[key("k")], &long, soon()).await);
     mistake!(cluster, before, "an owner with too long a name", pin, Err(Error::Invalid { .. }));
     let pin = only(client.pin(&[key("never")], "run", soon()).await);
-    mistake!(cluster, before, "a pin of what never was", pin, Err(Error::NotFound { .. }));
+    mistake!(cluster, before, "a pin of an unknown object", pin, Err(Error::NotFound { .. }));
 
     let delete = async |pattern: &str| {
         client.delete_matching(Pattern::Regex(pattern.to_owned()), DeleteOptions::default(), soon()).await
     };
     for pattern in ["(", "((a{1000}){1000}){1000}", "(?=a)"] {
-        mistake!(
-            cluster,
-            before,
-            "a pattern that is none",
-            delete(pattern).await,
-            Err(Error::Invalid { .. })
-        );
+        mistake!(cluster, before, "an invalid pattern", delete(pattern).await, Err(Error::Invalid { .. }));
     }
     for pattern in ["^(a+)+$b", "(a*)*(a|aa)*(b|a+)*c$"] {
         let deleted = delete(pattern).await;
-        mistake!(cluster, before, "a pattern that would explode", deleted, Ok(it) if *it == nothing);
+        mistake!(cluster, before, "a pattern that backtracks", deleted, Ok(it) if *it == nothing);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mistakes_with_room_and_time() {
+async fn requests_over_quota_or_late_leave_nothing_behind() {
     let cluster = Cluster::one(4 << 20).await;
     let poor = ConnectOptions { namespace: "poor".to_owned(), ..cluster.options() };
     let poor = Client::connect(poor).await.unwrap();
@@ -175,12 +169,12 @@ async fn mistakes_with_room_and_time() {
     let is_none = |it: &Quota| (it.used, it.limit) == (0, 0) && it.is_never_enough();
     let full = |error: &Error| matches!(error, Error::OverQuota { quota, .. } if is_none(quota));
     let put = only(poor.put(&[Put::new(key("k"), b"v")], soon()).await);
-    mistake!(cluster, before, "a put where nothing may be", put, Err(it) if full(it));
+    mistake!(cluster, before, "a put with a quota of zero", put, Err(it) if full(it));
     let put = put_sample(&poor, vec![tensor("x", &[1], &[0; 4])]).await;
-    mistake!(cluster, before, "a sample where nothing may be", put, Err(it) if full(it));
+    mistake!(cluster, before, "a sample with a quota of zero", put, Err(it) if full(it));
     let space =
         only(poor.reserve(&[SpaceRequest::new(key("k"), 8)], Patience::Never, soon()).await).map(drop);
-    mistake!(cluster, before, "room where nothing may be", space, Err(it) if full(it));
+    mistake!(cluster, before, "a reserve with a quota of zero", space, Err(it) if full(it));
 
     let client = cluster.client().await;
     only(client.put(&[pinned("k", b"v")], soon()).await).unwrap();
@@ -192,7 +186,7 @@ async fn mistakes_with_room_and_time() {
     mistake!(cluster, before, "a sample that is too late", put, Err(Error::Timeout { .. }));
     let space = only(client.reserve(&[SpaceRequest::new(key("n"), 8)], Patience::UntilDeadline, past).await)
         .map(drop);
-    mistake!(cluster, before, "room that is asked for too late", space, Err(Error::Timeout { .. }));
+    mistake!(cluster, before, "a reserve that is too late", space, Err(Error::Timeout { .. }));
     let lease = only(client.lease(&[(key("k"), None)], "g", past).await).map(drop);
     mistake!(cluster, before, "a lease that is too late", lease, Err(Error::Timeout { .. }));
     let deleted = only(client.delete(&[key("k")], DeleteOptions::default(), past).await);

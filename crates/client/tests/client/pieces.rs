@@ -50,7 +50,7 @@ async fn pieces_in_any_order_make_an_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pieces_outside_the_space_or_of_other_clients_are_refused() {
+async fn pieces_out_of_range_or_of_others_are_rejected() {
     let cluster = Cluster::one(4 * MIB).await;
     let (client, other) = (cluster.client().await, cluster.client().await);
     let reserved = reserve(&client, "k", 8, 1).await;
@@ -71,7 +71,7 @@ async fn pieces_outside_the_space_or_of_other_clients_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_commit_of_a_name_wins() {
+async fn first_commit_of_a_name_wins() {
     let cluster = Cluster::one(4 * MIB).await;
     let client = cluster.client().await;
     let reserved = reserve(&client, "k", 3, 1).await;
@@ -84,14 +84,14 @@ async fn the_first_commit_of_a_name_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_waits_for_writes_and_the_bytes_are_gone() {
+async fn release_waits_for_writes() {
     let cluster = Cluster::one(64 * MIB).await;
     let client = cluster.client().await;
     let bytes = pattern(4, 16 << 20);
     let reserved = reserve(&client, "k", bytes.len() as u64, 1).await;
     let pieces: Vec<_> = (0..16).map(|_| (&reserved, piece(0, &bytes))).collect();
     let (written, released) = tokio::join!(client.write_reserved(&pieces, soon()), reserved.release(soon()));
-    // The release comes before or behind all of the writes, never between two of them.
+    // The release comes before or after all of the writes, never between two of them.
     let is_one = written.iter().all(Result::is_ok) || written.iter().all(Result::is_err);
     assert!(is_one && released.is_ok(), "{written:?} {released:?}");
     let gone = only(client.commit_reserved(&[&reserved], soon()).await);
@@ -100,7 +100,7 @@ async fn a_release_waits_for_writes_and_the_bytes_are_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_without_its_node_fails_in_time() {
+async fn commit_without_its_node_fails_in_time() {
     let mut cluster = Cluster::one(4 * MIB).await;
     let client = cluster.tcp_client().await;
     let reserved = reserve(&client, "k", 3, 1).await;

@@ -1,4 +1,4 @@
-//! Room that is reserved ahead of the bytes: whose it is, and how it comes back.
+//! Space that is reserved before its bytes exist: its owner, and its release.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn bytes_of(client: &Client, name: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_reserved_is_room_for_nobody_else_and_can_be_put() {
+async fn reserved_space_is_exclusive_and_can_be_put() {
     let cluster = Cluster::one(4 * MIB).await;
     for client in [cluster.client().await, cluster.tcp_client().await] {
         let other = cluster.client().await;
@@ -50,13 +50,13 @@ async fn what_is_reserved_is_room_for_nobody_else_and_can_be_put() {
         let parts = vec![SourceBuf::from(front), SourceBuf::from(back)];
         reserved.put(parts, soon()).await.unwrap();
         assert!(!reserved.is_held());
-        eventually("it is an object for its node, too", || granted(&cluster) == 0).await;
+        eventually("the node has committed it", || granted(&cluster) == 0).await;
         assert!(bytes_of(&other, "k").await == bytes);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_that_is_dropped_or_released_wakes_whoever_waits_for_it() {
+async fn dropped_or_released_space_wakes_waiting_puts() {
     let cluster = Cluster::one(4 * MIB).await;
     let (one, other) = (cluster.client().await, cluster.client().await);
     for is_dropped in [true, false] {
@@ -65,11 +65,11 @@ async fn room_that_is_dropped_or_released_wakes_whoever_waits_for_it() {
         let put = tokio::spawn(async move {
             let bytes = pattern(2, 2 << 20);
             only(waiter.put_with(&[pinned("n", &bytes)], Patience::UntilDeadline, soon()).await).unwrap();
-            // First come, first served: who reserves stands in the same line.
+            // Puts and reservations wait in one queue, in order.
             let spaces = [SpaceRequest::new(key("m"), 2 * MIB)];
             only(waiter.reserve(&spaces, Patience::UntilDeadline, soon()).await).unwrap()
         });
-        eventually("it stands in line", || waiting(&cluster) == 1).await;
+        eventually("the put waits", || waiting(&cluster) == 1).await;
         if is_dropped {
             drop(reserved);
         } else {
@@ -79,13 +79,13 @@ async fn room_that_is_dropped_or_released_wakes_whoever_waits_for_it() {
             assert!(matches!(&used, Error::Invalid { what } if what.contains("released")), "{used:?}");
         }
         drop(put.await.unwrap());
-        eventually("all of it comes back", || granted(&cluster) == 0).await;
+        eventually("all of it is released", || granted(&cluster) == 0).await;
         assert_eq!(other.delete(&[key("n")], Default::default(), soon()).await, [Ok(true)]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_number_of_bytes_is_refused_and_the_room_is_kept() {
+async fn wrong_length_is_rejected_and_space_is_kept() {
     let cluster = Cluster::one(4 * MIB).await;
     let (client, other) = (cluster.client().await, cluster.client().await);
     let reserved = reserve(&client, "k", 3).await.unwrap();
@@ -107,7 +107,7 @@ async fn another_number_of_bytes_is_refused_and_the_room_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
+async fn batch_of_reservations_has_one_outcome_each() {
     let cluster = Cluster::start(&[4 * MIB, 4 * MIB], "").await;
     let client = cluster.client().await;
     let twice = PutOptions { replicas: 2, ..PutOptions::default() };
@@ -141,7 +141,7 @@ async fn many_are_reserved_and_put_in_one_call_with_an_outcome_each() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reserved_room_counts_against_the_quota() {
+async fn reserved_space_counts_against_the_quota() {
     let cluster = Cluster::one(4 * MIB).await;
     let client = cluster.client().await;
     client.set_policy(PolicyChange::NONE.quota(Some(MIB)), soon()).await.unwrap();
@@ -154,7 +154,7 @@ async fn reserved_room_counts_against_the_quota() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_ends_with_its_client_also_where_a_view_is_left() {
+async fn reserved_space_ends_with_its_client_despite_a_view() {
     for is_looking in [false, true] {
         let store = Embedded::start(4 * MIB).await.unwrap();
         let options = store.client.options().clone();
@@ -168,7 +168,7 @@ async fn room_ends_with_its_client_also_where_a_view_is_left() {
         assert_eq!(reserved.release(soon()).await, Err(Error::Closed));
         let none = reserve(&client, "k", 1).await;
         assert!(matches!(none, Err(Error::Closed)), "{none:?}");
-        // All of the room can be had again, but for what is looked at.
+        // All of the space can be reserved again, except the viewed object.
         let spaces = [SpaceRequest::new(key("n"), 3 * MIB)];
         let all = only(store.client.reserve(&spaces, Patience::UntilDeadline, soon()).await).unwrap();
         drop((reserved, view, all));
@@ -186,8 +186,9 @@ async fn puts_of_one_size_have_preallocated_memory() {
         let bytes = pattern(who, 4096);
         let name = |number: usize| format!("{who}-{number}");
         let put = |number: usize| Put::new(key(name(number)), &bytes);
-        // Memory is preallocated in the background: sooner or later on the slowest machine. No name comes
-        // twice and nothing is evicted, so a put that takes nothing of the rest used an offer.
+        // Memory is preallocated in the background, at some time even on the slowest machine. No name is
+        // repeated and nothing is evicted, so a put that leaves the memory outside of offers unchanged used
+        // an offer.
         let mut number = 0;
         loop {
             let before = usage();
@@ -207,6 +208,6 @@ async fn puts_of_one_size_have_preallocated_memory() {
             assert_eq!(bytes_of(client, &name(number)).await, bytes);
         }
         client.close(soon()).await.unwrap();
-        eventually("all of it is given back", || granted(&cluster) + usage().offered == 0).await;
+        eventually("all of it is released", || granted(&cluster) + usage().offered == 0).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Samples: put as one, leased, read, consumed.
+//! Samples: put as one object, leased, read, consumed.
 
 use std::slice;
 
@@ -62,7 +62,7 @@ async fn round_trip(client: &Client) {
     let shapes: Vec<_> =
         held.manifest().tensors.iter().map(|it| (it.name.as_str(), it.shape.clone())).collect();
     assert_eq!(shapes, [("mask", vec![7, 11]), ("none", vec![0, 5]), ("hidden", vec![3, 1000, 1000])]);
-    // In another order than they lie.
+    // In another order than in the object.
     let read = held.read(&["hidden", "mask", "none"], soon()).await.unwrap();
     assert!(read[0] == hidden && read[1] == mask && read[2].is_empty());
 
@@ -71,7 +71,7 @@ async fn round_trip(client: &Client) {
     let reads = [LeaseRead { lease: &held, tensors }];
     assert_eq!(client.read_leased(&reads, soon()).await, [Ok(())]);
     assert!(buffer[..mask.len()] == mask && buffer[mask.len()..] == [0xee; 3]);
-    // It is one object, and says of itself what it is.
+    // It is one object with its own manifest.
     let whole = only(client.view(&[key("s")], soon()).await).unwrap();
     assert_eq!(Manifest::of(whole.bytes().unwrap()).as_ref(), Ok(held.manifest()));
     drop(whole);
@@ -83,11 +83,11 @@ async fn round_trip(client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sample_comes_back_as_it_was_over_every_way() {
+async fn sample_is_read_unchanged_on_every_data_path() {
     let cluster = Cluster::one(16 << 20).await;
     for client in [cluster.client().await, cluster.tcp_client().await] {
         round_trip(&client).await;
-        // The view of the client that looked in place may end a little later.
+        // The in-place view may end a little later.
         eventually("nothing is left", || cluster.nodes[0].usage().free == 16 << 20).await;
     }
     let store = Embedded::start(16 << 20).await.unwrap();
@@ -96,7 +96,7 @@ async fn a_sample_comes_back_as_it_was_over_every_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sample_that_makes_no_sense_is_refused_and_the_others_are_not() {
+async fn invalid_sample_is_rejected_without_the_others() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let short = TensorRef::new("short", Dtype::F32, &[2, 2], &[0; 15]);
@@ -119,7 +119,7 @@ async fn a_sample_that_makes_no_sense_is_refused_and_the_others_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_refs_of_a_replaced_sample_fail_everywhere_at_once() {
+async fn refs_of_a_replaced_sample_fail_everywhere() {
     let cluster = Cluster::one(4 << 20).await;
     let (producer, consumer) = (cluster.client().await, cluster.tcp_client().await);
     let old = put(&producer, sample("s", b"old")).await.unwrap();
@@ -136,7 +136,7 @@ async fn the_refs_of_a_replaced_sample_fail_everywhere_at_once() {
     let options = PutOptions { on_exists: OnExists::Keep, ..PutOptions::default() };
     let rejected = put(&producer, SamplePut { options, ..sample("s", b"newer") }).await;
     assert_eq!(rejected, Err(Error::Exists { key: key("s"), generation: new.generation }));
-    // A producer that gives up frees it in everybody's eyes.
+    // A producer's delete frees the sample for every client.
     assert_eq!(producer.delete(&[key("s")], DeleteOptions::default(), soon()).await, [Ok(true)]);
     assert_eq!(held.read(&["t"], soon()).await, Err(Error::NotFound { key: key("s") }));
 }
@@ -169,7 +169,7 @@ async fn each_group_consumes_a_sample_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_sample_is_not_leased() {
+async fn objects_that_are_not_samples_are_not_leased() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let options = PutOptions { sample: Some(Consumption::Once), ..PutOptions::default() };
@@ -189,7 +189,7 @@ async fn what_is_no_sample_is_not_leased() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_ends_once_however_often_it_is_ended() {
+async fn lease_ends_once_however_often_it_is_released() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     put(&client, sample("s", b"bytes")).await.unwrap();
@@ -211,7 +211,7 @@ async fn a_lease_ends_once_however_often_it_is_ended() {
     assert_eq!(other.read_into(tensors, soon()).await, Err(Error::TooSmall { key: key("s"), len: 5 }));
     drop(other);
     eventually("a dropped lease ends", || stat(&cluster).samples_leased == 0).await;
-    // A client that goes takes its leases with it.
+    // A client that disconnects ends its leases.
     let held = lease(&client, "s", None, "g").await.unwrap();
     client.close(soon()).await.unwrap();
     eventually("its leases end", || stat(&cluster).samples_leased == 0).await;
@@ -219,7 +219,7 @@ async fn a_lease_ends_once_however_often_it_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_manifest_and_many_samples_are_read_together() {
+async fn long_manifests_and_many_samples_are_read_together() {
     let cluster = Cluster::one(16 << 20).await;
     let client = cluster.client().await;
     let metadata = pattern(9, 100_000);
@@ -256,7 +256,7 @@ async fn a_long_manifest_and_many_samples_are_read_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_is_read_from_another_copy_when_a_node_is_gone() {
+async fn lease_is_read_from_another_copy_if_a_node_ended() {
     let mut cluster = Cluster::start(&[4 << 20, 4 << 20], "").await;
     let client = cluster.client().await;
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
@@ -267,7 +267,7 @@ async fn a_lease_is_read_from_another_copy_when_a_node_is_gone() {
         let first = held.locations()[left].segment;
         let at = cluster.nodes.iter().position(|it| it.segment() == first).unwrap();
         drop(cluster.nodes.remove(at));
-        // Its memory is still mapped and right until then.
+        // Until then its memory is still mapped and valid.
         let open = || client.routes().iter().filter(|it| it.way.is_some()).count();
         eventually("the client notices", || open() == left).await;
         let read = held.read(&["t"], soon()).await;
@@ -279,7 +279,7 @@ async fn a_lease_is_read_from_another_copy_when_a_node_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn samples_wait_for_room_that_an_acknowledgement_makes() {
+async fn waiting_sample_is_woken_by_an_acknowledgement() {
     let cluster = Cluster::one(4 << 20).await;
     let (producer, consumer) = (cluster.client().await, cluster.client().await);
     let bytes = pattern(1, 3 << 20);
@@ -292,7 +292,7 @@ async fn samples_wait_for_room_that_an_acknowledgement_makes() {
             only(producer.put_samples(&samples, Patience::UntilDeadline, soon()).await)
         }
     });
-    eventually("it stands in line", || stat(&cluster).waiting == 1).await;
+    eventually("the put waits", || stat(&cluster).waiting == 1).await;
     assert!(!second.is_finished());
     assert_eq!(ack(&consumer, &first, "g").await, Ok(Acked::Freed));
     let second = second.await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! What a store does for one who puts and gets, over every way that bytes can go.
+//! Puts, gets, views and deletes, on every data path.
 
 use tiffin_client::{
     Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put, PutEffect,
@@ -10,7 +10,7 @@ use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
 
 const MIB: usize = 1 << 20;
 
-/// Puts, gets, looks at and deletes objects of many sizes, all of each kind in one call.
+/// Puts, gets, views and deletes objects of many sizes, one batch per operation.
 async fn round_trips(client: &Client, expected: Way) {
     let sizes = [0, 1, 63, 64, 65, 4096, MIB + 1, 9 * MIB];
     let objects: Vec<_> =
@@ -86,7 +86,7 @@ async fn get_into_larger_buffers(client: &Client, objects: &[(tiffin_client::Key
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn through_shared_memory_no_byte_crosses_a_socket() {
+async fn shared_memory_sends_no_byte_through_a_socket() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.client().await;
     round_trips(&client, Way::SharedMemory).await;
@@ -99,7 +99,7 @@ async fn through_shared_memory_no_byte_crosses_a_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
+async fn without_shared_memory_all_bytes_use_a_socket() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.tcp_client().await;
     round_trips(&client, Way::Tcp).await;
@@ -110,13 +110,14 @@ async fn with_shared_memory_switched_off_every_byte_crosses_a_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_go_to_a_far_node_with_the_question_for_their_names() {
+async fn small_objects_travel_inside_the_commit() {
     let cluster = Cluster::far(64 << 20).await;
     let client = cluster.client().await;
     round_trips(&client, Way::Tcp).await;
     let served = || cluster.nodes[0].counters().served.written();
     assert_eq!(client.counters().tcp.written(), served());
-    // In pieces: few in the question, more before it, and small ones beside large ones.
+    // Batches in several parts: few bytes inside the commit, more before it, and small objects with large
+    // ones.
     let batches = [
         vec![0, 1, 700],
         vec![5000, 5000, 5000],
@@ -146,11 +147,11 @@ async fn bytes_go_to_a_far_node_with_the_question_for_their_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_too_long_to_go_behind_the_bytes_is_asked_all_the_same() {
+async fn commit_with_very_long_keys_is_sent() {
     const COUNT: usize = 5000;
     let cluster = Cluster::far(64 << 20).await;
     let client = cluster.client().await;
-    // The way to the node is open from now on.
+    // From now on the route to the node is open.
     only(client.put(&[Put::new(key("first"), b"")], soon()).await).unwrap();
     let name = |number: usize| key(format!("{number:01000}"));
     let bytes: Vec<_> = (0..COUNT).map(|number| number.to_le_bytes()).collect();
@@ -162,15 +163,15 @@ async fn a_question_too_long_to_go_behind_the_bytes_is_asked_all_the_same() {
     }
 }
 
-/// What the master was asked so far, by everybody.
+/// Number of requests that the master has received so far, from all peers.
 fn asked(cluster: &Cluster) -> u64 {
     let summary = cluster.master.summary();
     let count = summary.split("Requests: ").nth(1).and_then(|it| it.split(' ').next());
-    count.and_then(|it| it.parse().ok()).expect("the summary tells of requests")
+    count.and_then(|it| it.parse().ok()).expect("the summary counts requests")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gets_of_a_known_object_do_not_ask_the_master() {
+async fn cached_location_gets_do_not_ask_the_master() {
     const GETS: u64 = 500;
     let cluster = Cluster::one(64 << 20).await;
     let other = cluster.client().await;
@@ -186,7 +187,7 @@ async fn gets_of_a_known_object_do_not_ask_the_master() {
         }
         let more = resolved() - before;
         assert!(more < GETS / 2, "the master resolved {more} of {GETS} gets");
-        // The one who knows where it was finds out that it is gone, and what came instead.
+        // A client with the cached location notices the delete, and finds the new object.
         only(other.delete(std::slice::from_ref(&name), DeleteOptions::default(), soon()).await).unwrap();
         assert_eq!(get().await.map(|_| ()), Err(Error::NotFound { key: name.clone() }));
         let newer = pattern(8, 5000);
@@ -197,7 +198,7 @@ async fn gets_of_a_known_object_do_not_ask_the_master() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_just_put_is_looked_for_and_read_without_asking_the_master() {
+async fn own_puts_are_probed_and_read_without_the_master() {
     const PUTS: u64 = 200;
     let cluster = Cluster::one(64 << 20).await;
     let (client, other) = (cluster.client().await, cluster.client().await);
@@ -211,7 +212,7 @@ async fn what_was_just_put_is_looked_for_and_read_without_asking_the_master() {
     for number in 0..PUTS {
         let (name, bytes) = (key(format!("own/{number}")), pattern(number as usize, 4096));
         only(client.put(&[Put::new(name.clone(), &bytes)], soon()).await).unwrap();
-        // Its node may not have heard of it yet.
+        // Its node may not have learnt of it yet.
         let before = asked(&cluster);
         assert_eq!(is_there(&name).await, Ok(true));
         assert!(get(&name).await.unwrap() == bytes);
@@ -222,11 +223,11 @@ async fn what_was_just_put_is_looked_for_and_read_without_asking_the_master() {
             assert_eq!(get(&name).await, Err(Error::NotFound { key: name }));
         }
     }
-    assert!(questions < PUTS / 2, "{questions} questions, among them signs of life");
+    assert!(questions < PUTS / 2, "{questions} requests, including heartbeats");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_embedded_store_is_reached_directly() {
+async fn embedded_store_is_accessed_directly() {
     let store = Embedded::start(64 << 20).await.unwrap();
     round_trips(&store.client, Way::Local).await;
     let counters = store.client.counters();
@@ -269,7 +270,7 @@ async fn keys_are_any_bytes_and_lists_are_sorted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_exists_is_replaced_or_kept_as_asked() {
+async fn existing_name_is_replaced_or_kept_as_requested() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let first = only(client.put(&[Put::new(key("k"), b"first")], soon()).await).unwrap();
@@ -285,7 +286,7 @@ async fn a_name_that_exists_is_replaced_or_kept_as_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_buffer_that_is_too_small_stays_as_it_is() {
+async fn too_small_buffer_is_not_touched() {
     let cluster = Cluster::one(4 << 20).await;
     for client in [cluster.client().await, cluster.tcp_client().await] {
         only(client.put(&[Put::new(key("k"), &[1; 100])], soon()).await).unwrap();
@@ -298,7 +299,7 @@ async fn a_buffer_that_is_too_small_stays_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_store_says_so_and_takes_puts_again_when_there_is_room() {
+async fn full_store_rejects_puts_until_space_is_freed() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let bytes = pattern(1, 3 * MIB);
@@ -315,7 +316,7 @@ async fn a_full_store_says_so_and_takes_puts_again_when_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_view_outlives_its_object_and_its_room_comes_back_when_it_ends() {
+async fn view_outlives_its_object_and_then_frees_its_memory() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     let (old, new) = (pattern(1, 3 * MIB), pattern(2, 3 * MIB));
@@ -326,14 +327,14 @@ async fn a_view_outlives_its_object_and_its_room_comes_back_when_it_ends() {
 
     let refused = only(client.put(&[pinned("b", &new)], soon()).await).unwrap_err();
     assert!(matches!(&refused, Error::Full { usage, .. } if usage.held == 3 << 20), "{refused}");
-    // A view keeps its client alive, and its bytes where they are.
+    // A view keeps its client connected, and its bytes in place.
     client.close(soon()).await.unwrap();
     drop(client);
     assert!(view.bytes().unwrap() == old);
 
     drop(view);
-    // The node tells its master at once, not with the next heartbeat.
-    eventually("the room comes back", || cluster.master.stat().nodes[0].usage.held == 0).await;
+    // The node informs the master at once, not with the next heartbeat.
+    eventually("the memory is free", || cluster.master.stat().nodes[0].usage.held == 0).await;
     let client = cluster.client().await;
     only(client.put(&[pinned("b", &new)], soon()).await).unwrap();
 }
@@ -366,7 +367,7 @@ async fn many_tasks_share_one_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadline_in_the_past_does_nothing() {
+async fn expired_deadline_does_nothing() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     only(client.put(&[Put::new(key("old"), b"old")], soon()).await).unwrap();
@@ -385,7 +386,7 @@ async fn a_deadline_in_the_past_does_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_client_refuses_and_has_said_goodbye() {
+async fn closed_client_rejects_calls_and_has_disconnected() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
@@ -398,7 +399,7 @@ async fn a_closed_client_refuses_and_has_said_goodbye() {
     eventually("the node forgets the client", || cluster.nodes[0].client_count() == 0).await;
     eventually("the master forgets the client", || cluster.master.stat().clients == 0).await;
 
-    // One that is only dropped says goodbye too.
+    // A dropped client disconnects, too.
     let client = cluster.client().await;
     only(client.put(&[Put::new(key("k"), b"v")], soon()).await).unwrap();
     drop(client);
@@ -406,7 +407,7 @@ async fn a_closed_client_refuses_and_has_said_goodbye() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_empty_batch_has_no_outcomes() {
+async fn empty_batch_has_no_outcomes() {
     let cluster = Cluster::one(4 << 20).await;
     let client = cluster.client().await;
     assert!(client.put(&[], soon()).await.is_empty());

@@ -1,4 +1,4 @@
-//! Streams: samples that are pulled in order by consumer groups.
+//! Streams: consumer groups pull samples in order.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn pull(at_least: u32) -> Pull {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_window_is_woken_and_what_is_acknowledged_makes_room() {
+async fn waiting_pull_and_waiting_put_are_woken() {
     let cluster = Cluster::one(64 << 20).await;
     let (producer, consumer) = (cluster.client().await, cluster.client().await);
     let limits = StreamLimits { refs_high: 2, refs_low: 1, ..StreamLimits::default() };
@@ -59,13 +59,13 @@ async fn who_waits_for_a_window_is_woken_and_what_is_acknowledged_makes_room() {
     assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
 }
 
-/// A wait of so many milliseconds, whose answer may take as long as it takes.
+/// A wait of `ms` milliseconds, whose reply may take any time.
 fn waiting_ms(ms: u64) -> Deadline {
     Deadline::waiting(Duration::from_millis(ms), soon().remaining())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wait_without_news_is_an_answer() {
+async fn wait_without_events_returns_a_result() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.client().await;
     for ms in [0, 1] {
@@ -73,7 +73,7 @@ async fn wait_without_news_is_an_answer() {
         assert!(pulled.leases.is_empty() && pulled.end.is_none());
         let seen = client.look("train", Generation::default(), 9, waiting_ms(ms)).await.unwrap();
         assert!(seen.samples.is_empty() && seen.end.is_none());
-        // Here the answer is that the mark was not reached, with the numbers.
+        // This call reports that the mark was not reached, with the numbers.
         let used = client.wait_usage(Watermark::AtLeast(1), waiting_ms(ms)).await;
         let expected = "waiting for at least 1 byte (there are 0) did not end before its deadline";
         assert_eq!(used, Err(Error::Timeout { what: expected.to_owned() }));
@@ -81,7 +81,7 @@ async fn wait_without_news_is_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_whose_time_is_up_has_taken_nothing_and_what_is_let_go_of_comes_again() {
+async fn expired_pull_takes_nothing_and_released_samples_return() {
     let cluster = Cluster::one(64 << 20).await;
     let client = cluster.client().await;
     let nothing = client.pull(&pull(1), waiting_ms(20)).await;
@@ -100,5 +100,5 @@ async fn a_pull_whose_time_is_up_has_taken_nothing_and_what_is_let_go_of_comes_a
     assert_eq!(client.drop_stream("train", soon()).await.unwrap().count, 1);
     let end = client.pull(&pull(1), soon()).await.unwrap().end.unwrap();
     assert!(end.failure.is_some_and(|it| it.contains("dropped")));
-    eventually("the samples are gone", || cluster.master.stat().namespaces[0].samples == 0).await;
+    eventually("the samples are removed", || cluster.master.stat().namespaces[0].samples == 0).await;
 }

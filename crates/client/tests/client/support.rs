@@ -1,4 +1,4 @@
-//! Clusters for tests: real servers, in this process, on free ports.
+//! Clusters for tests: real servers in this process, on free ports.
 
 use tiffin_client::{Client, ConnectOptions, Put, PutOptions};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -12,19 +12,19 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// One node of so many bytes.
+    /// One node of `memory` bytes.
     pub(crate) async fn one(memory: u64) -> Self {
         Self::start(&[memory], "").await
     }
 
-    /// The same, of a node that shares no memory: it stands for one of another host.
+    /// The same with a node that shares no memory, like one on another host.
     pub(crate) async fn far(memory: u64) -> Self {
         let mut cluster = Self::start(&[], "").await;
         cluster.add_with(NodeConfig { memory, shared_memory: false, ..NodeConfig::default() }).await;
         cluster
     }
 
-    /// A node for each size, called `node-0` and so on.
+    /// One node for each size, named `node-0` and so on.
     pub(crate) async fn start(memories: &[u64], token: &str) -> Self {
         let token = token.to_owned();
         let master = MasterServer::start(MasterConfig { token, ..MasterConfig::default() }).await.unwrap();
@@ -61,7 +61,7 @@ impl Cluster {
     }
 }
 
-/// Bytes that tell which object and which place they belong to.
+/// Bytes that identify their object and offset.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! Memory beside disks that cannot keep up: puts find memory, and what is wanted again comes back.
+//! Memory with disks that are too slow: puts find memory, and requested objects are promoted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::disks::{MIB, OBJECT, Store, place};
 use super::support::{LONG, key, only, pattern, soon};
 
-/// What a store takes in several times its memory.
+/// Several times the memory of the store.
 const MANY: usize = 300;
 const AHEAD: ResolveOptions =
     ResolveOptions { touch: false, lease: false, locate: false, ahead: Ahead::LeadingRun };
@@ -24,7 +24,7 @@ pub(super) async fn write_through(client: &Client) {
     client.set_policy(PolicyChange::NONE.demotion(Some(Demotion::WriteThrough)), soon()).await.unwrap();
 }
 
-/// Puts objects that do not wait for memory, from several tasks at a time; how many were refused.
+/// Puts objects that do not wait for memory, from several concurrent tasks. Returns how many were rejected.
 pub(super) async fn put_hurriedly(client: &Client, name: &'static str, count: usize) -> usize {
     let mut running = JoinSet::new();
     let (next, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -48,7 +48,7 @@ pub(super) async fn put_hurriedly(client: &Client, name: &'static str, count: us
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn puts_that_are_faster_than_the_disk_find_memory() {
+async fn puts_faster_than_the_disk_find_memory() {
     for demotion in [Demotion::WriteThrough, Demotion::OnPressure] {
         let folder = place();
         let store = Store::start(folder.path(), Engine::Auto).await;
@@ -70,7 +70,7 @@ async fn wait_until_on_disk_alone(client: &Client, names: &[String]) {
         if infos.iter().all(|it| it.as_ref().unwrap().as_ref().is_some_and(is_alone)) {
             return;
         }
-        // What is unused for longest leaves memory for what is new.
+        // New objects evict the least recently used ones.
         let bytes = pattern(2, OBJECT);
         let put = [Put::new(key(format!("filler{filler}")), &bytes)];
         only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
@@ -78,10 +78,10 @@ async fn wait_until_on_disk_alone(client: &Client, names: &[String]) {
     }
 }
 
-/// Memory is full of objects that nobody reads, and more of them come all the time. What is asked about, or
-/// read a few times, is in memory all the same.
+/// Memory is full of objects that are never read, and more arrive all the time. Objects that are probed, or
+/// read a few times, are promoted nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wanted_displaces_what_nobody_reads() {
+async fn requested_objects_displace_unread_ones() {
     let folder = place();
     let store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
@@ -109,21 +109,21 @@ async fn what_is_wanted_displaces_what_nobody_reads() {
     // Twenty objects of 256 KiB are more than half of the memory.
     let probed: Vec<_> = names[..20].iter().map(key).collect();
     assert!(client.exists(&probed, AHEAD, soon()).await.iter().all(|it| *it.as_ref().unwrap()));
-    tokio::time::timeout(LONG, brought(20)).await.expect("all that were asked about are brought");
+    tokio::time::timeout(LONG, brought(20)).await.expect("all probed objects are promoted");
     for _ in 0..2 {
         for (at, name) in names.iter().enumerate().skip(20) {
             let object = only(client.get(&[key(name)], GetOptions::default(), soon()).await).unwrap();
             assert!(object.bytes == pattern(at, OBJECT), "{name}");
         }
     }
-    tokio::time::timeout(LONG, brought(24)).await.expect("all that were read twice are brought");
+    tokio::time::timeout(LONG, brought(24)).await.expect("all objects read twice are promoted");
     ends.store(true, Ordering::Relaxed);
     flood.await.unwrap();
 }
 
-/// To ask where objects lie moves nothing.
+/// Resolving locations moves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn to_look_where_objects_lie_moves_nothing() {
+async fn resolving_locations_promotes_nothing() {
     let folder = place();
     let store = Store::start(folder.path(), Engine::Auto).await;
     let client = store.client().await;
@@ -147,9 +147,9 @@ async fn to_look_where_objects_lie_moves_nothing() {
     assert_eq!(counted(&after), counted(&before));
 }
 
-/// A node whose memory is full of what must stay keeps nobody from another node's memory.
+/// A node whose memory is full of pinned objects does not prevent the use of another node's memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_under_pressure_keeps_nobody_from_another() {
+async fn full_node_does_not_block_promotions_elsewhere() {
     let folder = place();
     let master = MasterServer::start(MasterConfig::default()).await.unwrap();
     let mut nodes = Vec::new();
@@ -173,7 +173,7 @@ async fn a_node_under_pressure_keeps_nobody_from_another() {
         put("a", format!("a{at}"), false).await;
         put("b", format!("b{at}"), false).await;
     }
-    // Both memories are filled: the one with what is pinned, the other with what nobody reads.
+    // Both memories are filled: one with pinned objects, the other with objects that are never read.
     for at in 0..64 {
         put("b", format!("filler{at}"), false).await;
     }

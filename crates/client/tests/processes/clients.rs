@@ -28,21 +28,21 @@ pub(crate) fn processes_of_one_host_share_memory(runtime: &Runtime) {
     });
 }
 
-pub(crate) fn a_client_killed_between_reserve_and_commit(runtime: &Runtime) {
+pub(crate) fn client_killed_between_reserve_and_commit(runtime: &Runtime) {
     let (master, node) = runtime.block_on(start_both());
     let reserver = Process::start(&["reserver", &master.address().to_string()]);
     assert_eq!(node.usage().granted, MEMORY / 2);
     reserver.kill();
     runtime.block_on(async {
-        eventually("its room comes back", || master.stat().nodes[0].usage.granted == 0).await;
+        eventually("its memory is released", || master.stat().nodes[0].usage.granted == 0).await;
         let client = connect(&master, true).await;
         let bytes = pattern(MEMORY as usize / 2 + 1);
         only(client.put(&[Put::new(key("living"), &bytes)], soon()).await).unwrap();
-        eventually("the dead one is forgotten", || node.client_count() == 1).await;
+        eventually("the killed client is forgotten", || node.client_count() == 1).await;
     });
 }
 
-pub(crate) fn a_client_killed_with_room_reserved_ahead(runtime: &Runtime) {
+pub(crate) fn client_killed_with_reserved_space(runtime: &Runtime) {
     let (master, node) = runtime.block_on(start_both());
     let hoarder = Process::start(&["hoarder", &master.address().to_string()]);
     runtime.block_on(async {
@@ -53,7 +53,7 @@ pub(crate) fn a_client_killed_with_room_reserved_ahead(runtime: &Runtime) {
         assert!(matches!(full, Error::Full { .. }), "{full:?}");
         hoarder.kill();
         only(client.put_with(&puts, Patience::UntilDeadline, soon()).await).unwrap();
-        eventually("the dead one is forgotten", || node.client_count() == 1).await;
+        eventually("the killed client is forgotten", || node.client_count() == 1).await;
     });
 }
 
@@ -76,8 +76,8 @@ pub(crate) fn clients_killed_under_load(runtime: &Runtime) {
     }
 }
 
-/// A client with preallocated memory is stopped at any moment: others get all of that memory but for what it
-/// is just writing, before anything is evicted. When it goes on it writes nowhere else.
+/// A client with preallocated memory is stopped at any moment. Others get all of that memory, except what
+/// it is just writing, before anything is evicted. When it continues it writes nowhere else.
 pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
     const ROUNDS: usize = 5;
     let (master, node) = runtime.block_on(start_both());
@@ -93,7 +93,7 @@ pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
         loop {
             runtime.block_on(eventually("memory is preallocated", || node.usage().offered > 0));
             child.stop();
-            // What it said last is heard.
+            // Its last messages have been received.
             runtime.block_on(async { assert!(client.stat(soon()).await.is_ok()) });
             if node.usage().offered > 8 * SMALL {
                 break;
@@ -102,7 +102,8 @@ pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
         }
         runtime.block_on(async {
             let before = node.usage();
-            // Few are claimed: those that were written when it was stopped. Records and keys take memory.
+            // Few offers are claimed: those that were written when it was stopped. Records and keys use
+            // memory.
             let metadata_max = 16 * SMALL;
             let without_eviction =
                 (before.free.saturating_sub(metadata_max) / SMALL).saturating_sub(4) as usize;
@@ -135,10 +136,10 @@ pub(crate) fn stopped_client_keeps_no_preallocated_memory(runtime: &Runtime) {
             assert!(deleted.iter().all(|it| *it == Ok(true)), "{deleted:?}");
         });
     }
-    assert!(!child.has_ended(), "the client that was stopped has failed");
+    assert!(!child.has_ended(), "the stopped client has failed");
 }
 
-pub(crate) fn a_client_killed_while_it_looks(runtime: &Runtime) {
+pub(crate) fn client_killed_with_a_view(runtime: &Runtime) {
     let (master, node) = runtime.block_on(start_both());
     let bytes = pattern(1 << 20);
     let client = runtime.block_on(async {
@@ -156,7 +157,7 @@ pub(crate) fn a_client_killed_while_it_looks(runtime: &Runtime) {
     });
 }
 
-pub(crate) fn a_consumer_killed_with_its_lease(runtime: &Runtime) {
+pub(crate) fn consumer_killed_with_its_lease(runtime: &Runtime) {
     let (master, node) = runtime.block_on(start_both());
     let bytes = pattern(1 << 20);
     let stat = || master.stat().namespaces.remove(0);
@@ -171,11 +172,11 @@ pub(crate) fn a_consumer_killed_with_its_lease(runtime: &Runtime) {
     assert_eq!((stat().samples, stat().samples_leased), (1, 1));
     consumer.kill();
     runtime.block_on(async {
-        eventually("its lease comes back", || stat().samples_leased == 0).await;
+        eventually("its lease ends", || stat().samples_leased == 0).await;
         let lease = only(client.lease(&[(key("s"), Some(stored.generation))], "g", soon()).await).unwrap();
         assert!(lease.read(&["t"], soon()).await.unwrap()[0] == bytes);
         let acked = client.ack(&[(key("s"), stored.generation)], "g", soon()).await;
         assert_eq!(acked, [Ok(Acked::Freed)]);
-        eventually("nothing of the dead one is held", || node.usage().free == MEMORY).await;
+        eventually("nothing of the killed client is held", || node.usage().free == MEMORY).await;
     });
 }

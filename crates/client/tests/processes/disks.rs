@@ -7,23 +7,23 @@ use tokio::runtime::Runtime;
 
 use crate::support::{Process, connect, content_of, key, only, soon, start_master};
 
-/// How often a node is killed whenever tests are run. `processes kill 1000` does it more often.
+/// How often a node is killed in a normal test run. `processes kill 1000` does it more often.
 const KILLS: usize = 6;
-/// Objects that are put, read, deleted and brought back between two kills.
+/// Objects that are put, read, deleted and promoted between two kills.
 const STEPS: usize = 150;
 
-pub(crate) fn a_node_killed_with_its_disk(runtime: &Runtime) {
+pub(crate) fn node_killed_with_its_disk(runtime: &Runtime) {
     kill_with_disk(runtime, KILLS);
 }
 
-/// Kills a node again and again while objects go to its disk and come back: every key has its bytes
-/// afterwards, or is absent; and what was deleted stays so.
+/// Kills a node repeatedly while objects are demoted and promoted. Afterwards every key has its bytes or is
+/// absent, and deleted objects stay deleted.
 pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path().join("log").to_str().unwrap().to_owned();
     let master = runtime.block_on(start_master());
     let address = master.address().to_string();
-    // For each key, which put of it was acknowledged last; nothing if its deletion was.
+    // For each key, its last acknowledged put; none if its deletion was acknowledged.
     let mut model: BTreeMap<usize, Option<usize>> = BTreeMap::new();
     let (mut puts, mut recovered, mut absent) = (0, 0, 0);
     for round in 0..times {
@@ -37,7 +37,7 @@ pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
                         assert!(object.bytes == content_of(*it, *put), "round {round}, k{it}: other bytes");
                         recovered += 1;
                     }
-                    // Its memory died with the process before the disk had it; the master may wait for that.
+                    // The process ended before the disk had the object; the master may wait for the node.
                     (Some(_), Err(Error::NotFound { .. } | Error::NodeDown { .. })) => {
                         (*state, absent) = (None, absent + 1);
                     }
@@ -69,20 +69,20 @@ pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
         });
         node.kill();
     }
-    println!("{times} kills: {recovered} objects were there afterwards, {absent} were not");
+    println!("{times} kills: {recovered} objects were found afterwards, {absent} were not");
     assert!(recovered > 0, "no object survived");
 }
 
-/// A disk that takes no more, in the middle of what had been set aside for it: it leaves, with a reason in
-/// the log, and memory goes on. Where a quota or a limit says no, the kernel says so to the write itself.
-pub(crate) fn a_node_whose_disk_takes_no_more(runtime: &Runtime) {
+/// A disk that rejects writes, within the space allocated for it: it leaves, with a reason in the log, and
+/// memory keeps working. With a quota or a limit, the kernel returns the error to the write itself.
+pub(crate) fn disk_that_rejects_writes_leaves(runtime: &Runtime) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path().join("log").to_str().unwrap().to_owned();
     let master = runtime.block_on(start_master());
     let address = master.address().to_string();
-    // The room is set aside without a limit.
+    // Without a limit, the space is allocated.
     Process::start(&["disk", &address, &folder]).kill();
-    // In units of 512 bytes. Who is told by a signal, too, would not hear the error.
+    // In units of 512 bytes. The signal is ignored, because it would hide the error.
     let limited = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", (30 << 20) / 512);
     let _node = Process::wrapped(&["sh", "-c", &limited], &["disk", &address, &folder]);
     runtime.block_on(async {
@@ -99,7 +99,7 @@ pub(crate) fn a_node_whose_disk_takes_no_more(runtime: &Runtime) {
             let put = [Put::new(key(format!("p{puts}")), &bytes)];
             only(client.put_with(&put, Patience::UntilDeadline, soon()).await).unwrap();
         }
-        assert!(puts * (96 << 10) > 16 << 20, "it took only {puts} objects");
+        assert!(puts * (96 << 10) > 16 << 20, "it stored only {puts} objects");
         for more in puts + 1..puts + 200 {
             let (name, bytes) = (key(format!("p{more}")), content_of(more, more));
             let put = [Put::new(name.clone(), &bytes)];

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::support::{LONG, LOOK, MEMORY, Process, key, only, soon};
 
-/// Puts, one after the other, until one fails, and tells of each that was acknowledged.
+/// Puts one object after the other until one fails, and reports each acknowledged one.
 async fn put_until_it_fails(client: Client, prefix: String, acknowledged: mpsc::UnboundedSender<Key>) {
     for number in 0.. {
         let key = key(format!("{prefix}/{number}"));
@@ -20,7 +20,7 @@ async fn put_until_it_fails(client: Client, prefix: String, acknowledged: mpsc::
     }
 }
 
-pub(crate) fn a_master_killed_under_puts(runtime: &Runtime) {
+pub(crate) fn master_killed_under_puts(runtime: &Runtime) {
     let address = format!("unix:@tiffin-client-test-{}", std::process::id());
     let mut master = Process::start(&["master", &address]);
     let config = NodeConfig { master: address.parse().unwrap(), memory: MEMORY, ..NodeConfig::default() };
@@ -45,7 +45,7 @@ pub(crate) fn a_master_killed_under_puts(runtime: &Runtime) {
         });
         master.kill();
         runtime.block_on(async {
-            // A put may look for another master until its deadline; what was acknowledged before is told.
+            // A put may retry until its deadline; objects acknowledged before that are reported.
             writers.iter().for_each(JoinHandle::abort);
             while let Some(key) = acknowledged.recv().await {
                 all.push(key);
@@ -57,13 +57,13 @@ pub(crate) fn a_master_killed_under_puts(runtime: &Runtime) {
         master = Process::start(&["master", &address]);
         runtime.block_on(async {
             let client = Client::connect(ConnectOptions::new(address.clone())).await.unwrap();
-            // The node comes back in its own time.
+            // The node reconnects at its own pace.
             let (mut lost, mut look) = (all.clone(), tokio::time::interval(LOOK));
             let until = Instant::now() + LONG;
             while !lost.is_empty() {
                 assert!(
                     Instant::now() < until,
-                    "they were acknowledged before the master was killed: {lost:?}"
+                    "lost although acknowledged before the master was killed: {lost:?}"
                 );
                 look.tick().await;
                 let infos = client.resolve(&lost, ResolveOptions::default(), soon()).await;

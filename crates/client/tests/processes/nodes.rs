@@ -10,10 +10,10 @@ use tokio::runtime::Runtime;
 
 use crate::support::{LONG, Process, connect, eventually, key, only, pattern, soon, start_master};
 
-/// Short, for those who will not answer.
+/// A short limit, for peers that will not reply.
 const SHORT: Duration = Duration::from_millis(300);
 
-pub(crate) fn a_node_killed_under_its_readers(runtime: &Runtime) {
+pub(crate) fn node_killed_under_its_readers(runtime: &Runtime) {
     for shared_memory in [true, false] {
         let master = runtime.block_on(start_master());
         let address = master.address().to_string();
@@ -40,7 +40,7 @@ pub(crate) fn a_node_killed_under_its_readers(runtime: &Runtime) {
             while let Some(joined) = readers.join_next().await {
                 joined.unwrap();
             }
-            // The one that is left takes puts.
+            // The remaining node accepts puts.
             only(client.put(&[put(&key("new"))], soon()).await).unwrap();
             nodes[1].take().unwrap().kill();
             let got = only(client.get(&[key("k0")], GetOptions::default(), soon()).await);
@@ -50,7 +50,7 @@ pub(crate) fn a_node_killed_under_its_readers(runtime: &Runtime) {
     }
 }
 
-pub(crate) fn a_node_that_is_stopped(runtime: &Runtime) {
+pub(crate) fn stopped_node_fails_calls_in_time(runtime: &Runtime) {
     let master = runtime.block_on(start_master());
     let node = Process::start(&["node", &master.address().to_string(), "sleepy"]);
     runtime.block_on(async {
@@ -61,9 +61,9 @@ pub(crate) fn a_node_that_is_stopped(runtime: &Runtime) {
             only(client.put(&[Put::new(key("k"), &bytes)], soon()).await).unwrap();
         }
         node.stop();
-        // Its memory is still there, and so are the stamps that prove what is in it.
+        // Its memory is still mapped, with the stamps that validate it.
         assert!(only(near.get(&[key("k")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
-        // Who needs its help gets an error in time.
+        // Calls that need the node fail in time.
         let short = || Deadline::after(SHORT);
         for client in [&near, &far] {
             let error = only(client.put(&[Put::new(key("n"), &bytes)], short()).await).unwrap_err();
@@ -71,14 +71,14 @@ pub(crate) fn a_node_that_is_stopped(runtime: &Runtime) {
         }
         let error = only(far.get(&[key("k")], GetOptions::default(), short()).await).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
-        // The master waits a little for the node, and then its answer has all the time it needs.
+        // The master waits a little for the node; then its reply has all the time it needs.
         let waiting = Deadline::waiting(SHORT, LONG);
         let deleted = only(far.delete(&[key("k")], DeleteOptions::default(), waiting).await);
         assert_eq!(deleted, Err(Error::Unconfirmed { nodes: vec!["sleepy".to_owned()] }));
 
         node.go_on();
         let usage = || master.stat().nodes[0].usage;
-        eventually("what was reserved meanwhile comes back", || usage().granted == 0 && usage().objects == 0)
+        eventually("memory reserved meanwhile is released", || usage().granted == 0 && usage().objects == 0)
             .await;
         for client in [&near, &far] {
             only(client.put(&[Put::new(key("n"), &bytes)], soon()).await).unwrap();
@@ -86,10 +86,12 @@ pub(crate) fn a_node_that_is_stopped(runtime: &Runtime) {
     });
 }
 
-/// Gets of objects with a copy on a node that hangs. Each would miss its deadline by waiting for that node.
+/// Number of gets of objects with a copy on a stopped node. Each would miss its deadline if it waited for
+/// that node.
 const STOPPED_GETS: usize = 40;
 
-/// Reads every object by itself and then all together, into memory that is nobody else's once that is done.
+/// Reads every object separately, then all together, and checks that no read writes to a buffer after its
+/// call.
 async fn read_around(client: &Client, objects: &[(Key, Vec<u8>)]) {
     let mut buffers: Vec<_> = objects.iter().map(|(_, bytes)| vec![0; bytes.len()]).collect();
     let deadline = || Deadline::after(LONG / 6);
@@ -148,12 +150,12 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         for node in &nodes {
             node.stop();
             let late = connect(&master, false).await;
-            // One client knows the places from its puts, one from its gets, one has no connection yet.
+            // One client knows the locations from its puts, one from its gets, one has no connection yet.
             for client in [&writer, &reader, &late] {
                 let before = client.hedged_reads();
                 read_around(client, &objects).await;
                 let hedged = client.hedged_reads() - before;
-                assert!(hedged < STOPPED_GETS as u64, "the slow node was asked first {hedged} times");
+                assert!(hedged < STOPPED_GETS as u64, "the slow node was used first {hedged} times");
                 read_sample(client, &tensors).await;
             }
             node.go_on();
@@ -161,7 +163,7 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         let hedged = writer.hedged_reads() + reader.hedged_reads();
         assert!(hedged > 0, "one of the two nodes was the first choice");
     });
-    // A node that was slow serves what only it has.
+    // A node that was slow still serves objects that only it holds.
     let [left, right] = nodes;
     left.kill();
     runtime.block_on(async {

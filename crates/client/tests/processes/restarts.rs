@@ -11,14 +11,14 @@ use tokio::time::Instant;
 
 use crate::support::{LONG, LOOK, Process, content_of, key, only, pattern, soon};
 
-/// An object on a node of that name, that must not be evicted.
+/// A pinned object on a node of that name.
 fn pinned_on<'a>(name: &str, node: &str, bytes: &'a [u8]) -> Put<'a> {
     let preferred = vec![node.into()];
     let options = PutOptions { replicas: 1, preferred, hard_pin: true, ..PutOptions::default() };
     Put { options, ..Put::new(key(name), bytes) }
 }
 
-/// Asserts that the answer is not known yet, and that the message names the node that is waited for.
+/// Asserts that the result is not known yet, and that the message names the unreported node.
 fn assert_unavailable<T: std::fmt::Debug>(result: Result<T, Error>, node: &str) {
     match result {
         Err(Error::Unavailable { what }) => assert!(what.ends_with(&format!("waiting for {node}")), "{what}"),
@@ -26,7 +26,7 @@ fn assert_unavailable<T: std::fmt::Debug>(result: Result<T, Error>, node: &str) 
     }
 }
 
-pub(crate) fn a_master_restarted_before_its_nodes(runtime: &Runtime) {
+pub(crate) fn master_restarted_before_its_nodes(runtime: &Runtime) {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("unix:@tiffin-client-test-late-{}", std::process::id());
     let start = || Process::start(&["stateful", &address, folder.path().to_str().unwrap()]);
@@ -74,7 +74,7 @@ pub(crate) fn a_master_restarted_before_its_nodes(runtime: &Runtime) {
         assert_unavailable(only(deleted), "late");
         assert_unavailable(only(kept), "late");
         assert_unavailable(only(acked), "late");
-        // What is put now is the newest of its name, whatever the other node has.
+        // An object put now is the newest of its name, whatever the other node holds.
         only(client.put(&[pinned_on("new", "early", &bytes)], soon()).await).unwrap();
         assert!(only(client.get(&[key("new")], GetOptions::default(), soon()).await).unwrap().bytes == bytes);
 
@@ -108,7 +108,7 @@ pub(crate) fn a_master_restarted_before_its_nodes(runtime: &Runtime) {
     });
 }
 
-pub(crate) fn a_master_without_its_state_folder(runtime: &Runtime) {
+pub(crate) fn master_restarted_without_its_state_folder(runtime: &Runtime) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let address = format!("unix:@tiffin-client-test-stateless-{}", std::process::id());
@@ -140,9 +140,9 @@ pub(crate) fn a_master_without_its_state_folder(runtime: &Runtime) {
             let client = connect().await;
             let mut left: Vec<_> = names.iter().collect();
             let until = Instant::now() + LONG;
-            // A master that knows of no member answers before they are there.
+            // A master that knows no member replies before the nodes have joined.
             while !left.is_empty() {
-                assert!(Instant::now() < until, "{} of 100 pinned objects are gone", left.len());
+                assert!(Instant::now() < until, "{} of 100 pinned objects are lost", left.len());
                 tokio::time::sleep(LOOK).await;
                 let keys: Vec<_> = left.iter().map(|it| key(&it.2)).collect();
                 let got = client.get(&keys, GetOptions::default(), soon()).await;
@@ -159,12 +159,12 @@ pub(crate) fn a_master_without_its_state_folder(runtime: &Runtime) {
             assert!(generations.iter().all(|it| *it < generation), "{generation} after {generations:?}");
             for old in &generations {
                 let leased = only(client.lease(&[(key("s"), Some(*old))], "g", soon()).await);
-                assert!(matches!(leased, Err(Error::Superseded { .. })), "an old ref leads to {leased:?}");
+                assert!(matches!(leased, Err(Error::Superseded { .. })), "an old ref gives {leased:?}");
             }
             generations.push(generation);
         });
     }
-    // The disk still has its copies after its process and the master have started anew.
+    // The disk still has its copies after its process and the master have restarted.
     disk.kill();
     let _disk = Process::start(&["disk", &address, &path("log")]);
     runtime.block_on(async {

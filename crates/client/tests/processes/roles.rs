@@ -1,4 +1,4 @@
-//! The roles of children.
+//! The roles of child processes.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) async fn be_master(address: &str) {
     ready_until_parent_ends();
 }
 
-/// A master with a state folder that gives up on nobody.
+/// A master with a state folder that never declares a node lost.
 pub(crate) async fn be_stateful_master(address: &str, folder: &str) {
     let config = MasterConfig {
         listen: vec![address.parse().unwrap()],
@@ -43,7 +43,7 @@ pub(crate) async fn be_node(master: &str, name: &str) {
     ready_until_parent_ends();
 }
 
-/// A node whose memory is small beside its disk.
+/// A node whose memory is small compared to its disk.
 pub(crate) async fn be_node_with_disk(master: &str, folder: &str) {
     let config = NodeConfig {
         master: master.parse().unwrap(),
@@ -57,12 +57,12 @@ pub(crate) async fn be_node_with_disk(master: &str, folder: &str) {
     ready_until_parent_ends();
 }
 
-/// A client that has reserved and mapped, and neither writes nor commits.
+/// A client that has reserved memory and mapped it, and neither writes nor commits.
 pub(crate) async fn be_reserver(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
-    // Introduces itself to the node, and maps its memory.
+    // Connects to the node, and maps its memory.
     only(client.put(&[Put::new(key("of the dead"), b"small")], soon()).await).unwrap();
-    // The rest of a put would follow at once, so this asks for room the way that a put does.
+    // A put would continue at once, so this sends the reserve request of a put itself.
     let hello = Hello { client: client.id(), namespace: "default".to_owned(), ..Hello::default() };
     let (connection, _) =
         Connection::open(&master.parse().unwrap(), hello, Instant::now() + LONG).await.unwrap();
@@ -75,7 +75,7 @@ pub(crate) async fn be_reserver(master: &str) {
     ready_until_parent_ends();
 }
 
-/// A client that has all room reserved, and never has anything to put into it.
+/// A client that has reserved all memory, and never writes to it.
 pub(crate) async fn be_hoarder(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     let spaces = [SpaceRequest::new(key("never"), MEMORY)];
@@ -95,8 +95,8 @@ pub(crate) async fn be_putter(master: &str) {
     }
 }
 
-/// A client that puts small objects of one size for ever, so that memory is preallocated for it. What it has
-/// put it reads back, if that is still there.
+/// A client that puts small objects of one size for ever, so that memory is preallocated for it. It reads
+/// back each object, if it still exists.
 pub(crate) async fn be_small_putter(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     for number in 0.. {
@@ -121,7 +121,7 @@ pub(crate) async fn be_viewer(master: &str, name: &str) {
     ready_until_parent_ends();
 }
 
-/// A consumer that has leased and looks, and never acknowledges.
+/// A consumer that has a lease and a view, and never acknowledges.
 pub(crate) async fn be_consumer(master: &str, name: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     let lease = only(client.lease(&[(key(name), None)], "g", soon()).await).unwrap();

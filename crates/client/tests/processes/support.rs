@@ -1,4 +1,4 @@
-//! Children, servers, and what all tests share.
+//! Child processes, servers, and shared helpers.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -14,10 +14,10 @@ pub(crate) use crate::common::{LONG, LOOK, eventually, key, only, soon};
 
 pub(crate) const MEMORY: u64 = 16 << 20;
 
-/// Objects that memory is preallocated for.
+/// Length of objects for which memory is preallocated.
 pub(crate) const SMALL: u64 = 16 << 10;
 
-/// A child, killed when it is dropped.
+/// A child process, killed when dropped.
 pub(crate) struct Process(Child);
 
 impl Process {

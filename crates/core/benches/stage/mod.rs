@@ -1,5 +1,5 @@
-//! A master with one node, both ends of whose connection are played here: the least that drives the
-//! production path, so that what is measured is the master.
+//! A master with one node, both ends of whose connection are simulated here: the minimum that drives the
+//! production path, so that the benchmark measures the master.
 
 use tiffin_core::master::{Effect, Event, Master, MasterConfig, TierConfig};
 use tiffin_core::message::{
@@ -15,16 +15,16 @@ use tiffin_core::{
 const CLIENT: ConnId = ConnId(1);
 const NODE: ConnId = ConnId(2);
 const SEGMENT: SegmentId = SegmentId(7);
-/// How long every object is.
+/// Length of every object.
 pub(crate) const OBJECT_BYTES: u64 = 4096;
-/// How long a read keeps an object from eviction.
+/// How long a read protects an object from eviction.
 pub(crate) const LEASE_MS: u64 = 5_000;
 
-/// See the module.
+/// The master and its simulated peers; see the module.
 pub(crate) struct Stage {
     /// The master.
     pub(crate) master: Master,
-    /// The time that it is told.
+    /// The time that it is given.
     pub(crate) now: Tick,
     usage: Usage,
     next_id: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A master with an empty node that has room for so many objects.
+    /// A master with an empty node that has space for `objects_max` objects.
     pub(crate) fn new(objects_max: u64) -> Self {
         let config = MasterConfig {
             epoch: 1,
@@ -77,19 +77,19 @@ impl Stage {
         stage
     }
 
-    /// What a client asks, answered.
+    /// The reply to a client's request.
     pub(crate) fn client(&mut self, request: ClientToMaster) -> Reply {
-        self.ask(CLIENT, request).expect("the master answers")
+        self.ask(CLIENT, request).expect("the master replies")
     }
 
-    /// Names new objects, as if their bytes had been written: commits without reservations.
+    /// Commits new objects, as if their bytes had been written, without reservations.
     pub(crate) fn name(&mut self, keys: impl Iterator<Item = Key>, options: &PutOptions) {
         let items: Vec<_> = keys.map(|key| self.decide_item(key, options)).collect();
         self.usage.free -= items.len() as u64 * OBJECT_BYTES;
         self.ask(NODE, MemberToMaster::Decide(Decide { items, wait_ms: 0 }));
     }
 
-    /// The item with which the node asks for the name of an object.
+    /// The item with which the node requests the commit of an object.
     pub(crate) fn decide_item(&mut self, key: Key, options: &PutOptions) -> DecideItem {
         let slot_ref = self.slot_ref();
         let item =
@@ -97,7 +97,7 @@ impl Stage {
         DecideItem { namespace: "default".into(), item, client: ClientId(9) }
     }
 
-    /// Puts objects: reserves and commits. How many got room.
+    /// Puts objects: reserves and commits. Returns how many got space.
     pub(crate) fn put(&mut self, keys: &[Key], options: &PutOptions) -> usize {
         let items = keys.iter().map(|key| ReserveItem {
             key: key.clone(),
@@ -150,7 +150,7 @@ impl Stage {
         answer
     }
 
-    /// The node: it has room where the master thinks that it has.
+    /// The node: it has space whenever the master assumes so.
     fn node(&mut self, request: MasterToMember) -> Reply {
         match request {
             MasterToMember::Allocate(allocate) => {
@@ -185,12 +185,12 @@ pub(crate) fn key(number: u64) -> Key {
     Key::new(text.as_bytes()).expect("not empty")
 }
 
-/// Asks for these keys as a get does.
+/// The request of a get.
 pub(crate) fn get(keys: Vec<Key>) -> ClientToMaster {
     ClientToMaster::Resolve(Resolve { keys, touch: true, lease: false, locate: true, ..Resolve::default() })
 }
 
-/// Asks whether these keys are there, as `exists` does.
+/// The request of an `exists`.
 pub(crate) fn exists(keys: Vec<Key>) -> ClientToMaster {
     ClientToMaster::Exists(Exists {
         keys: keys.iter().collect(),
@@ -204,7 +204,7 @@ pub(crate) fn exists(keys: Vec<Key>) -> ClientToMaster {
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    /// The next one.
+    /// The next number.
     pub(crate) fn below(&mut self, count: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

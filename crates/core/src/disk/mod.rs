@@ -1,13 +1,14 @@
-//! One disk's decisions: which copies it has, and which of them count.
+//! The state machine of one disk: which copies it has, and which of them are valid.
 //!
-//! A disk stands beside the memory of its node and is a member of its own: it joins the master, tells what it
-//! holds, and is told what to write, to read and to forget. Its shell keeps the bytes in a log and tells when
-//! something is there, or gone, *for good*: so that it is so after a crash, too.
+//! A disk belongs to a node and is a member of its own. It registers at the master, announces its copies,
+//! and receives requests to write, read and forget copies. Its shell keeps the bytes in a log, and reports
+//! when a write or a removal is *durable*, so that it survives a crash.
 //!
-//! **Invariant:** a copy is announced and read only after it is there for good.
-//! **Invariant:** that a copy is gone is confirmed only after it is gone for good, however far it had come.
-//! **Invariant:** it tells a master what it holds only once it knows what became of all that it was writing:
-//! another life of the master has not heard of that, and could not have it taken away.
+//! **Invariant:** a copy is announced and read only after it is durable.
+//! **Invariant:** the removal of a copy is confirmed only after it is durable, whatever the state of the
+//! copy was.
+//! **Invariant:** a disk announces its copies to a master only after all its writes have ended. Another
+//! epoch of the master does not know these writes, and could not retire them.
 
 #[cfg(test)]
 mod tests;
@@ -27,113 +28,113 @@ use crate::{
 
 /// Copies per announcement.
 const ANNOUNCE_ITEMS_MAX: usize = 8192;
-/// The mean length of the names on a page: keys may be long, messages may not.
+/// Maximum number of bytes of names on a page: keys may be long, messages are bounded.
 const ANNOUNCE_BYTES_MAX: usize = ANNOUNCE_ITEMS_MAX << 10;
 
-/// What a disk is.
+/// The parameters of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskConfig {
-    /// Its name, drawn at random when it was first used.
+    /// Its id, drawn at random when it was first used.
     pub segment: SegmentId,
-    /// The life of the master that it last belonged to; zero if none.
+    /// The epoch of the master that it last belonged to; zero if none.
     pub epoch: u64,
-    /// The number of that master, see [`Registered::instance`].
+    /// The instance number of that master, see [`Registered::instance`].
     pub instance: u64,
-    /// No stamp from here on was used.
+    /// No stamp from this one on was used.
     pub stamps: u64,
     /// For the simulation only.
     pub sabotage: Sabotage,
 }
 
-/// What happened outside.
+/// An input of the disk.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The master let the disk in; it must register.
+    /// The master accepted the connection; the disk must register.
     Linked(NodeInfo),
-    /// The link to the master is broken.
+    /// The connection to the master is broken.
     Unlinked,
-    /// The master asks.
+    /// A request of the master.
     MasterRequest(RequestId, MasterToMember),
-    /// The master answers.
+    /// A reply of the master.
     MasterReply(RequestId, Reply),
-    /// Time for a sign of life.
+    /// A heartbeat is due.
     Beat,
-    /// A copy is there for good, or could not be written and is not there.
+    /// A copy is durable, or could not be written and does not exist.
     Stored(Stamp, bool),
-    /// The log works, and does not take a copy of that size: so many bytes are the most that it takes now.
+    /// The log works, but rejects a copy of that size. The number is the largest size that it accepts now.
     Refused(Stamp, u64),
-    /// Copies are gone for good.
+    /// The removal of copies is durable.
     Forgotten(Vec<Stamp>),
-    /// Other marks are written beside a copy, or could not be.
+    /// Other attributes are stored with a copy, or could not be.
     AttributesSet(Stamp, bool),
-    /// A copy was read into memory, or could not be. The reservation that it was read into.
+    /// A copy was read into memory, or could not be. The hold is the reservation that it was read into.
     Loaded(SlotRef, bool),
-    /// The log let go of copies to make room: they are gone for good. Never of what is pinned, as its marks
-    /// say or those that are being written.
+    /// The log evicted copies: their removal is durable. It never evicts a copy that is pinned, by its
+    /// attributes or by those that are being written.
     Evicted(Vec<Stamp>),
-    /// A copy turned out to be unreadable: it is gone for good.
+    /// A copy turned out to be unreadable: its removal is durable.
     Corrupt(Stamp),
 }
 
-/// What the shell must now do.
+/// An action for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write down what lies there in the memory beside it, and say [`Event::Stored`]. The bytes are read
+    /// Write an object of the node's memory to the log, and pass in [`Event::Stored`]. The bytes are read
     /// between [`begin_demotion`](crate::node::Node::begin_demotion) and
     /// [`end_demotion`](crate::node::Node::end_demotion).
     Store {
-        /// Where it lies in memory.
+        /// The copy in memory.
         source: SlotRef,
-        /// What it is; the stamp of its hold is the name of the copy.
+        /// Its description; the stamp of its hold identifies the copy on the disk.
         record: Record,
     },
-    /// Read a copy into a reservation of the memory beside it, and say [`Event::Loaded`]. The bytes are
+    /// Read a copy into a reservation of the node's memory, and pass in [`Event::Loaded`]. The bytes are
     /// written between [`begin_store`](crate::node::Node::begin_store), on behalf of
     /// [`PROMOTER`](crate::master::PROMOTER), and [`end_store`](crate::node::Node::end_store).
     Load {
-        /// Which copy.
+        /// The copy.
         stamp: Stamp,
         /// Its bytes.
         len: u64,
-        /// Where to.
+        /// The destination.
         into: SlotRef,
     },
-    /// Let go of copies, and say [`Event::Forgotten`].
+    /// Remove copies, and pass in [`Event::Forgotten`].
     Forget(Vec<Stamp>),
-    /// Write other marks beside a copy, and say [`Event::AttributesSet`].
+    /// Store other attributes with a copy, and pass in [`Event::AttributesSet`].
     SetAttributes(Stamp, Attributes),
-    /// Remember for good which master it serves, by epoch and number, before anything that follows.
+    /// Store durably which master it serves, by epoch and instance, before any later effect.
     Epoch(u64, u64),
-    /// Close the link: the master's epoch is not greater than the one that was served.
+    /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {
         /// The greatest epoch that it has served.
         served: u64,
         /// The epoch of the master.
         offered: u64,
     },
-    /// Ask the master.
+    /// Send a request to the master.
     AskMaster(RequestId, MemberToMaster),
-    /// Answer the master.
+    /// Send a reply to the master.
     AnswerMaster(RequestId, Reply),
 }
 
-/// How far a copy has come.
+/// The state of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Writing,
     Stored,
-    /// Taken away; the log may still have it.
+    /// Retired; the log may still have it.
     Leaving,
 }
 
 #[derive(Debug)]
 struct Copy {
     state: State,
-    /// What the log has for good, its marks included.
+    /// The durable record, including its attributes.
     record: Record,
-    /// Marks that are being written. One after the other, so that it is known which of them are there.
+    /// Attributes that are being written. One write at a time, so that it is known which ones are durable.
     marking: Option<Attributes>,
-    /// Marks to be written next.
+    /// Attributes to write next.
     next_attributes: Option<Attributes>,
 }
 
@@ -148,10 +149,10 @@ enum Stage {
     #[default]
     Broken,
     Registering(RequestId),
-    /// It lets go of what it owes, and ends what it was writing, before it says more: what it holds from this
-    /// copy on, or that it is a member. The copies that this hangs on.
+    /// The disk removes retired copies and waits for its writes, before it announces its copies from this
+    /// stamp on, or becomes a member. The set has the copies that it waits for.
     Clearing(Option<Stamp>, BTreeSet<Stamp>),
-    /// The page that was announced last, and the copy where the next one begins.
+    /// The request of the last announced page, and the copy where the next one begins.
     Announcing(RequestId, Option<Stamp>),
     Member,
 }
@@ -159,18 +160,18 @@ enum Stage {
 /// A request of the master that waits for the log.
 #[derive(Debug)]
 struct Waiting {
-    /// What it waits for; see [`Answer`] for what that is.
+    /// The holds that it waits for; [`Answer`] says for which event.
     left: BTreeSet<SlotRef>,
     answer: Answer,
 }
 
 #[derive(Debug)]
 enum Answer {
-    /// Which of these are done.
+    /// The items in order, and those that are done.
     Moved(Vec<SlotRef>, BTreeSet<SlotRef>),
-    /// Copies that it has not.
+    /// Copies that the disk does not have.
     Settled(Vec<SlotRef>),
-    /// The same, unless a mark could not be written.
+    /// The same, and whether all attributes were written.
     AttributesSet(Vec<SlotRef>, bool),
 }
 
@@ -179,24 +180,24 @@ enum Answer {
 pub struct Disk {
     config: DiskConfig,
     copies: BTreeMap<Stamp, Copy>,
-    /// How many of them can be read.
+    /// Number of readable copies.
     stored: u64,
     stage: Stage,
     epoch: u64,
     instance: u64,
     next_id: u64,
     stamps: u64,
-    /// As the shell last said.
+    /// The usage, as the shell last reported it.
     capacity: u64,
     used: u64,
     waiting: BTreeMap<RequestId, Waiting>,
-    /// Copies that the log refused, until the master is told: the most that it takes.
+    /// Copies that the log rejected, until the master is informed: the largest size that it accepts.
     refused: BTreeMap<SlotRef, u64>,
     effects: VecDeque<Effect>,
 }
 
 impl Disk {
-    /// A disk with what its log was found to hold.
+    /// A disk with the copies that were found in its log.
     #[must_use]
     pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
         let stamps = recovered.iter().map(|it| it.slot_ref.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
@@ -219,12 +220,12 @@ impl Disk {
         }
     }
 
-    /// How full the log is, in bytes.
+    /// Sets the usage of the log, in bytes.
     pub fn report(&mut self, capacity: u64, used: u64) {
         (self.capacity, self.used) = (capacity, used);
     }
 
-    /// Takes in one event.
+    /// Processes one event.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Linked(info) => self.linked(info),
@@ -242,19 +243,19 @@ impl Disk {
         }
     }
 
-    /// The next thing to do, oldest first.
+    /// The next effect, oldest first.
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Whether the master has taken in everything that this disk holds.
+    /// Whether the master has accepted everything that this disk announced.
     #[must_use]
     pub fn is_member(&self) -> bool {
         matches!(self.stage, Stage::Member)
     }
 
-    /// How full it is.
+    /// The usage of the disk.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let (capacity, committed) = (self.capacity, self.used);
@@ -270,8 +271,8 @@ impl Disk {
     }
 
     /// The length of a copy, if it can be read. `cached_epoch` is the epoch of a reader with a cached
-    /// location. The shell calls this before and after it reads the bytes: they count only if both results
-    /// are equal.
+    /// location. The shell calls this before and after it reads the bytes: they are valid only if both
+    /// results are equal.
     #[must_use]
     pub fn readable(&self, stamp: Stamp, cached_epoch: Option<u64>) -> Option<u64> {
         let is_valid = cached_epoch.is_none_or(|epoch| self.is_member() && epoch == self.epoch);
@@ -280,7 +281,7 @@ impl Disk {
     }
 
     fn linked(&mut self, info: NodeInfo) {
-        // What the old life or the old connection asked, nobody waits for.
+        // No caller waits for the requests of the old connection.
         self.waiting.clear();
         let id = self.next_id();
         self.stage = Stage::Registering(id);
@@ -341,7 +342,7 @@ impl Disk {
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Begins to write a copy; its hold, unless there is one already.
+    /// Starts to write a copy. Returns its hold, or `None` if the copy already exists.
     fn store(&mut self, source: SlotRef, record: Record) -> Option<SlotRef> {
         let slot_ref = record.slot_ref;
         self.stamps = self.stamps.max(slot_ref.stamp.0.saturating_add(1));
@@ -353,7 +354,7 @@ impl Disk {
         Some(slot_ref)
     }
 
-    /// Begins to let go of copies, and tells which of them are not gone yet.
+    /// Starts to remove copies. Returns those whose removal is not durable yet.
     fn retire(&mut self, slot_refs: &[SlotRef]) -> BTreeSet<SlotRef> {
         let (mut left, mut now) = (BTreeSet::new(), Vec::new());
         for &slot_ref in slot_refs {
@@ -361,7 +362,7 @@ impl Disk {
             left.insert(slot_ref);
             match copy.state {
                 State::Leaving => continue,
-                // It is forgotten once it is there.
+                // It is removed after it is written.
                 State::Writing => (),
                 State::Stored => {
                     self.stored -= 1;
@@ -404,14 +405,14 @@ impl Disk {
                 Reply::Settled(Settled { lost, usage, also: Vec::new() })
             }
             Answer::AttributesSet(_, false) => {
-                let message = "the disk could not write marks".to_owned();
+                let message = "the disk could not write object attributes".to_owned();
                 Reply::Refused(Refusal { reason: Reason::Busy, message })
             }
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Has the marks written that are to be, if the copy is there and nothing else is being written.
+    /// Writes the next attributes, if the copy is stored and no other attributes are being written.
     fn write_attributes(&mut self, stamp: Stamp) {
         let copy = self.copies.get_mut(&stamp).filter(|it| it.state == State::Stored && it.marking.is_none());
         let Some(copy) = copy else { return };
@@ -421,7 +422,8 @@ impl Disk {
         }
     }
 
-    /// A copy is there or in memory, or will not be: who waits for something else of it waits on.
+    /// A copy was written or read, or could not be. Requests that wait for another event of it continue to
+    /// wait.
     fn end_moves(&mut self, slot_ref: SlotRef, done: bool) {
         self.end_some(slot_ref, |answer| match answer {
             Answer::Moved(_, all) => {
@@ -434,7 +436,7 @@ impl Disk {
         });
     }
 
-    /// A copy's marks are there, or could not be written.
+    /// The attributes of a copy are durable, or could not be written.
     fn end_attributes(&mut self, slot_ref: SlotRef, done: bool) {
         self.end_some(slot_ref, |answer| match answer {
             Answer::AttributesSet(_, all) => {
@@ -445,9 +447,9 @@ impl Disk {
         });
     }
 
-    /// A copy is gone for good: nobody waits for anything of it any more.
+    /// The removal of a copy is durable: this ends every wait for it.
     fn end_all(&mut self, slot_ref: SlotRef) {
-        // Whoever still waits for others is not told that it is there.
+        // A request that still waits for other copies must not report this one as done.
         for it in self.waiting.values_mut() {
             if let Answer::Moved(_, done) = &mut it.answer {
                 done.remove(&slot_ref);
@@ -461,7 +463,7 @@ impl Disk {
         });
     }
 
-    /// Answers those for whom something was the last that they waited for.
+    /// Sends the replies of requests that have nothing left to wait for.
     fn end_some(&mut self, slot_ref: SlotRef, mut ends: impl FnMut(&mut Answer) -> bool) {
         let mut ended = Vec::new();
         for (id, it) in &mut self.waiting {
@@ -477,7 +479,7 @@ impl Disk {
         let slot_ref = SlotRef::on_disk(stamp);
         let Some(copy) = self.copies.get_mut(&stamp) else { return };
         match (copy.state, done) {
-            // It was taken away while it was written.
+            // It was retired while it was written.
             (State::Leaving, true) => {
                 self.end_moves(slot_ref, false);
                 self.effects.push_back(Effect::Forget(vec![stamp]));
@@ -486,7 +488,7 @@ impl Disk {
                 copy.state = State::Stored;
                 self.stored += 1;
                 self.cleared(stamp);
-                // Others may have come meanwhile; whoever waits for those waits on.
+                // Attributes may have arrived meanwhile; requests for them continue to wait.
                 self.write_attributes(stamp);
                 self.end_moves(slot_ref, true);
                 self.go_on();
@@ -527,7 +529,7 @@ impl Disk {
         Some(copy)
     }
 
-    /// Nothing hangs on that copy any more.
+    /// The disk no longer waits for this copy.
     fn cleared(&mut self, stamp: Stamp) {
         if let Stage::Clearing(_, on) = &mut self.stage {
             on.remove(&stamp);
@@ -541,15 +543,15 @@ impl Disk {
             copy.record.attributes = attributes;
         }
         match (copy.state, copy.next_attributes.is_some()) {
-            // Who asked for the first of several waits for the last.
+            // A request for the first of several changes waits for the last.
             (State::Stored, true) => self.write_attributes(stamp),
             (State::Stored, false) => self.end_attributes(SlotRef::on_disk(stamp), done),
-            // It is on its way out, and then everybody is told.
+            // It is being removed; that ends every wait.
             (State::Writing | State::Leaving, _) => (),
         }
     }
 
-    /// The log has copies no more, and nobody asked for that.
+    /// The log has dropped copies by itself.
     fn dropped(&mut self, stamps: &[Stamp], corrupt: bool) {
         let mut items = Vec::new();
         for stamp in stamps {
@@ -559,7 +561,7 @@ impl Disk {
                 items.push(copy.record);
             }
         }
-        // What it has not announced yet it need not tell of, but may.
+        // Copies that were not announced yet need not be reported, but may be.
         let tells = matches!(self.stage, Stage::Clearing(..) | Stage::Announcing(..) | Stage::Member);
         if !items.is_empty() && tells {
             let dropped = Dropped { items, corrupt, usage: self.usage() };
@@ -574,7 +576,7 @@ impl Disk {
                 self.registered(&registered);
             }
             (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
-                // If there is more to retire, the next page is empty.
+                // If there are more retires, the next page is empty.
                 let next = next.or(announced.more.then_some(Stamp(u64::MAX)));
                 let left = self.retire(&announced.retire);
                 self.stage = Stage::Clearing(next, left.iter().map(|it| it.stamp).collect());
@@ -606,7 +608,7 @@ impl Disk {
         self.go_on();
     }
 
-    /// Goes on to join, once it has let go of what it owes: whatever it says next means that it has.
+    /// Continues to join once all retired copies are removed: whatever the disk sends next implies that.
     fn go_on(&mut self) {
         match &self.stage {
             Stage::Clearing(Some(first), on) if on.is_empty() => self.announce(*first),

@@ -1,4 +1,4 @@
-//! A disk alone: what it says, and when.
+//! Tests of a single disk: its messages, and when it sends them.
 
 use super::*;
 use crate::{
@@ -23,7 +23,7 @@ fn pinned(by: &str) -> Attributes {
     Attributes { pins: vec![by.to_owned()], sample: None }
 }
 
-/// A disk with these copies, which has just been asked to register.
+/// A disk with these copies, which has sent its registration.
 fn linked(recovered: &[u64]) -> Disk {
     linked_with(Sabotage::None, recovered)
 }
@@ -36,7 +36,7 @@ fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
     disk
 }
 
-/// One that has been taken in with them.
+/// A disk that has joined with these copies.
 fn member(recovered: &[u64]) -> Disk {
     taken_in(linked(recovered))
 }
@@ -66,7 +66,7 @@ fn register(disk: &mut Disk, retire: &[u64], discard: bool) {
     ));
 }
 
-/// Takes what it announces, and answers.
+/// Returns the announced copies, and replies.
 fn announced(disk: &mut Disk, refused: &[u64]) -> Vec<u64> {
     let all = effects(disk);
     let Some(Effect::AskMaster(id, MemberToMaster::Announce(announce))) = all.last() else {
@@ -114,7 +114,7 @@ fn stored(disk: &mut Disk, stamp: u64, done: bool) -> Vec<Effect> {
 }
 
 #[test]
-fn a_copy_is_told_and_read_once_it_is_there_for_good() {
+fn copy_is_reported_and_read_once_it_is_durable() {
     let mut disk = member(&[]);
     assert_eq!(answers(&ask(&mut disk, 1, demote(&[3, 4]))), []);
     assert_eq!(disk.readable(Stamp(3), None), None);
@@ -122,11 +122,11 @@ fn a_copy_is_told_and_read_once_it_is_there_for_good() {
     assert_eq!((disk.readable(Stamp(3), None), disk.usage().objects), (Some(10), 1));
     assert_eq!(moved(&stored(&mut disk, 4, false)), [true, false]);
     assert_eq!(disk.inventory().len(), 1);
-    assert_eq!(moved(&ask(&mut disk, 2, demote(&[3]))), [false], "it has that one");
+    assert_eq!(moved(&ask(&mut disk, 2, demote(&[3]))), [false], "the disk has that copy");
 }
 
 #[test]
-fn what_the_log_lets_go_of_is_not_said_to_be_there() {
+fn dropped_copy_is_not_reported_as_stored() {
     let mut disk = member(&[]);
     ask(&mut disk, 1, demote(&[3, 4]));
     stored(&mut disk, 3, true);
@@ -137,25 +137,25 @@ fn what_the_log_lets_go_of_is_not_said_to_be_there() {
 }
 
 #[test]
-fn a_retire_waits_until_the_copy_is_gone_for_good() {
+fn retire_waits_until_the_removal_is_durable() {
     let mut disk = member(&[3]);
     assert_eq!(ask(&mut disk, 1, retire(3)), [Effect::Forget(vec![Stamp(3)])]);
     assert_eq!(disk.readable(Stamp(3), None), None);
     assert_eq!(ask(&mut disk, 2, retire(3)), [], "the second waits for the same");
     disk.handle(Event::Forgotten(vec![Stamp(3)]));
     assert_eq!(answers(&effects(&mut disk)).len(), 2);
-    assert_eq!(answers(&ask(&mut disk, 3, retire(3))).len(), 1, "what is gone is confirmed");
+    assert_eq!(answers(&ask(&mut disk, 3, retire(3))).len(), 1, "a removed copy is confirmed");
 }
 
 #[test]
-fn a_retire_waits_for_a_copy_that_is_being_written() {
+fn retire_waits_for_a_copy_being_written() {
     for done in [true, false] {
         let mut disk = member(&[]);
         ask(&mut disk, 1, demote(&[3]));
         assert_eq!(ask(&mut disk, 2, retire(3)), []);
         let then = stored(&mut disk, 3, done);
         if done {
-            assert_eq!(moved(&then[..1]), [false], "it will not be there");
+            assert_eq!(moved(&then[..1]), [false], "it will not be stored");
             assert_eq!(then[1..], [Effect::Forget(vec![Stamp(3)])]);
             disk.handle(Event::Forgotten(vec![Stamp(3)]));
             assert!(matches!(answers(&effects(&mut disk))[..], [(2, Reply::Settled(_))]));
@@ -166,14 +166,14 @@ fn a_retire_waits_for_a_copy_that_is_being_written() {
     }
 }
 
-/// Marks are written one after the other: an answer means that those that were asked for are there, or later
-/// ones.
+/// Attributes are written one after the other: a reply means that the requested ones, or later ones, are
+/// durable.
 #[test]
-fn marks_are_confirmed_by_their_own_end() {
+fn attributes_are_confirmed_when_durable() {
     let mut disk = member(&[3]);
     assert_eq!(ask(&mut disk, 1, mark(3, pinned("a"))), [Effect::SetAttributes(Stamp(3), pinned("a"))]);
     assert_eq!(ask(&mut disk, 2, mark(3, pinned("b"))), []);
-    assert_eq!(disk.inventory()[0].attributes, Attributes::default(), "nothing is there for good yet");
+    assert_eq!(disk.inventory()[0].attributes, Attributes::default(), "nothing is durable yet");
     disk.handle(Event::AttributesSet(Stamp(3), true));
     assert_eq!(effects(&mut disk), [Effect::SetAttributes(Stamp(3), pinned("b"))]);
     assert_eq!(disk.inventory()[0].attributes, pinned("a"));
@@ -183,7 +183,7 @@ fn marks_are_confirmed_by_their_own_end() {
 }
 
 #[test]
-fn marks_of_what_is_being_written_follow_it_even_if_nobody_waits_any_more() {
+fn attributes_are_written_after_their_copy() {
     let mut disk = member(&[]);
     ask(&mut disk, 1, demote(&[3]));
     assert_eq!(ask(&mut disk, 2, mark(3, pinned("a"))), []);
@@ -194,7 +194,7 @@ fn marks_of_what_is_being_written_follow_it_even_if_nobody_waits_any_more() {
 }
 
 #[test]
-fn the_end_of_marks_does_not_confirm_a_retire() {
+fn end_of_attributes_does_not_confirm_a_retire() {
     let mut disk = member(&[3]);
     ask(&mut disk, 1, mark(3, pinned("a")));
     ask(&mut disk, 2, retire(3));
@@ -206,7 +206,7 @@ fn the_end_of_marks_does_not_confirm_a_retire() {
 }
 
 #[test]
-fn marks_that_cannot_be_written_are_refused_and_those_of_what_is_gone_are_lost() {
+fn failed_attributes_are_refused_or_lost() {
     let mut disk = member(&[3, 4]);
     ask(&mut disk, 1, mark(3, pinned("a")));
     disk.handle(Event::AttributesSet(Stamp(3), false));
@@ -220,7 +220,7 @@ fn marks_that_cannot_be_written_are_refused_and_those_of_what_is_gone_are_lost()
 }
 
 #[test]
-fn it_joins_after_it_has_let_go_of_what_it_owes() {
+fn disk_joins_after_its_pending_retires() {
     let mut disk = linked(&[3, 4, 5]);
     register(&mut disk, &[3], false);
     assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3)])]);
@@ -228,7 +228,7 @@ fn it_joins_after_it_has_let_go_of_what_it_owes() {
     assert_eq!(announced(&mut disk, &[4]), [4, 5]);
     assert_eq!(effects(&mut disk), [Effect::Forget(vec![Stamp(4)])]);
     assert!(!disk.is_member());
-    assert_eq!(disk.readable(Stamp(5), Some(2)), None, "it has not heard of every delete yet");
+    assert_eq!(disk.readable(Stamp(5), Some(2)), None, "it has not received every retire yet");
     disk.handle(Event::Forgotten(vec![Stamp(4)]));
     assert!(disk.is_member());
     assert_eq!((disk.readable(Stamp(5), Some(2)), disk.readable(Stamp(5), Some(1))), (Some(10), None));
@@ -236,7 +236,7 @@ fn it_joins_after_it_has_let_go_of_what_it_owes() {
     assert_eq!((disk.readable(Stamp(5), Some(2)), disk.readable(Stamp(5), None)), (None, Some(10)));
 }
 
-/// A disk that registers again while it writes two copies, and what it does then.
+/// A disk that registers again while it writes two copies, and its effects.
 fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
     let mut disk = taken_in(linked_with(sabotage, &[3]));
     ask(&mut disk, 1, demote(&[4, 5]));
@@ -250,16 +250,16 @@ fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
 
 #[cfg(feature = "sabotage")]
 #[test]
-fn broken_rules_of_disks_are_noticed() {
+fn mutants_of_disks_are_noticed() {
     for &sabotage in Sabotage::OF_DISKS {
         let (_, done) = registers_while_writing(sabotage);
         assert_ne!(done, [Effect::Epoch(2, 0)], "{sabotage:?} is not noticed");
     }
 }
 
-/// A master that did not send what is being written could not have it taken away.
+/// A master that did not send these writes could not retire them.
 #[test]
-fn it_joins_after_it_knows_what_became_of_what_it_was_writing() {
+fn disk_joins_after_its_writes_have_ended() {
     let (mut disk, done) = registers_while_writing(Sabotage::None);
     assert_eq!(done, [Effect::Epoch(2, 0)]);
     stored(&mut disk, 4, false);
@@ -269,7 +269,7 @@ fn it_joins_after_it_knows_what_became_of_what_it_was_writing() {
 }
 
 #[test]
-fn one_that_was_lost_discards_everything() {
+fn lost_disk_discards_everything() {
     let mut disk = linked(&[3, 4]);
     register(&mut disk, &[], true);
     assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3), Stamp(4)])]);
@@ -278,9 +278,9 @@ fn one_that_was_lost_discards_everything() {
     assert!(disk.is_member());
 }
 
-/// Also between two pages, and while it lets go: what was announced is told of when it is gone.
+/// Also between two pages, and during removals: announced copies are reported when they are dropped.
 #[test]
-fn what_is_dropped_while_it_joins_is_told() {
+fn copies_dropped_while_joining_are_reported() {
     let mut disk = linked(&[3, 4]);
     register(&mut disk, &[4], false);
     effects(&mut disk);
@@ -290,7 +290,7 @@ fn what_is_dropped_while_it_joins_is_told() {
 }
 
 #[test]
-fn what_cannot_be_read_does_not_come_into_memory() {
+fn unreadable_copy_is_not_promoted() {
     let mut disk = member(&[3]);
     let promote = |stamp| {
         let item = PromoteItem { slot_ref: SlotRef::on_disk(Stamp(stamp)), into: SOURCE };
@@ -311,7 +311,7 @@ fn what_cannot_be_read_does_not_come_into_memory() {
 }
 
 #[test]
-fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
+fn other_master_with_smaller_or_equal_epoch_is_rejected() {
     for (epoch, instance, accepts) in [(0, 1, false), (1, 1, false), (1, 0, true), (2, 1, true)] {
         let mut disk = linked(&[3]);
         let registered = Registered { epoch, instance, discard: true, ..Registered::default() };

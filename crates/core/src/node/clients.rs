@@ -1,8 +1,8 @@
-//! Who may still touch the memory, and what they hold.
+//! The clients that may still access the memory, and their reservations and views.
 //!
-//! **Invariant:** what a client that shares the memory has reserved or looks at ends by its own message or by
-//! proof that its process is dead. Silence, a closed socket or the master's word are only hints; they suffice
-//! for a client that reaches bytes through the node's own sockets, because there the node does the copying.
+//! **Invariant:** the reservations and views of a client that maps the memory end by its own message, or by
+//! proof that its process is dead. Silence, a closed socket or a message of the master are only hints. They
+//! suffice for a client that uses the node's sockets, because there the node does the copying.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,11 +35,11 @@ impl Client {
 pub(super) struct Clients {
     clients: BTreeMap<ClientId, Client>,
     by_conn: BTreeMap<ConnId, (ClientId, String)>,
-    /// Who looks at what, each once however often it does.
+    /// The viewers of each object, each once however many views it has.
     by_view: BTreeSet<(SlotRef, ClientId)>,
 }
 
-/// What a client that is gone, or says goodbye, leaves behind.
+/// What a client leaves when it ends or disconnects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Leavings {
     pub(super) reservations: Vec<SlotRef>,
@@ -52,7 +52,7 @@ impl Clients {
         self.clients.entry(client).or_default().conns.insert(conn);
     }
 
-    /// Whose connection this is, and its namespace. `None` for one that was closed or replaced.
+    /// The client of a connection, and its namespace. `None` if the connection was closed or replaced.
     pub(super) fn of(&self, conn: ConnId) -> Option<(ClientId, &str)> {
         self.by_conn.get(&conn).map(|(client, namespace)| (*client, namespace.as_str()))
     }
@@ -95,7 +95,7 @@ impl Clients {
         }
     }
 
-    /// Whether a hint that the client is gone is proof enough: nothing of it can reach the memory.
+    /// Whether a hint that the client has ended is proof: nothing of it can access the memory.
     pub(super) fn unreachable(&self, client: ClientId) -> bool {
         let reach = |it: &Client| it.mapped || it.data_conns > 0 || !it.conns.is_empty();
         !self.clients.get(&client).is_some_and(reach)
@@ -105,22 +105,22 @@ impl Clients {
         self.clients.entry(client).or_default().reservations.insert(slot_ref);
     }
 
-    /// The reservation became an object or was given back; `false` if the client had none such.
+    /// The reservation became an object or was released; `false` if the client had no such reservation.
     pub(super) fn unreserved(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
         let had = self.clients.get_mut(&client).is_some_and(|it| it.reservations.remove(&slot_ref));
-        // One that never came here leaves no trace.
+        // A client that never connected here is forgotten.
         if self.unreachable(client) && self.clients.get(&client).is_some_and(Client::holds_nothing) {
             self.clients.remove(&client);
         }
         had
     }
 
-    /// Clients that hold something and that nobody here has seen, or will see go.
+    /// Clients with reservations or views that never connected, so that the node cannot see them end.
     pub(super) fn unreachable_ones(&self) -> Vec<ClientId> {
         self.clients.keys().copied().filter(|it| self.unreachable(*it)).collect()
     }
 
-    /// What the client has reserved, apart from what it says it knows of.
+    /// The reservations of a client, except those that it lists.
     pub(super) fn reservations_except(&self, client: ClientId, known: &[SlotRef]) -> Vec<SlotRef> {
         let mut known = known.to_vec();
         known.sort_unstable();
@@ -133,7 +133,7 @@ impl Clients {
         self.by_view.insert((slot_ref, client));
     }
 
-    /// Ends one view, and says whether there was one to end.
+    /// Ends one view, and returns whether there was one.
     pub(super) fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
         let Some(it) = self.clients.get_mut(&client) else { return false };
         let Some(count) = it.views.get_mut(&slot_ref) else { return false };
@@ -145,7 +145,7 @@ impl Clients {
         true
     }
 
-    /// The views of a client, apart from those that it says it has: each object as often as it is viewed.
+    /// The views of a client, except those that it lists: each object as often as it is viewed.
     pub(super) fn views_except(&self, client: ClientId, known: Vec<SlotRef>) -> Vec<SlotRef> {
         let mut left: BTreeMap<SlotRef, u32> = BTreeMap::new();
         known.into_iter().for_each(|slot_ref| *left.entry(slot_ref).or_default() += 1);
@@ -157,7 +157,7 @@ impl Clients {
         views.flat_map(surplus).collect()
     }
 
-    /// Who looks at an object, beside the sends of it.
+    /// The views of an object, without sends.
     pub(super) fn views(&self, slot_ref: SlotRef) -> Views {
         let mut views = Views::default();
         for client in self.viewers(slot_ref) {
@@ -172,7 +172,7 @@ impl Clients {
         views
     }
 
-    /// Who looks at these objects, which have so much room: those that look at most of it, first.
+    /// The viewers of these objects, given with their memory: those that hold most memory first.
     pub(super) fn viewers_of(&self, held: impl Iterator<Item = (SlotRef, u64)>) -> Vec<Viewer> {
         let mut sums: BTreeMap<ClientId, (u64, u64)> = BTreeMap::new();
         for (slot_ref, space) in held {
@@ -192,7 +192,7 @@ impl Clients {
         self.by_view.range((slot_ref, ClientId(0))..=(slot_ref, ClientId(u64::MAX))).map(|it| it.1)
     }
 
-    /// Takes from a client everything it held, and forgets it if it is not connected either.
+    /// Removes all reservations and views of a client, and forgets it if it is not connected.
     pub(super) fn strip(&mut self, client: ClientId) -> Leavings {
         let Some(it) = self.clients.get_mut(&client) else { return Leavings::default() };
         let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
@@ -206,7 +206,7 @@ impl Clients {
         Leavings { reservations, views }
     }
 
-    /// How many clients there are.
+    /// Number of clients.
     pub(super) fn count(&self) -> usize {
         self.clients.len()
     }
@@ -221,7 +221,7 @@ mod tests {
     const SLOT_REF: SlotRef = SlotRef { slot: SlotId(3), stamp: Stamp(9) };
 
     #[test]
-    fn a_view_ends_once() {
+    fn view_ends_once() {
         let mut clients = Clients::default();
         clients.begin_view(WHO, SLOT_REF);
         assert!(clients.end_view(WHO, SLOT_REF));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bounded_number_of_those_who_look_is_named_and_the_rest_counted() {
+    fn number_of_named_viewers_is_limited() {
         let mut clients = Clients::default();
         let extra = 3;
         for client in 0..(VIEWERS_MAX + extra) as u64 {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_most_room_is_named_first() {
+    fn viewer_with_most_memory_is_named_first() {
         let mut clients = Clients::default();
         let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
         clients.begin_view(WHO, SLOT_REF);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_maps_the_memory_can_reach_it_without_a_connection() {
+    fn mapped_client_is_reachable_without_a_connection() {
         let mut clients = Clients::default();
         clients.open(ConnId(1), WHO, String::new());
         clients.map(WHO);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_never_came_is_forgotten_with_its_last_reservation() {
+    fn client_that_never_connected_is_forgotten() {
         let mut clients = Clients::default();
         clients.reserved(WHO, SLOT_REF);
         assert_eq!(clients.unreachable_ones(), [WHO]);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_does_not_know_of_is_found_whatever_else_it_names() {
+    fn unlisted_reservations_are_found() {
         let mut clients = Clients::default();
         let slot_ref = |slot| SlotRef { slot: SlotId(slot), stamp: Stamp(9) };
         (0..4).for_each(|slot| clients.reserved(WHO, slot_ref(slot)));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn views_that_are_not_listed_are_found() {
+    fn unlisted_views_are_found() {
         let mut clients = Clients::default();
         let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
         [SLOT_REF, SLOT_REF, SLOT_REF, other]
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_leaves_is_told_once() {
+    fn leavings_are_returned_once() {
         let mut clients = Clients::default();
         clients.reserved(WHO, SLOT_REF);
         clients.begin_view(WHO, SLOT_REF);

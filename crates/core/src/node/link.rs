@@ -1,8 +1,9 @@
-//! The node's link to its master: registration, announcing what it holds, and commits that wait for a
+//! The node's connection to its master: registration, announcing its objects, and commits that wait for a
 //! decision.
 //!
-//! After a broken link the node registers again, retires what it owes, commits what was published, asks again
-//! about everything prepared, and announces every committed object, page by page. Only then is it a member.
+//! After a broken connection the node registers again. Then it applies its pending retires, commits published
+//! objects, and asks again about everything prepared. Last it announces every committed object, page by page.
+//! Only then is it a member.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::{
     sabotage::{Sabotage, sabotaged},
 };
 
-/// Objects per announcement, so that a large node neither makes a huge frame nor stalls the master.
+/// Objects per announcement, so that a large node neither sends a huge frame nor stalls the master.
 const ANNOUNCE_ITEMS_MAX: usize = 8192;
 
 /// A commit that waits for the master.
@@ -24,12 +25,12 @@ const ANNOUNCE_ITEMS_MAX: usize = 8192;
 struct Waiting {
     conn: ConnId,
     id: RequestId,
-    /// Known outcomes; a gap for each item that was asked.
+    /// Known outcomes; `None` for each item that was asked.
     outcomes: Vec<Option<CommitOutcome>>,
     asked: Vec<DecideItem>,
-    /// How long the client lets the master wait.
+    /// How long the master may wait for the client.
     wait_ms: u64,
-    /// The master was asked, on the link that stands.
+    /// The master was asked, on the current connection.
     is_asked: bool,
 }
 
@@ -37,9 +38,9 @@ struct Waiting {
 enum Stage {
     #[default]
     Broken,
-    /// The master was asked to take the node in.
+    /// The node has sent its registration.
     Registering(RequestId),
-    /// The page that was announced last, and the slot where the next one begins.
+    /// The request of the last announced page, and the slot where the next one begins.
     Announcing(RequestId, Option<usize>),
     Member,
 }
@@ -50,10 +51,10 @@ pub(super) struct Link {
     stage: Stage,
     next_id: u64,
     epoch: u64,
-    /// The number of the master of that epoch, see [`Registered::instance`].
+    /// The instance number of the master of that epoch, see [`Registered::instance`].
     instance: u64,
     waiting: BTreeMap<RequestId, Waiting>,
-    /// Reservations that end when the master has answered.
+    /// Reservations that end when the master has replied.
     ending: BTreeMap<RequestId, Vec<SlotRef>>,
 }
 
@@ -66,13 +67,13 @@ impl Link {
         matches!(self.stage, Stage::Member)
     }
 
-    /// Tells the master something that needs no answer.
+    /// Sends the master a request whose reply does not matter.
     pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut std::collections::VecDeque<Effect>) {
         let id = self.next_id();
         effects.push_back(Effect::AskMaster(id, request));
     }
 
-    /// Tells the master of reservations that are to end, and of the room there is.
+    /// Informs the master of reservations that are to end, and of the usage.
     pub(super) fn tell_of_ends(
         &mut self,
         released: Released,
@@ -92,7 +93,7 @@ impl Link {
 }
 
 impl Node {
-    /// Asks the master about prepared objects: now if it listens, else as soon as it does.
+    /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
     pub(super) fn ask_about(
         &mut self,
         (conn, id): (ConnId, RequestId),
@@ -100,15 +101,15 @@ impl Node {
         asked: Vec<DecideItem>,
         wait_ms: u64,
     ) {
-        // Before it is registered the master would not know whose objects these are; they are asked then.
+        // Before it has registered, the master would not know this node. The items are asked then.
         let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
         self.present(Waiting { conn, id, outcomes, asked, wait_ms, is_asked: false }, may_speak);
     }
 
     pub(super) fn linked(&mut self, info: NodeInfo) {
-        // Room for clients that never came may have been found for nobody: the answer may be lost with the
-        // old link, and so may be the hint that they are gone. Whoever comes after all is told so, and asks
-        // anew.
+        // Memory may be reserved for clients that never connected: the reply, and the hint that they have
+        // ended, may have been lost with the old connection. A client that connects later finds its
+        // reservation stale, and reserves again.
         for client in self.clients.unreachable_ones() {
             self.strip(client);
         }
@@ -135,7 +136,7 @@ impl Node {
                 self.registered(registered);
             }
             (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
-                // If there is more to retire, the next page is empty.
+                // If there are more retires, the next page is empty.
                 let next = next.or(announced.more.then_some(usize::MAX));
                 self.retire_all(announced.retire);
                 match next {
@@ -144,7 +145,7 @@ impl Node {
                 }
             }
             (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
-            // The master has too much to do: it is asked again at the next beat.
+            // The master is busy: ask again at the next heartbeat.
             (_, Reply::Refused(_)) => {
                 if let Some(waiting) = self.link.waiting.get_mut(&id) {
                     waiting.is_asked = false;
@@ -158,13 +159,13 @@ impl Node {
         }
     }
 
-    /// Nobody tells it of deletes any more.
+    /// From now on the node does not receive retires.
     pub(super) fn unlinked(&mut self) {
         if self.link.is_member() && !sabotaged!(self.config.sabotage, StayMember) {
             self.effects.push_back(Effect::Membership(false));
         }
         self.link.stage = Stage::Broken;
-        // These answers are lost.
+        // These replies are lost.
         self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
     }
 
@@ -174,7 +175,7 @@ impl Node {
         self.present_unasked();
     }
 
-    /// Asks about what the master was not asked yet, or refused to decide.
+    /// Asks about items that the master was not asked about yet, or refused to decide.
     fn present_unasked(&mut self) {
         let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked);
         for (_, waiting) in unasked.collect::<Vec<_>>() {
@@ -189,8 +190,8 @@ impl Node {
             return self.effects.push_back(Effect::RejectMaster { served, offered });
         }
         if self.link.epoch != registered.epoch {
-            // What the last life of the master had to say about them was heard before its link broke, and
-            // this one does not know of them.
+            // Every message of the last epoch about them was received before its connection broke, and this
+            // epoch does not know them.
             let slot_refs = std::mem::take(&mut self.released);
             self.ended(&slot_refs);
         }
@@ -201,7 +202,8 @@ impl Node {
         if registered.discard {
             let (records, _) = self.slots.inventory(0, usize::MAX);
             self.retire_all(records.into_iter().map(|it| it.slot_ref).collect());
-            // Some may have been named before this node was given up, which nobody knows any more.
+            // Some may have been published before this node was declared lost; no party knows that any
+            // more.
             self.slots.hide_reserved(&mut self.effects);
             let offers = self.slots.offers();
             if !offers.is_empty() {
@@ -213,14 +215,14 @@ impl Node {
         self.announce(0);
     }
 
-    /// Presents what is prepared once more.
+    /// Asks about prepared items again.
     fn ask_again(&mut self) {
         for (_, waiting) in std::mem::take(&mut self.link.waiting) {
             self.present(waiting, true);
         }
     }
 
-    /// Asks about what stands of it. What was retired in between needs no answer but that.
+    /// Asks about the items that are still valid. Retired items have the outcome stale.
     fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
         let stands = |slots: &super::Slots, item: &DecideItem| {
             matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
@@ -236,8 +238,8 @@ impl Node {
         if waiting.asked.is_empty() {
             return self.answer(waiting);
         }
-        // What is committed already, because it was published, the master would take for new, before it
-        // knows of everything that is.
+        // A published object is already committed here. Until the master knows all objects of this node, it
+        // would take the item for a new put.
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
         waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
         let id = self.link.next_id();
@@ -264,7 +266,7 @@ impl Node {
                 CommitOutcome::Stored(generation)
                 | CommitOutcome::Replaced(generation)
                 | CommitOutcome::Unconfirmed(Replacement { generation, .. }) => {
-                    // It may have been deleted since; then it was stored, and is gone.
+                    // It may have been deleted since; then it was stored, and is retired.
                     self.slots.commit(slot_ref, *generation, &mut self.effects);
                 }
                 CommitOutcome::Exists(_) | CommitOutcome::Stale => {
@@ -284,7 +286,7 @@ impl Node {
         self.effects.push_back(Effect::Reply { conn: waiting.conn, id: waiting.id, reply });
     }
 
-    /// Takes objects away, however far they have come.
+    /// Retires objects, in whatever state.
     pub(super) fn retire_all(&mut self, slot_refs: Vec<SlotRef>) {
         for slot_ref in slot_refs {
             if let Some(client) = self.slots.state(slot_ref).and_then(SlotState::writer) {
@@ -295,9 +297,8 @@ impl Node {
     }
 }
 
-/// Whether a member that served a master of that epoch, which had drawn that number, may serve this one: the
-/// same master again, or one of a greater epoch. Any other one has lost its state, and knows less than the
-/// member.
+/// Whether a member that served a master of that epoch and instance may serve this one: the same master
+/// again, or one of a greater epoch. Any other master has lost its state, and knows less than the member.
 pub(crate) fn serves(sabotage: Sabotage, (epoch, instance): (u64, u64), registered: &Registered) -> bool {
     let is_same = (epoch, instance) == (registered.epoch, registered.instance);
     let any = sabotaged!(sabotage, ServeAnyEpoch) || sabotaged!(sabotage, DiscardForOthers);

@@ -1,15 +1,15 @@
-//! The memory of slot records and of the heap of names, which grows and shrinks with what is stored.
+//! The memory of slot records and of the heap of names, which grows and shrinks with the objects.
 //!
-//! Both tables are laid out for far more than there will ever be, and only the chunks in use are backed by
-//! memory. A node has a few chunks for free. It pays for each further one with as many bytes of its data
-//! segment, which it withholds from objects: so all of its memory together stays what it was given. There are
-//! two exceptions: the pages of a chunk that was given back stay with the sealed control segment until the
-//! node restarts, and withheld pieces shorter than a page stay with the data segment.
+//! Both tables have address space for far more than is ever used, and only the chunks in use are backed by
+//! memory. A node has a few chunks without charge. It pays for each further one with as many bytes of its
+//! data segment, which objects may not use, so that its total memory stays constant. There are two
+//! exceptions. The pages of a released chunk stay with the sealed control segment until the node restarts.
+//! Withheld ranges shorter than a page stay with the data segment.
 //!
-//! A chunk in which nothing is in use is *idle*. It counts as free, and is given back when bytes are short,
-//! not before: records that come and go at the edge of a chunk cost nothing.
+//! A chunk without any use is *idle*. It counts as free, and is released when bytes are missing, not
+//! before: so records that come and go at the edge of a chunk cost nothing.
 //!
-//! **Invariant:** the withheld bytes are those of the backed chunks beyond the free ones.
+//! **Invariant:** the withheld bytes are those of the backed chunks beyond the ones without charge.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,14 +23,14 @@ use crate::{
 /// Bytes of one slot record.
 pub const SLOT_BYTES: u64 = 128;
 
-/// Both tables, and what is withheld for them.
+/// Both tables, and the bytes withheld for them.
 #[derive(Debug)]
 pub(super) struct Metadata {
     chunk: u64,
     chunks_free: u64,
     slots: SlotTable,
     heap: Heap,
-    /// Bytes of the data segment that no object may have. What is "free" here is withheld there.
+    /// Bytes of the data segment that no object may use. A range that is free here is withheld there.
     withheld: FreeSpace,
 }
 
@@ -45,12 +45,12 @@ impl Metadata {
         }
     }
 
-    /// Bytes that the tables in use are charged with: idle chunks can be had back.
+    /// Bytes that the tables in use are charged with, without idle chunks.
     pub(super) fn charged(&self) -> u64 {
         self.withheld.free() - self.reclaimable()
     }
 
-    /// Withheld bytes that [`Self::trim`] would give back.
+    /// Withheld bytes that [`Self::trim`] would return.
     pub(super) fn reclaimable(&self) -> u64 {
         let idle = (self.slots.table.idle.len() + self.heap.table.idle.len()) as u64;
         (idle * self.chunk).min(self.withheld.free())
@@ -78,7 +78,7 @@ impl Metadata {
         self.slots.give_back(slot);
     }
 
-    /// Bytes of the heap, in one piece.
+    /// Contiguous bytes of the heap.
     pub(super) fn take_heap(
         &mut self,
         len: u64,
@@ -98,7 +98,7 @@ impl Metadata {
         self.heap.give_back(extent);
     }
 
-    /// Gives idle chunks back to the objects, as far as they were paid for.
+    /// Releases idle chunks, as far as they were paid for, and returns their bytes to objects.
     pub(super) fn trim(&mut self, space: &mut FreeSpace) {
         while self.withheld.free() > 0 {
             if !(self.heap.release_idle() || self.slots.release_idle()) {
@@ -108,7 +108,7 @@ impl Metadata {
         }
     }
 
-    /// The bytes of values whose removal would let a table grow by `len` bytes.
+    /// The number of bytes of values that must be removed so that a table can grow by `len` bytes.
     pub(super) fn growth_bytes(&self, len: u64) -> u64 {
         len.div_ceil(self.chunk).saturating_mul(self.chunk)
     }
@@ -125,7 +125,7 @@ impl Metadata {
             growth -= 1;
         }
         let name_max = self.heap.space.longest().max(growth.saturating_mul(self.chunk));
-        // Nothing at all would say that slots are missing.
+        // Zero would mean that slots are missing.
         name_max.clamp(1, self.heap.space.capacity().max(1))
     }
 
@@ -139,7 +139,7 @@ impl Metadata {
         len.saturating_add(charged) <= capacity && heap <= self.heap.space.capacity()
     }
 
-    /// Panics with the numbers if what is withheld is not what the tables cost.
+    /// Panics with the numbers if the withheld bytes are not the cost of the tables.
     pub(super) fn assert_paid(&self) {
         let cost = self.backed().saturating_sub(self.chunks_free) * self.chunk;
         assert_eq!(self.withheld.free(), cost, "{} chunks are backed", self.backed());
@@ -149,7 +149,7 @@ impl Metadata {
         self.slots.table.backed + self.heap.table.backed
     }
 
-    /// Withholds the bytes of so many further chunks; none if there are not enough.
+    /// Withholds the bytes of `count` further chunks; nothing if there are not enough.
     fn pay(&mut self, count: u64, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
         let unpaid = self.chunks_free.saturating_sub(self.backed());
         let owed = count.saturating_sub(unpaid);
@@ -158,7 +158,7 @@ impl Metadata {
         }
         let mut taken = Vec::new();
         for _ in 0..owed {
-            // No object lies there, so pieces between objects are as good as one run.
+            // No object uses these bytes, so ranges between objects are as good as one run.
             let run = space.take_from_end(self.chunk).map(|it| vec![it]);
             let Some(extents) = run.or_else(|| space.take(self.chunk, usize::MAX)) else {
                 taken.into_iter().for_each(|it| space.give_back(it));
@@ -173,7 +173,7 @@ impl Metadata {
         true
     }
 
-    /// A chunk less is backed.
+    /// Returns the bytes of one chunk after it was released.
     fn refund(&mut self, space: &mut FreeSpace) {
         if self.backed() >= self.chunks_free {
             let extents = self.withheld.take(self.chunk, usize::MAX).unwrap_or_default();
@@ -187,7 +187,7 @@ impl Metadata {
 struct Table {
     /// Chunks from here on were never backed.
     end: u64,
-    /// Chunks before that which are not.
+    /// Chunks before `end` that are not backed.
     holes: BTreeSet<u64>,
     idle: BTreeSet<u64>,
     backed: u64,
@@ -203,7 +203,7 @@ impl Table {
         self.backed == self.chunks_max
     }
 
-    /// The first of so many chunks in a row that are not backed.
+    /// The first of `count` consecutive chunks that are not backed.
     fn unbacked_run(&self, count: u64) -> Option<u64> {
         let (mut first, mut next) = (0, 0);
         for &hole in &self.holes {
@@ -219,7 +219,7 @@ impl Table {
         (first.checked_add(count)? <= self.chunks_max).then_some(first)
     }
 
-    /// Backs a chunk, in which nothing is in use yet.
+    /// Backs a chunk, which is idle at first.
     fn back(&mut self, chunk: u64) {
         self.holes.remove(&chunk);
         self.holes.extend(self.end..chunk);
@@ -228,7 +228,7 @@ impl Table {
         self.backed += 1;
     }
 
-    /// The last idle chunk is not backed any more.
+    /// Releases the last idle chunk.
     fn release_idle(&mut self) -> Option<u64> {
         let chunk = self.idle.pop_last()?;
         self.holes.insert(chunk);
@@ -315,7 +315,7 @@ impl SlotTable {
     }
 }
 
-/// The heap, whose free runs lie in backed chunks only.
+/// The heap; its free runs are in backed chunks only.
 #[derive(Debug)]
 struct Heap {
     table: Table,
@@ -339,7 +339,7 @@ impl Heap {
         self.space.give_back(self.run(first, count));
     }
 
-    /// Chunks as a run of bytes; the last one of the table may be short.
+    /// Chunks as a range of bytes; the last one of the table may be short.
     fn run(&self, first: u64, count: u64) -> Extent {
         let offset = first * self.chunk;
         Extent { offset, len: (count * self.chunk).min(self.space.capacity().saturating_sub(offset)) }
@@ -364,7 +364,7 @@ impl Heap {
         true
     }
 
-    /// Counts a run in, or out of, the chunks that it lies in.
+    /// Adds a range to the usage of its chunks, or subtracts it.
     fn count(&mut self, extent: Extent, is_used: bool) {
         let end = extent.offset + space_for(extent.len).unwrap_or(0);
         let mut at = extent.offset;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn names_longer_than_a_chunk_find_chunks_in_a_row() {
+    fn names_longer_than_a_chunk_use_adjacent_chunks() {
         let config = config(0);
         let (mut space, mut effects) = (FreeSpace::new(config.capacity), VecDeque::new());
         let mut metadata = Metadata::new(&config);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_slots_has_a_last_one() {
+    fn table_of_slots_is_limited() {
         let config = config(100);
         let (mut space, mut effects) = (FreeSpace::new(config.capacity), VecDeque::new());
         let mut metadata = Metadata::new(&config);
@@ -432,13 +432,14 @@ mod tests {
         assert_eq!(metadata.name_max(&space), 0);
         metadata.give_back_slot(SlotId(4));
         assert_eq!(metadata.take_slot(&mut space, &mut effects), Some(SlotId(4)));
-        assert_eq!((metadata.charged(), space.free()), (0, config.capacity), "all of it is free");
+        assert_eq!((metadata.charged(), space.free()), (0, config.capacity), "all chunks are without charge");
     }
 
     proptest! {
-        /// Whatever comes and goes: what is withheld is what the tables cost, and all of it comes back.
+        /// After any sequence of steps, the withheld bytes are the cost of the tables, and all of them are
+        /// returned.
         #[test]
-        fn what_is_paid_comes_back(
+        fn withheld_bytes_are_returned(
             steps in prop::collection::vec((0u8..4, 1u64..600, 0usize..64), 1..200),
             chunks_free in 0u64..4,
         ) {

@@ -1,9 +1,10 @@
-//! One storage node's decisions: whose bytes lie where, and who may touch them.
+//! The state machine of one storage node: which bytes belong to which object, and which clients may access
+//! them.
 //!
-//! The shell pushes each [`Event`] in with [`Node::handle`], then drains [`Node::poll_effect`] and carries
-//! the effects out *in order* before it does anything else: an answer must not overtake the memory it speaks
-//! of. The data sockets bracket every copy with [`Node::begin_store`]/[`Node::end_store`] and
-//! [`Node::begin_send`]/[`Node::end_send`].
+//! The shell passes in each [`Event`] with [`Node::handle`], then drains [`Node::poll_effect`] and carries
+//! out the effects *in order* before it does anything else: a reply must not overtake the memory that it
+//! describes. The data sockets call [`Node::begin_store`]/[`Node::end_store`] and
+//! [`Node::begin_send`]/[`Node::end_send`] around every copy.
 
 mod clients;
 mod link;
@@ -35,181 +36,181 @@ use crate::{
     sabotage::{Sabotage, sabotaged},
 };
 
-/// What a node is made of.
+/// The parameters of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeConfig {
-    /// The random name of its memory.
+    /// The random id of its memory.
     pub segment: SegmentId,
     /// Bytes for objects.
     pub capacity: u64,
-    /// The most objects at a time: so long is the table of slots. Only what is used of it costs memory.
+    /// Maximum number of objects: the size of the table of slots. Only the part in use takes memory.
     pub slot_count: u32,
-    /// The most bytes for names and long lists of extents, as above.
+    /// Maximum number of bytes for names and long lists of extents. Only the part in use takes memory.
     pub heap_bytes: u64,
-    /// Both grow by so many bytes at a time, a multiple of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
+    /// Both grow by this number of bytes at a time, a multiple of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
     pub chunk_bytes: u64,
-    /// So many such chunks cost no capacity, so that few objects leave all of it.
+    /// Number of such chunks that take no capacity, so that few objects leave all of it.
     pub chunks_free: u64,
-    /// The most pieces of one object.
+    /// Maximum number of extents of one object.
     pub extents_max: usize,
     /// For the simulation only.
     pub sabotage: Sabotage,
 }
 
-/// What happened outside.
+/// An input of the node.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A client was let in.
+    /// A client's connection was accepted.
     Opened {
         /// The new connection.
         conn: ConnId,
-        /// Whose it is.
+        /// Its client.
         client: ClientId,
         /// The namespace of its keys.
         namespace: String,
     },
-    /// A client asks.
+    /// A request of a client.
     Request {
         /// On this connection.
         conn: ConnId,
-        /// The answer carries the same id.
+        /// The reply carries the same id.
         id: RequestId,
-        /// What it asks.
+        /// The request.
         request: ClientToNode,
     },
     /// A client has no reservation and no view any more, and does not return.
     Goodbye {
         /// On this connection.
         conn: ConnId,
-        /// The answer carries the same id.
+        /// The reply carries the same id.
         id: RequestId,
     },
     /// A client's connection is closed.
     Closed(ConnId),
     /// A client maps the memory from now on.
     Mapped(ClientId),
-    /// A client's process is dead: the kernel says so.
+    /// A client's process is dead, according to the kernel.
     Dead(ClientId),
-    /// A client of the node's own process touches the memory no more.
+    /// A client in the node's own process no longer accesses the memory.
     Detached(ClientId),
-    /// A client opened a connection for bytes.
+    /// A client opened a data connection.
     DataOpened(ClientId),
-    /// A client's connection for bytes is closed, and no copy for it is under way any more.
+    /// A client's data connection is closed, and no copy for it is in progress.
     DataClosed(ClientId),
-    /// The master let the node in; it must register.
+    /// The master accepted the connection; the node must register.
     Linked(NodeInfo),
-    /// The master asks.
+    /// A request of the master.
     MasterRequest(RequestId, MasterToMember),
-    /// What the master has entrusted to the node, in order. All of it is answered at once.
+    /// Messages of the ledger, in order. One reply answers all of them.
     LedgerRead(Vec<(RequestId, Settle)>),
-    /// The master answers.
+    /// A reply of the master.
     MasterReply(RequestId, Reply),
-    /// The link to the master is broken.
+    /// The connection to the master is broken.
     Unlinked,
-    /// What became of the offers of an [`Effect::Recall`]: true for those that were recalled. Nobody has
-    /// written there, nor will. The others are claimed.
+    /// The results of an [`Effect::Recall`]: true for recalled offers. No client has written there, or
+    /// will. The others are claimed.
     Recalled(Vec<(SlotRef, bool)>),
-    /// The node leaves soon: it takes no new objects from now on, and says that it has no capacity. What it
-    /// holds stays readable.
+    /// The node leaves soon: it accepts no new objects from now on, and reports no capacity. Its objects
+    /// stay readable.
     Drain,
-    /// Time for a sign of life.
+    /// A heartbeat is due.
     Beat,
 }
 
-/// What the shell must now do.
+/// An action for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Write this slot: everything else first, the stamp last.
     Slot {
-        /// Which.
+        /// The slot.
         slot: SlotId,
-        /// What it says.
+        /// Its content.
         record: SlotRecord,
     },
-    /// Withdraw this slot's stamp, before anything that follows.
+    /// Withdraw this slot's stamp, before any later effect.
     Withdraw {
-        /// Which.
+        /// The slot.
         slot: SlotId,
     },
-    /// Recall these offers, by one compare-and-swap of each claim word, and hand in an [`Event::Recalled`]
-    /// before anything else.
+    /// Recall these offers, by one compare-and-swap of each claim word, and pass in an [`Event::Recalled`]
+    /// before any other event.
     Recall(Vec<SlotRef>),
     /// Write these bytes into the heap.
     Heap {
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// These bytes of the data segment are for no object, because records or names cost as many: their memory
-    /// is to be given back to the system.
+    /// No object may use these bytes of the data segment, because records or names take as many: return
+    /// their memory to the system.
     Withhold(Extent),
-    /// Remember that no stamp from here on was used.
+    /// Store that no stamp from this one on was used.
     StampHighWater(u64),
-    /// Remember which life of the master the memory belongs to.
+    /// Store the epoch of the master that the memory belongs to.
     Epoch(u64),
-    /// Close the link: the master's epoch is not greater than the one that was served.
+    /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {
         /// The greatest epoch that it has served.
         served: u64,
         /// The epoch of the master.
         offered: u64,
     },
-    /// Say in the memory whether the node is a member of its cluster: while it is, it hears of every
-    /// delete, and who knows a location need not ask the master.
+    /// Store in the memory whether the node is a member of its cluster. While it is, it receives every
+    /// retire, so a client with a cached location need not ask the master.
     Membership(bool),
-    /// Answer a client.
+    /// Send a reply to a client.
     Reply {
         /// On this connection.
         conn: ConnId,
         /// To this request.
         id: RequestId,
-        /// With this.
+        /// The reply.
         reply: Reply,
     },
-    /// Ask the master.
+    /// Send a request to the master.
     AskMaster(RequestId, MemberToMaster),
-    /// Answer the master.
+    /// Send a reply to the master.
     AnswerMaster(RequestId, Reply),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
 }
 
-/// A request for memory under way.
+/// A request for memory in progress.
 #[derive(Debug)]
 struct Allocating {
     id: RequestId,
     allocate: Allocate,
-    /// What was found for the first items.
+    /// The reservations for the first items.
     items: Vec<Option<Reservation>>,
-    /// What was missing for those that found nothing.
+    /// The shortages of the items without space.
     short: Vec<Shortage>,
 }
 
-/// A request of the master that goes on when offers are recalled.
+/// A request of the master that continues when offers are recalled.
 #[derive(Debug)]
 enum Suspended {
     Allocate(Allocating),
     SetAttributes(RequestId, Vec<AttributesItem>),
 }
 
-/// The node's whole state.
+/// The state of the node.
 #[derive(Debug)]
 pub struct Node {
     config: NodeConfig,
     slots: Slots,
     clients: Clients,
     link: Link,
-    /// Reservations that end without the master, which it is still to be told of.
+    /// Reservations that end without the master, and that it has not been informed of.
     released: Vec<SlotRef>,
     suspended: Option<Suspended>,
-    /// Offers that turn out to be claimed are to be hidden like all reservations.
+    /// Offers that turn out to be claimed must be hidden like all reservations.
     hides_claimed: bool,
     effects: VecDeque<Effect>,
 }
 
 impl Node {
-    /// A node whose memory is empty.
+    /// A node with empty memory.
     #[must_use]
     pub fn new(config: NodeConfig) -> Self {
         Self {
@@ -224,10 +225,10 @@ impl Node {
         }
     }
 
-    /// Takes in one event.
+    /// Processes one event.
     pub fn handle(&mut self, event: Event) {
         let freed = self.slots.freed();
-        // The answers to these carry the usage themselves.
+        // The replies to these contain the usage.
         let is_answered = match &event {
             Event::MasterRequest(_, request) => !matches!(request, MasterToMember::ClientGone(_)),
             Event::LedgerRead(_) | Event::Recalled(_) => true,
@@ -241,7 +242,7 @@ impl Node {
             Event::Mapped(client) => self.clients.map(client),
             Event::Dead(client) => {
                 self.dead(client);
-                // What else was bound to its life ends now, and not when its silence has been long enough.
+                // State that depends on the client ends now, not after a timeout.
                 if self.link.is_member() {
                     self.link.tell(MemberToMaster::ClientDied(client), &mut self.effects);
                 }
@@ -265,7 +266,7 @@ impl Node {
         self.slots.assert_balance();
     }
 
-    /// The master hears at once of room that was given back without it: puts may be waiting for that.
+    /// Informs the master at once of memory that was freed without it: puts may be waiting for it.
     fn report_space(&mut self, freed_before: u64, is_answered: bool) {
         let grew = freed_before < self.slots.freed() && !is_answered;
         if (grew || !self.released.is_empty()) && self.link.is_member() {
@@ -275,7 +276,7 @@ impl Node {
         }
     }
 
-    /// The next thing to do, oldest first.
+    /// The next effect, oldest first.
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
@@ -287,7 +288,7 @@ impl Node {
         self.slots.inventory(0, usize::MAX).0
     }
 
-    /// How full it is.
+    /// The usage of its memory.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.slots.usage()
@@ -298,27 +299,26 @@ impl Node {
         self.slots.withheld()
     }
 
-    /// The life of the master that it last belonged to.
+    /// The epoch of the master that it last belonged to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.link.epoch()
     }
 
-    /// How many clients it knows.
+    /// Number of known clients.
     #[must_use]
     pub fn client_count(&self) -> usize {
         self.clients.count()
     }
 
-    /// Whether the master has taken in everything that this node holds.
+    /// Whether the master has accepted everything that this node announced.
     #[must_use]
     pub fn is_member(&self) -> bool {
         self.link.is_member()
     }
 
-    /// Before bytes from a socket are stored: where they go, if the reservation is this client's and stands.
-    /// An offer is claimed thereby, so there may be effects. Its room stays untouched by others until
-    /// [`Self::end_store`].
+    /// Before bytes from a socket are stored: where they go, if the reservation is this client's and valid.
+    /// This claims an offer, so there may be effects. Its memory is not reused until [`Self::end_store`].
     pub fn begin_store(
         &mut self,
         client: ClientId,
@@ -337,22 +337,22 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are stored, or were not. There may be effects.
+    /// After the bytes are stored, or could not be. There may be effects.
     pub fn end_store(&mut self, slot_ref: SlotRef) {
         let freed = self.slots.freed();
         self.slots.end_use(slot_ref);
         self.report_space(freed, false);
     }
 
-    /// Whether that use of a slot is not an object yet, but may become one.
+    /// Whether this use of a slot is not an object yet, but may become one.
     #[must_use]
     pub fn may_become_an_object(&self, slot_ref: SlotRef) -> bool {
         self.slots.state(slot_ref).is_some_and(|it| it != SlotState::Committed)
     }
 
-    /// Before an object's bytes are sent: where they lie, if it can be read. Its room stays as it is until
-    /// [`Self::end_send`]. Who has asked the master where it lies may read it even before this node has heard
-    /// that it is an object.
+    /// Before an object's bytes are sent: where they are, if it can be read. Its memory is kept until
+    /// [`Self::end_send`]. A client that has resolved it may read it even before this node has received the
+    /// commit.
     pub fn begin_send(
         &mut self,
         slot_ref: SlotRef,
@@ -368,9 +368,9 @@ impl Node {
         Some(extents)
     }
 
-    /// After the bytes are sent: whether they count, because the object was there all the time. For a reader
-    /// with a cached location (`cached_epoch`) the node must also be a member in that epoch: otherwise it may
-    /// have missed a retire. There may be effects.
+    /// After the bytes are sent: whether they are valid, because the object existed all the time. For a
+    /// reader with a cached location (`cached_epoch`) the node must also be a member in that epoch:
+    /// otherwise it may have missed a retire. There may be effects.
     pub fn end_send(&mut self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
         let freed = self.slots.freed();
         let valid =
@@ -380,9 +380,9 @@ impl Node {
         valid
     }
 
-    /// Before an object is written to the disk beside this memory: where its bytes lie, if this node has
-    /// heard what they are. It must not ask another life of the master about what its disk tells that life
-    /// of. Its room stays as it is until [`Self::end_demotion`].
+    /// Before an object is written to a disk of this node: where its bytes are, if it is committed here.
+    /// Otherwise the node might ask a later epoch about an object that its disk has already announced to
+    /// that epoch. Its memory is kept until [`Self::end_demotion`].
     pub fn begin_demotion(&mut self, slot_ref: SlotRef, len: u64) -> Option<Vec<Extent>> {
         if self.slots.state(slot_ref) != Some(SlotState::Committed) {
             return None;
@@ -392,7 +392,7 @@ impl Node {
         Some(extents)
     }
 
-    /// After its bytes are read: whether the object was there all the time. There may be effects.
+    /// After its bytes are read: whether the object existed all the time. There may be effects.
     pub fn end_demotion(&mut self, slot_ref: SlotRef) -> bool {
         let freed = self.slots.freed();
         let stands = self.slots.state(slot_ref) == Some(SlotState::Committed);
@@ -401,8 +401,8 @@ impl Node {
         stands
     }
 
-    /// Whether this use of a slot stands; and, for a reader who has not asked, whether it is what the master
-    /// would name.
+    /// Whether this use of a slot is valid. For a cached-location read, also whether the master would name
+    /// it.
     fn is_valid_for(&self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
         let Some(state) = self.slots.state(slot_ref) else { return false };
         let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
@@ -421,7 +421,7 @@ impl Node {
     }
 
     fn client_request(&mut self, conn: ConnId, id: RequestId, request: ClientToNode) {
-        // A connection that was closed or replaced has nothing to say any more.
+        // Requests of closed or replaced connections are ignored.
         let Some((client, namespace)) = self.clients.of(conn) else { return };
         let reply = match request {
             ClientToNode::Commit(commit) => {
@@ -489,10 +489,10 @@ impl Node {
         self.ask_about((conn, id), outcomes, asked, commit.wait_ms);
     }
 
-    /// Records the object as written. An outcome if there is nothing to ask the master.
+    /// Records the object as written. Returns an outcome if the master need not be asked.
     fn prepare(&mut self, client: ClientId, namespace: &str, item: &CommitItem) -> Option<CommitOutcome> {
-        // A commit that is sent again, because the first answer was lost, or of what was published, has
-        // the same answer. Only the master can tell whether what it replaces is gone.
+        // A commit that is repeated because its reply was lost, or that follows a publish, has the same
+        // result. Only the master knows whether the replaced object is retired.
         if self.slots.state(item.slot_ref) == Some(SlotState::Committed) {
             return None;
         }
@@ -513,8 +513,9 @@ impl Node {
     }
 
     fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
-        // A view is a promise about mapped memory; who copies through a socket needs none. Who knows the
-        // place has asked the master, which may have named what this node has not heard of yet.
+        // A view concerns mapped memory; a client that copies through a socket needs none. The client has
+        // the location from the master, which may have published the object before this node received the
+        // settle.
         let begins = self.clients.maps(client) && self.slots.state(slot_ref).is_some();
         if begins {
             self.clients.begin_view(client, slot_ref);
@@ -543,7 +544,7 @@ impl Node {
         self.strip(client);
     }
 
-    /// A hint that the client is gone. Only for one that cannot reach the memory is it proof enough.
+    /// A hint that the client has ended. It is proof only if the client cannot access the memory.
     fn maybe_gone(&mut self, client: ClientId) {
         if self.clients.unreachable(client) {
             self.strip(client);
@@ -560,9 +561,9 @@ impl Node {
         }
     }
 
-    /// Its client is gone, or does not want it any more. It may have published the object before that,
-    /// and the word of it be on its way: so the room is free only once the master, who publishes it no
-    /// more after it has heard of this, has answered.
+    /// Ends a reservation whose client has ended, or does not want it. The client may have published the
+    /// object before, with the settle still in flight. So the memory is free only after the master has
+    /// replied; from then on it does not publish the object.
     fn end_reservation(&mut self, slot_ref: SlotRef) {
         if sabotaged!(self.config.sabotage, EndUnasked) {
             self.slots.retire(slot_ref, &mut self.effects);
@@ -571,7 +572,7 @@ impl Node {
         self.released.push(slot_ref);
     }
 
-    /// The master has nothing more to say about these reservations.
+    /// The master has replied: these reservations can end.
     fn ended(&mut self, slot_refs: &[SlotRef]) {
         for slot_ref in slot_refs {
             if self.slots.state(*slot_ref) == Some(SlotState::Ending) {
@@ -581,7 +582,7 @@ impl Node {
     }
 
     fn master_request(&mut self, id: RequestId, request: MasterToMember) {
-        assert!(self.suspended.is_none(), "an effect was not carried out: {:?}", self.suspended);
+        assert!(self.suspended.is_none(), "effect was not carried out: {:?}", self.suspended);
         let reply = match request {
             MasterToMember::Allocate(allocate) => {
                 return self.allocate(Allocating { id, allocate, items: Vec::new(), short: Vec::new() });
@@ -604,8 +605,8 @@ impl Node {
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Offers are recalled, because a client could fill them without a question. The master hears of it at
-    /// once, so that it asks other nodes.
+    /// Recalls all offers, because a client could fill them without a request. Informs the master at once,
+    /// so that it uses other nodes.
     fn drain(&mut self) {
         self.slots.drain();
         if self.link.is_member() {
@@ -623,8 +624,8 @@ impl Node {
         Views { sends: self.slots.use_count(slot_ref).saturating_sub(views.count), ..views }
     }
 
-    /// Reserves or offers what is left of a request, and answers. Where anything is missing offers are
-    /// recalled first, and it goes on after that.
+    /// Reserves or offers memory for the remaining items, and replies. If something is missing, it recalls
+    /// offers first and continues after that.
     fn allocate(&mut self, mut allocating: Allocating) {
         let Allocate { client, offered, .. } = allocating.allocate;
         let state = if offered { SlotState::Offered(client) } else { SlotState::Reserved(client) };
@@ -655,8 +656,8 @@ impl Node {
         self.effects.push_back(Effect::AnswerMaster(allocating.id, reply));
     }
 
-    /// Offers were recalled, or turned out to be claimed. What was recalled nobody can have published, so its
-    /// memory is free at once; the master only ends its books about it.
+    /// Offers were recalled, or turned out to be claimed. A recalled offer cannot have been published, so
+    /// its memory is free at once; the master only updates its accounting.
     fn recalled(&mut self, offers: Vec<(SlotRef, bool)>) {
         for (slot_ref, is_recalled) in offers {
             if !is_recalled && !sabotaged!(self.config.sabotage, RecallClaimed) {
@@ -679,8 +680,8 @@ impl Node {
         }
     }
 
-    /// Writes attributes beside objects, and answers. Where the heap is short of space offers are recalled
-    /// first, and all of it is done again: what is written already is not written twice.
+    /// Stores attributes with objects, and replies. If the heap lacks space, it recalls offers and starts
+    /// again: attributes that are already stored are not stored twice.
     fn set_attributes(&mut self, id: RequestId, items: Vec<AttributesItem>) {
         let mut lost = Vec::new();
         let mut is_written = true;
@@ -700,7 +701,7 @@ impl Node {
                 Some(_) => is_written &= attributes_set == AttributesSet::Written,
             }
         }
-        // An object is no less there because there is no space for what was to be written beside it.
+        // The object exists even if there is no space for its attributes.
         let reply = match is_written {
             true => Reply::Settled(Settled { lost, usage: self.slots.usage(), also: Vec::new() }),
             false => refuse(Reason::Busy, "the node has no space for object attributes"),
@@ -708,7 +709,7 @@ impl Node {
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }
 
-    /// Settles all of it, with one answer to everything.
+    /// Settles all messages, with one reply.
     fn apply_ledger(&mut self, words: Vec<(RequestId, Settle)>) {
         let (mut lost, mut also) = (Vec::new(), Vec::with_capacity(words.len()));
         for (id, settle) in words {
@@ -721,7 +722,7 @@ impl Node {
         }
     }
 
-    /// What could not be committed.
+    /// Returns what could not be committed.
     fn settle(&mut self, settle: Settle) -> Vec<SlotRef> {
         let lost = self.commit_all(settle.commit);
         for slot_ref in settle.abort {
@@ -729,8 +730,8 @@ impl Node {
                 Some(SlotState::Reserved(client) | SlotState::Offered(client)) => {
                     self.clients.unreserved(client, slot_ref);
                 }
-                // Its writer has asked to have it named since, and the master will hear of that after it has
-                // said this: what it answers then counts.
+                // Its writer has sent a commit since. The master receives that after this abort was sent,
+                // so its reply to the commit decides.
                 Some(SlotState::Prepared) => continue,
                 _ => {}
             }
@@ -739,7 +740,7 @@ impl Node {
         lost
     }
 
-    /// Reservations became objects, as the master says; those that could not, because they no longer stand.
+    /// Commits reservations that the master named. Returns those that are no longer valid.
     fn commit_all(&mut self, records: Vec<Record>) -> Vec<SlotRef> {
         let mut lost = Vec::new();
         for record in records {

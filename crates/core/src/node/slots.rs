@@ -1,15 +1,16 @@
-//! The slots of one segment and the room under them.
+//! The slots of one segment and their memory.
 //!
-//! A slot's life: `free → reserved → prepared → committed → free`, or `reserved → ending → free` where the
-//! master must be asked first whether it was published. The stamp is minted when it is reserved
-//! and withdrawn when it is retired; whoever still names the old stamp is told so and touches nothing.
+//! The states of a slot: `free → reserved → prepared → committed → free`, or `reserved → ending → free` if
+//! the master must be asked first whether the object was published. The stamp is assigned when the slot is
+//! reserved, and withdrawn when it is retired. A request with an old stamp is rejected and changes nothing.
 //!
 //! An *offered* slot is a reservation that its client must claim before it writes; until then the node may
-//! recall it (see `Effect::Recall`). Its memory counts as free, because whatever needs it gets it.
+//! recall it (see `Effect::Recall`). Its memory counts as free, because the node recalls it when it is
+//! needed.
 //!
 //! **Invariant:** `free + granted + committed + held + metadata = capacity`.
-//! **Invariant:** room returns to the free space only after its slot's stamp was withdrawn and the last hold
-//! on that use of the slot has ended.
+//! **Invariant:** memory is freed only after its slot's stamp was withdrawn and the last reference to that
+//! use of the slot has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,26 +23,27 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Stamps are taken in runs of this many, so that the mark that must survive a restart is rarely written.
+/// Stamps are reserved in runs of this length, so that the mark that must survive a restart is rarely
+/// written.
 const STAMPS_PER_MARK: u64 = 1 << 16;
-/// Extents that a slot holds itself; more of them spill into the heap.
+/// Number of extents that a slot itself holds; more extents are stored in the heap.
 pub const EXTENTS_INLINE: usize = 2;
-/// The mean length of the names on a page of the inventory: keys may be long, messages may not.
+/// Mean length of the names on a page of the inventory: keys may be long, messages are bounded.
 const NAME_BYTES_MEAN_MAX: usize = 1 << 10;
-/// The fewest offers that are recalled at a time, where something else than bytes is missing.
+/// Minimum number of offers that are recalled at a time if something other than bytes is missing.
 const RECALLS_MIN: usize = 16;
-/// What one spilled extent costs in the heap.
+/// Bytes of one extent in the heap.
 const EXTENT_BYTES: u64 = 16;
 
-/// How far the object in a slot has come.
+/// The state of the object in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotState {
     /// A client writes it.
     Reserved(ClientId),
     /// A client may claim it and then write it. The node does not know whether it has.
     Offered(ClientId),
-    /// Its client is gone or does not want it, and nobody may write it. It may have been published before
-    /// that, and ends when the master has had its say.
+    /// Its client has ended or does not want it, and no client may write it. It may have been published
+    /// before, so it ends only when the master has replied.
     Ending,
     /// It is written, and the master is asked.
     Prepared,
@@ -60,32 +62,32 @@ impl SlotState {
     }
 }
 
-/// What the control segment says of one slot: enough to read the object, and to rebuild the catalog.
+/// The record of one slot in the control segment: enough to read the object, and to rebuild the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotRecord {
     /// This use of the slot.
     pub stamp: Stamp,
-    /// How far it has come.
+    /// Its state.
     pub state: SlotState,
-    /// Which put of the key; nothing yet while reserved.
+    /// Which put of the key; zero while reserved.
     pub generation: Generation,
     /// Its bytes.
     pub len: u64,
-    /// Where they lie.
+    /// Their extents.
     pub extents: Vec<Extent>,
-    /// Where the heap holds the spilled extents, the namespace's name and the key, one after the other.
+    /// The heap range with the spilled extents, the namespace's name and the key, in this order.
     pub heap: Extent,
     /// Bytes of the namespace's name.
     pub namespace_len: u64,
     /// Bytes of the key.
     pub key_len: u64,
-    /// Where the heap holds its marks.
+    /// The heap range with its attributes.
     pub attributes: Extent,
     /// Never evicted.
     pub hard_pin: bool,
 }
 
-/// Who an object is.
+/// The identity of an object.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) namespace: String,
@@ -100,23 +102,24 @@ struct Slot {
     len: u64,
     extents: Vec<Extent>,
     heap: Extent,
-    /// Room for the marks, which may change while the object lives. Readers never look there.
+    /// Heap range for the attributes, which may change during the object's lifetime. Readers never access
+    /// it.
     attributes: Extent,
     generation: Generation,
     identity: Option<Box<Identity>>,
 }
 
-/// What became of attributes that were to be written beside an object.
+/// The result of storing attributes with an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttributesSet {
     Written,
-    /// This use of the slot does not stand, or is not an object yet.
+    /// This use of the slot is not valid, or is not an object yet.
     NoObject,
     /// The heap has no space for them.
     NoSpace,
 }
 
-/// What a reservation has taken.
+/// The resources of a reservation.
 #[derive(Debug)]
 struct Allocation {
     slot: SlotId,
@@ -125,7 +128,7 @@ struct Allocation {
     attributes: Extent,
 }
 
-/// Room of an object that is gone, but that somebody still touches.
+/// Memory of a retired object that is still referenced.
 #[derive(Clone, Debug)]
 struct Retired {
     extents: Vec<Extent>,
@@ -150,9 +153,9 @@ pub(super) struct Slots {
     committed: u64,
     held: u64,
     objects: u64,
-    /// How often something was given back.
+    /// Number of times that something was freed.
     freed: u64,
-    /// No new object is taken.
+    /// No new object is accepted.
     drains: bool,
 }
 
@@ -180,7 +183,7 @@ impl Slots {
 
     pub(super) fn usage(&self) -> Usage {
         Usage {
-            // The master asks no node for more than its capacity.
+            // The master requests no more than a node's capacity.
             capacity: if self.drains { 0 } else { self.space.capacity() },
             free: if self.drains { 0 } else { self.free() },
             granted: self.granted,
@@ -189,28 +192,29 @@ impl Slots {
             objects: self.objects,
             offered: self.offered,
             metadata: self.metadata.charged(),
-            // What is offered can be recalled, so anything may fit.
+            // Offers can be recalled, so any name may fit.
             name_max: self.offers.is_empty().then(|| self.metadata.name_max(&self.space)),
         }
     }
 
-    /// How often something was given back, so that there may be more space than before.
+    /// Number of times that something was freed, so that there may be more space than before.
     pub(super) fn freed(&self) -> u64 {
         self.freed
     }
 
-    /// Bytes of the data segment that objects may not have, because records and names cost as many.
+    /// Bytes of the data segment that objects may not use, because records and names take as many.
     pub(super) fn withheld(&self) -> impl Iterator<Item = Extent> + '_ {
         self.metadata.withheld()
     }
 
-    /// Bytes that nobody uses: what idle chunks of the tables cost can be had back at any time, and
-    /// so can offers.
+    /// Number of free bytes: idle chunks of the tables and offers are included, because they can be
+    /// reclaimed at any time.
     fn free(&self) -> u64 {
         self.space.free() + self.metadata.reclaimable() + self.offered
     }
 
-    /// Reserves room for one replica, or offers it, in at most `pieces_max` pieces; else what is missing.
+    /// Reserves or offers space for one replica, in at most `pieces_max` extents. Fails with what is
+    /// missing.
     pub(super) fn reserve(
         &mut self,
         state: SlotState,
@@ -260,7 +264,7 @@ impl Slots {
         Ok(Reservation { location, extents })
     }
 
-    /// Takes everything that an object needs, or nothing.
+    /// Allocates all resources of an object, or none.
     fn allocate(
         &mut self,
         item: AllocateItem,
@@ -305,18 +309,18 @@ impl Slots {
         Shortage { resource, amount, bytes, never }
     }
 
-    /// Takes no new objects from now on.
+    /// Accepts no new objects from now on.
     pub(super) fn drain(&mut self) {
         self.drains = true;
     }
 
-    /// Everything that is offered, the oldest first.
+    /// All offers, the oldest first.
     pub(super) fn offers(&self) -> Vec<SlotRef> {
         self.offers.iter().map(|(&stamp, &slot)| SlotRef { slot, stamp }).collect()
     }
 
-    /// The offers to recall next for `len` bytes that found no space, or for a record or a name that did not:
-    /// the oldest, and as many as it lacks.
+    /// The offers to recall next for `len` bytes, a record or a name without space: the oldest, and as many
+    /// as are needed.
     pub(super) fn offers_for(&self, len: u64) -> Vec<SlotRef> {
         let mut short = space_for(len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
         let mut slot_refs = Vec::new();
@@ -331,7 +335,7 @@ impl Slots {
         slot_refs
     }
 
-    /// An offer was claimed: it is a reservation like any other.
+    /// An offer was claimed: it is an ordinary reservation now.
     pub(super) fn claim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
         let Some(slot) = self.get_mut(slot_ref) else { return };
         let SlotState::Offered(client) = slot.state else { return };
@@ -340,7 +344,7 @@ impl Slots {
         self.count_claim(slot_ref);
     }
 
-    /// What was offered is reserved from now on, or has come further.
+    /// An offer is reserved from now on, or has a later state.
     fn count_claim(&mut self, slot_ref: SlotRef) {
         if self.offers.remove(&slot_ref.stamp).is_some() {
             let bytes = self.get(slot_ref).map_or(0, |it| space_of(&it.extents));
@@ -349,19 +353,19 @@ impl Slots {
         }
     }
 
-    /// Whether this use of the slot stands, and how far it has come.
+    /// The state of this use of the slot, if it is valid.
     pub(super) fn state(&self, slot_ref: SlotRef) -> Option<SlotState> {
         self.get(slot_ref).map(|slot| slot.state)
     }
 
-    /// Whatever use of the slot stands now.
+    /// The current use of the slot.
     pub(super) fn current(&self, slot: SlotId) -> Option<SlotRef> {
         let stamp = self.slots.get(slot.0 as usize)?.as_ref()?.stamp;
         Some(SlotRef { slot, stamp })
     }
 
-    /// Records that the object is written, as its client says or else the master; `false` if the
-    /// reservation is not this client's, of this length.
+    /// Records that the object is written, according to its client or the master. `false` if the
+    /// reservation has another client or length.
     pub(super) fn prepare(
         &mut self,
         writer: Option<ClientId>,
@@ -398,7 +402,7 @@ impl Slots {
         true
     }
 
-    /// The reservation is to end. Nobody writes or commits it any more, unless it was published.
+    /// Ends the reservation. No client may write or commit it, unless it was published.
     pub(super) fn end(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
         if let Some(slot) = self.get_mut(slot_ref)
             && slot.state.writer().is_some()
@@ -409,8 +413,8 @@ impl Slots {
         }
     }
 
-    /// Has the memory say of all that is being written what it says of [`SlotState::Ending`]: that nobody may
-    /// read it without asking, even who was told its name. Whoever writes goes on.
+    /// Marks every reservation in the memory as [`SlotState::Ending`], so that no cached-location read
+    /// accepts it, even if its name is known. Its writer continues.
     pub(super) fn hide_reserved(&self, effects: &mut VecDeque<Effect>) {
         for (slot, number) in self.slots.iter().zip(0..) {
             if let Some(slot) = slot
@@ -422,7 +426,7 @@ impl Slots {
         }
     }
 
-    /// Records that the object can be read; `false` if this use of the slot no longer stands.
+    /// Records that the object can be read; `false` if this use of the slot is no longer valid.
     pub(super) fn commit(
         &mut self,
         slot_ref: SlotRef,
@@ -434,7 +438,7 @@ impl Slots {
         if before == SlotState::Committed && slot.generation == generation {
             return true;
         }
-        // A later life of the master, which was asked again, may have named it anew.
+        // A later epoch of the master, which was asked again, may have given it another generation.
         slot.generation = generation;
         let allocation = space_of(&slot.extents);
         effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
@@ -446,8 +450,8 @@ impl Slots {
         true
     }
 
-    /// Writes other attributes beside an object. The new ones are written before the slot points to them, so
-    /// that a crash leaves the old or the new.
+    /// Stores other attributes with an object. They are written before the slot points to them, so that a
+    /// crash leaves the old or the new ones.
     pub(super) fn set_attributes(
         &mut self,
         slot_ref: SlotRef,
@@ -478,18 +482,18 @@ impl Slots {
         AttributesSet::Written
     }
 
-    /// How many look at, send or store this use of the slot.
+    /// Number of views, sends and stores of this use of the slot.
     pub(super) fn use_count(&self, slot_ref: SlotRef) -> u64 {
         self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count))
     }
 
-    /// What is gone but still held, and its room.
+    /// Retired objects that are still referenced, and their memory.
     pub(super) fn retired(&self) -> impl Iterator<Item = (SlotRef, u64)> + '_ {
         self.retired.iter().map(|(slot_ref, retired)| (*slot_ref, space_of(&retired.extents)))
     }
 
-    /// Withdraws the stamp, and frees the room or parks it until the last hold ends. What is gone already
-    /// stays so: `false` then.
+    /// Withdraws the stamp, and frees the memory, or keeps it until the last reference ends. Returns
+    /// `false` if this use was already retired.
     pub(super) fn retire(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) -> bool {
         let Some(place) = self.slots.get_mut(slot_ref.slot.0 as usize) else { return false };
         let Some(slot) = place.take_if(|slot| slot.stamp == slot_ref.stamp) else { return false };
@@ -515,12 +519,12 @@ impl Slots {
         true
     }
 
-    /// Keeps the room of this use of the slot as it is, until [`Self::end_use`].
+    /// Keeps the memory of this use of the slot, until [`Self::end_use`].
     pub(super) fn begin_use(&mut self, slot_ref: SlotRef) {
         *self.use_counts.entry(slot_ref).or_default() += 1;
     }
 
-    /// Ends one hold; the room returns if it was the last one of an object that is gone.
+    /// Ends one reference; frees the memory if it was the last one of a retired object.
     pub(super) fn end_use(&mut self, slot_ref: SlotRef) {
         let Some(count) = self.use_counts.get_mut(&slot_ref) else { return };
         *count -= 1;
@@ -530,13 +534,13 @@ impl Slots {
         }
     }
 
-    /// Where `len` bytes from `offset` on lie, if this use of the slot stands.
+    /// The extents of `len` bytes from `offset` on, if this use of the slot is valid.
     pub(super) fn cut(&self, slot_ref: SlotRef, offset: u64, len: u64) -> Option<Vec<Extent>> {
         cut(&self.get(slot_ref)?.extents, offset, len)
     }
 
-    /// Committed objects from `first` on, at most `count` and as many bytes of names as fit a message of that
-    /// many, and where to go on.
+    /// Committed objects from `first` on, at most `count` and as many bytes of names as fit such a message.
+    /// Also returns where the next page begins.
     pub(super) fn inventory(&self, first: usize, count: usize) -> (Vec<Record>, Option<usize>) {
         let mut records = Vec::new();
         let mut bytes = 0;
@@ -561,11 +565,11 @@ impl Slots {
         (records, None)
     }
 
-    /// Panics with the numbers if the books do not balance.
+    /// Panics with the numbers if the accounting is inconsistent.
     pub(super) fn assert_balance(&self) {
         let used = self.granted + self.committed + self.held;
         let sum = self.free() + used + self.metadata.charged();
-        assert_eq!(sum, self.space.capacity(), "the books do not balance: {:?}", self.usage());
+        assert_eq!(sum, self.space.capacity(), "the accounting is inconsistent: {:?}", self.usage());
         self.metadata.assert_paid();
     }
 
@@ -590,7 +594,7 @@ impl Slots {
         self.slots.get_mut(slot_ref.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == slot_ref.stamp)
     }
 
-    /// A stamp that was never used. The mark is moved before a stamp beyond it is used.
+    /// A stamp that was never used. The mark is advanced before a stamp beyond it is used.
     fn mint(&mut self, effects: &mut VecDeque<Effect>) -> Stamp {
         let stamp = self.next_stamp;
         if stamp >= self.stamp_high_water {
@@ -625,7 +629,7 @@ fn record(slot: &Slot) -> SlotRecord {
     }
 }
 
-/// What the list of an object's extents costs in the heap.
+/// Bytes of an object's list of extents in the heap.
 fn spilled_bytes(extents: &[Extent]) -> u64 {
     if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 }
 }
@@ -634,8 +638,8 @@ fn spill(extents: &[Extent]) -> Vec<u8> {
     extents.iter().flat_map(|it| [it.offset.to_le_bytes(), it.len.to_le_bytes()]).flatten().collect()
 }
 
-/// The effect that writes an object's name behind its spilled extents; `None` if the name is longer than what
-/// was reserved for it.
+/// The effect that writes an object's name after its spilled extents; `None` if the name is longer than its
+/// reservation.
 fn name_bytes(slot: &Slot, identity: &Identity) -> Option<Effect> {
     let spilled = spilled_bytes(&slot.extents);
     let bytes = [identity.namespace.as_bytes(), identity.key.as_bytes()].concat();

@@ -1,4 +1,4 @@
-//! The node's rules, one test each.
+//! Tests of the node's rules.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub(super) struct Bench {
     pub(super) effects: Vec<Effect>,
     /// Offers that their client has claimed.
     pub(super) claimed: BTreeSet<SlotRef>,
-    /// What was recalled, or found claimed, in order.
+    /// Offers that were recalled, or found claimed, in order.
     pub(super) recalls: Vec<SlotRef>,
 }
 
@@ -67,7 +67,7 @@ impl Bench {
         }
     }
 
-    /// Answers the last question to the master.
+    /// Replies to the last request to the master.
     pub(super) fn answer(&mut self, reply: Reply) {
         let asked = self.effects.iter().rev().find_map(|it| match it {
             Effect::AskMaster(id, _) => Some(*id),
@@ -129,7 +129,7 @@ impl Bench {
         self.client(ClientToNode::Commit(Commit { items: vec![item], wait_ms: 0 }))
     }
 
-    /// What became of a commit of one unit, if the master is not asked.
+    /// The outcome of a commit of one unit, if the master is not asked.
     pub(super) fn commit_outcome(&mut self, slot_ref: SlotRef) -> Option<CommitOutcome> {
         let location = Location { segment: SegmentId(3), slot: slot_ref.slot, stamp: slot_ref.stamp };
         match self.commit(location, UNIT)? {
@@ -145,7 +145,7 @@ impl Bench {
         location
     }
 
-    /// The master hears that reservations end, and answers.
+    /// The master receives the ends of reservations, and replies.
     pub(super) fn let_end(&mut self) {
         let asked = self.effects.iter().find_map(|it| match it {
             Effect::AskMaster(id, MemberToMaster::Released(_)) => Some(*id),
@@ -166,7 +166,7 @@ impl Bench {
 const GENERATION: crate::Generation = crate::Generation { epoch: 5, counter: 1 };
 
 #[test]
-fn memory_says_prepared_before_the_master_is_asked_and_committed_before_the_client_is_answered() {
+fn memory_is_written_before_requests_and_replies() {
     let mut bench = Bench::new();
     let location = bench.reserve(100).unwrap().location;
     bench.commit(location, 100);
@@ -187,7 +187,7 @@ fn memory_says_prepared_before_the_master_is_asked_and_committed_before_the_clie
 }
 
 #[test]
-fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
+fn stamp_is_withdrawn_first_and_never_reused() {
     let mut bench = Bench::new();
     let mut seen = Vec::new();
     for _ in 0..20 {
@@ -204,7 +204,7 @@ fn a_stamp_is_withdrawn_before_anything_else_and_never_used_again() {
 }
 
 #[test]
-fn the_stamp_mark_is_ahead_of_every_stamp() {
+fn stamp_mark_is_ahead_of_every_stamp() {
     let mut node = Bench::new();
     let allocate = Allocate {
         client: WRITER,
@@ -217,7 +217,7 @@ fn the_stamp_mark_is_ahead_of_every_stamp() {
 }
 
 #[test]
-fn a_commit_needs_the_stamp_the_client_and_the_length_of_its_reservation() {
+fn commit_with_wrong_stamp_client_or_length_is_stale() {
     let mut bench = Bench::new();
     let location = bench.reserve(100).unwrap().location;
     let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
@@ -230,10 +230,10 @@ fn a_commit_needs_the_stamp_the_client_and_the_length_of_its_reservation() {
 }
 
 #[test]
-fn a_commit_sent_again_has_the_same_answer() {
+fn repeated_commit_has_the_same_outcome() {
     let mut bench = Bench::new();
     let location = bench.put(100);
-    assert_eq!(bench.commit(location, 100), None, "the master knows whether what it replaces is gone");
+    assert_eq!(bench.commit(location, 100), None, "the master knows whether the replaced object is retired");
     let id = RequestId(bench.next_id);
     bench.answer(Reply::Decided(vec![CommitOutcome::Stored(GENERATION)]));
     assert_eq!(bench.reply_to(id), Some(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
@@ -242,7 +242,7 @@ fn a_commit_sent_again_has_the_same_answer() {
 }
 
 #[test]
-fn a_refused_commit_gives_its_room_back() {
+fn rejected_commit_frees_its_memory() {
     let mut bench = Bench::new();
     let location = bench.reserve(100).unwrap().location;
     bench.commit(location, 100);
@@ -251,7 +251,7 @@ fn a_refused_commit_gives_its_room_back() {
 }
 
 #[test]
-fn a_decision_that_was_refused_is_asked_for_again() {
+fn refused_decision_is_requested_again() {
     let mut bench = Bench::new();
     let location = bench.reserve(100).unwrap().location;
     assert_eq!(bench.commit(location, 100), None);
@@ -273,11 +273,15 @@ fn a_decision_that_was_refused_is_asked_for_again() {
 }
 
 #[test]
-fn a_view_keeps_the_room_until_it_ends_and_begins_only_on_what_stands() {
+fn view_keeps_memory_and_needs_a_valid_stamp() {
     let mut bench = Bench::new();
     let location = bench.put(UNIT);
     let begin = ClientToNode::BeginViews(vec![location.slot_ref()]);
-    assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![false])), "it maps nothing yet");
+    assert_eq!(
+        bench.client(begin.clone()),
+        Some(Reply::ViewsBegun(vec![false])),
+        "the client does not map the memory yet"
+    );
     bench.handle(Event::Mapped(WRITER));
     assert_eq!(bench.client(begin.clone()), Some(Reply::ViewsBegun(vec![true])));
     bench.retire(location);
@@ -290,7 +294,7 @@ fn a_view_keeps_the_room_until_it_ends_and_begins_only_on_what_stands() {
 }
 
 #[test]
-fn a_writer_that_maps_the_memory_keeps_its_room_until_it_is_proven_dead() {
+fn mapped_writer_keeps_its_memory_until_proven_dead() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     bench.reserve(UNIT);
@@ -303,7 +307,7 @@ fn a_writer_that_maps_the_memory_keeps_its_room_until_it_is_proven_dead() {
 }
 
 #[test]
-fn a_writer_that_says_goodbye_gives_everything_back() {
+fn goodbye_frees_all_reservations() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     let location = bench.put(UNIT);
@@ -316,7 +320,7 @@ fn a_writer_that_says_goodbye_gives_everything_back() {
 }
 
 #[test]
-fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
+fn socket_writer_ends_with_its_last_connection() {
     let mut bench = Bench::new();
     bench.handle(Event::DataOpened(WRITER));
     let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
@@ -325,13 +329,13 @@ fn a_writer_that_only_has_sockets_is_gone_with_the_last_of_them() {
     assert_eq!(bench.free(), 7);
     bench.handle(Event::DataClosed(WRITER));
     bench.let_end();
-    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "a copy is still under way");
+    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "a copy is in progress");
     bench.node.end_store(slot_ref);
     assert_eq!(bench.free(), 8);
 }
 
 #[test]
-fn a_client_that_never_came_is_gone_when_the_master_says_so() {
+fn unconnected_client_ends_by_the_masters_message() {
     let mut bench = Bench::new();
     let allocate = Allocate {
         client: ClientId(8),
@@ -346,7 +350,7 @@ fn a_client_that_never_came_is_gone_when_the_master_says_so() {
 }
 
 #[test]
-fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
+fn freed_memory_is_reported_to_the_master_at_once() {
     let mut bench = Bench::new();
     let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
     let tells = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Released(_)));
@@ -358,7 +362,7 @@ fn the_master_hears_at_once_of_room_that_it_did_not_ask_back() {
 }
 
 #[test]
-fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
+fn keep_frees_unlisted_reservations() {
     let mut bench = Bench::new();
     let known = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.reserve(UNIT);
@@ -370,7 +374,7 @@ fn what_a_client_does_not_know_of_is_given_back_when_it_says_what_it_knows() {
     assert_eq!(bench.free(), 8);
 }
 
-/// An object of the reservation that everybody here makes.
+/// The record of the object that these tests reserve.
 fn record(slot_ref: SlotRef) -> Record {
     Record {
         slot_ref,
@@ -383,7 +387,7 @@ fn record(slot_ref: SlotRef) -> Record {
 }
 
 #[test]
-fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_before() {
+fn reservation_ends_after_the_master_unless_published() {
     let ends: [fn(&mut Bench, SlotRef); 4] = [
         |bench, slot_ref| drop(bench.client(ClientToNode::Abort(vec![slot_ref]))),
         |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
@@ -394,11 +398,11 @@ fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_b
         let mut bench = Bench::new();
         let location = bench.reserve(UNIT).unwrap().location;
         end(&mut bench, location.slot_ref());
-        assert_eq!(bench.free(), 7, "end {index}: the master may have named it");
+        assert_eq!(bench.free(), 7, "end {index}: the master may have published it");
         assert!(bench.node.begin_store(WRITER, location.slot_ref(), 0, 1).is_none(), "end {index}");
         let told = bench.effects.clone();
         let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
-        assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot go back");
+        assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot commit");
         let settle = Settle { commit: vec![record(location.slot_ref())], abort: vec![] };
         let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
         assert_eq!(settled.lost, [], "end {index}");
@@ -409,31 +413,31 @@ fn a_reservation_ends_when_the_master_has_answered_and_not_if_it_was_published_b
 }
 
 #[test]
-fn a_reservation_that_ends_while_the_master_is_away_ends_when_it_is_back() {
+fn reservation_ended_offline_ends_after_reconnect() {
     let mut bench = Bench::new();
     let held = bench.reserve(UNIT).unwrap().location.slot_ref();
     let lost = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.client(ClientToNode::Abort(vec![lost]));
     bench.handle(Event::Unlinked);
     bench.client(ClientToNode::Abort(vec![held]));
-    assert_eq!(bench.free(), 6, "the answer to the first is lost, the second was never told");
+    assert_eq!(bench.free(), 6, "the first reply is lost, the second was never sent");
     bench.join(Registered { epoch: 5, ..Registered::default() });
-    assert_eq!(bench.free(), 6, "the same life of the master may have named them");
+    assert_eq!(bench.free(), 6, "the same epoch may have published them");
     bench.let_end();
     assert_eq!(bench.free(), 8);
     let held = bench.reserve(UNIT).unwrap().location.slot_ref();
     bench.handle(Event::Unlinked);
     bench.client(ClientToNode::Abort(vec![held]));
     bench.join(Registered { epoch: 6, ..Registered::default() });
-    assert_eq!(bench.free(), 8, "another life has not");
+    assert_eq!(bench.free(), 8, "another epoch has not");
 }
 
 #[test]
-fn what_was_published_unheard_is_committed_before_it_is_announced() {
+fn missed_publication_is_committed_before_announcing() {
     let mut bench = Bench::new();
     let location = bench.reserve(UNIT).unwrap().location;
     let kept = bench.reserve(UNIT).unwrap().location;
-    assert_eq!(bench.commit(location, UNIT), None, "its writer asks the node");
+    assert_eq!(bench.commit(location, UNIT), None, "its writer commits at the node");
     let id = RequestId(bench.next_id);
     bench.handle(Event::Unlinked);
     bench.handle(Event::Linked(NodeInfo::default()));
@@ -445,33 +449,33 @@ fn what_was_published_unheard_is_committed_before_it_is_announced() {
     });
     assert_eq!(announced, Some(vec![record(location.slot_ref())]));
     let asks = |it: &Effect| matches!(it, Effect::AskMaster(_, MemberToMaster::Decide(_)));
-    assert!(!bench.effects.iter().any(asks), "the master would take it for new");
+    assert!(!bench.effects.iter().any(asks), "the master would take it for a new put");
     bench.answer(Reply::Announced(Announced::default()));
-    assert!(bench.reply_to(id).is_none() && bench.effects.iter().any(asks), "now it knows of it");
-    assert_eq!(bench.commit(kept, UNIT), None, "other reservations stand");
+    assert!(bench.reply_to(id).is_none() && bench.effects.iter().any(asks), "now the master knows it");
+    assert_eq!(bench.commit(kept, UNIT), None, "other reservations stay valid");
 }
 
 #[test]
-fn who_has_asked_the_master_reads_what_the_node_has_not_heard_of_yet() {
+fn resolved_object_can_be_read_before_its_settle() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     let slot_ref = bench.reserve(UNIT).unwrap().location.slot_ref();
     assert_eq!(
         bench.node.begin_send(slot_ref, 0, UNIT, Some(5)),
         None,
-        "it is no object, for all the node knows"
+        "the node does not know yet that it is an object"
     );
     assert!(bench.node.begin_send(slot_ref, 0, UNIT, None).is_some());
     assert!(bench.node.end_send(slot_ref, None));
     assert_eq!(bench.client(ClientToNode::BeginViews(vec![slot_ref])), Some(Reply::ViewsBegun(vec![true])));
     bench.client(ClientToNode::Abort(vec![slot_ref]));
     bench.let_end();
-    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "what is looked at stays");
+    assert_eq!((bench.free(), bench.node.usage().held), (7, UNIT), "viewed memory stays");
     assert_eq!(bench.node.begin_send(slot_ref, 0, UNIT, None), None);
 }
 
 #[test]
-fn bytes_are_stored_only_by_the_writer_only_in_range_and_only_while_it_stands() {
+fn store_needs_the_writer_range_and_valid_stamp() {
     let mut bench = Bench::new();
     let slot_ref = bench.reserve(100).unwrap().location.slot_ref();
     assert_eq!(bench.node.begin_store(ClientId(8), slot_ref, 0, 1), None);
@@ -484,7 +488,7 @@ fn bytes_are_stored_only_by_the_writer_only_in_range_and_only_while_it_stands() 
 }
 
 #[test]
-fn bytes_sent_while_the_object_was_deleted_do_not_count() {
+fn bytes_sent_during_a_delete_are_invalid() {
     let mut bench = Bench::new();
     let location = bench.put(100);
     let slot_ref = location.slot_ref();
@@ -499,7 +503,7 @@ fn bytes_sent_while_the_object_was_deleted_do_not_count() {
 }
 
 #[test]
-fn bytes_for_who_has_not_asked_count_only_from_a_member_in_that_life_of_the_master() {
+fn cached_location_send_needs_a_member_of_the_epoch() {
     let mut bench = Bench::new();
     let slot_ref = bench.put(100).slot_ref();
     for (cached_epoch, counts) in [(None, true), (Some(5), true), (Some(4), false), (Some(6), false)] {
@@ -509,14 +513,14 @@ fn bytes_for_who_has_not_asked_count_only_from_a_member_in_that_life_of_the_mast
     }
     assert!(bench.node.begin_send(slot_ref, 0, 100, Some(5)).is_some());
     bench.node.handle(Event::Unlinked);
-    assert!(!bench.node.end_send(slot_ref, Some(5)), "it left while the bytes were sent");
+    assert!(!bench.node.end_send(slot_ref, Some(5)), "the node left while the bytes were sent");
     assert!(bench.node.begin_send(slot_ref, 0, 100, Some(5)).is_none());
-    assert!(bench.node.begin_send(slot_ref, 0, 100, None).is_some(), "the master named it");
+    assert!(bench.node.begin_send(slot_ref, 0, 100, None).is_some(), "the client has resolved it");
     assert!(bench.node.end_send(slot_ref, None));
 }
 
 #[test]
-fn no_room_no_slot_or_no_heap_is_an_answer() {
+fn missing_memory_slots_or_heap_is_a_reply() {
     let mut bench = Bench::new();
     assert_eq!(bench.reserve(9 * UNIT), None);
     assert_eq!(bench.reserve(u64::MAX), None);
@@ -535,7 +539,7 @@ fn no_room_no_slot_or_no_heap_is_an_answer() {
 }
 
 #[test]
-fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
+fn reconnect_asks_again_and_lost_node_starts_empty() {
     let mut bench = Bench::new();
     let old = bench.put(UNIT);
     let location = bench.reserve(UNIT).unwrap().location;
@@ -570,7 +574,7 @@ fn a_broken_link_asks_again_and_a_lost_node_starts_empty() {
 }
 
 #[test]
-fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given_up() {
+fn lost_node_hides_reservations_from_cached_reads() {
     let mut bench = Bench::new();
     let location = bench.reserve(UNIT).unwrap().location;
     bench.handle(Event::Unlinked);
@@ -581,7 +585,7 @@ fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given
         _ => None,
     });
     assert_eq!(hidden.collect::<Vec<_>>(), [(location.slot, location.stamp, SlotState::Ending)]);
-    // Its writer goes on.
+    // Its writer continues.
     assert!(bench.node.begin_store(WRITER, location.slot_ref(), 0, UNIT).is_some());
     bench.node.end_store(location.slot_ref());
     bench.commit(location, UNIT);
@@ -590,7 +594,7 @@ fn what_is_being_written_is_hidden_from_who_does_not_ask_when_the_node_was_given
 }
 
 #[test]
-fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
+fn settled_reservation_commits_and_stale_is_reported() {
     let mut bench = Bench::new();
     let slot_ref = bench.reserve(10).unwrap().location.slot_ref();
     let record = |slot_ref| Record { len: 10, ..record(slot_ref) };
@@ -603,7 +607,7 @@ fn a_settled_reservation_is_an_object_and_a_stale_one_is_reported() {
 }
 
 #[test]
-fn all_that_is_entrusted_is_answered_at_once() {
+fn ledger_messages_get_one_reply() {
     let mut bench = Bench::new();
     let slot_refs = [10, 10, 10].map(|len| bench.reserve(len).unwrap().location.slot_ref());
     let gone = SlotRef { stamp: Stamp(99), ..slot_refs[0] };
@@ -628,15 +632,15 @@ fn all_that_is_entrusted_is_answered_at_once() {
 }
 
 #[test]
-fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
-    // A publication that its writer gave up on came late and was refused, after the node had been asked.
+fn pending_decision_overrides_a_late_abort() {
+    // A publication that its writer gave up arrived late and was rejected, after the node had been asked.
     for (outcome, free) in [(CommitOutcome::Stored(GENERATION), 7), (CommitOutcome::Exists(GENERATION), 8)] {
         let mut bench = Bench::new();
         let location = bench.reserve(UNIT).unwrap().location;
         assert_eq!(bench.commit(location, UNIT), None);
         let asked = bench.effects.clone();
         bench.master(MasterToMember::Settle(Settle { commit: vec![], abort: vec![location.slot_ref()] }));
-        assert_eq!(bench.free(), 7, "the master has not heard the question yet");
+        assert_eq!(bench.free(), 7, "the master has not received the request yet");
         bench.effects = asked;
         bench.answer(Reply::Decided(vec![outcome]));
         assert_eq!(bench.free(), free);
@@ -644,7 +648,7 @@ fn what_the_master_is_asked_to_name_is_settled_by_its_answer() {
 }
 
 #[test]
-fn a_replaced_connection_is_closed_and_not_heard() {
+fn replaced_connection_is_closed_and_ignored() {
     let mut bench = Bench::new();
     let location = bench.reserve(10).unwrap().location;
     bench.handle(Event::Opened { conn: ConnId(2), client: WRITER, namespace: "default".into() });
@@ -654,7 +658,7 @@ fn a_replaced_connection_is_closed_and_not_heard() {
 }
 
 #[test]
-fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
+fn other_master_with_smaller_or_equal_epoch_is_rejected() {
     for (epoch, instance, accepts) in [(4, 1, false), (5, 1, false), (5, 0, true), (6, 1, true)] {
         let mut bench = Bench::new();
         bench.put(UNIT);
@@ -673,7 +677,7 @@ fn a_smaller_or_equal_epoch_of_another_master_is_rejected() {
 }
 
 #[test]
-fn requests_for_disks_and_unwritten_bytes_are_refused() {
+fn requests_for_disks_and_store_are_rejected() {
     let mut bench = Bench::new();
     for request in [MasterToMember::Demote(vec![]), MasterToMember::Promote(vec![])] {
         let Reply::Refused(refusal) = bench.master(request) else { panic!() };

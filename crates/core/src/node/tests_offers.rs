@@ -1,4 +1,4 @@
-//! Offers: what a node preallocates for a client, and recalls when anything else needs it.
+//! Offers: memory that a node preallocates for a client, and recalls when it is needed.
 
 use super::{
     tests::{Bench, UNIT, WRITER},
@@ -57,7 +57,7 @@ fn oldest_offers_are_recalled_and_no_more_than_needed() {
     let offers = bench.offer(8);
     let two = bench.allocate(OTHER, &[2 * UNIT, UNIT], false);
     assert!(two.iter().all(Option::is_some), "{two:?}");
-    // Of eight offers all are fewer than what is recalled at a time.
+    // All eight offers are fewer than the minimum number that is recalled at a time.
     assert_eq!((bench.recalls.as_slice(), bench.usage()), (&offers[..], (5, 0, 3)));
     let mut bench = Bench::with_slots(64, 64);
     let offers = bench.offer(64);
@@ -77,7 +77,7 @@ fn draining_node_recalls_offers_and_takes_nothing_new() {
     assert_eq!((bench.node.usage().capacity, bench.usage()), (0, (0, 0, 1)));
     assert_eq!(bench.reserve(UNIT), None);
     assert_eq!(bench.offer(1), []);
-    // What is written already may still be committed, and what is stored stays.
+    // Written objects may still be committed, and stored objects stay.
     assert_eq!(bench.commit_outcome(offers[0]), None, "the master is asked");
     assert_eq!(bench.node.inventory().iter().map(|it| it.slot_ref).collect::<Vec<_>>(), [object.slot_ref()]);
 }
@@ -88,7 +88,7 @@ fn claimed_offers_stay_and_are_reservations_from_then_on() {
     let offers = bench.offer(8);
     bench.claimed.extend(&offers[..3]);
     assert!(bench.allocate(OTHER, &[6 * UNIT], false)[0].is_none());
-    assert_eq!(bench.usage(), (5, 0, 3), "the rest is free, and the answer says so");
+    assert_eq!(bench.usage(), (5, 0, 3), "the rest is free, and the reply says so");
     assert_eq!(bench.released(), offers[3..]);
     assert!(bench.allocate(OTHER, &[5 * UNIT], false)[0].is_some());
     assert_eq!(bench.commit_outcome(offers[0]), None, "the master is asked");
@@ -101,7 +101,7 @@ fn missing_slots_and_names_recall_offers_too() {
     assert_eq!(bench.offer(8).len(), 8);
     assert!(bench.allocate(OTHER, &[UNIT], false)[0].is_some(), "all slots were offered");
     let mut bench = Bench::new();
-    // The heap of 1024 bytes has room for two such names.
+    // The heap of 1024 bytes has space for two such names.
     let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
     let allocate =
         |client, offered| MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered });
@@ -160,7 +160,7 @@ fn bytes_from_a_socket_claim_an_offer() {
 }
 
 #[test]
-fn offers_end_with_their_client_and_by_its_word() {
+fn offers_end_with_their_client_or_on_request() {
     let ends: [fn(&mut Bench, Vec<SlotRef>); 3] = [
         |bench, offers| drop(bench.client(ClientToNode::Abort(offers))),
         |bench, _| drop(bench.client(ClientToNode::Keep(vec![]))),
@@ -188,7 +188,7 @@ fn committed_and_ended_offers_are_not_recalled() {
 }
 
 #[test]
-fn a_node_that_starts_empty_recalls_all_offers() {
+fn lost_node_recalls_all_offers() {
     let mut bench = Bench::new();
     let offers = bench.offer(4);
     bench.claimed.insert(offers[1]);
@@ -199,5 +199,5 @@ fn a_node_that_starts_empty_recalls_all_offers() {
         Effect::Slot { slot, record } if *slot == offers[1].slot => Some(record.state),
         _ => None,
     });
-    assert_eq!(hidden, Some(SlotState::Ending), "it may have been published: nobody reads it unasked");
+    assert_eq!(hidden, Some(SlotState::Ending), "it may have been published: no cached-location read");
 }

@@ -1,8 +1,9 @@
-//! What `bench/instructions.py` counts: the instructions between entering and leaving [`counted`].
+//! The function that `bench/instructions.py` counts: the instructions between entering and leaving
+//! [`counted`].
 
-#![expect(clippy::print_stdout, reason = "whoever counts reads the names")]
+#![expect(clippy::print_stdout, reason = "the script that counts reads the names")]
 
-/// Prints the name of a case, and does what is counted for it.
+/// Prints the name of a case, and runs the counted work.
 pub(crate) fn measured(name: &str, work: impl FnOnce()) {
     println!("{name}");
     let mut work = Some(work);
@@ -13,7 +14,7 @@ pub(crate) fn measured(name: &str, work: impl FnOnce()) {
     });
 }
 
-/// What is counted. Callgrind finds it by its name, so there must be one of it.
+/// The counted function. Callgrind finds it by its name, so there must be only one.
 #[inline(never)]
 fn counted(work: &mut dyn FnMut()) {
     work();

@@ -13,7 +13,7 @@ pub enum ClientToMaster {
     Reserve(Reserve),
     /// Names objects that the client has written, without a request to their node.
     Publish(Publish),
-    /// Looks objects up.
+    /// Resolves objects.
     Resolve(Resolve),
     /// Asks whether objects exist.
     Exists(Exists),
@@ -166,7 +166,7 @@ pub struct CallPart {
     pub items: u64,
     /// Whether the call has sent an earlier request.
     pub is_more: bool,
-    /// How many of the keys an earlier request of the call contained; they come first.
+    /// How many of the keys an earlier request of the call contained; they are first in the list.
     pub repeats: u64,
 }
 

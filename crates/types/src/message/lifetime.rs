@@ -13,7 +13,7 @@ pub enum OnExists {
     Keep,
 }
 
-/// In [`PutOptions::soft_pin_ms`]: as long as the master's setting says.
+/// In [`PutOptions::soft_pin_ms`]: the duration of the master's setting.
 pub const SOFT_PIN_DEFAULT: u64 = u64::MAX;
 
 /// How an object is stored.
@@ -370,7 +370,7 @@ pub enum AckOutcome {
     Freed,
     /// It is stored; other groups have yet to consume the sample, or the sample is retained.
     Recorded,
-    /// There is no sample of that generation any more.
+    /// There is no sample of that generation.
     Stale,
     /// The acknowledgement is applied, but these nodes have not confirmed it.
     Unconfirmed(Vec<String>),

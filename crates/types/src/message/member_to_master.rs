@@ -1,4 +1,4 @@
-//! What a member (a node's memory or a disk) tells the master: that it joins, its objects, and changes.
+//! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
 use super::{CommitItem, Dropped, Usage};
 use crate::{ClientId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
@@ -56,7 +56,7 @@ pub struct Register {
     pub epoch: u64,
     /// From a disk: no stamp from this one on was used.
     pub stamps: u64,
-    /// The [`Registered::instance`] of the master of that epoch.
+    /// The [`Registered::instance`] of the master of that epoch: its instance number.
     pub instance: u64,
 }
 
