@@ -91,6 +91,9 @@ async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failu
         let members = stat.unreported.join(", ");
         console.text(format!("waiting     for {members} to report; answers that depend on them wait\n"))?;
     }
+    if let Some(line) = copies(&stat) {
+        console.text(line)?;
+    }
     let columns = ["node", "capacity", "free", "reserved", "in use", "in view", "metadata", "objects"];
     let mut nodes = Table::new(&columns);
     let mut ways = Table::new(&["node", "reached from here"]).left();
@@ -112,6 +115,20 @@ async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failu
         }
     }
     Ok(())
+}
+
+/// Objects that have fewer copies than they should, and what was done about that.
+fn copies(stat: &Cluster) -> Option<String> {
+    let copies = stat.copies;
+    (copies.short + copies.running + copies.made > 0).then(|| {
+        format!(
+            "copies      {} of fewer copies than wanted, {} being copied, {} made again ({})\n",
+            Count(copies.short, "object"),
+            copies.running,
+            copies.made,
+            show::size(copies.made_bytes)
+        )
+    })
 }
 
 /// Counts of disk operations, if any.
@@ -269,6 +286,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         })
     });
     let tier = stat.tier.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into()));
+    let copies = stat.copies.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into()));
     json!({
         "epoch": stat.epoch,
         "clients": stat.clients,
@@ -276,6 +294,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "soft_pinned": stat.soft_pinned,
         "unreported": stat.unreported,
         "tier": tier.collect::<serde_json::Map<_, _>>(),
+        "copies": copies.collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })

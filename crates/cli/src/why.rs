@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tiffin_client::{Cause, Consumption, Gone, Here, Why as Answer};
+use tiffin_client::{Cause, Consumption, CopyWait, Gone, Here, Why as Answer};
 use tiffin_server::config::ClientArgs;
 use tiffin_types::Key;
 
@@ -79,6 +79,7 @@ fn here_text(key: &str, here: &Here) -> String {
         ("views", views(here)),
         ("sends", if here.sends == 0 { String::new() } else { format!("{} in progress", here.sends) }),
         ("sample", here.sample.as_ref().map_or_else(String::new, |it| sample(it, &here.acked))),
+        ("copies", copies(here)),
         ("disk", if here.disk_bytes_max == 0 { String::new() } else { refused(here.disk_bytes_max) }),
         ("put", format!("{} by {}", ago(here.age_ms), name(&here.writer))),
         ("used", if here.reader.is_empty() { String::new() } else { used(here) }),
@@ -88,6 +89,36 @@ fn here_text(key: &str, here: &Here) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Whether copies are missing, and what they wait for.
+fn copies(here: &Here) -> String {
+    let Here { copies_wanted, copies_there, .. } = here;
+    if copies_there >= copies_wanted {
+        return String::new();
+    }
+    let have = format!("{copies_there} of {copies_wanted} copies");
+    match here.copy_wait {
+        CopyWait::Nothing if here.copying_to.is_empty() => have,
+        CopyWait::Nothing => format!("{have}; being copied to {}", name(&here.copying_to)),
+        CopyWait::Node => format!("{have}; waits for another node"),
+        CopyWait::Memory => format!("{have}; waits for free memory on another node"),
+        CopyWait::Quota => format!("{have}; waits for the quota of the namespace"),
+        CopyWait::Source => format!("{have}; waits for a node that has it"),
+        CopyWait::Turn => format!("{have}; waits for its turn"),
+    }
+}
+
+/// The same as one word.
+fn copy_wait_word(wait: CopyWait) -> Option<&'static str> {
+    match wait {
+        CopyWait::Nothing => None,
+        CopyWait::Node => Some("node"),
+        CopyWait::Memory => Some("memory"),
+        CopyWait::Quota => Some("quota"),
+        CopyWait::Source => Some("source"),
+        CopyWait::Turn => Some("turn"),
+    }
 }
 
 /// Why the object is not on a disk.
@@ -246,6 +277,10 @@ fn here_json(here: &Here) -> Map<String, Value> {
         "writer": here.writer,
         "reader": here.reader,
         "disk_bytes_max": (here.disk_bytes_max > 0).then_some(here.disk_bytes_max),
+        "copies_wanted": here.copies_wanted,
+        "copies": here.copies_there,
+        "copying_to": (!here.copying_to.is_empty()).then_some(&here.copying_to),
+        "copy_waits_for": copy_wait_word(here.copy_wait),
     }))
 }
 
@@ -284,6 +319,9 @@ mod tests {
             viewers_more: 1,
             sends: 4,
             disk_bytes_max: 5 << 20,
+            copies_wanted: 2,
+            copies_there: 1,
+            copying_to: "third".to_owned(),
             age_ms: 61_000,
             idle_ms: 10,
             writer: "engine".to_owned(),

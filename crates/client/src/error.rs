@@ -317,6 +317,21 @@ impl Error {
         Self::Timeout { what: format!("{what} did not end before its deadline") }
     }
 
+    /// The same failure, for a call that finds it remembered: after several attempts it says when the peer is
+    /// tried again.
+    pub(crate) fn tried_again_in(mut self, failures: u32, pause: std::time::Duration) -> Self {
+        if let Self::Unreachable { what } | Self::Timeout { what } | Self::NoHandshake { what, .. } =
+            &mut self
+            && failures >= tiffin_session::DOWN_AFTER
+        {
+            what.push_str(&format!(
+                "; {failures} attempts failed, the next is made in {} ms",
+                pause.as_millis()
+            ));
+        }
+        self
+    }
+
     pub(crate) fn misfit() -> Self {
         Self::Unreachable { what: "the master's reply does not match the request".to_owned() }
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_rpc::{Address, CallError, Connection, Reach};
-use tiffin_session::CallFailure;
+use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Release, Reply, Reserve, ReserveOutcome,
@@ -33,6 +33,8 @@ use crate::route::{OpenRoute, Traveller};
 use crate::running::Running;
 use crate::{ConnectOptions, Deadline, Error, host};
 
+/// How long the master is left alone that could not be reached. A restart is to be noticed soon.
+const MASTER_BACKOFF: BackoffLimits = BackoffLimits { free: 4, first_ms: 25, longest_ms: 400 };
 /// Time limit for sending a node the list of reservations.
 const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a put waits for the gate to send those lists. It is longer than that takes, unless a put waits
@@ -133,7 +135,7 @@ impl Inner {
             offers: Offers::new(),
             nodes: Nodes::new(traveller, Handle::current()),
             hello,
-            master: Arc::new(Link::new(format!("`{address}`"), Duration::ZERO)),
+            master: Arc::new(Link::new(format!("`{address}`"), MASTER_BACKOFF)),
             address,
             closed: AtomicBool::new(false),
             busy: AtomicUsize::new(0),

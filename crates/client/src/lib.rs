@@ -141,10 +141,10 @@ pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{
-    Ahead, Attach, Backlog, Cause, DeletedMatching, Demotion, Forgotten, Found, Gone, GroupStat, Held, Here,
-    Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, Pattern, Policy, PolicyChange,
-    PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat, StreamLimits, StreamStat, TierStat,
-    Usage, Why,
+    Ahead, Attach, Backlog, Cause, CopyStat, CopyWait, DeletedMatching, Demotion, Forgotten, Found, Gone,
+    GroupStat, Held, Here, Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
+    Pattern, Policy, PolicyChange, PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat,
+    StreamLimits, StreamStat, TierStat, Usage, Why,
 };
 pub use tiffin_types::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use types::{

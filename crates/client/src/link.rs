@@ -2,12 +2,16 @@
 //! again after a failure.
 //!
 //! The attempt is a task with its own time limit. Each caller waits for it until the caller's own deadline.
-//! A caller with a short deadline neither cancels the attempt nor starts another one.
+//! A caller with a short deadline neither cancels the attempt nor starts another one. After several failures
+//! the client leaves the peer alone for a while ([`Backoff`]): calls then fail at once, and say when the
+//! client tries again.
 
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tiffin_session::{Backoff, BackoffLimits};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -29,7 +33,7 @@ pub(crate) struct Link<T> {
     /// The peer's name, for messages.
     who: String,
     /// How long a failure is cached, so that not every call waits for the same dead peer.
-    rest: Duration,
+    backoff: Mutex<Backoff>,
 }
 
 type Attempt<T> = watch::Receiver<Option<Result<Arc<T>, Error>>>;
@@ -38,12 +42,12 @@ enum State<T> {
     Idle,
     Opening(Attempt<T>, Option<Arc<T>>),
     Open(Arc<T>),
-    Failed { until: Instant, error: Error, last: Option<Arc<T>> },
+    Failed { until: Instant, failures: u32, error: Error, last: Option<Arc<T>> },
 }
 
 impl<T: Usable + Send + Sync + 'static> Link<T> {
-    pub(crate) fn new(who: String, rest: Duration) -> Self {
-        Self { state: Mutex::new(State::Idle), who, rest }
+    pub(crate) fn new(who: String, limits: BackoffLimits) -> Self {
+        Self { state: Mutex::new(State::Idle), who, backoff: Mutex::new(Backoff::new(limits)) }
     }
 
     /// The connection, if it is open.
@@ -122,7 +126,10 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         let mut state = self.lock();
         let last = match &*state {
             State::Open(it) if it.is_usable() => return Err(Ok(Arc::clone(it))),
-            State::Failed { until, error, .. } if Instant::now() < *until => return Err(Err(error.clone())),
+            State::Failed { until, failures, error, .. } if Instant::now() < *until => {
+                let pause = until.saturating_duration_since(Instant::now());
+                return Err(Err(error.clone().tried_again_in(*failures, pause)));
+            }
             // An attempt whose task has ended without a result will not finish.
             State::Opening(attempt, _) if attempt.has_changed().is_ok() => return Ok(attempt.clone()),
             State::Open(last) => Some(Arc::clone(last)),
@@ -138,16 +145,98 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         runtime.spawn(async move {
             let result = opening.await.map(Arc::new);
             *link.lock() = match &result {
-                Ok(it) => State::Open(Arc::clone(it)),
-                Err(error) => State::Failed { until: Instant::now() + link.rest, error: error.clone(), last },
+                Ok(it) => {
+                    link.succeeded();
+                    State::Open(Arc::clone(it))
+                }
+                Err(error) => {
+                    let (until, failures) = link.failed(error);
+                    State::Failed { until, failures, error: error.clone(), last }
+                }
             };
             sender.send_replace(Some(result));
         });
         Ok(attempt)
     }
 
+    fn succeeded(&self) {
+        if self.backoff.lock().unwrap_or_else(PoisonError::into_inner).succeeded() {
+            tracing::info!(peer = self.who, "the peer is reached again");
+        }
+    }
+
+    /// An attempt failed: when the next one may begin, and how many have failed in a row.
+    fn failed(&self, error: &Error) -> (Instant, u32) {
+        let mut backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        let pause_ms = backoff.failed(random());
+        let failures = backoff.failures();
+        if backoff.has_gone_down() {
+            tracing::warn!(
+                peer = self.who,
+                failures,
+                pause_ms,
+                %error,
+                "the peer cannot be reached; calls that need it fail at once between attempts"
+            );
+        }
+        (Instant::now() + Duration::from_millis(pause_ms), failures)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         // Each change is one assignment, so a panic leaves no partial state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Random enough to spread the attempts of many clients.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    struct Never;
+
+    impl Usable for Never {
+        fn is_usable(&self) -> bool {
+            true
+        }
+
+        fn is_worth_keeping(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dead_peer_is_left_alone_and_its_error_says_until_when() {
+        // No pause after three failures, and one that outlasts the test after the fourth.
+        let hour_ms = 3_600_000;
+        let limits = BackoffLimits { free: 3, first_ms: hour_ms, longest_ms: hour_ms };
+        let link: Arc<Link<Never>> = Arc::new(Link::new("node `n`".to_owned(), limits));
+        let attempts = Arc::new(AtomicU32::new(0));
+        let call = || {
+            let (link, attempts) = (Arc::clone(&link), Arc::clone(&attempts));
+            async move {
+                let open = |_| async move {
+                    attempts.fetch_add(1, Ordering::Relaxed);
+                    Err(Error::Unreachable { what: "node `n`: connection refused".to_owned() })
+                };
+                let deadline = Deadline::after(Duration::from_secs(60));
+                link.get(&Handle::current(), deadline, open).await.map(drop).unwrap_err().to_string()
+            }
+        };
+        for attempt in 1..=4 {
+            assert_eq!(call().await, "node `n`: connection refused");
+            assert_eq!(attempts.load(Ordering::Relaxed), attempt);
+        }
+        for _ in 0..20 {
+            let error = call().await;
+            assert!(error.contains("refused; 4 attempts failed, the next is made in "), "{error}");
+        }
+        assert_eq!(attempts.load(Ordering::Relaxed), 4, "calls during the pause make no attempt");
     }
 }

@@ -169,17 +169,25 @@ mod tests {
         assert!(losses.is_empty());
         losses.count(record("default", "plain", Attributes::default()));
         assert_eq!(losses.to_string(), "1 object (7 B) has its only copy here");
-        losses.count(record("default", "a", Attributes { pins: vec!["run".to_owned()], sample: None }));
+        losses.count(record(
+            "default",
+            "a",
+            Attributes { pins: vec!["run".to_owned()], ..Attributes::default() },
+        ));
         losses.count(record(
             "b",
             "b",
-            Attributes { pins: vec![], sample: Some(SampleAttributes::default()) },
+            Attributes { sample: Some(SampleAttributes::default()), ..Attributes::default() },
         ));
         let named = ", among them 1 pinned and 1 unconsumed: `a`, `b` of namespace `b`";
         assert_eq!(losses.to_string(), format!("3 objects (21 B) have their only copy here{named}"));
         for number in 0..NAMES_MAX {
             let key = number.to_string();
-            losses.count(record("default", &key, Attributes { pins: vec![String::new()], sample: None }));
+            losses.count(record(
+                "default",
+                &key,
+                Attributes { pins: vec![String::new()], ..Attributes::default() },
+            ));
         }
         assert_eq!(losses.names.len(), NAMES_MAX);
         assert!(losses.to_string().ends_with(", …"));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tiffin_rpc::{CallError, Connection};
-use tiffin_session::Views;
+use tiffin_session::{BackoffLimits, Views};
 use tiffin_types::message::{ClientToNode, NodeInfo, Reserved};
 use tiffin_types::{SegmentId, SlotRef};
 use tokio::runtime::Handle;
@@ -22,7 +22,7 @@ use crate::{Deadline, Error, Route};
 /// The distance of disks: greater than that of any memory.
 const DISTANCE_OF_DISKS: u8 = 4;
 /// How long the client does not retry a node that could not be reached.
-const NODE_REST: Duration = Duration::from_millis(500);
+const NODE_BACKOFF: BackoffLimits = BackoffLimits { free: 0, first_ms: 500, longest_ms: 4_000 };
 /// How long a node may take to reply to a list of views.
 const LIST_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -127,7 +127,7 @@ impl Nodes {
                 Some(node) if node.info == *info => {}
                 Some(node) => node.info = info.clone(),
                 None => {
-                    let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_REST));
+                    let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_BACKOFF));
                     nodes.insert(info.segment, Node { info: info.clone(), is_on_same_host: false, link });
                 }
             }

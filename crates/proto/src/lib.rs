@@ -217,7 +217,7 @@ requests! {
     }
     MasterToMember, "master → member" {
         12 => Allocate, 13 => Settle, 14 => Retire, 15 => ClientGone, 22 => SetAttributes, 23 => Inspect,
-        38 => Demote, 39 => Promote;
+        38 => Demote, 39 => Promote, 49 => Fetch;
     }
     ClientToNode, "client → node" {
         16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep, 45 => Store,

@@ -6,16 +6,16 @@
 use tiffin_types::attributes::{Attributes, Consumption, SampleAttributes};
 use tiffin_types::message::{
     Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach,
-    AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome, Decide,
-    DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, DemoteItem, Demotion, DropPins,
-    Dropped, EndStream, Exists, Explain, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
-    Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed,
-    Moved, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome,
-    Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
-    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
-    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
-    Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
-    Viewer, Views, Welcome, Why,
+    AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
+    CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
+    DemoteItem, Demotion, DropPins, Dropped, EndStream, Exists, Explain, FetchItem, ForgetNode, Forgotten,
+    Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem,
+    LeaseOutcome, Leased, List, ListItem, Listed, Moved, NamespaceStat, NodeInfo, NodeStat, OnExists,
+    OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy, PolicyChange, Prefetch, PrefetchOutcome,
+    Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal,
+    Register, Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved,
+    Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store,
+    StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -38,6 +38,7 @@ choices! {
     }
     // The node lacks something that this side does not know.
     Resource { Bytes = 0, Slots = 1, KeySpace = 2, Contiguous = 3; else Bytes }
+    CopyWait { Nothing = 0, Node = 1, Memory = 2, Quota = 3, Source = 4, Turn = 5; else Turn }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
     Ahead { Nothing = 0, LeadingRun = 1, All = 2; else Nothing }
@@ -94,8 +95,9 @@ message! {
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
-        7 => soft_pinned, 8 => tier, 9 => unreported,
+        7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies,
     }
+    CopyStat { 1 => short, 2 => running, 3 => made, 4 => made_bytes, 5 => failed, 6 => dropped }
     TierStat {
         1 => disk_objects, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed,
         5 => evicted_undemoted, 6 => promoted_objects, 7 => promoted_bytes, 8 => promoted_used,
@@ -106,6 +108,7 @@ message! {
     }
     DemoteItem { 1 => source, 2 => record }
     PromoteItem { 1 => slot_ref, 2 => into }
+    FetchItem { 1 => from, 2 => into, 3 => len, 4 => source }
     Moved { 1 => items, 2 => usage, 3 => bytes_max }
     Dropped { 1 => items, 2 => corrupt, 3 => usage }
     Prefetch { 1 => keys, 2 => ahead, 3 => wait_ms }
@@ -129,7 +132,7 @@ message! {
     Announce { 1 => items, 2 => last }
     Announced { 1 => retire, 2 => more }
     Record { 1 => slot_ref, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => attributes }
-    Attributes { 1 => pins, 2 => sample }
+    Attributes { 1 => pins, 2 => sample, 3 => copies }
     SampleAttributes { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
     AttributesItem { 1 => slot_ref, 2 => attributes }
     Released { 1 => slot_refs, 2 => usage }
@@ -158,7 +161,8 @@ message! {
     Here {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
         9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader, 14 => viewers,
-        15 => viewers_more, 16 => sends, 17 => disk_bytes_max,
+        15 => viewers_more, 16 => sends, 17 => disk_bytes_max, 18 => copies_wanted, 19 => copies_there,
+        20 => copying_to, 21 => copy_wait,
     }
     Gone {
         1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader,

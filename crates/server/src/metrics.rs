@@ -89,6 +89,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) stat: &'a Stat,
     pub(crate) counters: &'a Counters,
     pub(crate) waiting: u64,
+    pub(crate) undecided: u64,
     pub(crate) connections: u64,
     pub(crate) refused: u64,
     pub(crate) uptime: Duration,
@@ -422,10 +423,22 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.counter("tiffin_connections_refused_total", "Rejected connections", snapshot.refused);
     page.counter("tiffin_requests_refused_total", "Refused requests", get(&snapshot.counters.refusals));
     page.gauge("tiffin_operations_waiting", "Operations that wait for a node", snapshot.waiting);
+    page.gauge(
+        "tiffin_commits_undecided",
+        "Commits that wait for members which have not reported to the restarted master",
+        snapshot.undecided,
+    );
     let [(name, help, level), counters @ ..] = stat.tier.named();
     page.gauge(&format!("tiffin_tier_{name}"), help, level);
     for (name, help, count) in counters {
         page.counter(&format!("tiffin_tier_{name}_total"), help, count);
+    }
+    let [short, running, counters @ ..] = stat.copies.named();
+    for (name, help, level) in [short, running] {
+        page.gauge(&format!("tiffin_copies_{name}"), help, level);
+    }
+    for (name, help, count) in counters {
+        page.counter(&format!("tiffin_copies_{name}_total"), help, count);
     }
     page.head("tiffin_node_alive", "gauge", "Whether the node is connected and answers");
     for node in &stat.nodes {
@@ -547,7 +560,7 @@ mod tests {
 
     fn page_of(stat: &Stat, counters: &Counters) -> String {
         let uptime = Duration::from_secs(5);
-        render(&Snapshot { stat, counters, waiting: 1, connections: 2, refused: 3, uptime })
+        render(&Snapshot { stat, counters, waiting: 1, undecided: 0, connections: 2, refused: 3, uptime })
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! reports each result, and polls again. When `poll` returns `None` and nothing is in progress, the
 //! outcomes are ready. The shell enforces deadlines: it simply stops.
 
+mod backoff;
 mod get;
 mod locations;
 mod pace;
@@ -14,6 +15,7 @@ mod put;
 mod tests;
 mod views;
 
+pub use backoff::{Backoff, BackoffLimits, DOWN_AFTER};
 pub use get::{Distance, Get, GetOutcome, GetRequest, ReadResult};
 pub use locations::{CachedGet, LocationCache, Reach, Seen, SeenState, is_valid_cached};
 pub use pace::{PACES_MAX, Pace, STALL_US_MAX, STALL_US_MIN};

@@ -147,6 +147,16 @@ points! {
     Promoted,
     /// An object could not be read into memory.
     PromotionFailed,
+    /// A put has a copy on a member that was given up before it reported.
+    PutGivenUp,
+    /// A lost copy is read from another member.
+    Fetched,
+    /// A lost copy could not be read.
+    FetchFailed,
+    /// A copy is dropped because it was made elsewhere.
+    SurplusDropped,
+    /// Lost copies were checked when everything had ended.
+    CheckedCopies,
     /// A client prefetches objects.
     Prefetched,
     /// An outcome of a prefetch.

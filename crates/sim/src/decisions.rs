@@ -83,6 +83,11 @@ impl Oracle {
         | CommitOutcome::Replaced(generation)
         | CommitOutcome::Unconfirmed(Replacement { generation, .. })) = outcome
         else {
+            // A copy on a member that was given up before it reported is to be retired.
+            let others = item.item.others.iter().map(|it| (it.segment, it.slot_ref()));
+            let given_up =
+                others.filter(|it| self.absent.contains(&it.0) && *outcome == CommitOutcome::Stale);
+            given_up.collect::<Vec<_>>().into_iter().for_each(|it| _ = self.retired.insert(it));
             return;
         };
         let record = Record {

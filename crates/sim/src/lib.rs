@@ -16,6 +16,7 @@ mod coverage;
 mod decisions;
 mod disk;
 mod faults;
+mod fetch;
 mod invariants;
 mod keyspace;
 mod master;

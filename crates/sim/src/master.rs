@@ -374,7 +374,7 @@ impl World {
     fn begin_save(&mut self, version: u64, saved: Saved) {
         self.coverage.hit(Point::StateSaved);
         if self.saving.replace((version, saved)).is_none() {
-            let delay = self.rng.delay(3, 40);
+            let delay = self.rng.delay(3, self.plan.save_ms_max);
             self.at(self.now + delay, Event::MasterSaved(self.master_incarnation));
         }
     }
@@ -406,6 +406,8 @@ impl World {
             Notice::AwaitingReports(_) => Point::AwaitedReports,
             Notice::AllReported => Point::AllReported,
             Notice::Superseded(..) | Notice::Resumed(..) => return,
+            Notice::Copied { .. } => return,
+            Notice::PutGivenUp { .. } => Point::PutGivenUp,
             Notice::Got { .. } | Notice::Promoted { .. } | Notice::DemotionRefused { .. } => return,
             Notice::Stored { .. } | Notice::Removed { .. } => return,
         });

@@ -40,6 +40,10 @@ pub(crate) enum NodeEvent {
     Dead(ClientId),
     /// A client maps the memory.
     Attach(usize, u32),
+    /// It requests the next piece of another member's copy.
+    Fetch(SlotRef),
+    /// That piece arrives.
+    FetchDone(SlotRef),
     /// An event of the node's disk.
     Disk(DiskEvent),
 }
@@ -117,6 +121,7 @@ impl World {
             self.close_caller(link);
         }
         self.transfers_lose_node(segment);
+        self.fetches_lose_node(node);
         self.crash_disk(node);
         if let Some(link) = link.filter(|_| node < self.plan.same_host_nodes) {
             // The kernel of the master's host tells it.
@@ -143,6 +148,8 @@ impl World {
                 self.node_handles(node, CoreEvent::Dead(client));
             }
             NodeEvent::Attach(client, incarnation) => self.attach(node, client, incarnation),
+            NodeEvent::Fetch(into) => self.fetch_piece(node, into),
+            NodeEvent::FetchDone(into) => self.fetch_piece_done(node, into),
             NodeEvent::Disk(event) => self.disk_event(node, event),
         }
     }
@@ -299,6 +306,7 @@ impl World {
                     self.store(segment, effect)
                 }
                 Effect::Recall(slot_refs) => self.recall(node, &slot_refs),
+                Effect::Fetch(item) => self.begin_fetch(node, item),
                 Effect::StampHighWater(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
                 Effect::Membership(member) => {
                     if let Some(memory) = self.memories.get_mut(&segment) {

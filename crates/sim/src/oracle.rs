@@ -65,6 +65,8 @@ pub(crate) enum Sender {
 pub(crate) struct Value {
     pub(crate) name: Name,
     pub(crate) len: u64,
+    /// How many copies it is to have.
+    pub(crate) copies: u32,
 }
 
 /// The history of one generation.
@@ -276,8 +278,14 @@ impl Oracle {
     }
 
     pub(crate) fn new_value(&mut self, name: Name, len: u64) -> ValueId {
-        self.values.push(Value { name, len });
+        self.values.push(Value { name, len, copies: 1 });
         ValueId(self.values.len() as u32)
+    }
+
+    /// A put asks for so many copies.
+    pub(crate) fn wants_copies(&mut self, id: ValueId, copies: u32) {
+        let value = (id.0 as usize).checked_sub(1).and_then(|it| self.values.get_mut(it));
+        value.into_iter().for_each(|it| it.copies = copies);
     }
 
     pub(crate) fn value(&self, id: ValueId) -> Option<&Value> {

@@ -1,7 +1,12 @@
 //! The plan of a seed: sizes, rates and faults. Not every fault occurs in every world: some mutants show only
 //! in quiet ones.
 
-use tiffin_core::{EXTENT_ALIGN, EXTENTS_MAX, master::TierConfig, message::Demotion, node::SLOT_BYTES};
+use tiffin_core::{
+    EXTENT_ALIGN, EXTENTS_MAX,
+    master::{RepairConfig, TierConfig},
+    message::Demotion,
+    node::SLOT_BYTES,
+};
 
 use tiffin_sim_runner::Rng;
 
@@ -73,6 +78,14 @@ pub(crate) struct Plan {
     pub(crate) state_loss_percent: u64,
     /// Percentage of these that restart with an epoch that was used before.
     pub(crate) regress_percent: u64,
+    /// The most copies that a put asks for.
+    pub(crate) copies_max: u64,
+    /// Memory for records and names is short.
+    pub(crate) has_little_metadata: bool,
+    /// Most puts want several copies.
+    pub(crate) has_many_copies: bool,
+    /// How long it usually takes at most to save the master's state.
+    pub(crate) save_ms_max: u64,
 }
 
 impl Plan {
@@ -98,6 +111,21 @@ impl Plan {
                 plan.view_percent = 50;
                 (plan.capacity, plan.keys) = (20 * EXTENT_ALIGN, plan.keys.min(4));
             }
+            // The master restarts all the time, while nodes are away, declared lost and back again, and while
+            // its state folder is slow: what it has told and not saved, or not told, matters.
+            2 => {
+                plan.faults = only(&[
+                    (Fault::LinkLong, 8),
+                    (Fault::LinkBreak, 4),
+                    (Fault::MasterCrash, 8),
+                    (Fault::NodeCrash, *rng.pick(&[0, 4]).unwrap_or(&0)),
+                ]);
+                (plan.fault_gap, plan.save_ms_max) = (35, *rng.pick(&[40, 200]).unwrap_or(&40));
+                (plan.away_ms_max, plan.bar_ms) = (*rng.pick(&[80, 200, 400]).unwrap_or(&200), 300);
+                plan.forget_percent = *rng.pick(&[0, 60, 100]).unwrap_or(&60);
+                (plan.keys, plan.pause_max) = (plan.keys.min(4), plan.pause_max.min(15));
+                plan.has_many_copies = rng.percent(50);
+            }
             _ => (),
         }
         plan
@@ -108,6 +136,7 @@ impl Plan {
         if !rng.percent(40) {
             return;
         }
+        self.has_little_metadata = true;
         self.chunk_bytes = *rng.pick(&[SLOT_BYTES, SLOT_BYTES, 4 * SLOT_BYTES]).unwrap_or(&SLOT_BYTES);
         self.chunks_free = rng.between(0, 4);
         self.slot_count = if rng.percent(50) { rng.between(2, 6) as u32 } else { 64 };
@@ -135,6 +164,16 @@ impl Plan {
             self.state_loss_percent = *rng.pick(&[10, 50, 100]).unwrap_or(&50);
             self.regress_percent = *rng.pick(&[0, 50, 100]).unwrap_or(&50);
         }
+    }
+
+    /// How lost copies are made again. In some worlds puts want more copies than there are nodes.
+    pub(crate) fn draw_copies(&mut self, rng: &mut Rng) {
+        self.copies_max = *rng.pick(&[2, 2, 3]).unwrap_or(&2);
+        self.tier.repair = RepairConfig {
+            delay_ms: *rng.pick(&[0, 50, 300, 1000]).unwrap_or(&50),
+            copies_max: rng.between(1, 3) as usize,
+            bytes_max: rng.between(4, 40) * EXTENT_ALIGN,
+        };
     }
 
     pub(crate) fn has_disks(&self) -> bool {
@@ -181,6 +220,7 @@ impl Plan {
             protect_ms: *rng.pick(&[5, 30, 150]).unwrap_or(&30),
             away_ms_max: *rng.pick(&[400, 2000, 100_000]).unwrap_or(&400),
             throttle,
+            repair: RepairConfig::default(),
         };
         match rng.below(10) {
             0..4 => self.draw_busy_disks(rng),
@@ -269,6 +309,10 @@ impl Plan {
             forget_percent: *rng.pick(&[0, 0, 0, 10, 40]).unwrap_or(&0),
             state_loss_percent: 0,
             regress_percent: 0,
+            copies_max: 2,
+            has_little_metadata: false,
+            has_many_copies: false,
+            save_ms_max: 40,
         }
     }
 }

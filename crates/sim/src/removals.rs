@@ -1,6 +1,6 @@
 //! Removals as the oracle sees them: each must have a reason.
 
-use tiffin_core::{SegmentId, SlotRef, Tick};
+use tiffin_core::{Generation, SegmentId, SlotRef, Tick};
 
 use crate::{
     coverage::{Coverage, Point},
@@ -50,6 +50,10 @@ impl Oracle {
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !life.is_protected();
         let explained = evicting || asked || waited || unseen;
+        if !explained && self.is_surplus(generation, (segment, slot_ref)) {
+            return coverage.hit(Point::SurplusDropped);
+        }
+        let Some(life) = self.objects.get_mut(&generation) else { return };
         life.gone = true;
         if let Some(left) = &mut self.left {
             let newest = left.entry(life.name).or_default();
@@ -72,5 +76,22 @@ impl Oracle {
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is removed without a reason"));
         }
+    }
+
+    /// Whether an object has enough copies in memory without that one.
+    fn is_surplus(&self, generation: Generation, place: (SegmentId, SlotRef)) -> bool {
+        let value = self.written.get(&place).and_then(|it| self.value(*it));
+        let wanted = value.map_or(0, |it| it.copies as usize);
+        let others = self.generation_of.iter().filter(|(it, of)| **of == generation && **it != place);
+        let others = others.filter(|((segment, slot_ref), _)| {
+            // An eviction to a disk is noted for all memories, and concerns one.
+            let is_retired = self.retired.contains(&(*segment, *slot_ref));
+            let is_there = !is_retired || self.tier.has_disk_copy(generation);
+            self.joined.contains(segment)
+                && is_there
+                && !slot_ref.is_on_disk()
+                && !self.tier.is_pending((*segment, *slot_ref))
+        });
+        wanted > 1 && others.count() >= wanted
     }
 }

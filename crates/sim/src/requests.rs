@@ -176,6 +176,7 @@ impl Oracle {
             }
             MasterToMember::Demote(items) => self.demotes((conn, id), now, to, items),
             MasterToMember::Promote(items) => items.iter().for_each(|it| self.promotes(to, it.into)),
+            MasterToMember::Fetch(items) => items.iter().for_each(|it| self.fetches(to, it.into)),
             MasterToMember::ClientGone(_) | MasterToMember::SetAttributes(_) | MasterToMember::Inspect(_) => {
             }
         }

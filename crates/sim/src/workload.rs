@@ -102,7 +102,7 @@ impl World {
         let mut streams = false;
         for _ in 0..count {
             let name = self.name(namespace);
-            if self.rng.percent(USUAL_PERCENT) {
+            if self.rng.percent(USUAL_PERCENT) && !self.plan.has_many_copies {
                 let request = self.usual_put(client, name);
                 values.push(self.oracle.new_value(name, request.len));
                 requests.push(request);
@@ -110,7 +110,11 @@ impl World {
             }
             let len = self.len();
             let options = PutOptions {
-                replicas: if self.rng.once_in(60) { 0 } else { self.rng.between(1, 2) as u32 },
+                replicas: if self.rng.once_in(60) {
+                    0
+                } else {
+                    self.rng.between(1, self.plan.copies_max) as u32
+                },
                 on_exists: if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep },
                 hard_pin: self.rng.percent(self.plan.pin_percent),
                 soft_pin_ms: self.rng.once_in(6).then(|| self.rng.between(1, 300)),
@@ -124,7 +128,9 @@ impl World {
             let options = self.maybe_elsewhere(options);
             let options = self.maybe_in_stream(options);
             streams |= !options.stream.is_empty();
-            values.push(self.oracle.new_value(name, len));
+            let value = self.oracle.new_value(name, len);
+            self.oracle.wants_copies(value, options.replicas);
+            values.push(value);
             requests.push(PutRequest { key: name.key(), len, options, ready: Vec::new() });
         }
         // Puts into a stream do not wait for space.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::{
-    ClientId, ConnId, RequestId, SegmentId, Tick,
+    ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     master::{Master, Saved},
     message::{Reply, Request},
     sabotage::Sabotage,
@@ -17,6 +17,7 @@ use crate::{
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,
+    fetch::Fetching,
     invariants::tier::Probe,
     memory::Memory,
     network::{Conn, Way},
@@ -171,6 +172,8 @@ pub(crate) struct World {
     pub(crate) next_conn: u64,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
     pub(crate) next_transfer: u64,
+    /// Copies between members, by the node that reads and its reservation.
+    pub(crate) fetching: BTreeMap<(usize, SlotRef), Fetching>,
     pub(crate) next_client: u64,
     pub(crate) oracle: Oracle,
     pub(crate) coverage: Coverage,
@@ -192,6 +195,7 @@ impl World {
         plan.draw_streams(&mut Rng::new(seed.rotate_left(32)));
         plan.draw_metadata(&mut Rng::new((!seed).rotate_left(32)));
         plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
+        plan.draw_copies(&mut Rng::new((!seed).rotate_left(16)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -217,6 +221,7 @@ impl World {
             next_conn: 0,
             transfers: BTreeMap::new(),
             next_transfer: 0,
+            fetching: BTreeMap::new(),
             next_client: 0,
             oracle: Oracle::default(),
             coverage: Coverage::default(),

@@ -1,10 +1,10 @@
-//! The attributes that members store with an object's name, so that they survive the master: its pins and,
-//! if it is a sample, its consumption state.
+//! The attributes that members store with an object's name, so that they survive the master: the number of
+//! copies that it should have, its pins and, if it is a sample, its consumption state.
 //!
 //! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian,
 //! UTF-8.
 
-use crate::{ATTRIBUTES_MAX, OWNER_BYTES_MAX, message::PutOptions};
+use crate::{ATTRIBUTES_MAX, OWNER_BYTES_MAX, REPLICAS_MAX, message::PutOptions};
 
 const PIN: u8 = 1;
 const ONCE: u8 = 2;
@@ -13,6 +13,7 @@ const GROUP: u8 = 4;
 const ACKED: u8 = 5;
 const STREAM: u8 = 6;
 const ELSEWHERE: u8 = 7;
+const COPIES: u8 = 8;
 
 /// Maximum number of bytes of one sample that are stored elsewhere.
 const ELSEWHERE_MAX: u64 = 1 << 44;
@@ -61,6 +62,8 @@ pub struct Attributes {
     pub pins: Vec<String>,
     /// It is a sample: never evicted before it is consumed.
     pub sample: Option<SampleAttributes>,
+    /// On how many nodes it is to have a copy, if on more than one; else zero.
+    pub copies: u32,
 }
 
 impl Attributes {
@@ -74,7 +77,8 @@ impl Attributes {
             stream: options.stream.clone(),
             elsewhere: options.elsewhere,
         });
-        Self { pins, sample }
+        let copies = if options.replicas > 1 { options.replicas } else { 0 };
+        Self { pins, sample, copies }
     }
 
     /// What is wrong with the attributes that a put requests, if anything.
@@ -124,6 +128,9 @@ impl Attributes {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.pins.iter().for_each(|owner| push(&mut bytes, PIN, owner));
+        if self.copies > 1 {
+            push(&mut bytes, COPIES, &self.copies.to_string());
+        }
         let Some(sample) = &self.sample else { return bytes };
         match &sample.consumption {
             Consumption::Once => push(&mut bytes, ONCE, ""),
@@ -152,6 +159,10 @@ impl Attributes {
             bytes = rest;
             if kind == PIN {
                 attributes.pins.push(text);
+                continue;
+            }
+            if kind == COPIES {
+                attributes.copies = text.parse().ok().filter(|it| (2..=REPLICAS_MAX).contains(it))?;
                 continue;
             }
             let mut it = sample(&mut attributes);
@@ -191,13 +202,15 @@ mod tests {
             SampleAttributes { stream: "train".into(), elsewhere: 7 << 30, ..SampleAttributes::default() };
         for attributes in [
             Attributes::default(),
-            Attributes { pins: group(&["", "run-7"]), sample: None },
-            Attributes { pins: vec![], sample: sample(Consumption::Once, &[]) },
-            Attributes { pins: vec![], sample: Some(streamed) },
-            Attributes { pins: vec![], sample: sample(Consumption::Retained, &["a"]) },
+            Attributes { pins: group(&["", "run-7"]), ..Attributes::default() },
+            Attributes { copies: REPLICAS_MAX, ..Attributes::default() },
+            Attributes { sample: sample(Consumption::Once, &[]), copies: 2, ..Attributes::default() },
+            Attributes { sample: Some(streamed), ..Attributes::default() },
+            Attributes { sample: sample(Consumption::Retained, &["a"]), ..Attributes::default() },
             Attributes {
                 pins: group(&["x"]),
                 sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]),
+                copies: 3,
             },
         ] {
             assert_eq!(Attributes::from_bytes(&attributes.to_bytes()), Some(attributes));
@@ -233,7 +246,8 @@ mod tests {
     #[test]
     fn invalid_bytes_are_rejected() {
         let bad = [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
-        for bytes in bad.into_iter().chain([&[7, 1, 0, 0, 0, b'x'][..]]) {
+        let bad_numbers = [&[7, 1, 0, 0, 0, b'x'][..], &[8, 1, 0, 0, 0, b'1'], &[8, 2, 0, 0, 0, b'9', b'9']];
+        for bytes in bad.into_iter().chain(bad_numbers) {
             assert_eq!(Attributes::from_bytes(bytes), None);
         }
     }

@@ -30,6 +30,14 @@ tiffin_sabotage::variants! {
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.
         EndUnasked: "a reservation ends after the master was asked";
+        /// The master makes no lost copy again.
+        RepairNever: "lost copies are made again";
+        /// The master takes a copy on a node's disk for one on another node than its memory.
+        CountDisksTwice: "copies count by node";
+        /// The master keeps a copy that was made elsewhere before its node returned.
+        KeepSurplus: "no more copies than wanted stay";
+        /// The master forgets with a restart how many copies an object is to have.
+        ForgetCopies: "the number of copies survives a restart";
         /// The master answers a publish before the message to the node is sent.
         AnswerUnsent: "a put is answered after its node's message is sent";
         /// The master does not resend published objects to a node that returns.

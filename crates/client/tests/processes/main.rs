@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 15] = [
+const TESTS: [Test; 16] = [
     ("processes_of_one_host_share_memory", clients::processes_of_one_host_share_memory),
     ("client_killed_between_reserve_and_commit", clients::client_killed_between_reserve_and_commit),
     ("client_killed_with_reserved_space", clients::client_killed_with_reserved_space),
@@ -32,6 +32,7 @@ const TESTS: [Test; 15] = [
     ("node_killed_under_its_readers", nodes::node_killed_under_its_readers),
     ("stopped_node_fails_calls_in_time", nodes::stopped_node_fails_calls_in_time),
     ("reads_of_a_stopped_node_use_the_other_copy", nodes::reads_of_a_stopped_node_use_the_other_copy),
+    ("lost_copies_are_made_again", nodes::lost_copies_are_made_again),
     ("node_killed_with_its_disk", disks::node_killed_with_its_disk),
     ("disk_that_rejects_writes_leaves", disks::disk_that_rejects_writes_leaves),
     ("master_killed_under_puts", masters::master_killed_under_puts),

@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key, Patience, Put, PutOptions,
-    SamplePut, TensorRef,
+    Client, CopyWait, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key, Patience, Put,
+    PutOptions, SamplePut, TensorRef, Why,
 };
+use tiffin_server::config::TierConfig;
+use tiffin_server::{MasterConfig, MasterServer};
 use tokio::runtime::Runtime;
 
-use crate::support::{LONG, Process, connect, eventually, key, only, pattern, soon, start_master};
+use crate::support::{
+    LONG, Process, connect, content_of, eventually, key, only, pattern, soon, start_master,
+};
 
 /// A short limit, for peers that will not reply.
 const SHORT: Duration = Duration::from_millis(300);
@@ -172,4 +176,48 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         assert!(got.unwrap().bytes == pattern(1 << 20));
     });
     right.kill();
+}
+
+pub(crate) fn lost_copies_are_made_again(runtime: &Runtime) {
+    let tier = TierConfig { repair_delay: Duration::ZERO, ..TierConfig::default() };
+    let config = MasterConfig { tier, ..MasterConfig::default() };
+    let master = runtime.block_on(MasterServer::start(config)).unwrap();
+    let address = master.address().to_string();
+    let mut nodes = ["a", "b", "c"].map(|name| Some(Process::start(&["node", &address, name])));
+    runtime.block_on(async {
+        let client = connect(&master, false).await;
+        let bytes: Vec<_> = (0..12).map(|it| content_of(it, 0)).collect();
+        let keys: Vec<_> = (0..12).map(|it| key(format!("k{it}"))).collect();
+        for (number, (key, bytes)) in keys.iter().zip(&bytes).enumerate() {
+            let options = PutOptions { replicas: 2, hard_pin: number % 2 == 0, ..PutOptions::default() };
+            let put = Put { options, ..Put::new(key.clone(), bytes) };
+            assert_eq!(only(client.put(&[put], soon()).await).unwrap().copies, 2);
+        }
+        // Each of the nodes is killed in turn but the last, and a read never fails: one copy is left each
+        // time, and the other was made again.
+        for killed in 0..2 {
+            nodes[killed].take().unwrap().kill();
+            let wanted = if killed == 0 { 2 } else { 1 };
+            loop {
+                let got = client.get(&keys, GetOptions::default(), soon()).await;
+                let got: Vec<_> = got.into_iter().map(|it| it.unwrap().bytes).collect();
+                assert!(got == bytes, "the bytes of a copy are others");
+                let whys = client.why(&keys, soon()).await;
+                let copies = |why: &Result<Why, Error>| match why {
+                    Ok(Why::Here(here)) => here.copies_there,
+                    other => panic!("{other:?}"),
+                };
+                if whys.iter().all(|it| copies(it) == wanted) && master.stat().nodes.len() == 2 - killed {
+                    break;
+                }
+            }
+        }
+        let whys = client.why(&keys[..1], soon()).await;
+        let Ok(Why::Here(here)) = &whys[0] else { panic!("{whys:?}") };
+        assert_eq!(
+            (here.copies_wanted, here.copies_there, here.copy_wait),
+            (2, 1, CopyWait::Node),
+            "{here:?}"
+        );
+    });
 }

@@ -174,7 +174,8 @@ impl Stage {
             MasterToMember::ClientGone(_)
             | MasterToMember::Inspect(_)
             | MasterToMember::Demote(_)
-            | MasterToMember::Promote(_) => Reply::Done,
+            | MasterToMember::Promote(_)
+            | MasterToMember::Fetch(_) => Reply::Done,
         }
     }
 }

@@ -20,7 +20,7 @@ fn record(stamp: u64) -> Record {
 }
 
 fn pinned(by: &str) -> Attributes {
-    Attributes { pins: vec![by.to_owned()], sample: None }
+    Attributes { pins: vec![by.to_owned()], ..Attributes::default() }
 }
 
 /// A disk with these copies, which has sent its registration.

@@ -183,6 +183,7 @@ impl Context {
         if member.standing == Standing::Silent {
             member.standing = Standing::Ready;
             let name = member.info.name.clone();
+            self.members.note_change();
             self.notice(Notice::NodeReady(name));
         }
     }
@@ -192,7 +193,11 @@ impl Context {
             if member.free < usage.free || member.usage.name_max < usage.name_max {
                 self.quotas.note_change();
             }
+            let was_draining = member.is_draining();
             member.report(self.now, usage);
+            if member.is_draining() != was_draining {
+                self.members.note_change();
+            }
         }
     }
 

@@ -131,8 +131,13 @@ impl Answer {
             Self::Pin(..) => false,
         };
         let reply = self.into_reply();
-        match saves && !sabotaged!(o.cx.config.sabotage, AnswerUnsaved) {
-            true => o.cx.reply_when_saved(conn, id, reply),
+        if saves && !sabotaged!(o.cx.config.sabotage, AnswerUnsaved) {
+            return o.cx.reply_when_saved(conn, id, reply);
+        }
+        // A put that gets no name may have a copy that must never come back.
+        let is_stale = |it: &CommitOutcome| *it == CommitOutcome::Stale;
+        match matches!(&reply, Reply::Decided(outcomes) if outcomes.iter().any(is_stale)) {
+            true => o.cx.reply_when_synced(conn, id, reply),
             false => o.cx.reply(conn, id, reply),
         }
     }

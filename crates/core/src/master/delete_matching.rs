@@ -293,7 +293,7 @@ impl Master {
     /// Whether a piece of work can be done now.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.retires.has_work(&self.objects)
+        self.retires.has_work(&self.objects) || self.objects.tier.has_repair_work(&self.objects.cx)
     }
 
     /// Does one piece of work, if there is any. Jobs take turns. The shell drains the effects, serves other
@@ -301,6 +301,7 @@ impl Master {
     pub fn work(&mut self, now: Tick) {
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);
+        self.objects.tier.work_on_repairs(&mut self.objects.cx);
         self.serve_the_waiting();
         // The removal may have freed memory or quota that promotions wait for.
         self.serve_tier();

@@ -92,6 +92,8 @@ pub(super) struct Members {
     /// Members that the operator declared lost: if they return, they start empty.
     forgotten: VecDeque<SegmentId>,
     has_disks: bool,
+    /// A member that was silent speaks again, or one leaves soon.
+    has_changed: bool,
 }
 
 impl Member {
@@ -155,6 +157,11 @@ impl Member {
     /// Whether it is a disk, and not memory.
     pub(super) fn is_disk(&self) -> bool {
         self.info.beside.is_some()
+    }
+
+    /// Whether it leaves soon, and takes no new objects.
+    pub(super) fn is_draining(&self) -> bool {
+        self.usage.capacity == 0
     }
 
     pub(super) fn readable(&self) -> bool {
@@ -246,6 +253,16 @@ impl Members {
     pub(super) fn disks(&self) -> impl Iterator<Item = (NodeIndex, NodeIndex)> + '_ {
         let beside = |(disk, it): (NodeIndex, &Member)| Some((disk, self.find(it.info.beside?)?));
         self.iter().filter_map(beside)
+    }
+
+    /// A member that was silent speaks again, or one leaves soon.
+    pub(super) fn note_change(&mut self) {
+        self.has_changed = true;
+    }
+
+    /// Whether that happened since this was last asked.
+    pub(super) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
     }
 
     /// Whether there is a disk.

@@ -124,6 +124,7 @@ impl Membership {
             o.cx.pending_retires.forget(node);
         }
         o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });
+        o.tier.members_changed(&o.cx);
         o.reported(node);
     }
 
@@ -141,6 +142,7 @@ impl Membership {
         o.tier.forget_member(node);
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
+        o.tier.members_changed(&o.cx);
         o.reported(node);
         (lost, o.cx.erase(member))
     }
@@ -268,12 +270,13 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         o.raise_floor_above(&Arc::new(name.clone()), record.generation);
         return Err(name);
     }
+    let copies = if sabotaged!(o.cx.config.sabotage, ForgetCopies) { 0 } else { record.attributes.copies };
     let new = NewObject {
         namespace,
         key: name.key,
         generation: record.generation,
         len: record.len,
-        attributes: record.attributes,
+        attributes: Attributes { copies, ..record.attributes },
         writer: LabelIndex::default(),
         soft_until: Tick(0),
         replicas: vec![(node, record.slot_ref)],
@@ -320,6 +323,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     let name = member.info.name.clone();
     o.cx.quotas.note_change();
     o.tier.wake();
+    o.tier.members_changed(&o.cx);
     o.cx.notice(Notice::NodeReady(name));
     o.reported(node);
 }
@@ -420,6 +424,7 @@ impl Master {
         member.owed.extend(told);
         member.standing = Standing::Away(self.objects.cx.now);
         self.objects.tier.member_away(&mut self.objects.cx, node);
+        self.objects.tier.members_changed(&self.objects.cx);
         let asked: Vec<_> =
             self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
         for id in asked {
@@ -531,6 +536,7 @@ impl Master {
         member.standing = Standing::Silent;
         let name = member.info.name.clone();
         self.objects.cx.notice(Notice::NodeSilent(name));
+        self.objects.tier.members_changed(&self.objects.cx);
         // New objects go to other nodes, and its open allocations are requested from those.
         let allocations = self
             .objects

@@ -54,7 +54,7 @@ use quotas::Watches;
 use reserve::Reservations;
 pub use saved::POLICIES_MAX;
 use tier::{Fetched, Leaving, PromotionId};
-pub use tier::{PROMOTER, TierConfig};
+pub use tier::{PROMOTER, RepairConfig, TierConfig};
 use unreported::Parked;
 use why::Explanations;
 
@@ -358,6 +358,7 @@ impl Master {
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
             tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
+            copies: self.objects.tier.copy_stat(),
         }
     }
 

@@ -30,6 +30,16 @@ pub enum Notice {
     /// These members of the roster have not reported since the master started; requests that depend on them
     /// wait.
     AwaitingReports(Vec<String>),
+    /// A put gets no name: one of its copies is on a member that was given up before it reported, and may
+    /// have a name from an earlier epoch. The member retires it when it returns.
+    PutGivenUp {
+        /// The node that asked.
+        home: String,
+        /// That member.
+        member: String,
+        /// The key.
+        key: Key,
+    },
     /// Every member has reported, or was declared lost.
     AllReported,
     /// A deferred request continues.
@@ -94,6 +104,17 @@ pub enum Notice {
         namespace: String,
         /// Its key.
         key: Key,
+    },
+    /// A lost copy of an object was made again, or not.
+    Copied {
+        /// Whether it was.
+        done: bool,
+        /// The node that was to have it.
+        node: String,
+        /// The bytes of the object.
+        bytes: u64,
+        /// How long it took.
+        took_ms: u64,
     },
     /// A promotion has ended.
     Promoted {

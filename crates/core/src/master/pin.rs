@@ -215,6 +215,7 @@ impl Objects {
             into.extend(more);
         };
         merge(&mut attributes.pins, &written.pins);
+        attributes.copies = attributes.copies.max(written.copies);
         if let (Some(sample), Some(told)) = (&mut attributes.sample, &written.sample) {
             merge(&mut sample.acked, &told.acked);
         }

@@ -122,6 +122,11 @@ impl Context {
         self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
+    /// Answers once what was to be saved before is synced.
+    pub(super) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        self.when_saved(self.saving.version, Effect::Reply(conn, id, reply));
+    }
+
     /// Confirms a registration once the roster that contains the node is synced.
     pub(super) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         let is_synced = self.saving.synced >= self.saving.version;

@@ -4,9 +4,10 @@
 //! request that depends on such a key is deferred. It continues when every member has reported or was
 //! declared lost. When its deadline passes, it is refused, and the refusal names the members.
 //!
-//! The master stops waiting for a member that has been away for too long. Only a put with a copy on that
-//! member still waits: an earlier epoch may have named that copy, and no timer can rule that out. It
-//! continues when the member has reported or is lost.
+//! The master stops waiting for a member that has been away for too long. A put with a copy on that member
+//! then gets no name: an earlier epoch may have named that copy, and only the member knows. The writer has no
+//! answer yet, because its home still asks. The member owes the retire of the copy, which is saved before the
+//! home is answered, so the copy never comes back.
 //!
 //! A key is decided before that only if its object was put in this epoch: its generation is greater than
 //! any of an earlier epoch. A copy from an earlier epoch decides nothing, because the missing member may
@@ -51,7 +52,8 @@ pub(super) struct Parked {
     id: RequestId,
     question: Question,
     since: Tick,
-    /// A request of a node has none: its client times out by itself.
+    /// A request of a node has none: it waits until the members that it depends on have reported, are given
+    /// up or are lost.
     deadline: Option<Tick>,
 }
 
@@ -178,8 +180,42 @@ impl Objects {
     }
 
     /// Whether any object of a node's request cannot be decided yet.
-    fn depends_on_reports(&self, decide: &Decide) -> bool {
-        decide.items.iter().any(|it| self.is_undecidable(&it.namespace, &it.item))
+    fn depends_on_reports(&self, home: NodeIndex, decide: &Decide) -> bool {
+        decide.items.iter().any(|it| self.is_undecidable(home, &it.namespace, &it.item))
+    }
+
+    /// The copies of written objects on members that were given up before they reported. If none of an
+    /// object's copies is known, it gets no name, and these copies must never count.
+    fn give_up_unreported(&mut self, home: NodeIndex, decide: &Decide) {
+        if sabotaged!(self.cx.config.sabotage, DecideUnreported) {
+            return;
+        }
+        let mut given_up = Vec::new();
+        for it in &decide.items {
+            let namespace = self.cx.catalog.intern(&it.namespace);
+            let other = |it: &Location| Some((self.cx.members.find(it.segment)?, it.slot_ref()));
+            let others: Vec<_> = it.item.others.iter().filter_map(other).collect();
+            let index = self.cx.catalog.find(namespace, &it.item.key);
+            let is_copy =
+                |copy: &(NodeIndex, SlotRef)| *copy == (home, it.item.slot_ref) || others.contains(copy);
+            let object = index.and_then(|index| self.cx.catalog.get(index));
+            if object.is_some_and(|it| it.replicas().any(|copy| is_copy(&copy))) {
+                continue;
+            }
+            let name = Arc::new(Name { namespace, key: it.item.key.clone() });
+            let lacks = |node| self.cx.members.get(node).is_some_and(Member::is_absent_and_unreported);
+            let absent = others.iter().filter(|(node, _)| lacks(*node));
+            given_up.extend(absent.map(|copy| (Arc::clone(&name), *copy)));
+        }
+        for (name, (node, slot_ref)) in &given_up {
+            self.cx.pending_retires.insert(name, *node, *slot_ref);
+            self.cx.owe(*node, &[*slot_ref]);
+            let (home, member) = (self.cx.members.name(home), self.cx.members.name(*node));
+            self.cx.notice(Notice::PutGivenUp { home, member, key: name.key.clone() });
+        }
+        if !given_up.is_empty() {
+            self.cx.save();
+        }
     }
 
     /// Whether a member that has not reported may hold the newest object of that name.
@@ -190,11 +226,12 @@ impl Objects {
 
     /// Whether the name of a written object cannot be decided yet. An earlier epoch may have named a copy
     /// on an unreported member, and its reply may have been lost.
-    fn is_undecidable(&self, namespace: &str, item: &CommitItem) -> bool {
-        let given_up_too = !sabotaged!(self.cx.config.sabotage, DecideUnreported);
+    fn is_undecidable(&self, home: NodeIndex, namespace: &str, item: &CommitItem) -> bool {
+        // A home that is joining may have the object in writing, and has yet to tell so.
+        let is_joining = self.cx.members.get(home).is_some_and(|it| it.standing == Standing::Joining);
         let has_not_reported = |it: &Location| {
             let member = self.cx.members.find(it.segment);
-            member.is_some_and(|it| self.unreported.contains(&it) || given_up_too && self.may_bring_more(it))
+            member.is_some_and(|it| self.unreported.contains(&it) || is_joining && self.may_bring_more(it))
         };
         let namespace = self.cx.catalog.namespace_index(namespace);
         let is_undecided =
@@ -240,6 +277,12 @@ impl Master {
         self.objects.unreported_names()
     }
 
+    /// How many requests of nodes wait, with written objects that have no name yet.
+    #[must_use]
+    pub fn undecided_count(&self) -> usize {
+        self.parked.values().filter(|it| matches!(it.question, Question::Decide(..))).count()
+    }
+
     /// A message for users: the members that the master waits for.
     #[must_use]
     pub fn unreported_message(&self) -> String {
@@ -280,7 +323,8 @@ impl Master {
         node: NodeIndex,
         decide: Decide,
     ) -> Option<Decide> {
-        if self.answers_unreported() || !self.objects.depends_on_reports(&decide) {
+        if self.answers_unreported() || !self.objects.depends_on_reports(node, &decide) {
+            self.objects.give_up_unreported(node, &decide);
             return Some(decide);
         }
         self.park_question(conn, id, Question::Decide(node, decide), None);
@@ -310,8 +354,8 @@ impl Master {
                 let wait_ms = self.objects.report_wait_ms(caller.namespace, request);
                 wait_ms.is_some() && self.is_waiting_for_reports()
             }
-            (Some(Party::Node(Some(_))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
-                self.objects.depends_on_reports(decide) && !self.answers_unreported()
+            (Some(Party::Node(Some(home))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
+                self.objects.depends_on_reports(*home, decide) && !self.answers_unreported()
             }
             // Refused, or answered at once.
             (None | Some(Party::Client(_) | Party::Node(_)), _) => false,
@@ -329,7 +373,7 @@ impl Master {
         let has_all = o.unreported.is_empty();
         let resumed = self.parked.extract_if(.., |_, it| match &it.question {
             Question::Client(_) => has_all,
-            Question::Decide(_, decide) => !o.depends_on_reports(decide),
+            Question::Decide(home, decide) => !o.depends_on_reports(*home, decide),
         });
         let resumed: Vec<_> = resumed.collect();
         if has_all {

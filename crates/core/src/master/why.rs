@@ -203,6 +203,7 @@ impl Objects {
         let readable = |node| self.cx.members.get(node).is_some_and(|it| it.readable());
         // A copy that is being written does not exist yet.
         let nodes: Vec<_> = object.copies().map(|(node, _)| node).collect();
+        let (copies_there, copying_to, copy_wait) = self.tier.explain_copies(&self.cx, object);
         Why::Here(Here {
             found: Found {
                 generation: object.generation(),
@@ -229,6 +230,10 @@ impl Objects {
             writer: self.cx.connections.label(object.writer()),
             reader: self.cx.connections.label(object.reader()),
             disk_bytes_max: self.tier.refused_bytes_max(object.generation()),
+            copies_wanted: object.copies_wanted() as u32,
+            copies_there: copies_there as u32,
+            copying_to: copying_to.map(name).unwrap_or_default(),
+            copy_wait,
         })
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Effect, Node, slots::SlotState};
+use super::{Effect, Node, fetch::Fetches, slots::SlotState};
 use crate::{
     ConnId, RequestId, SlotRef,
     message::{
@@ -165,6 +165,7 @@ impl Node {
             self.effects.push_back(Effect::Membership(false));
         }
         self.link.stage = Stage::Broken;
+        self.fetches = Fetches::default();
         // These replies are lost.
         self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
     }

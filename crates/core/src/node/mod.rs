@@ -7,6 +7,7 @@
 //! [`Node::begin_send`]/[`Node::end_send`] around every copy.
 
 mod clients;
+mod fetch;
 mod link;
 mod metadata;
 mod slots;
@@ -18,6 +19,7 @@ mod tests_offers;
 use std::collections::VecDeque;
 
 use clients::Clients;
+use fetch::Fetches;
 use link::Link;
 pub(crate) use link::serves;
 pub use metadata::SLOT_BYTES;
@@ -30,8 +32,8 @@ use crate::{
     attributes::Attributes,
     message::{
         Allocate, Allocated, AttributesItem, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem,
-        MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal, Released, Reply, Settle, Settled,
-        Shortage, Usage, Views, wrong_direction,
+        FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal, Released, Reply,
+        Settle, Settled, Shortage, Usage, Views, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -110,6 +112,9 @@ pub enum Event {
     /// The results of an [`Effect::Recall`]: true for recalled offers. No client has written there, or
     /// will. The others are claimed.
     Recalled(Vec<(SlotRef, bool)>),
+    /// The copy of an [`Effect::Fetch`] into this reservation has ended: whether all its bytes are there, and
+    /// were valid at their source after they were read.
+    Fetched(SlotRef, bool),
     /// The node leaves soon: it accepts no new objects from now on, and reports no capacity. Its objects
     /// stay readable.
     Drain,
@@ -135,6 +140,10 @@ pub enum Effect {
     /// Recall these offers, by one compare-and-swap of each claim word, and pass in an [`Event::Recalled`]
     /// before any other event.
     Recall(Vec<SlotRef>),
+    /// Read a copy of another member into a reservation, and say [`Event::Fetched`]. The bytes are bracketed
+    /// with [`Node::begin_store`] for the client [`PROMOTER`](crate::master::PROMOTER), and
+    /// [`Node::end_store`].
+    Fetch(FetchItem),
     /// Write these bytes into the heap.
     Heap {
         /// The offset.
@@ -203,6 +212,7 @@ pub struct Node {
     link: Link,
     /// Reservations that end without the master, and that it has not been informed of.
     released: Vec<SlotRef>,
+    fetches: Fetches,
     suspended: Option<Suspended>,
     /// Offers that turn out to be claimed must be hidden like all reservations.
     hides_claimed: bool,
@@ -219,6 +229,7 @@ impl Node {
             clients: Clients::default(),
             link: Link::default(),
             released: Vec::new(),
+            fetches: Fetches::default(),
             suspended: None,
             hides_claimed: false,
             effects: VecDeque::new(),
@@ -259,6 +270,7 @@ impl Node {
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
+            Event::Fetched(into, is_whole) => self.fetched(into, is_whole),
             Event::Drain => self.drain(),
             Event::Beat => self.beat(),
         }
@@ -600,6 +612,7 @@ impl Node {
             MasterToMember::Inspect(slot_refs) => {
                 Reply::Inspected(slot_refs.into_iter().map(|slot_ref| self.views(slot_ref)).collect())
             }
+            MasterToMember::Fetch(items) => return self.fetch(id, items),
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));

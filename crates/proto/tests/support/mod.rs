@@ -77,6 +77,8 @@ fn master_to_member() -> impl Strategy<Value = MasterToMember> {
         (slot_ref(), attributes()).prop_map(|(slot_ref, attributes)| AttributesItem { slot_ref, attributes });
     let demote = (slot_ref(), record()).prop_map(|(source, record)| DemoteItem { source, record });
     let promote = (slot_ref(), slot_ref()).prop_map(|(slot_ref, into)| PromoteItem { slot_ref, into });
+    let fetch = (slot_ref(), slot_ref(), any::<u64>(), node_info())
+        .prop_map(|(from, into, len, source)| FetchItem { from, into, len, source });
     prop_oneof![
         allocate().prop_map(MasterToMember::Allocate),
         (vec(record(), 0..3), slot_refs())
@@ -87,6 +89,7 @@ fn master_to_member() -> impl Strategy<Value = MasterToMember> {
         slot_refs().prop_map(MasterToMember::Inspect),
         vec(demote, 0..4).prop_map(MasterToMember::Demote),
         vec(promote, 0..4).prop_map(MasterToMember::Promote),
+        vec(fetch, 0..4).prop_map(MasterToMember::Fetch),
     ]
 }
 
@@ -298,7 +301,11 @@ fn attributes() -> impl Strategy<Value = Attributes> {
         (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
             SampleAttributes { consumption, acked, stream, elsewhere }
         });
-    (texts(), option::of(sample)).prop_map(|(pins, sample)| Attributes { pins, sample })
+    (texts(), option::of(sample), 0u32..9).prop_map(|(pins, sample, copies)| Attributes {
+        pins,
+        sample,
+        copies,
+    })
 }
 
 /// Any reply.
@@ -753,13 +760,24 @@ fn views() -> impl Strategy<Value = Views> {
         .prop_map(|(count, clients, more, sends)| Views { count, clients, more, sends })
 }
 
+fn copy_stat() -> impl Strategy<Value = CopyStat> {
+    [(); 6].map(|()| number()).prop_map(|[short, running, made, made_bytes, failed, dropped]| CopyStat {
+        short,
+        running,
+        made,
+        made_bytes,
+        failed,
+        dropped,
+    })
+}
+
 fn stat() -> impl Strategy<Value = Stat> {
     let node = (node_info(), flag(), usage(), number(), vec(holder(), 0..3));
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number());
-    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts()).prop_map(
-        |(nodes, namespaces, numbers, tier, unreported)| Stat {
+    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), copy_stat()).prop_map(
+        |(nodes, namespaces, numbers, tier, unreported, copies)| Stat {
             epoch: numbers.0,
             clients: numbers.1,
             nodes,
@@ -768,6 +786,7 @@ fn stat() -> impl Strategy<Value = Stat> {
             evicted_bytes: numbers.3,
             soft_pinned: numbers.4,
             tier: Box::new(tier),
+            copies,
             unreported,
         },
     )

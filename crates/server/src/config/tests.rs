@@ -77,6 +77,8 @@ fn master_has_defaults() {
                     prefetch_cooldown: 5s,
                     prefetch_dedup_ttl: 30s,
                     disk_away: 3600s,
+                    repair_delay: 10s,
+                    repair_copies: 8,
                 },
                 exposed: false,
                 tenants: false,

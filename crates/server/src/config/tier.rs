@@ -20,6 +20,10 @@ pub(super) const PROMOTE_AFTER_DEFAULT: u8 = 2;
 pub(super) const PREFETCH_DEDUP_TTL_DEFAULT: Duration = Duration::from_secs(30);
 /// See [`TierArgs::disk_away`].
 pub(super) const DISK_AWAY_DEFAULT: Duration = Duration::from_secs(3600);
+/// See [`TierArgs::repair_delay`].
+pub(super) const REPAIR_DELAY_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`TierArgs::repair_copies`].
+pub(super) const REPAIR_COPIES_DEFAULT: u32 = 8;
 /// The minimum size of a disk.
 pub(super) const SSD_BYTES_MIN: u64 = 64 << 20;
 
@@ -60,6 +64,17 @@ pub struct TierArgs {
     #[arg(value_parser = duration)]
     #[serde(deserialize_with = "file::duration")]
     pub disk_away: Option<Duration>,
+
+    /// How long a node may be gone before copies of its objects are made on other nodes, for objects that
+    /// were put with several copies. Default: `10s`.
+    #[arg(long, env = "TIFFIN_MASTER_REPAIR_DELAY", value_name = "TIME")]
+    #[arg(value_parser = duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub repair_delay: Option<Duration>,
+
+    /// The number of such copies that are made at the same time; `0` makes none. Default: `8`.
+    #[arg(long, env = "TIFFIN_MASTER_REPAIR_COPIES", value_name = "NUMBER")]
+    pub repair_copies: Option<u32>,
 }
 
 /// See [`TierArgs::demotion`].
@@ -100,6 +115,10 @@ pub struct TierConfig {
     pub prefetch_dedup_ttl: Duration,
     /// See [`TierArgs::disk_away`].
     pub disk_away: Duration,
+    /// See [`TierArgs::repair_delay`].
+    pub repair_delay: Duration,
+    /// See [`TierArgs::repair_copies`].
+    pub repair_copies: u32,
 }
 
 impl Default for TierConfig {
@@ -111,6 +130,8 @@ impl Default for TierConfig {
             prefetch_cooldown: PREFETCH_COOLDOWN_DEFAULT,
             prefetch_dedup_ttl: PREFETCH_DEDUP_TTL_DEFAULT,
             disk_away: DISK_AWAY_DEFAULT,
+            repair_delay: REPAIR_DELAY_DEFAULT,
+            repair_copies: REPAIR_COPIES_DEFAULT,
         }
     }
 }
@@ -133,6 +154,8 @@ impl TierArgs {
                 .or(said.prefetch_dedup_ttl)
                 .unwrap_or(otherwise.prefetch_dedup_ttl),
             disk_away: self.disk_away.or(said.disk_away).unwrap_or(otherwise.disk_away),
+            repair_delay: self.repair_delay.or(said.repair_delay).unwrap_or(otherwise.repair_delay),
+            repair_copies: self.repair_copies.or(said.repair_copies).unwrap_or(otherwise.repair_copies),
         }
     }
 }
@@ -150,7 +173,8 @@ impl TierConfig {
         }
         check_duration("prefetch_cooldown", self.prefetch_cooldown, Duration::ZERO, "5s")?;
         check_duration("prefetch_dedup_ttl", self.prefetch_dedup_ttl, Duration::ZERO, "30s")?;
-        check_duration("disk_away", self.disk_away, Duration::from_millis(1), "1h")
+        check_duration("disk_away", self.disk_away, Duration::from_millis(1), "1h")?;
+        check_duration("repair_delay", self.repair_delay, Duration::ZERO, "10s")
     }
 
     /// The same settings as core's type.
@@ -166,6 +190,8 @@ impl TierConfig {
         };
         tier.throttle.cooldown = ms(self.prefetch_cooldown);
         tier.throttle.done_ttl = ms(self.prefetch_dedup_ttl);
+        tier.repair.delay_ms = ms(self.repair_delay);
+        tier.repair.copies_max = self.repair_copies as usize;
         tier
     }
 }

@@ -500,7 +500,7 @@ impl Shared {
     pub(crate) fn metrics(&self) -> String {
         let (stat, waiting) = {
             let state = self.lock();
-            (state.core.stat(), state.core.waiting_count() as u64)
+            (state.core.stat(), (state.core.waiting_count() as u64, state.core.undecided_count() as u64))
         };
         metrics::render(&self.snapshot(&stat, waiting))
     }
@@ -508,14 +508,15 @@ impl Shared {
     /// The page `/metrics/summary`.
     pub(crate) fn summary(&self) -> String {
         let stat = self.stat();
-        metrics::summary(&self.snapshot(&stat, 0))
+        metrics::summary(&self.snapshot(&stat, (0, 0)))
     }
 
-    fn snapshot<'a>(&'a self, stat: &'a Stat, waiting: u64) -> metrics::Snapshot<'a> {
+    fn snapshot<'a>(&'a self, stat: &'a Stat, (waiting, undecided): (u64, u64)) -> metrics::Snapshot<'a> {
         metrics::Snapshot {
             stat,
             counters: &self.counters,
             waiting,
+            undecided,
             connections: self.door.inside(),
             refused: self.door.refused(),
             uptime: self.started.elapsed(),

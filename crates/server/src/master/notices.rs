@@ -40,6 +40,17 @@ impl Shared {
             Notice::Promoted { done, bytes, took_ms } => {
                 tracing::debug!(done, bytes, took_ms, "promotion ended");
             }
+            Notice::Copied { done, node, bytes, took_ms } => {
+                tracing::debug!(done, node, bytes, took_ms, "copy of an object that had too few");
+            }
+            Notice::PutGivenUp { home, member, key } => {
+                tracing::warn!(
+                    home,
+                    member,
+                    %key,
+                    "a put was given up: a copy of it is on a member that was absent before it reported"
+                );
+            }
             Notice::Stored { namespace, key, on_disk } => {
                 self.events.iter().for_each(|it| it.push(true, namespace, key, *on_disk));
             }

@@ -70,6 +70,11 @@ impl State {
                     let outcomes = slot_refs.into_iter().map(recall).collect();
                     self.core.handle(Event::Recalled(outcomes));
                 }
+                Effect::Fetch(item) => {
+                    if let Err(refused) = self.fetches.try_send(item) {
+                        self.core.handle(Event::Fetched(refused.into_inner().into, false));
+                    }
+                }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),

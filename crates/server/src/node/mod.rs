@@ -9,6 +9,7 @@
 mod disk;
 mod disk_log;
 mod effects;
+mod fetch;
 mod link;
 mod local_disks;
 mod slot_memory;
@@ -22,7 +23,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    ClientToNode, Hello, NodeInfo, Record, Reply, Request, RequestRef, Role, Usage, Welcome, wrong_direction,
+    ClientToNode, FetchItem, Hello, NodeInfo, Record, Reply, Request, RequestRef, Role, Usage, Welcome,
+    wrong_direction,
 };
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
@@ -124,6 +126,8 @@ struct State {
     conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
+    /// Copies of other members' objects that are to be read.
+    fetches: mpsc::Sender<FetchItem>,
 }
 
 /// The sockets of a node.
@@ -162,6 +166,7 @@ impl NodeServer {
         });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
+        let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
         let state = State {
             core,
             writer,
@@ -169,6 +174,7 @@ impl NodeServer {
             conns: BTreeMap::new(),
             next_conn: 0,
             master: None,
+            fetches,
         };
         let supervisor = Supervisor::new();
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
@@ -191,7 +197,7 @@ impl NodeServer {
             let populated = Arc::downgrade(&shared);
             shared.memory.populate_ahead(pages, move || withhold_again(&populated));
         }
-        let mut tasks = spawn(&shared, sockets, heard);
+        let mut tasks = spawn(&shared, sockets, heard, fetched);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
@@ -570,7 +576,12 @@ fn attachments(
     shm::Server::with_staging(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
 }
 
-fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Event>) -> JoinSet<()> {
+fn spawn(
+    shared: &Arc<Shared>,
+    sockets: Sockets,
+    heard: mpsc::Receiver<shm::Event>,
+    fetched: mpsc::Receiver<FetchItem>,
+) -> JoinSet<()> {
     let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
     let watch = &shared.supervisor;
     for listener in [sockets.requests, sockets.local].into_iter().flatten() {
@@ -592,6 +603,8 @@ fn spawn(shared: &Arc<Shared>, sockets: Sockets, heard: mpsc::Receiver<shm::Even
         let hearing = effects::hear(Arc::clone(shared), heard);
         handles.push(tasks.spawn(watch.watch("the watch over processes", hearing)));
     }
+    let fetching = fetch::run(Arc::clone(shared), fetched);
+    handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));
     handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
     let abandoned = Arc::clone(shared);
     tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));

@@ -27,7 +27,7 @@ enum Usage {
 }
 
 /// References a slot until it is dropped.
-struct Held {
+pub(super) struct Held {
     node: Arc<Node>,
     slot_ref: SlotRef,
     usage: Usage,
@@ -68,6 +68,18 @@ pub(super) async fn source(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Opt
 pub(super) fn target(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
     let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, slot_ref, 0, len)?;
     pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
+}
+
+/// Where a reservation of the master lies that is written from elsewhere, or `None` if it was given up. It is
+/// referenced until the guard is dropped.
+pub(super) fn reservation(
+    node: &Arc<Node>,
+    slot_ref: SlotRef,
+    len: u64,
+) -> Option<(Vec<tiffin_transport::Extent>, Held)> {
+    let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, slot_ref, 0, len)?;
+    let extents = extents.into_iter().map(super::effects::extent).collect();
+    Some((extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored }))
 }
 
 /// The bytes of an extent of the staging segment, which the disk writes.

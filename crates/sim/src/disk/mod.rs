@@ -239,6 +239,7 @@ impl World {
                     | MasterToMember::Settle(_)
                     | MasterToMember::ClientGone(_)
                     | MasterToMember::Inspect(_)
+                    | MasterToMember::Fetch(_)
                     | MasterToMember::Promote(_) => None,
                 };
                 pending.into_iter().for_each(|it| _ = disk.pending.insert(id, it));

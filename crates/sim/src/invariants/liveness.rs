@@ -31,6 +31,7 @@ impl World {
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
             // A node may learn only now that a client has died.
             || !self.wait_for("reservations to end", Self::is_nothing_reserved)
+            || !self.copies_are_made_again()
         {
             return;
         }
@@ -46,6 +47,7 @@ impl World {
         if !self.wait_for("the nodes to forget them", |it| it.nodes.iter().all(has_no_clients))
             || !self.deliver_messages()
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
+            || !self.copies_are_made_again()
         {
             return;
         }
@@ -119,6 +121,7 @@ impl World {
             && self.disks().all(disk)
             && self.master.as_ref().is_some_and(master)
             && self.transfers.is_empty()
+            && self.fetching.is_empty()
             && self.is_nothing_reserved()
     }
 
@@ -133,13 +136,13 @@ impl World {
         self.master.as_ref().is_some_and(rests) && self.disks().all(|it| it.log.is_idle())
     }
 
-    fn is_nothing_reserved(&self) -> bool {
+    pub(super) fn is_nothing_reserved(&self) -> bool {
         let free = |it: &Node| it.usage().granted == 0 && it.usage().held == 0;
         self.nodes.iter().filter_map(|it| it.core.as_ref()).all(free)
     }
 
     /// Runs until a condition holds; fails if that takes too long.
-    fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> bool {
+    pub(super) fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> bool {
         let until = self.events + END_EVENTS_MAX;
         while !holds(self) {
             if self.events > until {
@@ -162,7 +165,8 @@ impl World {
         let disks: Vec<_> = self.disks().map(|it| (it, it.core.as_ref().map(Disk::is_member))).collect();
         let master = self.master.as_ref().map(|it| (it.moving_count(), it.stat().nodes));
         let disks = format!("{disks:?} {master:?}");
-        format!("{clients:?} {nodes:?} {disks} and {} transfers", self.transfers.len())
+        let copies = self.short_of_copies();
+        format!("{copies:?} {clients:?} {nodes:?} {disks} and {} transfers", self.transfers.len())
     }
 
     /// Every copy in the catalog exists, and every existing copy is in the catalog.

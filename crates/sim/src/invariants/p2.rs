@@ -8,6 +8,7 @@
 
 use tiffin_core::{
     ConnId, Generation, Location, SegmentId, SlotId, SlotRef,
+    master::PROMOTER,
     message::{CommitOutcome, DecideItem, DeleteOutcome, Found},
     node::SlotRecord,
 };
@@ -212,7 +213,10 @@ impl Oracle {
             seen.is_member && seen.state.is_some()
         };
         let is_early = |slot_ref| generation.epoch == self.epoch && is_there(slot_ref) && is_it(slot_ref);
-        copies(memory, generation).next().is_some() || memory.slots().any(|(slot_ref, _)| is_early(slot_ref))
+        // The location of a copy that a member is to make is told to nobody before it is committed.
+        let is_told = |it: &SlotRecord| it.state.writer() != Some(PROMOTER);
+        let mut slots = memory.slots().filter(|(_, it)| is_told(it));
+        copies(memory, generation).next().is_some() || slots.any(|(slot_ref, _)| is_early(slot_ref))
     }
 
     /// A get ended that began after a put of `newest` had been answered.

@@ -102,8 +102,9 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedRival);
-        self.tier.leaves((segment, record.slot_ref));
-        let was_retired = !self.retired.insert((segment, record.slot_ref));
+        // A copy that was settled, which its node could not report, does not keep its object.
+        let was_pending = self.tier.leaves((segment, record.slot_ref));
+        let was_retired = !self.retired.insert((segment, record.slot_ref)) || was_pending;
         let generation = record.generation;
         let Some(history) = self.objects.get(&generation) else { return };
         let (name, pinned) = (history.name, history.is_protected());

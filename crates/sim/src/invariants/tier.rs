@@ -46,6 +46,8 @@ pub(crate) struct TierState {
     rest_until: BTreeMap<SegmentId, Tick>,
     /// Objects that a disk refused, and until when they are not offered again.
     refused: BTreeMap<(SegmentId, Generation), Tick>,
+    /// Copies of other members, which are not protected.
+    fetched: BTreeSet<(SegmentId, SlotRef)>,
     protect_ms: u64,
     /// Promoted objects that were not read since, and until when they are protected.
     protected_until: BTreeMap<Generation, Tick>,
@@ -226,6 +228,12 @@ impl Oracle {
         self.tier.pending.insert((memory, into));
     }
 
+    /// The master has a node read a copy of another member into a reservation.
+    pub(crate) fn fetches(&mut self, node: SegmentId, into: SlotRef) {
+        self.tier.pending.insert((node, into));
+        self.tier.fetched.insert((node, into));
+    }
+
     /// The master settles a reservation.
     pub(crate) fn settles_promotion(&mut self, to: (ConnId, RequestId), node: SegmentId, record: &Record) {
         if self.tier.pending.contains(&(node, record.slot_ref)) {
@@ -263,7 +271,7 @@ impl Oracle {
         {
             // A copy that could not be settled is still to be removed.
             let is_settled = !settled.lost.contains(&slot_ref) && self.tier.pending.remove(&(node, slot_ref));
-            if is_settled {
+            if is_settled && !self.tier.fetched.remove(&(node, slot_ref)) {
                 let until = now.after(self.tier.protect_ms);
                 self.tier.protected_until.insert(generation, until);
             }

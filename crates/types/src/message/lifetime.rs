@@ -235,6 +235,32 @@ pub struct Here {
     pub reader: String,
     /// If the disk refused this object: the size of the largest object that the disk takes. Else zero.
     pub disk_bytes_max: u64,
+    /// On how many nodes it is to have a copy.
+    pub copies_wanted: u32,
+    /// On how many nodes it has one. A node that has been gone for long does not count.
+    pub copies_there: u32,
+    /// The node that it is being copied to; empty if there is none.
+    pub copying_to: String,
+    /// What the next copy waits for.
+    pub copy_wait: CopyWait,
+}
+
+/// What a missing copy waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyWait {
+    /// Nothing: none is missing, or it is under way.
+    #[default]
+    Nothing,
+    /// A node that has no copy of the object and takes new objects.
+    Node,
+    /// Free memory on such a node.
+    Memory,
+    /// The quota of its namespace.
+    Quota,
+    /// A member with a copy, which cannot be reached.
+    Source,
+    /// Its turn, or the time that a node may be gone.
+    Turn,
 }
 
 /// An object that was removed.

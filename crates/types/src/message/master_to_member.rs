@@ -1,6 +1,6 @@
 //! What the master asks of its members: nodes' memories and disks.
 
-use super::{Allocate, DemoteItem, PromoteItem, Record, Usage};
+use super::{Allocate, DemoteItem, FetchItem, PromoteItem, Record, Usage};
 use crate::{ClientId, RequestId, SlotRef, attributes::Attributes};
 
 /// A request of the master to a node or a disk.
@@ -25,6 +25,8 @@ pub enum MasterToMember {
     Demote(Vec<DemoteItem>),
     /// Reads objects from the disk into reservations in the memory of the same node. For disks.
     Promote(Vec<PromoteItem>),
+    /// Reads objects from other members into reservations in the memory of the node. For nodes.
+    Fetch(Vec<FetchItem>),
 }
 
 /// See [`MasterToMember::Settle`].

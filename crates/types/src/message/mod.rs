@@ -36,8 +36,8 @@ pub use client_to_master::{
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
 pub use lifetime::{
-    Ack, AckItem, AckOutcome, Await, Cause, DropPins, Explain, Gone, Granted, Here, Lease, LeaseItem,
-    LeaseOutcome, Leased, OnExists, Pin, PinOutcome, Policy, PolicyChange, PutOptions, Release,
+    Ack, AckItem, AckOutcome, Await, Cause, CopyWait, DropPins, Explain, Gone, Granted, Here, Lease,
+    LeaseItem, LeaseOutcome, Leased, OnExists, Pin, PinOutcome, Policy, PolicyChange, PutOptions, Release,
     SOFT_PIN_DEFAULT, Why,
 };
 pub use master_to_member::{AttributesItem, MasterToMember, Retire, Settle, Settled, Views};
@@ -47,14 +47,14 @@ pub use member_to_master::{
 };
 pub use space::{Allocate, AllocateItem, Allocated, Full, Quota, Resource, Shortage, Usage};
 pub use stat::{
-    CACHED_READS_MAX, CachedReads, HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat,
-    Stat,
+    CACHED_READS_MAX, CachedReads, CopyStat, HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX,
+    OwnerStat, Stat,
 };
 pub use stream::{
     Attach, Backlog, EndStream, GroupStat, OpenStream, Pull, Pulled, StreamEnd, StreamLimits, StreamStat,
 };
 pub use tier::{
-    Ahead, DemoteItem, Demotion, Dropped, Moved, Prefetch, PrefetchOutcome, PromoteItem, TierStat,
+    Ahead, DemoteItem, Demotion, Dropped, FetchItem, Moved, Prefetch, PrefetchOutcome, PromoteItem, TierStat,
 };
 
 use crate::{ClientId, SegmentId};

@@ -21,8 +21,43 @@ pub struct Stat {
     pub soft_pinned: u64,
     /// The counters of the disks.
     pub tier: Box<TierStat>,
+    /// Lost copies, and how they are made again.
+    pub copies: CopyStat,
     /// Members that have not reported since the master started; replies that depend on them wait.
     pub unreported: Vec<String>,
+}
+
+/// Lost copies, and how they are made again. The counters are since the master started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyStat {
+    /// Objects with fewer copies than they should have, as last counted.
+    pub short: u64,
+    /// Copies under way.
+    pub running: u64,
+    /// Copies and bytes that were made again.
+    pub made: u64,
+    /// See [`Self::made`].
+    pub made_bytes: u64,
+    /// Copies that failed; they are tried again.
+    pub failed: u64,
+    /// Copies that were dropped because their node returned after they had been made elsewhere.
+    pub dropped: u64,
+}
+
+impl CopyStat {
+    /// Every number with its name and help text, for pages and tables. The first two are gauges, the others
+    /// are counters.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, &'static str, u64); 6] {
+        [
+            ("short_objects", "Objects with fewer copies than they should have", self.short),
+            ("running", "Copies under way", self.running),
+            ("made", "Lost copies that were made again", self.made),
+            ("made_bytes", "Bytes of lost copies that were made again", self.made_bytes),
+            ("failed", "Copies that failed, and are tried again", self.failed),
+            ("dropped", "Copies dropped because they had been made elsewhere", self.dropped),
+        ]
+    }
 }
 
 /// One member, as the master sees it.

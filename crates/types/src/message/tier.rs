@@ -1,6 +1,6 @@
 //! The tier below memory: copies on disks, and their promotion.
 
-use super::{Record, Usage};
+use super::{NodeInfo, Record, Usage};
 use crate::{Key, SlotRef};
 
 /// What happens to objects when memory is short.
@@ -33,13 +33,27 @@ pub struct PromoteItem {
     pub into: SlotRef,
 }
 
-/// The reply to [`MasterToMember::Demote`](super::MasterToMember::Demote) and
-/// [`MasterToMember::Promote`](super::MasterToMember::Promote).
+/// One object that is read from another member, see [`MasterToMember::Fetch`](super::MasterToMember::Fetch).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetchItem {
+    /// The copy there.
+    pub from: SlotRef,
+    /// The reservation in the node's memory into which it is read.
+    pub into: SlotRef,
+    /// Its bytes.
+    pub len: u64,
+    /// The member that has the copy.
+    pub source: NodeInfo,
+}
+
+/// The reply to [`MasterToMember::Demote`](super::MasterToMember::Demote),
+/// [`MasterToMember::Promote`](super::MasterToMember::Promote) and
+/// [`MasterToMember::Fetch`](super::MasterToMember::Fetch).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// In the order of the items: whether it succeeded.
     pub items: Vec<bool>,
-    /// The usage of the disk.
+    /// The usage of the member.
     pub usage: Usage,
     /// In the order of the items, empty if no object was refused for its size. For a refused object: the size
     /// of the largest object that the disk takes now. Else zero.

@@ -125,6 +125,10 @@ pub(super) struct Catalog {
     pins: BTreeSet<(NamespaceIndex, String, u32)>,
     /// The totals of the hard pins, by owner.
     owners: Owners,
+    /// Objects that are to have more than one copy.
+    copied: u64,
+    /// An object of these has lost a copy, or began with fewer.
+    has_lost_copy: bool,
 }
 
 impl Catalog {
@@ -139,7 +143,19 @@ impl Catalog {
             soft: BTreeSet::new(),
             pins: BTreeSet::new(),
             owners: Owners::new(),
+            copied: 0,
+            has_lost_copy: false,
         }
+    }
+
+    /// How many objects are to have more than one copy.
+    pub(super) fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    /// Whether one of these has lost a copy, or began with fewer, since this was last asked.
+    pub(super) fn take_lost_copy(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost_copy)
     }
 
     /// The index of a namespace; created if necessary.
@@ -216,6 +232,10 @@ impl Catalog {
             namespace.bytes += len;
             namespace.committed = namespace.committed.wrapping_add(object.space());
         }
+        if object.copies_wanted() > 1 {
+            self.copied += 1;
+            self.has_lost_copy |= object.replica_count() < object.copies_wanted();
+        }
         let index = self.objects.insert(object);
         if soft_until > Tick(0) {
             self.soft.insert((soft_until, index));
@@ -234,6 +254,7 @@ impl Catalog {
     pub(super) fn remove(&mut self, index: ObjectIndex) -> Option<Object> {
         self.lists.delist(&mut self.objects, index);
         let object = self.objects.remove(index.0)?;
+        self.copied -= u64::from(object.copies_wanted() > 1);
         self.names.remove(self.hash(object.namespace(), object.key().as_bytes()), index.0);
         if object.soft_pin() {
             self.soft.remove(&(object.soft_until(), index.0));
@@ -308,6 +329,7 @@ impl Catalog {
     pub(super) fn set_attributes(&mut self, index: ObjectIndex, attributes: Attributes) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
         let (namespace, len, before) = (object.namespace(), object.len(), object.space());
+        self.copied = self.copied + u64::from(attributes.copies > 1) - u64::from(object.copies_wanted() > 1);
         for owner in &attributes.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
@@ -368,6 +390,7 @@ impl Catalog {
             self.remove(index);
             return;
         }
+        self.has_lost_copy |= object.copies_wanted() > 1;
         self.change_replicas(index, |object| object.forget(node));
     }
 

@@ -170,6 +170,10 @@ impl Object {
     pub(in crate::master) fn is_sample(&self) -> bool {
         self.attributes().is_some_and(|it| it.sample.is_some())
     }
+    /// On how many nodes it is to have a copy.
+    pub(in crate::master) fn copies_wanted(&self) -> usize {
+        self.attributes().map_or(1, |it| it.copies.max(1) as usize)
+    }
     pub(super) fn soft_until(&self) -> Tick {
         self.extra.as_ref().map_or(Tick(0), |it| it.soft_until)
     }

@@ -20,7 +20,7 @@ fn put(catalog: &mut Catalog, now: u64, name: &str, hard_pin: bool, soft_until: 
         key: Key::new(name.as_bytes()).unwrap(),
         generation: Generation { epoch: 1, counter: now },
         len: 10,
-        attributes: Attributes { pins, sample: None },
+        attributes: Attributes { pins, ..Attributes::default() },
         writer: LabelIndex::default(),
         soft_until: Tick(soft_until),
         replicas: vec![(NODE, slot_ref(now)), (OTHER, slot_ref(now))],
@@ -125,7 +125,7 @@ proptest! {
             let key = Key::new(&[b'a' + name]).unwrap();
             match (what, catalog.find(namespace, &key)) {
                 (_, None) => {
-                    let attributes = Attributes { pins: vec![], sample: None };
+                    let attributes = Attributes::default();
                     let soft_until = Tick(if what == 1 { now + 20 } else { 0 });
                     let replicas = [(NODE, slot_ref(now)), (OTHER, slot_ref(now))];
                     let replicas = replicas.into_iter().take(1 + usize::from(what % 2)).collect();
@@ -140,7 +140,7 @@ proptest! {
                 (2, Some(index)) => catalog.touch(index, Tick(now), Some(Tick(now + 10))),
                 (3, Some(index)) => {
                     let pins = if now % 2 == 0 { vec!["me".to_owned()] } else { vec![] };
-                    catalog.set_attributes(index, Attributes { pins, sample: None });
+                    catalog.set_attributes(index, Attributes { pins, ..Attributes::default() });
                 }
                 (4, Some(index)) => catalog.drop_replica(index, NODE),
                 (5, Some(index)) => {

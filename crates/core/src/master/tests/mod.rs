@@ -6,6 +6,7 @@ mod lifetimes;
 mod lost_answers;
 mod offers;
 mod publish;
+mod repair;
 mod restart;
 mod shortage;
 mod tenants;
@@ -49,6 +50,8 @@ pub(super) struct Cluster {
     pub(super) is_on_same_host: bool,
     /// See [`tier`].
     disks: Vec<TestDisk>,
+    /// See [`repair`].
+    fetches: repair::TestFetches,
     /// Offers that their client has claimed, by node.
     pub(super) claimed: BTreeSet<(usize, SlotRef)>,
     /// The content of the state folder, and the versions that are not synced yet while syncs are stalled.
@@ -97,6 +100,7 @@ impl Cluster {
             takes_at_once: true,
             is_on_same_host: true,
             disks: Vec::new(),
+            fetches: repair::TestFetches::default(),
             claimed: BTreeSet::new(),
             state: Saved::default(),
             unsynced: None,
@@ -260,6 +264,7 @@ impl Cluster {
                 node::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request.into())),
                 node::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
                 node::Effect::Reply { id, reply, .. } => _ = self.replies.insert(id, reply),
+                node::Effect::Fetch(item) => self.fetch(index, item),
                 node::Effect::Recall(slot_refs) => {
                     let outcomes = slot_refs.iter().map(|it| (*it, !self.claimed.contains(&(index, *it))));
                     self.nodes[index].handle(node::Event::Recalled(outcomes.collect()));

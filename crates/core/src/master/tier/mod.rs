@@ -6,13 +6,14 @@
 //!
 //! [`Tier`] owns this state. The master calls it for requests and replies that concern disks, and after
 //! every event ([`Tier::serve`]). [`demote`] writes copies to disks, and [`promote`] reads them back.
-//! [`fetch`] holds the requests that wait for promotions.
+//! [`fetch`] holds the requests that wait for promotions. [`repair`] makes lost copies again.
 
 mod cold;
 mod demote;
 mod fetch;
 mod promote;
 mod refused;
+mod repair;
 mod shield;
 mod sketch;
 mod waiting;
@@ -24,6 +25,8 @@ pub(super) use fetch::Fetched;
 pub use promote::PROMOTER;
 pub(super) use promote::PromotionId;
 use promote::Promotions;
+pub use repair::RepairConfig;
+use repair::Repairs;
 
 use super::{
     Notice,
@@ -57,6 +60,8 @@ pub struct TierConfig {
     pub away_ms_max: u64,
     /// Limits of prefetches.
     pub throttle: tiffin_throttle::Config,
+    /// How lost copies are made again.
+    pub repair: RepairConfig,
 }
 
 impl Default for TierConfig {
@@ -71,6 +76,7 @@ impl Default for TierConfig {
             protect_ms: 5_000,
             away_ms_max: 3_600_000,
             throttle: tiffin_throttle::Config::default(),
+            repair: RepairConfig::default(),
         }
     }
 }
@@ -80,6 +86,7 @@ impl Default for TierConfig {
 pub(super) struct Tier {
     demotions: Demotions,
     promotions: Promotions,
+    repairs: Repairs,
     stat: TierStat,
 }
 
@@ -88,6 +95,7 @@ impl Tier {
         Self {
             demotions: Demotions::new(epoch),
             promotions: Promotions::new(config.throttle),
+            repairs: Repairs::new(config.repair),
             stat: TierStat::default(),
         }
     }
@@ -99,6 +107,7 @@ impl Tier {
 
     /// Starts what has become possible: promotions that waited for memory, then demotions.
     pub(super) fn serve(&mut self, cx: &mut Context) {
+        self.notice_lost_copies(cx);
         self.serve_promotions(cx);
         self.demotions.write_ahead(cx, &self.promotions.queue);
     }
@@ -108,13 +117,15 @@ impl Tier {
         for generation in self.promotions.throttle.take_late(cx.now.0) {
             self.end_promotion(cx, generation, tiffin_throttle::End::Failed);
         }
+        self.end_late_repairs(cx);
         self.demotions.end_pauses(cx.now);
     }
 
     /// When [`Self::handle_timeout`] is due, if no other event occurs first.
     pub(super) fn next_timeout(&self, cx: &Context) -> Option<Tick> {
         let late = self.promotions.throttle.next_late().map(Tick);
-        let times = [late, self.next_promotion(cx), self.demotions.next_pause_end(cx.now)];
+        let pause = self.demotions.next_pause_end(cx.now);
+        let times = [late, self.next_promotion(cx), pause, self.next_repair(cx)];
         times.into_iter().flatten().min()
     }
 

@@ -8,6 +8,9 @@
 //! The throttle counts it from the first step to its end. Every path has an end: no memory, a disk that
 //! cannot read, a removed object, a lost member, a deadline.
 //!
+//! A lost copy is made again in the same way ([`repair`](super::repair)): the second message is then `Fetch`,
+//! to the node that gets the copy.
+//!
 //! A promotion that finds no memory waits for it: see [`waiting`](super::waiting).
 //!
 //! **Invariant:** the copy in memory is in the catalog, as pending, before its bytes are read. So the
@@ -28,7 +31,9 @@ use crate::{
     ClientId, Generation, Reservation, SlotRef, Tick,
     attributes::Attributes,
     extent::space_for,
-    message::{Ahead, Allocate, AllocateItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle},
+    message::{
+        Ahead, Allocate, AllocateItem, FetchItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle,
+    },
     sabotage::sabotaged,
 };
 
@@ -58,24 +63,47 @@ pub(super) enum Begun {
     NoMemory,
 }
 
+/// Why a copy is brought into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::master) enum Purpose {
+    /// It is read soon, or often.
+    Promotion,
+    /// Its object has fewer copies than it should.
+    Repair,
+}
+
 /// Identifies one promotion of an object, as distinct from later ones of the same object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::master) struct PromotionId {
     generation: Generation,
+    purpose: Purpose,
     token: u64,
+}
+
+/// A copy that is about to begin.
+#[derive(Debug)]
+pub(super) struct NewCopy {
+    pub(super) token: Token,
+    pub(super) purpose: Purpose,
+    pub(super) index: ObjectIndex,
+    pub(super) from: (NodeIndex, SlotRef),
+    pub(super) node: NodeIndex,
+    pub(super) requested: Tick,
+    pub(super) wanted_by: Option<ClientId>,
 }
 
 /// A promotion in progress.
 #[derive(Debug)]
 pub(super) struct Promoting {
     token: Token,
-    index: ObjectIndex,
+    pub(super) purpose: Purpose,
+    pub(super) index: ObjectIndex,
     /// The node has been sent the record of the object.
     settling: bool,
-    /// Its copy on a disk.
+    /// The source: a copy on a disk, or for a repair a copy on any other member.
     from: (NodeIndex, SlotRef),
-    /// The memory of the disk's node.
-    node: NodeIndex,
+    /// The memory that receives it.
+    pub(super) node: NodeIndex,
     /// The reservation there, once there is one.
     slot_ref: Option<SlotRef>,
     since: Tick,
@@ -127,7 +155,8 @@ impl Promotions {
     /// The promotion that a reply is about, if it still runs. A mutant accepts late replies.
     fn get(&mut self, cx: &Context, id: PromotionId) -> Option<&mut Promoting> {
         let any = sabotaged!(cx.config.sabotage, HearLatePromotions);
-        self.running.get_mut(&id.generation).filter(|it| it.token.number() == id.token || any)
+        let is_it = |it: &Promoting| (it.purpose, it.token.number()) == (id.purpose, id.token);
+        self.running.get_mut(&id.generation).filter(|it| is_it(it) || any)
     }
 }
 
@@ -295,6 +324,9 @@ impl Tier {
         if cx.is_in_memory(object) {
             return Begun::Resident;
         }
+        if self.promotions.running.contains_key(&generation) {
+            return Begun::Joined;
+        }
         let Some((from, node)) = path(cx, index) else { return Begun::NoPath };
         let token = match self.promotions.throttle.reserve(cx.now.0, &generation, len) {
             Verdict::Acquired(token) => token,
@@ -313,21 +345,40 @@ impl Tier {
             self.promotions.throttle.finish(cx.now.0, token, End::Cancelled);
             return begun;
         }
+        let (purpose, wanted_by) = (Purpose::Promotion, by);
+        self.begin_copy(cx, NewCopy { token, purpose, index, from, node, requested, wanted_by });
+        Begun::Running
+    }
+
+    /// Asks a node that is ready, and seems to have it, for the memory of a copy.
+    pub(super) fn begin_copy(&mut self, cx: &mut Context, new: NewCopy) {
+        let NewCopy { token, purpose, index, from, node, requested, wanted_by } = new;
+        let Some(object) = cx.catalog.get(index) else { return };
+        let (generation, namespace, bytes) = (object.generation(), object.namespace(), object.len());
+        let need = space_for(bytes).unwrap_or(u64::MAX);
         if let Some(member) = cx.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
         }
         cx.quotas.plan(namespace, need);
-        let id = PromotionId { generation, token: token.number() };
-        let since = cx.now;
-        let (settling, slot_ref, bytes, wanted_by) = (false, None, len, by);
-        let promoting =
-            Promoting { token, index, settling, from, node, slot_ref, since, requested, bytes, wanted_by };
+        let id = PromotionId { generation, purpose, token: token.number() };
+        let promoting = Promoting {
+            token,
+            purpose,
+            index,
+            settling: false,
+            from,
+            node,
+            slot_ref: None,
+            since: cx.now,
+            requested,
+            bytes,
+            wanted_by,
+        };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
         let allocate = Allocate { client: PROMOTER, items, offered: false };
         // A ready node is connected, so this cannot fail.
         cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));
-        Begun::Running
     }
 
     /// A client no longer wants an object. The promotion ends if no other client wants it and its bytes are
@@ -383,19 +434,29 @@ impl Tier {
         };
         let Some(slot_ref) = slot_ref else {
             cx.quotas.unplan(namespace, need);
-            if cx.is_ready(node) {
+            if cx.is_ready(node) && id.purpose == Purpose::Promotion {
                 return self.wait_again(cx, id.generation, need);
             }
             return self.end_promotion(cx, id.generation, End::Failed);
         };
-        let (index, (disk, from)) = (promoting.index, promoting.from);
+        let (index, (source, from), len) = (promoting.index, promoting.from, promoting.bytes);
         promoting.slot_ref = Some(slot_ref);
         cx.quotas.grant(node, slot_ref, (namespace, LabelIndex::default()), need, None, None);
         if !sabotaged!(cx.config.sabotage, PromoteUnseen) {
             cx.catalog.add_pending(index, node, slot_ref);
         }
-        let item = PromoteItem { slot_ref: from, into: slot_ref };
-        if cx.ask(disk, MasterToMember::Promote(vec![item]), Wait::Promote(id)).is_none() {
+        let asked = match id.purpose {
+            Purpose::Promotion => {
+                let item = PromoteItem { slot_ref: from, into: slot_ref };
+                cx.ask(source, MasterToMember::Promote(vec![item]), Wait::Promote(id))
+            }
+            Purpose::Repair => {
+                let info = cx.members.get(source).map(|it| it.info.clone());
+                let item = info.map(|source| FetchItem { from, into: slot_ref, len, source });
+                item.and_then(|it| cx.ask(node, MasterToMember::Fetch(vec![it]), Wait::Promote(id)))
+            }
+        };
+        if asked.is_none() {
             self.end_promotion(cx, id.generation, End::Failed);
         }
     }
@@ -445,6 +506,9 @@ impl Tier {
             cx.catalog.add_pending(index, node, slot_ref);
         }
         cx.catalog.complete(index, node, slot_ref);
+        if id.purpose == Purpose::Repair {
+            return self.end_promotion(cx, id.generation, End::Done);
+        }
         let protected = cx.now.after(cx.config.tier.protect_ms);
         let protected = Some(protected).filter(|_| !sabotaged!(cx.config.sabotage, PromoteUnprotected));
         let before = cx.catalog.get(index).map_or(Tick(0), Object::lease_until);
@@ -490,14 +554,17 @@ impl Tier {
         gives_up_copy: bool,
     ) {
         let Some(promoting) = self.promotions.running.remove(&generation) else { return };
-        let Promoting { token, index, settling, node, slot_ref, since, bytes, .. } = promoting;
+        let Promoting { token, purpose, index, settling, node, slot_ref, since, bytes, .. } = promoting;
         let took_ms = cx.now.0 - since.0;
-        cx.notice(Notice::Promoted { done: end == End::Done, bytes, took_ms });
-        if !sabotaged!(cx.config.sabotage, LoseToken) {
-            self.promotions.throttle.finish(cx.now.0, token, end);
-        }
-        if end == End::Failed {
-            self.stat.prefetch_failed += 1;
+        match purpose {
+            Purpose::Promotion => {
+                cx.notice(Notice::Promoted { done: end == End::Done, bytes, took_ms });
+                if !sabotaged!(cx.config.sabotage, LoseToken) {
+                    self.promotions.throttle.finish(cx.now.0, token, end);
+                }
+                self.stat.prefetch_failed += u64::from(end == End::Failed);
+            }
+            Purpose::Repair => self.end_repair(cx, (token, end), (index, node), (bytes, took_ms)),
         }
         if let Some(slot_ref) = slot_ref {
             cx.quotas.end_grant(node, slot_ref);
@@ -514,12 +581,14 @@ impl Tier {
         let Promotions { throttle, running, fetches, queue, .. } = &self.promotions;
         throttle.check()?;
         self.check_waiting_promotions(cx)?;
-        if throttle.running() != running.len() {
-            let (tokens, running) = (throttle.running(), running.len());
+        let repairs = running.values().filter(|it| it.purpose == Purpose::Repair).count();
+        self.repairs.check(repairs)?;
+        if throttle.running() != running.len() - repairs {
+            let (tokens, running) = (throttle.running(), running.len() - repairs);
             return Err(format!("T1: {tokens} tokens are in use for {running} promotions"));
         }
         for (generation, it) in running {
-            let id = PromotionId { generation: *generation, token: it.token.number() };
+            let id = PromotionId { generation: *generation, purpose: it.purpose, token: it.token.number() };
             let awaited = |(_, wait): &(NodeIndex, Wait)| match wait {
                 Wait::PromoteSpace(of, _) | Wait::Promote(of) | Wait::PromoteSettle(of) => *of == id,
                 _ => false,

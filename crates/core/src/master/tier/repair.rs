@@ -1,0 +1,470 @@
+//! Copies that are missing: objects that are to have several copies, and have fewer, because a node was lost
+//! or the put found too few.
+//!
+//! A *sweep* looks at all objects, a bounded number at a time, and enters those with too few copies into a
+//! queue of bounded length: pinned objects and samples first, then those that were read, the last one first.
+//! A copy runs like a promotion, with a throttle of its own. What cannot begin, for lack of a node or of
+//! memory, is found again by a later sweep. All of it is done in [`Master::work`](crate::master::Master), so
+//! that no request waits for it.
+//!
+//! Copies count by node: memory and disks of one node are one copy. A copy on a member that is away, silent
+//! or draining does not count, once it has been so for [`RepairConfig::delay_ms`]. If it returns after its
+//! copy was made elsewhere, one copy in memory is dropped.
+//!
+//! **Invariant:** a copy is only made of an object that is in the catalog, and is entered there before its
+//! bytes are read: a delete or a replacement meets it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tiffin_throttle::{Config, End, Throttle, Token, Verdict};
+
+use super::{
+    Tier,
+    promote::{NewCopy, Purpose},
+};
+use crate::master::{
+    Notice,
+    catalog::{NodeIndex, Object, ObjectIndex},
+    context::Context,
+    members::{Member, Standing},
+    pending_retires::Name,
+};
+use crate::{
+    Generation, SegmentId, SlotRef, Tick,
+    attributes::Attributes,
+    extent::space_for,
+    message::{CopyStat, CopyWait},
+    sabotage::sabotaged,
+};
+
+/// Objects that may wait in the queue; a sweep finds the others again.
+const QUEUE_MAX: usize = 1 << 12;
+/// Objects that one piece of a sweep looks at, for each that a piece of other work may take.
+const SCAN_FACTOR: usize = 8;
+/// When a sweep is repeated because objects wait for a node or for memory.
+const RETRY_MS: u64 = 1_000;
+/// A sweep is repeated no sooner than so many times as long as it took.
+const REST_FACTOR: u64 = 10;
+/// How long a copy of an object is not tried again after one has failed.
+const FAILED_MS: u64 = 1_000;
+/// How long one copy may take.
+const COPY_MS_MAX: u64 = 600_000;
+/// Objects whose copy one piece of work tries to begin.
+const TRIES_MAX: usize = 64;
+
+/// What the operator decides about lost copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepairConfig {
+    /// How long a node may be gone before its copies are made elsewhere: one that restarts causes no work.
+    pub delay_ms: u64,
+    /// Copies under way at a time; none are made if this is zero.
+    pub copies_max: usize,
+    /// Bytes under way at a time. A single object may be larger.
+    pub bytes_max: u64,
+}
+
+impl Default for RepairConfig {
+    fn default() -> Self {
+        Self { delay_ms: 10_000, copies_max: 8, bytes_max: 1 << 30 }
+    }
+}
+
+/// The order in which copies are made: protected objects first, then those that were read, the last one
+/// first.
+type Rank = (bool, bool, std::cmp::Reverse<Tick>);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Repairs {
+    throttle: Throttle<Generation>,
+    /// The number at which the sweep goes on, if one is under way.
+    cursor: Option<u64>,
+    /// When that sweep began.
+    since: Tick,
+    /// When the next sweep begins.
+    due: Option<Tick>,
+    queue: BTreeSet<(Rank, ObjectIndex, Generation)>,
+    /// Objects that are short of copies: as the last complete sweep found them, and this one so far.
+    short: u64,
+    short_so_far: u64,
+    /// Objects whose copy could not begin, since the last sweep began.
+    waiting: u64,
+    /// The queue was full.
+    overflows: bool,
+    stat: CopyStat,
+}
+
+/// Where the copies of an object are.
+struct Copies {
+    /// The nodes with a copy that counts.
+    there: BTreeSet<SegmentId>,
+    /// The nodes with any copy, complete or not.
+    taken: BTreeSet<SegmentId>,
+}
+
+impl Repairs {
+    pub(super) fn new(config: RepairConfig) -> Self {
+        let throttle = Throttle::new(Config {
+            keys_max: config.copies_max,
+            bytes_max: config.bytes_max,
+            done_ttl: 0,
+            failed_ttl: FAILED_MS,
+            deadline: COPY_MS_MAX,
+            ..Config::default()
+        });
+        Self {
+            throttle,
+            cursor: None,
+            since: Tick(0),
+            due: None,
+            queue: BTreeSet::new(),
+            short: 0,
+            short_so_far: 0,
+            waiting: 0,
+            overflows: false,
+            stat: CopyStat::default(),
+        }
+    }
+
+    /// A sweep is to begin at that time, or before.
+    fn wake_at(&mut self, at: Tick) {
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+
+    fn enqueue(&mut self, entry: (Rank, ObjectIndex, Generation)) {
+        self.queue.insert(entry);
+        if self.queue.len() > QUEUE_MAX {
+            self.queue.pop_last();
+            self.overflows = true;
+        }
+    }
+
+    /// What is inconsistent, if anything is.
+    pub(super) fn check(&self, running: usize) -> Result<(), String> {
+        self.throttle.check()?;
+        if self.throttle.running() != running || self.queue.len() > QUEUE_MAX {
+            let (tokens, queued) = (self.throttle.running(), self.queue.len());
+            return Err(format!("T1: {tokens} tokens are out for {running} repairs; {queued} wait"));
+        }
+        Ok(())
+    }
+}
+
+impl Tier {
+    /// A member is ready, gone or lost: objects may be short of copies, or can be copied.
+    pub(in crate::master) fn members_changed(&mut self, cx: &Context) {
+        if cx.catalog.copied() > 0 {
+            self.repairs.wake_at(cx.now.after(delay_ms(cx)));
+        }
+    }
+
+    /// Notices that an object has lost a copy, or that a member speaks again or leaves soon.
+    pub(super) fn notice_lost_copies(&mut self, cx: &mut Context) {
+        let has_lost = cx.catalog.take_lost_copy();
+        if cx.members.take_change() || has_lost {
+            self.members_changed(cx);
+        }
+    }
+
+    /// Whether there is a piece of work to be done now.
+    pub(in crate::master) fn has_repair_work(&self, cx: &Context) -> bool {
+        let repairs = &self.repairs;
+        let is_due = repairs.due.is_some_and(|at| at <= cx.now) && !awaits_reports(cx);
+        repairs.cursor.is_some() || is_due || self.next_copy(cx).is_some()
+    }
+
+    /// Looks at a few objects, and begins copies.
+    pub(in crate::master) fn work_on_repairs(&mut self, cx: &mut Context) {
+        if sabotaged!(cx.config.sabotage, RepairNever) || cx.config.tier.repair.copies_max == 0 {
+            self.repairs.due = None;
+            return;
+        }
+        let is_due = self.repairs.due.is_some_and(|at| at <= cx.now) && !awaits_reports(cx);
+        if self.repairs.cursor.is_none() && is_due {
+            let repairs = &mut self.repairs;
+            (repairs.cursor, repairs.since, repairs.due) = (Some(0), cx.now, None);
+            (repairs.short_so_far, repairs.waiting, repairs.overflows) = (0, 0, false);
+        }
+        self.sweep(cx);
+        for _ in 0..TRIES_MAX {
+            let Some(entry) = self.next_copy(cx) else { break };
+            self.repairs.queue.remove(&entry);
+            if let Err(wait) = self.begin_repair(cx, entry.1, entry.2) {
+                self.repairs.waiting += u64::from(wait != CopyWait::Nothing);
+            }
+        }
+        if self.repairs.waiting > 0 && self.repairs.cursor.is_none() {
+            self.repeat_later(cx);
+        }
+    }
+
+    /// One piece of a sweep.
+    fn sweep(&mut self, cx: &mut Context) {
+        let Some(cursor) = self.repairs.cursor else { return };
+        let (mut short, mut surplus, mut postponed) = (Vec::new(), Vec::new(), 0);
+        let scan = cx.config.piece_objects_max.saturating_mul(SCAN_FACTOR);
+        let next = cx.catalog.page(cursor, scan, |index, object| {
+            if object.copies_wanted() > 1 {
+                let copies = copies(cx, object);
+                if copies.there.len() < object.copies_wanted() {
+                    short.push((rank(object), index, object.generation()));
+                } else if object.in_memory().count() > object.copies_wanted() {
+                    match surplus_copy(cx, object) {
+                        Some(node) => surplus.push((index, node)),
+                        None => postponed += 1,
+                    }
+                }
+            }
+            true
+        });
+        self.repairs.short_so_far += short.len() as u64;
+        self.repairs.waiting += postponed;
+        short.into_iter().for_each(|it| self.repairs.enqueue(it));
+        surplus.into_iter().for_each(|(index, node)| self.drop_surplus(cx, index, node));
+        self.repairs.cursor = Some(next).filter(|next| *next > 0);
+        if next == 0 {
+            self.repairs.short = self.repairs.short_so_far;
+            if self.repairs.overflows {
+                self.repeat_later(cx);
+            }
+            // Copies that still counted in this sweep, and will not if their members stay away.
+            let later = gone_members(cx).filter(|at| *at > self.repairs.since).min();
+            later.into_iter().for_each(|at| self.repairs.wake_at(at));
+        }
+    }
+
+    /// Objects wait that this sweep has found: another one looks at them again.
+    fn repeat_later(&mut self, cx: &Context) {
+        let took_ms = cx.now.0.saturating_sub(self.repairs.since.0);
+        self.repairs.wake_at(cx.now.after(RETRY_MS.max(took_ms.saturating_mul(REST_FACTOR))));
+        self.repairs.waiting = 0;
+    }
+
+    /// The first object of the queue, if one more copy may run.
+    fn next_copy(&self, cx: &Context) -> Option<(Rank, ObjectIndex, Generation)> {
+        let first = self.repairs.queue.first().copied()?;
+        let len = cx.catalog.get(first.1).map_or(0, Object::len);
+        (!self.repairs.throttle.is_busy(len)).then_some(first)
+    }
+
+    /// Begins to copy an object to one more node, or says what it waits for.
+    fn begin_repair(
+        &mut self,
+        cx: &mut Context,
+        index: ObjectIndex,
+        generation: Generation,
+    ) -> Result<(), CopyWait> {
+        let object = cx.catalog.get(index).filter(|it| it.generation() == generation);
+        let Some(object) = object else { return Err(CopyWait::Nothing) };
+        if self.promotions.running.contains_key(&generation) || self.promotions.queue.contains(&generation) {
+            return Err(CopyWait::Turn);
+        }
+        let (from, node) = path(cx, object)?;
+        let (namespace, len) = (object.namespace(), object.len());
+        let is_protected = object.attributes().is_some_and(Attributes::protect);
+        let token = match self.repairs.throttle.reserve(cx.now.0, &generation, len) {
+            Verdict::Acquired(token) => token,
+            Verdict::Running | Verdict::Done | Verdict::Failed | Verdict::Busy => {
+                return Err(CopyWait::Turn);
+            }
+        };
+        let need = space_for(len).unwrap_or(u64::MAX);
+        // Only what is protected displaces others, and only such as a disk has, too.
+        let has_quota = cx.quota_left(namespace) >= need
+            || is_protected && self.free_cold_quota(cx, namespace, need, cx.now);
+        let has_memory = cx.members.get(node).is_some_and(|it| it.free >= need)
+            || is_protected && has_quota && self.free_cold_memory(cx, node, need, cx.now);
+        if !has_quota || !has_memory {
+            self.repairs.throttle.finish(cx.now.0, token, End::Cancelled);
+            return Err(if has_quota { CopyWait::Memory } else { CopyWait::Quota });
+        }
+        let (purpose, requested, wanted_by) = (Purpose::Repair, cx.now, None);
+        self.begin_copy(cx, NewCopy { token, purpose, index, from, node, requested, wanted_by });
+        Ok(())
+    }
+
+    /// A copy has ended.
+    pub(super) fn end_repair(
+        &mut self,
+        cx: &mut Context,
+        (token, end): (Token, End),
+        (index, node): (ObjectIndex, NodeIndex),
+        (bytes, took_ms): (u64, u64),
+    ) {
+        self.repairs.throttle.finish(cx.now.0, token, end);
+        match end {
+            End::Done | End::Resident => {
+                self.repairs.stat.made += 1;
+                self.repairs.stat.made_bytes += bytes;
+                let Some(object) = cx.catalog.get(index) else { return };
+                match copies(cx, object).there.len() < object.copies_wanted() {
+                    true => self.repairs.enqueue((rank(object), index, object.generation())),
+                    false => self.repairs.short = self.repairs.short.saturating_sub(1),
+                }
+                // A node may have returned with the copy meanwhile.
+                if object.in_memory().count() > object.copies_wanted() {
+                    self.repairs.wake_at(cx.now);
+                }
+            }
+            End::Failed => {
+                self.repairs.stat.failed += 1;
+                self.repairs.wake_at(cx.now.after(FAILED_MS));
+            }
+            // Its object is gone.
+            End::Cancelled => self.repairs.short = self.repairs.short.saturating_sub(1),
+        }
+        let node = cx.members.name(node);
+        cx.notice(Notice::Copied { done: end == End::Done, node, bytes, took_ms });
+    }
+
+    pub(super) fn end_late_repairs(&mut self, cx: &mut Context) {
+        for generation in self.repairs.throttle.take_late(cx.now.0) {
+            self.end_promotion(cx, generation, End::Failed);
+        }
+    }
+
+    /// When there is something to do, if nothing else happens first.
+    pub(super) fn next_repair(&self, cx: &Context) -> Option<Tick> {
+        let late = self.repairs.throttle.next_late().map(Tick);
+        // What is due already is work, which needs no timer.
+        let due = self.repairs.due.filter(|at| *at > cx.now);
+        [late, due].into_iter().flatten().min()
+    }
+
+    /// A copy in memory that is one too many goes.
+    fn drop_surplus(&mut self, cx: &mut Context, index: ObjectIndex, node: NodeIndex) {
+        let Some(object) = cx.catalog.get(index) else { return };
+        let slot_ref = object.in_memory().find(|(on, _)| *on == node).map(|it| it.1);
+        // The end of a copy under way looks again.
+        let is_moving = self.promotions.running.contains_key(&object.generation());
+        let Some(slot_ref) = slot_ref.filter(|_| !is_moving) else { return };
+        let name = Name { namespace: object.namespace(), key: object.key().clone() };
+        cx.catalog.drop_replica(index, node);
+        cx.pending_retires.insert(&std::sync::Arc::new(name), node, slot_ref);
+        cx.retire(vec![(node, slot_ref)], None);
+        cx.quotas.note_change();
+        self.repairs.stat.dropped += 1;
+    }
+
+    /// What was done so far, and what is to be done.
+    pub(in crate::master) fn copy_stat(&self) -> CopyStat {
+        CopyStat {
+            short: self.repairs.short,
+            running: self.repairs.throttle.running() as u64,
+            ..self.repairs.stat
+        }
+    }
+
+    /// The number of nodes with a copy that counts; the node that is about to get one; and what the next copy
+    /// waits for, if there is to be one.
+    pub(in crate::master) fn explain_copies(
+        &self,
+        cx: &Context,
+        object: &Object,
+    ) -> (usize, Option<NodeIndex>, CopyWait) {
+        let there = copies(cx, object).there.len();
+        let running = self.promotions.running.get(&object.generation());
+        let running = running.filter(|it| it.purpose == Purpose::Repair).map(|it| it.node);
+        if there >= object.copies_wanted() || running.is_some() {
+            return (there, running, CopyWait::Nothing);
+        }
+        let need = object.space_of_one();
+        let wait = match path(cx, object) {
+            Err(wait) => wait,
+            Ok(_) if cx.quota_left(object.namespace()) < need => CopyWait::Quota,
+            Ok((_, node)) if cx.members.get(node).is_none_or(|it| it.free < need) => CopyWait::Memory,
+            Ok(_) => CopyWait::Turn,
+        };
+        (there, None, wait)
+    }
+}
+
+fn rank(object: &Object) -> Rank {
+    let is_protected = object.attributes().is_some_and(Attributes::protect);
+    (!is_protected, !object.was_read(), std::cmp::Reverse(object.touched()))
+}
+
+fn delay_ms(cx: &Context) -> u64 {
+    cx.config.tier.repair.delay_ms
+}
+
+/// Which node a member belongs to: the name of its memory.
+fn machine(cx: &Context, member: &Member) -> SegmentId {
+    let own = member.info.segment;
+    if sabotaged!(cx.config.sabotage, CountDisksTwice) { own } else { member.info.beside.unwrap_or(own) }
+}
+
+/// Since when a member has been gone, if it is.
+fn gone_since(member: &Member) -> Option<Tick> {
+    match member.standing {
+        Standing::Ready | Standing::Joining => None,
+        Standing::Silent => Some(member.heard),
+        Standing::Away(since) => Some(since),
+        Standing::Absent => Some(Tick(0)),
+    }
+}
+
+/// When the copies of each member that is gone do not count any more.
+fn gone_members(cx: &Context) -> impl Iterator<Item = Tick> + '_ {
+    cx.members.iter().filter_map(|(_, it)| Some(gone_since(it)?.after(delay_ms(cx))))
+}
+
+/// Whether a member of an earlier epoch has yet to tell what it holds: its copies are not missing.
+fn awaits_reports(cx: &Context) -> bool {
+    let is_expected = |it: &Member| matches!(it.standing, Standing::Away(_) | Standing::Joining);
+    cx.members.iter().any(|(_, it)| it.from_earlier_life && is_expected(it))
+}
+
+/// Whether the copies of a member count: it is there, or has not been gone for long, and does not leave soon.
+fn counts(cx: &Context, member: &Member) -> bool {
+    let is_there = gone_since(member).is_none_or(|at| at.after(delay_ms(cx)) > cx.now);
+    let memory = member.info.beside.and_then(|it| cx.members.find(it)).and_then(|it| cx.members.get(it));
+    is_there && !memory.unwrap_or(member).is_draining()
+}
+
+fn copies(cx: &Context, object: &Object) -> Copies {
+    let mut copies = Copies { there: BTreeSet::new(), taken: BTreeSet::new() };
+    for (node, _) in object.replicas() {
+        let Some(member) = cx.members.get(node) else { continue };
+        copies.taken.insert(machine(cx, member));
+        if !object.is_pending(node) && counts(cx, member) {
+            copies.there.insert(machine(cx, member));
+        }
+    }
+    copies
+}
+
+/// From which member an object can be copied, and to which node: the emptiest that has none of it, on a host
+/// that has none if there is one.
+fn path(cx: &Context, object: &Object) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
+    let taken = copies(cx, object).taken;
+    let hosts: BTreeSet<_> =
+        object.replicas().filter_map(|(node, _)| Some(cx.members.get(node)?.info.host.as_str())).collect();
+    let is_target = |node: NodeIndex, it: &Member| {
+        let is_open = cx.is_ready(node) && !it.is_disk() && !it.is_draining();
+        is_open && !taken.contains(&it.info.segment)
+    };
+    let targets = cx.members.iter().filter(|(node, it)| is_target(*node, it));
+    let target = targets
+        .max_by_key(|(node, it)| (!hosts.contains(it.info.host.as_str()), it.free, std::cmp::Reverse(*node)));
+    let Some((target, _)) = target else { return Err(CopyWait::Node) };
+    let mut sources = object.copies().filter(|(node, _)| cx.is_ready(*node));
+    sources.next().map(|source| (source, target)).ok_or(CopyWait::Source)
+}
+
+/// A copy in memory that is one too many: that of the fullest node.
+fn surplus_copy(cx: &Context, object: &Object) -> Option<NodeIndex> {
+    let has_others = object.replicas().any(|(node, _)| object.is_pending(node) || object.is_demoting(node));
+    if has_others || sabotaged!(cx.config.sabotage, KeepSurplus) {
+        return None;
+    }
+    let is_good =
+        |node: NodeIndex| cx.is_ready(node) && cx.members.get(node).is_some_and(|it| counts(cx, it));
+    let good: BTreeMap<_, _> = object
+        .in_memory()
+        .filter(|(node, _)| is_good(*node))
+        .filter_map(|(node, _)| Some(((cx.members.get(node)?.free, node), node)))
+        .collect();
+    let is_too_many = good.len() > object.copies_wanted();
+    good.into_values().next().filter(|_| is_too_many)
+}
