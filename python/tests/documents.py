@@ -90,6 +90,8 @@ class Reader:
         self.folder = folder
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = dict(os.environ, PATH=path, HOME=str(folder), NO_COLOR="1") | dict(environment)
+        # Named nodes would leave their memory behind, for a next start that never comes.
+        self.environment.setdefault("TIFFIN_NODE_POOL", "off")
         self.background = []
         self.ports = {}
         for variable, port in DEFAULT_PORTS.items():

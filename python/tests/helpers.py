@@ -25,7 +25,8 @@ def server(*arguments, **environment):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"XDG_STATE_HOME": folder} | environment,
+            # Named nodes would leave their memory behind, for a next start that never comes.
+            env=os.environ | {"XDG_STATE_HOME": folder, "TIFFIN_NODE_POOL": "off"} | environment,
         )
         try:
             yield process

@@ -21,9 +21,10 @@ const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Starts a storage node: it provides memory to the store of a master.
 ///
-/// When the master has registered it, it prints its address; with `--json`, in one line. Ctrl-C stops it.
-/// Objects whose only copy it has are lost then: it prints how many, and names those that were pinned or not
-/// consumed yet.
+/// When the master has registered it, it prints its address; with `--json`, in one line. Ctrl-C stops it. A
+/// node with a name or a fixed port keeps its memory in a pool (`--pool`), and adopts it when it is started
+/// again, even after a crash. Without a pool, objects whose only copy it has are lost then: it prints how
+/// many, and names those that were pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Node {
@@ -100,6 +101,10 @@ pub(crate) async fn run(
             .text(format!("node `{name}` is up at {}, with {size} for the master at {master}", info.tcp))?;
     }
     let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
+    let pool = server.memory().pool().map(|it| it.folder().display().to_string());
+    if let Some(pool) = pool.filter(|_| server.keeps_memory()) {
+        console.note(format!("the memory stays in `{pool}` when the node ends; the next start adopts it"));
+    }
     let stop = |server: NodeServer, deadline| server.leave(deadline);
     Ok(serve::until_stopped(server, losses, stop, &mut signals, console).await)
 }

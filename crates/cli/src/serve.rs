@@ -38,6 +38,9 @@ const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Objects that are lost when this node leaves.
 pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Losses {
+    if node.keeps_memory() {
+        return Losses::default();
+    }
     let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
     Losses::of(node.inventory(), node.segment(), &options, Deadline::after(LOSSES_TIME_MAX)).await
 }

@@ -108,7 +108,8 @@ impl Inner {
             token: options.token.clone(),
             namespace: options.namespace.clone(),
             role: Role::Client,
-            client: ClientId(drawn),
+            // The kernel names locks on memory pools by numbers of 63 bits.
+            client: ClientId(drawn >> 1),
             label: options.label.clone(),
             home: options.home,
             host: host::identity(),

@@ -259,7 +259,11 @@ impl Nodes {
 /// Sends the list of views on a node as the first request of a new connection. Ends that were sent on the
 /// previous connection no longer count.
 async fn list_views(views: &AllViews, segment: SegmentId, route: &OpenRoute) -> Result<(), Error> {
-    let listed = lock(views).get_mut(&segment).map(Views::connected);
+    // A client that maps the memory says so too if it has none: a node that was started again waits for that.
+    let listed = match route.attachment() {
+        Some(_) => Some(lock(views).entry(segment).or_default().connected()),
+        None => lock(views).get_mut(&segment).map(Views::connected),
+    };
     let Some((connection, held)) = listed else { return Ok(()) };
     route.views_connection.store(connection, Ordering::Release);
     let deadline = Instant::now() + LIST_TIME_MAX;

@@ -183,6 +183,8 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
     // A node that has ended holds nothing of this client. A node that could not be reached for so long
     // has noticed that the client is unreachable, too.
     if let Some(inner) = client.upgrade() {
+        // If its memory outlives it, it may come back with our reservations.
+        inner.reservations.owe([segment]);
         forget(&inner, segment, &work.aborts);
     }
 }

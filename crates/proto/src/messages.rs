@@ -77,7 +77,10 @@ message! {
         8 => metadata, 9 => name_max,
     }
     Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
-    NodeInfo { 1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside }
+    NodeInfo {
+        1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside,
+        9 => outlives,
+    }
 
     Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms, 6 => report_wait_ms, 7 => part }
     CallPart { 1 => items, 2 => is_more, 3 => repeats }

@@ -37,8 +37,18 @@ points! {
     FaultClientCrash,
     /// A fault: a client is stopped for a long time, then continued.
     FaultClientStall,
-    /// A fault: a node's process dies, and its memory with it.
+    /// A fault: a node's process dies, and perhaps its memory with it.
     FaultNodeCrash,
+    /// A node adopts memory that no client maps.
+    PoolAdopted,
+    /// A node adopts memory that clients still map.
+    PoolAdoptedWhileMapped,
+    /// There are retired objects in it that were in use.
+    PoolHasRetired,
+    /// There are prepared objects in it.
+    PoolHasPrepared,
+    /// A client listed views to a node that adopted its memory.
+    PoolViewsListed,
     /// A fault: a node is stopped, then continued.
     FaultNodeStop,
     /// A read makes no progress.

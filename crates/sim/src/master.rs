@@ -45,7 +45,13 @@ impl World {
     /// The process of a node near the master has ended.
     pub(crate) fn node_ended(&mut self, conn: ConnId) {
         self.coverage.hit(Point::NodeEnded);
+        let lost = |it: &Self, segment: &SegmentId| it.oracle.lost.contains_key(segment);
+        let pools = self.memories.iter().filter(|(segment, it)| it.alive && !lost(self, segment));
+        let pools: Vec<_> = pools.map(|(segment, _)| *segment).collect();
         self.master_handles(MasterEvent::Ended(conn));
+        if let Some(segment) = pools.into_iter().find(|it| lost(self, it)) {
+            self.oracle.fail("p8", || format!("{segment} outlives its process, and is taken for lost"));
+        }
     }
 
     /// When all is calm, the operator declares the members lost that will not come back.

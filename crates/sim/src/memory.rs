@@ -2,14 +2,14 @@
 //!
 //! Control memory is the result of the node's effects, in order. Data memory has one tag per unit of
 //! [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, like a mapping: clients that
-//! mapped it can still read it.
+//! mapped it can still read it. A memory pool can also be adopted by the node's next process.
 
 use std::collections::BTreeMap;
 
 use tiffin_core::{
-    EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
+    ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
     extent::space_for,
-    node::{SlotRecord, SlotState},
+    node::{Adopted, Found, SlotRecord, SlotState},
 };
 use tiffin_session::{Seen, SeenState};
 
@@ -45,12 +45,19 @@ pub(crate) struct Memory {
     heap: Vec<u8>,
     /// The claim words: the use that was offered last, and its state.
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
-    /// The node's process is alive.
+    /// The retired uses whose memory is still in use, by slot.
+    parked: BTreeMap<SlotId, SlotRecord>,
+    /// The node's process is alive, or the next one can adopt the memory.
     pub(crate) alive: bool,
+    /// The node's process is alive.
+    pub(crate) runs: bool,
     /// The memory says that its node is a member.
     pub(crate) member: bool,
-    /// The epoch that the memory says.
+    /// The epoch that the memory says, and the number of that master.
     pub(crate) epoch: u64,
+    pub(crate) instance: u64,
+    /// No stamp from here on was used.
+    pub(crate) stamp_high_water: u64,
 }
 
 impl Memory {
@@ -61,9 +68,42 @@ impl Memory {
             names: BTreeMap::new(),
             heap: vec![0; heap_bytes as usize],
             claims: BTreeMap::new(),
+            parked: BTreeMap::new(),
             alive: true,
+            runs: true,
             member: false,
             epoch: 0,
+            instance: 0,
+            stamp_high_water: 1,
+        }
+    }
+
+    /// What a process finds that adopts the memory, while these clients map it.
+    pub(crate) fn adopted(&self, clients: Vec<ClientId>) -> Adopted {
+        let used = self.slots.iter().map(|(slot_ref, it)| self.found(slot_ref.slot, it, false));
+        let parked = self.parked.iter().map(|(slot, it)| self.found(*slot, it, true));
+        let mut slots: Vec<_> = used.chain(parked).collect();
+        slots.sort_by_key(|it| it.slot);
+        Adopted {
+            epoch: self.epoch,
+            instance: self.instance,
+            stamp_high_water: self.stamp_high_water,
+            slots,
+            clients,
+        }
+    }
+
+    fn found(&self, slot: SlotId, record: &SlotRecord, is_retired: bool) -> Found {
+        let (namespace, key) = self.name(record).unwrap_or_default();
+        let attributes =
+            record.attributes.offset as usize..(record.attributes.offset + record.attributes.len) as usize;
+        Found {
+            slot,
+            record: record.clone(),
+            is_retired,
+            namespace: namespace.to_vec(),
+            key: key.to_vec(),
+            attributes: self.heap.get(attributes).unwrap_or_default().to_vec(),
         }
     }
 
@@ -110,7 +150,12 @@ impl Memory {
             SlotState::Reserved(_) | SlotState::Offered(_) => Some(SeenState::Reserved),
             SlotState::Ending | SlotState::Prepared => None,
         });
-        Seen { is_member: self.alive && self.member, epoch: self.epoch, state }
+        Seen { is_member: self.is_member(), epoch: self.epoch, state }
+    }
+
+    /// Whether readers see a member: a dead process has closed its attach socket.
+    pub(crate) fn is_member(&self) -> bool {
+        self.runs && self.member
     }
 
     /// The current use of a slot.
@@ -162,6 +207,18 @@ impl Memory {
         }
         self.withdraw(slot);
         self.slots.insert(SlotRef { slot, stamp: record.stamp }, record);
+    }
+
+    /// Withdraws a stamp, and keeps the record of the memory.
+    pub(crate) fn park(&mut self, slot: SlotId) {
+        let record = self.current(slot).and_then(|slot_ref| self.slots.get(&slot_ref).cloned());
+        self.parked.extend(record.map(|record| (slot, record)));
+        self.withdraw(slot);
+    }
+
+    /// The memory of a retired use is not in use any more.
+    pub(crate) fn reclaim(&mut self, slot: SlotId) {
+        self.parked.remove(&slot);
     }
 
     pub(crate) fn withdraw(&mut self, slot: SlotId) {

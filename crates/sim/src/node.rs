@@ -61,6 +61,8 @@ pub(crate) struct NodeShell {
     pub(crate) barred_until: Time,
     /// The node's disk, which outlives its process.
     pub(crate) disk: Option<Box<DiskShell>>,
+    /// The node's memory pool, which the next process adopts.
+    pub(crate) keeps_pool: bool,
 }
 
 impl NodeShell {
@@ -74,14 +76,16 @@ impl NodeShell {
             linked: false,
             barred_until: 0,
             disk: None,
+            keeps_pool: false,
         }
     }
 }
 
 impl World {
-    /// A node starts, with a new and empty segment.
+    /// A node starts, on its memory pool or with a new and empty segment.
     pub(crate) fn start_node(&mut self, node: usize) {
-        let segment = SegmentId(self.rng.any());
+        let adopted = self.nodes.get(node).filter(|it| it.keeps_pool).map(|it| it.segment);
+        let segment = adopted.unwrap_or_else(|| SegmentId(self.rng.any()));
         let config = NodeConfig {
             segment,
             capacity: self.plan.capacity,
@@ -92,19 +96,47 @@ impl World {
             extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
+        let core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
-        *shell =
-            NodeShell { core: Some(Node::new(config)), incarnation, segment, disk, ..NodeShell::absent() };
-        self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
+        *shell = NodeShell { core: Some(core), incarnation, segment, disk, ..NodeShell::absent() };
+        if adopted.is_none() {
+            self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
+        }
         self.oracle.node_starts(segment, &node_name(node, incarnation));
         self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
+        self.drain_node(node);
         self.node_at(0, node, NodeEvent::Link);
         self.node_at(BEAT_MS, node, NodeEvent::Beat);
         if self.plan.has_disk(node) {
             self.start_disk(node);
         }
+    }
+
+    /// The core of a node that adopts its memory.
+    fn adopt(&mut self, config: NodeConfig) -> Node {
+        let segment = config.segment;
+        let maps = |it: &&crate::client::Client| it.alive && it.attached.contains(&segment);
+        let clients: Vec<_> = self.clients.iter().filter(maps).map(|it| it.id).collect();
+        self.coverage.hit(if clients.is_empty() {
+            Point::PoolAdopted
+        } else {
+            Point::PoolAdoptedWhileMapped
+        });
+        let Some(memory) = self.memories.get_mut(&segment) else { return Node::new(config) };
+        memory.runs = true;
+        let adopted = memory.adopted(clients);
+        if adopted.slots.iter().any(|it| it.is_retired) {
+            self.coverage.hit(Point::PoolHasRetired);
+        }
+        if adopted.slots.iter().any(|it| it.record.state == SlotState::Prepared) {
+            self.coverage.hit(Point::PoolHasPrepared);
+        }
+        Node::adopt(config, adopted).unwrap_or_else(|damage| {
+            self.oracle.fail("memory", || format!("{segment} cannot be adopted: {damage}"));
+            Node::new(config)
+        })
     }
 
     /// A node's process dies. Its memory stays for clients that mapped it.
@@ -113,8 +145,9 @@ impl World {
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
         shell.core = None;
         let (segment, link) = (shell.segment, shell.link.take());
+        shell.keeps_pool = self.plan.has_pool(node) && !self.rng.percent(self.plan.pool_loss_percent);
         if let Some(memory) = self.memories.get_mut(&segment) {
-            memory.alive = false;
+            (memory.alive, memory.runs) = (shell.keeps_pool, false);
         }
         self.close_all_of(Party::Node(node));
         if let Some(link) = link {
@@ -164,7 +197,8 @@ impl World {
                 shell.linked = true;
                 let name = node_name(node, shell.incarnation);
                 let host = format!("host{node}");
-                let info = NodeInfo { segment: shell.segment, name, host, ..NodeInfo::default() };
+                let outlives = self.plan.has_pool(node);
+                let info = NodeInfo { segment: shell.segment, name, host, outlives, ..NodeInfo::default() };
                 self.node_handles(node, CoreEvent::Linked(info));
             }
             Incoming::Reply(id, reply) => {
@@ -302,21 +336,29 @@ impl World {
                     }
                 }
                 Effect::Disconnect(conn) => self.disconnect(conn),
-                Effect::Slot { .. } | Effect::Withdraw { .. } | Effect::Heap { .. } | Effect::Withhold(_) => {
-                    self.store(segment, effect)
-                }
+                Effect::Slot { .. }
+                | Effect::Withdraw { .. }
+                | Effect::Park { .. }
+                | Effect::Reclaim { .. }
+                | Effect::Heap { .. }
+                | Effect::Withhold(_) => self.store(segment, effect),
                 Effect::Recall(slot_refs) => self.recall(node, &slot_refs),
                 Effect::Fetch(item) => self.begin_fetch(node, item),
-                Effect::StampHighWater(mark) => self.log.line(self.now, "mark", &[segment.0, mark], &[]),
+                Effect::StampHighWater(mark) => {
+                    self.log.line(self.now, "mark", &[segment.0, mark], &[]);
+                    if let Some(memory) = self.memories.get_mut(&segment) {
+                        memory.stamp_high_water = mark;
+                    }
+                }
                 Effect::Membership(member) => {
                     if let Some(memory) = self.memories.get_mut(&segment) {
                         memory.member = member;
                     }
                 }
-                Effect::Epoch(epoch) => {
+                Effect::Epoch(epoch, instance) => {
                     self.log.line(self.now, "epoch", &[segment.0, epoch], &[]);
                     if let Some(memory) = self.memories.get_mut(&segment) {
-                        memory.epoch = epoch;
+                        (memory.epoch, memory.instance) = (epoch, instance);
                     }
                 }
                 Effect::RejectMaster { .. } => {
@@ -365,11 +407,15 @@ impl World {
                     self.oracle.committed(segment, memory, slot, &record);
                 }
             }
-            Effect::Withdraw { slot } => {
+            Effect::Withdraw { slot } | Effect::Park { slot } => {
                 self.log.line(self.now, "withdraw", &[segment.0, u64::from(slot.0)], &[]);
                 let slot_ref = memory.current(slot);
                 slot_ref.into_iter().for_each(|it| self.oracle.withdrawn(segment, it, &mut self.coverage));
-                memory.withdraw(slot);
+                if matches!(effect, Effect::Park { .. }) { memory.park(slot) } else { memory.withdraw(slot) }
+            }
+            Effect::Reclaim { slot } => {
+                self.log.line(self.now, "reclaim", &[segment.0, u64::from(slot.0)], &[]);
+                memory.reclaim(slot);
             }
             Effect::Heap { offset, bytes } => {
                 self.log.line(self.now, "heap", &[segment.0, offset], &bytes);
@@ -411,7 +457,7 @@ impl World {
             let has_any = is_used(it.segment) || !it.log.appending.is_empty();
             self.oracle.knows(it.segment) || !has_any
         });
-        let mut nodes = self.nodes.iter().filter(|it| it.core.is_some());
+        let mut nodes = self.nodes.iter().filter(|it| it.core.is_some() || it.keeps_pool);
         of_disks && nodes.all(|it| self.oracle.knows(it.segment) || !is_used(it.segment))
     }
 }

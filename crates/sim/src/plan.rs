@@ -78,6 +78,10 @@ pub(crate) struct Plan {
     pub(crate) state_loss_percent: u64,
     /// Percentage of these that restart with an epoch that was used before.
     pub(crate) regress_percent: u64,
+    /// Number of nodes whose memory outlives their process, counted from the last.
+    pub(crate) pools: usize,
+    /// Percentage of crashes of these nodes that lose the memory all the same.
+    pub(crate) pool_loss_percent: u64,
     /// The most copies that a put asks for.
     pub(crate) copies_max: u64,
     /// Memory for records and names is short.
@@ -163,6 +167,26 @@ impl Plan {
         if rng.percent(30) {
             self.state_loss_percent = *rng.pick(&[10, 50, 100]).unwrap_or(&50);
             self.regress_percent = *rng.pick(&[0, 50, 100]).unwrap_or(&50);
+        }
+    }
+
+    pub(crate) fn has_pool(&self, node: usize) -> bool {
+        node >= self.nodes.saturating_sub(self.pools)
+    }
+
+    /// In some worlds the memory of nodes outlives their process. In some of these nodes die all the time.
+    pub(crate) fn draw_pools(&mut self, rng: &mut Rng) {
+        if !rng.percent(24) {
+            return;
+        }
+        self.pools = rng.between(1, self.nodes as u64) as usize;
+        self.pool_loss_percent = *rng.pick(&[0, 10, 50]).unwrap_or(&10);
+        if rng.percent(60) {
+            let weight = self.faults.get_mut(Fault::NodeCrash as usize);
+            weight.into_iter().for_each(|it| *it = 20);
+            (self.fault_gap, self.pool_loss_percent) = (self.fault_gap.min(60), 0);
+            (self.view_percent, self.sharing_percent) = (self.view_percent.max(30), 100);
+            self.away_ms_max = *rng.pick(&[400, 2000]).unwrap_or(&400);
         }
     }
 
@@ -309,6 +333,8 @@ impl Plan {
             forget_percent: *rng.pick(&[0, 0, 0, 10, 40]).unwrap_or(&0),
             state_loss_percent: 0,
             regress_percent: 0,
+            pools: 0,
+            pool_loss_percent: 0,
             copies_max: 2,
             has_little_metadata: false,
             has_many_copies: false,

@@ -37,31 +37,31 @@ impl Oracle {
         if was_pending && !evicting {
             return;
         }
-        let Some(life) = self.objects.get_mut(&generation) else { return };
+        let Some(history) = self.objects.get_mut(&generation) else { return };
         let dropped =
             |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
-        let asked = self.cause.names.contains(&life.name)
+        let asked = self.cause.names.contains(&history.name)
             || self.cause.generations.contains(&generation)
             || self.cause.nameless.contains(&(segment, slot_ref))
-            || life.deletes > 0
+            || history.deletes > 0
             || self.undecided.contains(&(segment, slot_ref))
             || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
             || self.deleting.values().any(dropped);
         // An unseen eviction is applied when the node returns.
-        let unseen = self.has_unknown_evictions && !life.is_protected();
+        let unseen = self.has_unknown_evictions && !history.is_protected();
         let explained = evicting || asked || waited || unseen;
         if !explained && self.is_surplus(generation, (segment, slot_ref)) {
             return coverage.hit(Point::SurplusDropped);
         }
-        let Some(life) = self.objects.get_mut(&generation) else { return };
-        life.gone = true;
+        let Some(history) = self.objects.get_mut(&generation) else { return };
+        history.gone = true;
         if let Some(left) = &mut self.left {
-            let newest = left.entry(life.name).or_default();
+            let newest = left.entry(history.name).or_default();
             *newest = (*newest).max(generation);
         }
         // A removal that another client forced may only be unconfirmed yet.
-        let by_another = life.dead.is_some() || life.deletes > 1;
-        let (name, leased) = (life.name, life.lease_until > now && !by_another);
+        let by_another = history.dead.is_some() || history.deletes > 1;
+        let (name, leased) = (history.name, history.lease_until > now && !by_another);
         if self.cause.is_refusable && !evicting {
             coverage.hit(Point::CheckedRefusal);
             if leased {

@@ -196,6 +196,7 @@ impl World {
         plan.draw_metadata(&mut Rng::new((!seed).rotate_left(32)));
         plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
         plan.draw_copies(&mut Rng::new((!seed).rotate_left(16)));
+        plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
         let mut world = Self {
             sabotage,
             now: 0,

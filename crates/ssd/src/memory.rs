@@ -187,8 +187,8 @@ impl Pieces {
         }
     }
 
-    /// Copies bytes to this memory, as far as it reaches.
-    pub(crate) fn write(&self, mut offset: u64, mut from: &[u8]) {
+    /// Copies bytes to this memory, as far as it reaches. No disk operation may be using it.
+    pub fn write(&self, mut offset: u64, mut from: &[u8]) {
         while let Some(run) = self.run_at(offset, from.len() as u64).filter(|run| run.len > 0) {
             let (now, later) = from.split_at(run.len);
             // SAFETY: the guard keeps the memory alive, the destination is used only here, and `now` is as

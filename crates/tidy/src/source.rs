@@ -36,6 +36,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
+    "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
     // Asks the kernel whether an address can be read or written.

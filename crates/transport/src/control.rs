@@ -37,6 +37,8 @@ pub enum SlotState {
     Ending,
     /// Writable after a claim; until then the node may recall it.
     Offered,
+    /// Retired, while its memory is still viewed or copied.
+    Retired,
 }
 
 impl SlotState {
@@ -48,6 +50,7 @@ impl SlotState {
             3 => Some(Self::Committed),
             4 => Some(Self::Ending),
             5 => Some(Self::Offered),
+            6 => Some(Self::Retired),
             _ => None,
         }
     }
@@ -60,6 +63,7 @@ impl SlotState {
             Self::Committed => 3,
             Self::Ending => 4,
             Self::Offered => 5,
+            Self::Retired => 6,
         }
     }
 }
@@ -90,6 +94,10 @@ pub struct SlotRecord {
     pub spill_offset: u64,
     /// The key, in the heap.
     pub key: Extent,
+    /// Bytes of the heap that are allocated for namespace and key.
+    pub name_bytes: u64,
+    /// The client that may be writing it; zero if there is none.
+    pub writer: u64,
     /// The attributes (pins, consumption state), in the heap. They may change while the object exists.
     pub attributes: Extent,
 }
@@ -130,6 +138,12 @@ impl ControlWriter {
         self.geometry
     }
 
+    /// The only writer of a segment that an earlier process has written. The caller holds its lock.
+    pub(crate) fn resume(map: Arc<Map>, claims: Arc<Map>, geometry: Geometry) -> Self {
+        let slots_used = map.load(header::SLOT_HIGH_WATER);
+        Self { map, claims, geometry, slots_used }
+    }
+
     /// Writes a record into a slot.
     ///
     /// A different stamp than before is a new use: the old one is retired first and the new one appears last.
@@ -163,6 +177,19 @@ impl ControlWriter {
         stamp::retire(&*self.map, at);
     }
 
+    /// Withdraws the stamp, as [`Self::retire`], and records that the memory is still in use. A slot without
+    /// a stamp stays as it is.
+    pub fn park(&mut self, index: u32) {
+        let at = self.slot_at(index);
+        stamp::park(&*self.map, at, SlotState::Retired.to_word());
+    }
+
+    /// Records that the memory of a parked slot is not in use any more.
+    pub fn reclaim(&mut self, index: u32) {
+        let at = self.slot_at(index);
+        self.map.store(at + slot::STATE, layout::STATE_FREE, Ordering::SeqCst);
+    }
+
     /// Recalls an offered use. False if its writer has claimed it, and may write at any time. After a
     /// successful recall no byte of it was or will be written.
     pub fn recall(&mut self, index: u32, stamp: u64) -> bool {
@@ -188,8 +215,9 @@ impl ControlWriter {
         self.map.store(header::STAMP_HIGH_WATER, mark, Ordering::SeqCst);
     }
 
-    /// Records the epoch of the master that the node belongs to.
-    pub fn set_epoch(&mut self, epoch: u64) {
+    /// Records the master that the node belongs to: its epoch and its random number.
+    pub fn set_epoch(&mut self, epoch: u64, instance: u64) {
+        self.map.store(header::MASTER_INSTANCE, instance, Ordering::SeqCst);
         self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
     }
 
@@ -221,13 +249,14 @@ impl ControlWriter {
         }
         let words = [
             (slot::NAMESPACE_OFFSET, record.namespace.offset),
-            (slot::NAMESPACE_LEN, record.namespace.len),
+            (slot::NAMESPACE_LEN, record.name_bytes << layout::NAMESPACE_LEN_BITS | record.namespace.len),
             (slot::GENERATION_EPOCH, record.generation_epoch),
             (slot::GENERATION_COUNTER, record.generation_counter),
             (slot::LEN, record.len),
             (slot::EXTENT_COUNT, record.extents.len() as u64),
             (slot::KEY_OFFSET, record.key.offset),
             (slot::KEY_LEN, record.key.len),
+            (slot::WRITER, record.writer),
             (slot::ATTRIBUTES, attributes_word(record.attributes)),
         ];
         for (word, value) in words {
@@ -243,6 +272,7 @@ impl ControlWriter {
         assert!(count <= EXTENTS_MAX, "slot {index}: {count} extents");
         let total = total_inside(&record.extents, self.geometry.data_bytes);
         assert_eq!(total, Some(record.len), "slot {index}: the extents do not hold the length");
+        assert!(record.name_bytes >> layout::NAMESPACE_LEN_BITS == 0, "slot {index}: the name is too long");
         assert!(
             record.attributes.len <= layout::ATTRIBUTES_BYTES_MAX,
             "slot {index}: the attributes are too long"
@@ -285,7 +315,7 @@ impl Placement {
 pub struct Scanned {
     /// The slot.
     pub slot: u32,
-    /// The record in the slot.
+    /// The record in the slot. A retired use has the stamp that it had.
     pub record: SlotRecord,
     /// The bytes of the namespace's name.
     pub namespace: Vec<u8>,
@@ -346,6 +376,12 @@ impl ControlReader {
         self.map.load(header::MASTER_EPOCH)
     }
 
+    /// The random number of that master.
+    #[must_use]
+    pub fn instance(&self) -> u64 {
+        self.map.load(header::MASTER_INSTANCE)
+    }
+
     /// Whether the node is a member of its cluster now, ordered after all earlier copies. A member receives
     /// every retire before the delete is answered.
     #[must_use]
@@ -392,7 +428,8 @@ impl ControlReader {
         let used = self.map.load(header::SLOT_HIGH_WATER).min(u64::from(self.geometry.slot_count));
         for index in 0..used as u32 {
             let at = self.geometry.slot_at(index).ok_or(index)?;
-            if self.map.load(at + slot::STAMP) != 0 {
+            let state = SlotState::from_word(self.map.load(at + slot::STATE));
+            if self.map.load(at + slot::STAMP) != 0 || state == Some(SlotState::Retired) {
                 found.push(self.scan_slot(index, at).ok_or(index)?);
             }
         }
@@ -404,18 +441,22 @@ impl ControlReader {
         let state = word(slot::STATE);
         let placement = self.placement(at)?;
         let is_spilled = placement.extents.len() > INLINE_EXTENTS;
+        let (names, is_retired) = (word(slot::NAMESPACE_LEN), placement.state == SlotState::Retired);
+        let namespace_len = names & ((1 << layout::NAMESPACE_LEN_BITS) - 1);
         let record = SlotRecord {
-            stamp: word(slot::STAMP),
+            stamp: word(if is_retired { slot::WRITER } else { slot::STAMP }),
             state: placement.state,
             hard_pin: state & layout::FLAG_HARD_PIN != 0,
             soft_pin: state & layout::FLAG_SOFT_PIN != 0,
-            namespace: Extent { offset: word(slot::NAMESPACE_OFFSET), len: word(slot::NAMESPACE_LEN) },
+            namespace: Extent { offset: word(slot::NAMESPACE_OFFSET), len: namespace_len },
             generation_epoch: word(slot::GENERATION_EPOCH),
             generation_counter: word(slot::GENERATION_COUNTER),
             len: placement.len,
             extents: placement.extents,
             spill_offset: if is_spilled { word(slot::EXTENTS) } else { 0 },
             key: Extent { offset: word(slot::KEY_OFFSET), len: word(slot::KEY_LEN) },
+            name_bytes: names >> layout::NAMESPACE_LEN_BITS,
+            writer: if is_retired { 0 } else { word(slot::WRITER) },
             attributes: attributes_extent(word(slot::ATTRIBUTES)),
         };
         let namespace = self.heap_bytes(record.namespace, layout::NAME_BYTES_MAX)?;
@@ -535,7 +576,7 @@ mod tests {
             expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key, attributes });
         }
         writer.set_stamp_high_water(4096);
-        writer.set_epoch(3);
+        writer.set_epoch(3, 33);
 
         // Read through the descriptor alone.
         let map = Map::new(

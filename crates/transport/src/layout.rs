@@ -69,6 +69,8 @@ pub mod header {
     pub const MEMBER: u64 = 80;
     /// No slot at or above this one has ever been used.
     pub const SLOT_HIGH_WATER: u64 = 88;
+    /// The random number of the master that the node last belonged to.
+    pub const MASTER_INSTANCE: u64 = 96;
 }
 
 /// Byte offsets of the words of a slot.
@@ -79,7 +81,8 @@ pub mod slot {
     pub const STATE: u64 = 8;
     /// Offset in the heap of the namespace's name.
     pub const NAMESPACE_OFFSET: u64 = 16;
-    /// Length of the namespace's name.
+    /// Bits 0–31 the length of the namespace's name, bits 32–63 the bytes that are allocated for namespace
+    /// and key.
     pub const NAMESPACE_LEN: u64 = 24;
     /// The generation's epoch.
     pub const GENERATION_EPOCH: u64 = 32;
@@ -96,12 +99,14 @@ pub mod slot {
     pub const KEY_OFFSET: u64 = 96;
     /// Length of the key.
     pub const KEY_LEN: u64 = 104;
-    /// Reserved for a reference to checksums.
-    pub const CHECKSUMS: u64 = 112;
+    /// The client that may be writing it; zero for none. Of a retired use: its stamp.
+    pub const WRITER: u64 = 112;
     /// Offset in the heap of the attributes (bits 0–39) and their length (bits 40–63).
     pub const ATTRIBUTES: u64 = 120;
 }
 
+/// Number of bits of the namespace's length.
+pub const NAMESPACE_LEN_BITS: u32 = 32;
 /// Number of bits of the attributes word that hold the offset.
 pub const ATTRIBUTES_OFFSET_BITS: u32 = 40;
 /// Maximum length of an object's attributes.

@@ -17,8 +17,8 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that another process may write. Such bytes are
 //! accessed only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `process`,
-//! `map`, `peer`, `probe` and `tcp::stream`.
+//! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `lock`,
+//! `process`, `map`, `peer`, `probe` and `tcp::stream`.
 
 pub mod arena;
 mod available;
@@ -36,12 +36,14 @@ mod fields;
 pub mod hedge;
 pub mod layout;
 pub mod local;
+mod lock;
 mod map;
 mod mapped;
 #[cfg(test)]
 mod model;
 pub mod peer;
 mod pending;
+pub mod pool;
 mod populate;
 pub mod probe;
 mod process;

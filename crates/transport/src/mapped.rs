@@ -93,7 +93,11 @@ fn begin_write<'a>(
     let may_write = match placement.state {
         SlotState::Reserved => true,
         SlotState::Offered => claims.claim(op.slot, op.stamp),
-        SlotState::Free | SlotState::Prepared | SlotState::Committed | SlotState::Ending => false,
+        SlotState::Free
+        | SlotState::Prepared
+        | SlotState::Committed
+        | SlotState::Ending
+        | SlotState::Retired => false,
     };
     if !may_write {
         return Err(TransferError::Stale);

@@ -2,7 +2,8 @@
 //! slots.
 //!
 //! All are memory files. The control segment is sealed: a process that gets its descriptor cannot map it
-//! writable, write to it or change its size. The seals of the disk_bytes two fix their size.
+//! writable, write to it or change its size. The seals of the other two fix their size. The files of a
+//! [pool](crate::pool) outlive the process, and cannot be sealed.
 //!
 //! **Invariant:** a segment is never larger than the memory that is available when it is created: otherwise
 //! the process would be killed later, under load.
@@ -12,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::param::page_size;
 
@@ -22,7 +23,9 @@ use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
+use crate::lock;
 use crate::map::{Access, Map};
+use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
 
 /// Memory of a control segment that is not counted against the data segment; a node counts more than that.
@@ -57,6 +60,9 @@ pub enum SegmentError {
         /// The control group's limit, if it is tighter than the machine's memory.
         limit: Option<Limit>,
     },
+    /// The memory pool cannot be used.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
     /// A system call failed.
     #[error("{what} failed: {source}")]
     System {
@@ -76,6 +82,7 @@ pub struct NodeMemory {
     pub(crate) data: Arc<Map>,
     pub(crate) claims: Claims,
     reader: ControlReader,
+    pool: Option<Pool>,
 }
 
 impl NodeMemory {
@@ -111,9 +118,79 @@ impl NodeMemory {
         let (control, claims, data) = (Arc::new(control), Arc::new(claims), Arc::new(data));
         let writer = ControlWriter::initialise(Arc::clone(&control), Arc::clone(&claims), geometry);
         let (reader, claims) = (ControlReader::new(control, geometry), Claims::new(claims));
-        let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader });
+        let pool = None;
+        let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
         segments.push(Arc::downgrade(&memory));
         Ok((memory, writer))
+    }
+
+    /// The memory of a pool: what an earlier process left there, or a new segment of these sizes.
+    ///
+    /// An earlier segment keeps its id and sizes. Nothing is written to it.
+    pub fn open_pool(
+        pool: Pool,
+        geometry: Geometry,
+        disk_bytes: u64,
+    ) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
+        check_sizes(&geometry)?;
+        let found = pool.find()?;
+        let geometry = found.unwrap_or(geometry);
+        let mut segments = SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        segments.retain(|memory| memory.strong_count() > 0);
+        let absent = memory_bytes(&geometry).saturating_sub(pool.present_bytes());
+        check_available(absent, disk_bytes, promised_bytes(&segments), available_memory())?;
+        pool.check_space(absent)?;
+        let [control_file, data_file, claims_file] = pool.files(&geometry)?;
+        let map = |file: &OwnedFd, bytes| {
+            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            map.map_err(|source| SegmentError::System { what: "mapping a memory pool", source })
+        };
+        let control = map(&control_file, geometry.control_bytes())?;
+        let (data, claims) =
+            (map(&data_file, geometry.data_bytes)?, map(&claims_file, geometry.claims_bytes())?);
+        data.prefer_huge_pages();
+        control.avoid_huge_pages();
+        let (words, claim_words) = (Arc::clone(&control), Arc::clone(&claims));
+        let writer = match found {
+            Some(_) => ControlWriter::resume(words, claim_words, geometry),
+            None => ControlWriter::initialise(words, claim_words, geometry),
+        };
+        let (reader, claims) = (ControlReader::new(control, geometry), Claims::new(claims));
+        let pool = Some(pool);
+        let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
+        segments.push(Arc::downgrade(&memory));
+        Ok((memory, writer))
+    }
+
+    /// Whether it outlives this process.
+    #[must_use]
+    pub fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
+    }
+
+    /// The clients whose processes map the memory of a pool, from whichever process of the node they got it.
+    pub fn mapping_clients(&self) -> io::Result<Vec<u64>> {
+        lock::holders(self.data_file.as_fd())
+    }
+
+    /// Whether a client's process maps the memory of a pool.
+    pub fn is_mapped_by(&self, client: u64) -> io::Result<bool> {
+        lock::is_held(self.data_file.as_fd(), client)
+    }
+
+    /// Descriptors for a client. Those of a pool tell the kernel that this client maps the memory: until the
+    /// last mapping and the last descriptor are gone, its lock exists, whatever becomes of this process.
+    pub(crate) fn descriptors(&self, client: u64) -> io::Result<[OwnedFd; 3]> {
+        let files = [&self.control_file, &self.data_file, &self.claims_file];
+        let Some(_) = &self.pool else {
+            let [control, data, claims] = files.map(OwnedFd::try_clone);
+            return Ok([control?, data?, claims?]);
+        };
+        let [control, data, claims] = files.map(OwnedFd::as_fd);
+        let control = lock::reopen(control, OFlags::RDONLY)?;
+        let (data, claims) = (lock::reopen(data, OFlags::RDWR)?, lock::reopen(claims, OFlags::RDWR)?);
+        lock::hold(data.as_fd(), client)?;
+        Ok([control, data, claims])
     }
 
     /// Bytes of its files that have no page yet.

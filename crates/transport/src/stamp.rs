@@ -63,6 +63,19 @@ pub(crate) fn retire(words: &impl Words, at: u64) {
     words.store(at + slot::STATE, layout::STATE_FREE, Ordering::SeqCst);
 }
 
+/// Withdraws the stamp of the slot at `at`, as [`retire`], but leaves the words: they say which memory is
+/// still in use, and by which use of the slot. A crash in between leaves a stamp with this state.
+pub(crate) fn park(words: &impl Words, at: u64, state: u64) {
+    let stamp = words.load(at + slot::STAMP);
+    if stamp == 0 {
+        return;
+    }
+    words.store(at + slot::WRITER, stamp, Ordering::Relaxed);
+    words.store(at + slot::STATE, state, Ordering::SeqCst);
+    words.store(at + slot::STAMP, 0, Ordering::SeqCst);
+    words.fence(Ordering::SeqCst);
+}
+
 /// The result of `load` on a slot with `stamp`; `None` if the slot does not hold it before or after the load,
 /// because `load` may then have read another use.
 pub(crate) fn read_checked<T>(

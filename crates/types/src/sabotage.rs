@@ -26,6 +26,18 @@ tiffin_sabotage::variants! {
         RecallClaimed: "a claimed offer is not recalled";
         /// The node recalls no offer when memory is short.
         NeverRecall: "offers are recalled when memory is short";
+        /// A node that is started again on its memory ends the reservations of clients that still write.
+        DisownWriters: "a restarted node leaves living writers their memory";
+        /// A node that is started again on its memory reuses what clients may view since before.
+        ForgetOldViews: "a restarted node waits for the lists of views";
+        /// A node that is started again on its memory reuses what was retired and in view.
+        ForgetParked: "a restarted node knows what was in view";
+        /// A node that is started again on its memory shows itself as a member at once.
+        AdoptAsMember: "a restarted node applies its retires first";
+        /// A node that is started again on its memory uses stamps again.
+        ReuseStamps: "stamps are not reused after a restart";
+        /// The master takes the memory of an ended process for lost although it outlives the process.
+        LoseThePool: "a memory pool outlives its process";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.

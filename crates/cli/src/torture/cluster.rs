@@ -38,7 +38,7 @@ impl Cluster {
         for number in 1..=nodes {
             let name = format!("node-{number}");
             let listen = ["--listen", "127.0.0.1:0", "--shared-memory", shared];
-            let args = ["node", "--master", &address, "--memory", &memory, "--name", &name];
+            let args = ["node", "--master", &address, "--memory", &memory, "--name", &name, "--pool", "off"];
             servers.push(Server::start(program, args.iter().chain(&listen)).await?);
         }
         Ok(Self { address, nodes: servers, _master: Some(master), _folder: Some(folder) })

@@ -64,6 +64,8 @@ impl Ran {
 fn tiffin() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tiffin"));
     command.env_clear().env("HOME", env!("CARGO_TARGET_TMPDIR")).stdin(Stdio::null());
+    // Named nodes would leave their memory behind, for a next start that never comes.
+    command.env("TIFFIN_NODE_POOL", "off");
     command
 }
 

@@ -11,6 +11,7 @@ mod common;
 mod disks;
 mod masters;
 mod nodes;
+mod pools;
 mod restarts;
 mod roles;
 mod support;
@@ -21,7 +22,7 @@ use tokio::runtime::Runtime;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 16] = [
+const TESTS: [Test; 19] = [
     ("processes_of_one_host_share_memory", clients::processes_of_one_host_share_memory),
     ("client_killed_between_reserve_and_commit", clients::client_killed_between_reserve_and_commit),
     ("client_killed_with_reserved_space", clients::client_killed_with_reserved_space),
@@ -35,6 +36,9 @@ const TESTS: [Test; 16] = [
     ("lost_copies_are_made_again", nodes::lost_copies_are_made_again),
     ("node_killed_with_its_disk", disks::node_killed_with_its_disk),
     ("disk_that_rejects_writes_leaves", disks::disk_that_rejects_writes_leaves),
+    ("a_node_killed_with_its_pool", pools::a_node_killed_with_its_pool),
+    ("a_node_with_a_pool_killed_under_load", pools::a_node_killed_with_its_pool_under_load),
+    ("a_node_stopped_with_its_pool", pools::a_node_stopped_with_its_pool),
     ("master_killed_under_puts", masters::master_killed_under_puts),
     ("master_restarted_before_its_nodes", restarts::master_restarted_before_its_nodes),
     ("master_restarted_without_its_state_folder", restarts::master_restarted_without_its_state_folder),
@@ -48,6 +52,7 @@ fn main() {
         ["stateful", address, folder] => runtime.block_on(roles::be_stateful_master(address, folder)),
         ["node", master, name] => runtime.block_on(roles::be_node(master, name)),
         ["disk", master, folder] => runtime.block_on(roles::be_node_with_disk(master, folder)),
+        ["pool", master, folder] => runtime.block_on(roles::be_node_with_pool(master, folder)),
         // Not a role: the long run of a test, by hand.
         ["kill", times] => disks::kill_with_disk(&runtime, times.parse().unwrap()),
         ["reserver", master] => runtime.block_on(roles::be_reserver(master)),

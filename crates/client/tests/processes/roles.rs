@@ -57,6 +57,20 @@ pub(crate) async fn be_node_with_disk(master: &str, folder: &str) {
     ready_until_parent_ends();
 }
 
+/// A node whose memory outlives it.
+pub(crate) async fn be_node_with_pool(master: &str, folder: &str) {
+    let config = NodeConfig {
+        master: master.parse().unwrap(),
+        memory: MEMORY,
+        name: "pool".to_owned(),
+        pool: Some(folder.into()),
+        ..NodeConfig::default()
+    };
+    let node = NodeServer::start(config).await.unwrap();
+    node.joined(Instant::now() + LONG).await.unwrap();
+    ready_until_parent_ends();
+}
+
 /// A client that has reserved memory and mapped it, and neither writes nor commits.
 pub(crate) async fn be_reserver(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();

@@ -70,6 +70,7 @@ impl Stage {
             data: "127.0.0.1:7002".into(),
             host: "here".into(),
             beside: None,
+            outlives: false,
         };
         let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0 };
         stage.ask(NODE, MemberToMaster::Register(Box::new(register)));

@@ -8,9 +8,10 @@
 //! and the member retires them when it returns. Its pinned objects and unconsumed samples stay in the
 //! catalog, unavailable, until it returns.
 //!
-//! **Invariant:** a member is lost in three cases only: it says goodbye, its process is proven to have
-//! ended, or the operator declares it lost. A member that was lost in this epoch returns empty. Objects
-//! that it still holds may have been deleted meanwhile, and the master keeps no list of them.
+//! **Invariant:** a member is lost in three cases only: it says goodbye, its process is proven to have ended
+//! (unless its memory outlives the process), or the operator declares it lost. A member that was lost in this
+//! epoch returns empty. Objects that it still holds may have been deleted meanwhile, and the master keeps no
+//! list of them.
 
 use std::sync::Arc;
 
@@ -475,9 +476,11 @@ impl Master {
     }
 
     /// The process at the other end of a connection has ended, and with it the memory that it registered
-    /// there. A disk outlives its process.
+    /// there. A disk outlives its process, and so does a memory pool.
     pub(super) fn process_ended(&mut self, conn: ConnId) {
-        let is_its = |it: &Member| it.registered_on == Some(conn) && !it.is_disk();
+        let loses_pools = sabotaged!(self.objects.cx.config.sabotage, LoseThePool);
+        let outlives = |it: &Member| it.is_disk() || (it.info.outlives && !loses_pools);
+        let is_its = |it: &Member| it.registered_on == Some(conn) && !outlives(it);
         let node = self.objects.cx.members.iter().find(|(_, it)| is_its(it)).map(|(node, _)| node);
         let Some(node) = node else { return };
         self.fence(conn);

@@ -37,6 +37,8 @@ pub(super) struct Clients {
     by_conn: BTreeMap<ConnId, (ClientId, String)>,
     /// The viewers of each object, each once however many views it has.
     by_view: BTreeSet<(SlotRef, ClientId)>,
+    /// Clients that map the memory since an earlier process of the node, and have not listed their views.
+    unlisted: BTreeSet<ClientId>,
 }
 
 /// What a client leaves when it ends or disconnects.
@@ -69,6 +71,22 @@ impl Clients {
             it.conns.remove(&conn);
         }
         Some(client)
+    }
+
+    /// A client maps the memory since an earlier process of the node. It may have views.
+    pub(super) fn adopt(&mut self, client: ClientId) {
+        self.map(client);
+        self.unlisted.insert(client);
+    }
+
+    /// The client has listed its views, or has none. `false` if that was known.
+    pub(super) fn list(&mut self, client: ClientId) -> bool {
+        self.unlisted.remove(&client)
+    }
+
+    /// Whether no client has views that this process does not know of.
+    pub(super) fn all_are_listed(&self) -> bool {
+        self.unlisted.is_empty()
     }
 
     pub(super) fn map(&mut self, client: ClientId) {

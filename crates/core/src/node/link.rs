@@ -23,8 +23,8 @@ const ANNOUNCE_ITEMS_MAX: usize = 8192;
 /// A commit that waits for the master.
 #[derive(Debug)]
 struct Waiting {
-    conn: ConnId,
-    id: RequestId,
+    /// The request of the client; no client waits for what an earlier process of the node had prepared.
+    request: Option<(ConnId, RequestId)>,
     /// Known outcomes; `None` for each item that was asked.
     outcomes: Vec<Option<CommitOutcome>>,
     asked: Vec<DecideItem>,
@@ -63,6 +63,11 @@ impl Link {
         self.epoch
     }
 
+    /// The master that an earlier process of the node belonged to.
+    pub(super) fn adopt(&mut self, epoch: u64, instance: u64) {
+        (self.epoch, self.instance) = (epoch, instance);
+    }
+
     pub(super) fn is_member(&self) -> bool {
         matches!(self.stage, Stage::Member)
     }
@@ -96,14 +101,14 @@ impl Node {
     /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
     pub(super) fn ask_about(
         &mut self,
-        (conn, id): (ConnId, RequestId),
+        request: Option<(ConnId, RequestId)>,
         outcomes: Vec<Option<CommitOutcome>>,
         asked: Vec<DecideItem>,
         wait_ms: u64,
     ) {
         // Before it has registered, the master would not know this node. The items are asked then.
         let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
-        self.present(Waiting { conn, id, outcomes, asked, wait_ms, is_asked: false }, may_speak);
+        self.present(Waiting { request, outcomes, asked, wait_ms, is_asked: false }, may_speak);
     }
 
     pub(super) fn linked(&mut self, info: NodeInfo) {
@@ -197,7 +202,7 @@ impl Node {
             self.ended(&slot_refs);
         }
         (self.link.epoch, self.link.instance) = (registered.epoch, registered.instance);
-        self.effects.push_back(Effect::Epoch(registered.epoch));
+        self.effects.push_back(Effect::Epoch(registered.epoch, registered.instance));
         self.retire_all(registered.retire);
         self.commit_all(registered.commit);
         if registered.discard {
@@ -283,8 +288,9 @@ impl Node {
     }
 
     fn answer(&mut self, waiting: Waiting) {
+        let Some((conn, id)) = waiting.request else { return };
         let reply = Reply::Committed(waiting.outcomes.into_iter().flatten().collect());
-        self.effects.push_back(Effect::Reply { conn: waiting.conn, id: waiting.id, reply });
+        self.effects.push_back(Effect::Reply { conn, id, reply });
     }
 
     /// Retires objects, in whatever state.

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{Effect, NodeConfig};
 use crate::{
-    Extent, SlotId,
+    EXTENT_ALIGN, Extent, SlotId,
     extent::{FreeSpace, space_for},
     message::AllocateItem,
 };
@@ -98,6 +98,24 @@ impl Metadata {
         self.heap.give_back(extent);
     }
 
+    /// Takes this very slot, in memory that an earlier process has used. `false` if it is in use already, or
+    /// there is no such slot. [`Self::pay_for_adopted`] follows.
+    pub(super) fn adopt_slot(&mut self, slot: SlotId) -> bool {
+        self.slots.take_at(slot)
+    }
+
+    /// Takes these very bytes of the heap, as above.
+    pub(super) fn adopt_heap(&mut self, extent: Extent) -> bool {
+        self.heap.take_at(extent)
+    }
+
+    /// Withholds what the adopted tables cost. `false` if there is not that much.
+    pub(super) fn pay_for_adopted(&mut self, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
+        let cost = self.backed().saturating_sub(self.chunks_free) * self.chunk;
+        let owed = cost.saturating_sub(self.withheld.free()) / self.chunk;
+        self.withhold(owed, space, effects)
+    }
+
     /// Releases idle chunks, as far as they were paid for, and returns their bytes to objects.
     pub(super) fn trim(&mut self, space: &mut FreeSpace) {
         while self.withheld.free() > 0 {
@@ -152,7 +170,10 @@ impl Metadata {
     /// Withholds the bytes of `count` further chunks; nothing if there are not enough.
     fn pay(&mut self, count: u64, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
         let unpaid = self.chunks_free.saturating_sub(self.backed());
-        let owed = count.saturating_sub(unpaid);
+        self.withhold(count.saturating_sub(unpaid), space, effects)
+    }
+
+    fn withhold(&mut self, owed: u64, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
         if owed.saturating_mul(self.chunk) > space.free() {
             return false;
         }
@@ -197,6 +218,10 @@ struct Table {
 impl Table {
     fn new(chunks_max: u64) -> Self {
         Self { end: 0, holes: BTreeSet::new(), idle: BTreeSet::new(), backed: 0, chunks_max }
+    }
+
+    fn is_backed(&self, chunk: u64) -> bool {
+        chunk < self.end && !self.holes.contains(&chunk)
     }
 
     fn is_full(&self) -> bool {
@@ -287,6 +312,25 @@ impl SlotTable {
         slot
     }
 
+    /// Takes this very slot, and backs its chunk if need be; `false` if it is taken or does not exist.
+    fn take_at(&mut self, slot: SlotId) -> bool {
+        if u64::from(slot.0) >= self.slot_count {
+            return false;
+        }
+        let chunk = u64::from(slot.0) / self.per_chunk;
+        if !self.table.is_backed(chunk) {
+            self.back(chunk);
+        }
+        let Some(unused) = self.unused.get_mut(chunk as usize) else { return false };
+        let Some(at) = unused.iter().position(|it| *it == slot) else { return false };
+        unused.remove(at);
+        self.table.idle.remove(&chunk);
+        if unused.is_empty() {
+            self.open.remove(&chunk);
+        }
+        true
+    }
+
     fn give_back(&mut self, slot: SlotId) {
         let chunk = u64::from(slot.0) / self.per_chunk;
         let size = self.size(chunk);
@@ -349,6 +393,26 @@ impl Heap {
         let extent = self.space.take_contiguous(len)?;
         self.count(extent, true);
         Some(extent)
+    }
+
+    /// Takes these very bytes, and backs their chunks if need be; `false` if they are taken or outside.
+    fn take_at(&mut self, extent: Extent) -> bool {
+        let Some(end) = space_for(extent.len).and_then(|space| extent.offset.checked_add(space)) else {
+            return false;
+        };
+        if end > self.space.capacity() || !extent.offset.is_multiple_of(EXTENT_ALIGN) {
+            return false;
+        }
+        for chunk in extent.offset / self.chunk..end.div_ceil(self.chunk) {
+            if !self.table.is_backed(chunk) {
+                self.back(chunk, 1);
+            }
+        }
+        let is_free = self.space.take_at(extent);
+        if is_free {
+            self.count(extent, true);
+        }
+        is_free
     }
 
     fn give_back(&mut self, extent: Extent) {

@@ -6,6 +6,7 @@
 //! describes. The data sockets call [`Node::begin_store`]/[`Node::end_store`] and
 //! [`Node::begin_send`]/[`Node::end_send`] around every copy.
 
+mod adopt;
 mod clients;
 mod fetch;
 mod link;
@@ -14,10 +15,13 @@ mod slots;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_adopt;
+#[cfg(test)]
 mod tests_offers;
 
 use std::collections::VecDeque;
 
+pub use adopt::{Adopted, Damage, Found};
 use clients::Clients;
 use fetch::Fetches;
 use link::Link;
@@ -137,6 +141,17 @@ pub enum Effect {
         /// The slot.
         slot: SlotId,
     },
+    /// Withdraw this slot's stamp, as above. Its memory is still viewed or copied, so the slot keeps saying
+    /// which memory that is, and which stamp it had.
+    Park {
+        /// Which.
+        slot: SlotId,
+    },
+    /// The memory of this parked slot is not in use any more.
+    Reclaim {
+        /// Which.
+        slot: SlotId,
+    },
     /// Recall these offers, by one compare-and-swap of each claim word, and pass in an [`Event::Recalled`]
     /// before any other event.
     Recall(Vec<SlotRef>),
@@ -156,8 +171,9 @@ pub enum Effect {
     Withhold(Extent),
     /// Store that no stamp from this one on was used.
     StampHighWater(u64),
-    /// Store the epoch of the master that the memory belongs to.
-    Epoch(u64),
+    /// Store the epoch of the master that the memory belongs to, and its
+    /// [`Registered::instance`](crate::message::Registered::instance). The instance is written first.
+    Epoch(u64, u64),
     /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {
         /// The greatest epoch that it has served.
@@ -352,7 +368,7 @@ impl Node {
     /// After the bytes are stored, or could not be. There may be effects.
     pub fn end_store(&mut self, slot_ref: SlotRef) {
         let freed = self.slots.freed();
-        self.slots.end_use(slot_ref);
+        self.slots.end_use(slot_ref, &mut self.effects);
         self.report_space(freed, false);
     }
 
@@ -387,7 +403,7 @@ impl Node {
         let freed = self.slots.freed();
         let valid =
             self.is_valid_for(slot_ref, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
-        self.slots.end_use(slot_ref);
+        self.slots.end_use(slot_ref, &mut self.effects);
         self.report_space(freed, false);
         valid
     }
@@ -408,7 +424,7 @@ impl Node {
     pub fn end_demotion(&mut self, slot_ref: SlotRef) -> bool {
         let freed = self.slots.freed();
         let stands = self.slots.state(slot_ref) == Some(SlotState::Committed);
-        self.slots.end_use(slot_ref);
+        self.slots.end_use(slot_ref, &mut self.effects);
         self.report_space(freed, false);
         stands
     }
@@ -460,6 +476,7 @@ impl Node {
                 Reply::Done
             }
             ClientToNode::KeepViews(slot_refs) => {
+                self.list_views(client, slot_refs.clone());
                 let kept = sabotaged!(self.config.sabotage, KeepAllViews);
                 for slot_ref in self.clients.views_except(client, slot_refs).into_iter().filter(|_| !kept) {
                     self.end_view(client, slot_ref);
@@ -472,8 +489,7 @@ impl Node {
 
     fn goodbye(&mut self, conn: ConnId, id: RequestId) {
         let Some((client, _)) = self.clients.of(conn) else { return };
-        self.clients.unmap(client);
-        self.strip(client);
+        self.dead(client);
         self.effects.push_back(Effect::Reply { conn, id, reply: Reply::Done });
     }
 
@@ -498,7 +514,7 @@ impl Node {
             let reply = Reply::Committed(outcomes.into_iter().flatten().collect());
             return self.effects.push_back(Effect::Reply { conn, id, reply });
         }
-        self.ask_about((conn, id), outcomes, asked, commit.wait_ms);
+        self.ask_about(Some((conn, id)), outcomes, asked, commit.wait_ms);
     }
 
     /// Records the object as written. Returns an outcome if the master need not be asked.
@@ -539,7 +555,7 @@ impl Node {
     fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) {
         // A view that ended with its client may be ended again by a late message.
         if self.clients.end_view(client, slot_ref) {
-            self.slots.end_use(slot_ref);
+            self.slots.end_use(slot_ref, &mut self.effects);
         }
     }
 
@@ -554,6 +570,7 @@ impl Node {
     fn dead(&mut self, client: ClientId) {
         self.clients.unmap(client);
         self.strip(client);
+        self.list_views(client, Vec::new());
     }
 
     /// A hint that the client has ended. It is proof only if the client cannot access the memory.
@@ -569,7 +586,7 @@ impl Node {
             self.end_reservation(slot_ref);
         }
         for slot_ref in leavings.views {
-            self.slots.end_use(slot_ref);
+            self.slots.end_use(slot_ref, &mut self.effects);
         }
     }
 

@@ -8,6 +8,9 @@
 //! recall it (see `Effect::Recall`). Its memory counts as free, because the node recalls it when it is
 //! needed.
 //!
+//! A retired use that is still viewed or copied keeps its slot until that ends (`Effect::Park`), so that a
+//! node that is started again on the same memory knows which bytes it must not reuse.
+//!
 //! **Invariant:** `free + granted + committed + held + metadata = capacity`.
 //! **Invariant:** memory is freed only after its slot's stamp was withdrawn and the last reference to that
 //! use of the slot has ended.
@@ -16,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{Effect, NodeConfig, metadata::Metadata};
 use crate::{
-    ClientId, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
+    ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
     attributes::Attributes,
     extent::{FreeSpace, cut, space_for},
     message::{AllocateItem, Record, Resource, Shortage, Usage},
@@ -81,8 +84,10 @@ pub struct SlotRecord {
     pub namespace_len: u64,
     /// Bytes of the key.
     pub key_len: u64,
-    /// The heap range with its attributes.
+    /// The heap range with its attributes. Before the object has a name: the space for them.
     pub attributes: Extent,
+    /// The client that may be writing it.
+    pub writer: Option<ClientId>,
     /// Never evicted.
     pub hard_pin: bool,
 }
@@ -157,6 +162,9 @@ pub(super) struct Slots {
     freed: u64,
     /// No new object is accepted.
     drains: bool,
+    /// Stamps below this one were used by an earlier process, and clients may have views of these uses that
+    /// this process does not know of. Zero if there are none.
+    unlisted_below: u64,
 }
 
 impl Slots {
@@ -177,8 +185,106 @@ impl Slots {
             objects: 0,
             freed: 0,
             drains: false,
+            unlisted_below: 0,
             config,
         }
+    }
+
+    /// The first stamp that was never used, in memory that an earlier process has used. Views of older uses
+    /// may be unknown until [`Self::all_views_are_listed`].
+    pub(super) fn adopt_stamps(&mut self, set_attributes: u64) {
+        (self.next_stamp, self.stamp_high_water, self.unlisted_below) =
+            (set_attributes, set_attributes, set_attributes);
+        if sabotaged!(self.config.sabotage, ReuseStamps) {
+            (self.next_stamp, self.stamp_high_water) = (1, 1);
+        }
+    }
+
+    /// Adopts one use of a slot, or a retired use whose memory may be in view. `false` if its memory is in
+    /// use already, or lies outside.
+    pub(super) fn adopt(
+        &mut self,
+        at: SlotId,
+        record: &SlotRecord,
+        state: Option<SlotState>,
+        identity: Option<Identity>,
+        effects: &mut VecDeque<Effect>,
+    ) -> bool {
+        let heap = [record.heap, record.attributes];
+        let has_bytes = |it: &&Extent| it.len > 0;
+        let is_aligned = |it: &Extent| it.offset.is_multiple_of(EXTENT_ALIGN);
+        let is_whole = self.metadata.adopt_slot(at)
+            && record.extents.iter().filter(has_bytes).all(|it| is_aligned(it) && self.space.take_at(*it))
+            && heap.iter().filter(has_bytes).all(|it| self.metadata.adopt_heap(*it));
+        if !is_whole {
+            return false;
+        }
+        let allocation = space_of(&record.extents);
+        let Some(state) = state else {
+            self.held += allocation;
+            let slot_ref = SlotRef { slot: at, stamp: record.stamp };
+            self.retired.insert(slot_ref, Retired { extents: record.extents.clone(), heap });
+            // It may have died between the record and the stamp.
+            effects.push_back(Effect::Park { slot: at });
+            return true;
+        };
+        match state {
+            SlotState::Committed => {
+                self.committed += allocation;
+                self.objects += 1;
+            }
+            SlotState::Offered(_) => {
+                self.offered += allocation;
+                self.offers.insert(record.stamp, at);
+            }
+            SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted += allocation,
+        }
+        let slot = Slot {
+            stamp: record.stamp,
+            state,
+            len: record.len,
+            extents: record.extents.clone(),
+            heap: record.heap,
+            attributes: record.attributes,
+            generation: record.generation,
+            identity: identity.map(Box::new),
+        };
+        if self.slots.len() <= at.0 as usize {
+            self.slots.resize(at.0 as usize + 1, None);
+        }
+        if let Some(place) = self.slots.get_mut(at.0 as usize) {
+            *place = Some(slot);
+        }
+        true
+    }
+
+    /// Pays for the tables of what was adopted. `false` if there is not enough memory for them.
+    pub(super) fn pay_for_adopted(&mut self, effects: &mut VecDeque<Effect>) -> bool {
+        self.metadata.pay_for_adopted(&mut self.space, effects)
+    }
+
+    /// Every client that may have had views at an earlier process has listed them, or is gone.
+    pub(super) fn all_views_are_listed(&mut self, effects: &mut VecDeque<Effect>) {
+        if std::mem::take(&mut self.unlisted_below) > 0 {
+            let unused: Vec<_> = self.retired.keys().filter(|it| !self.is_in_use(**it)).copied().collect();
+            unused.into_iter().for_each(|slot_ref| self.reclaim(slot_ref, effects));
+        }
+    }
+
+    /// The prepared uses: who they are, and how long.
+    pub(super) fn prepared(&self) -> Vec<(SlotRef, Identity, u64)> {
+        let numbered = self.slots.iter().zip(0..);
+        let prepared = numbered.filter_map(|(slot, number)| {
+            let slot = slot.as_ref().filter(|it| it.state == SlotState::Prepared)?;
+            let slot_ref = SlotRef { slot: SlotId(number), stamp: slot.stamp };
+            Some((slot_ref, slot.identity.as_deref()?.clone(), slot.len))
+        });
+        prepared.collect()
+    }
+
+    /// Whether this use stands, or is retired and its memory is not reused yet.
+    pub(super) fn keeps(&self, slot_ref: SlotRef) -> bool {
+        self.get(slot_ref).is_some() || self.retired.contains_key(&slot_ref)
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -497,10 +603,11 @@ impl Slots {
     pub(super) fn retire(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) -> bool {
         let Some(place) = self.slots.get_mut(slot_ref.slot.0 as usize) else { return false };
         let Some(slot) = place.take_if(|slot| slot.stamp == slot_ref.stamp) else { return false };
+        let stays = self.is_in_use(slot_ref);
         if !sabotaged!(self.config.sabotage, ReuseBeforeRetire) {
-            effects.push_back(Effect::Withdraw { slot: slot_ref.slot });
+            let slot = slot_ref.slot;
+            effects.push_back(if stays { Effect::Park { slot } } else { Effect::Withdraw { slot } });
         }
-        self.metadata.give_back_slot(slot_ref.slot);
         let allocation = space_of(&slot.extents);
         match slot.state {
             SlotState::Committed => {
@@ -513,9 +620,13 @@ impl Slots {
             }
             SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= allocation,
         }
-        self.held += allocation;
-        self.retired.insert(slot_ref, Retired { extents: slot.extents, heap: [slot.heap, slot.attributes] });
-        self.free_if_unheld(slot_ref);
+        let memory = Retired { extents: slot.extents, heap: [slot.heap, slot.attributes] };
+        if stays {
+            self.held += allocation;
+            self.retired.insert(slot_ref, memory);
+        } else {
+            self.free_memory(slot_ref.slot, &memory);
+        }
         true
     }
 
@@ -525,12 +636,14 @@ impl Slots {
     }
 
     /// Ends one reference; frees the memory if it was the last one of a retired object.
-    pub(super) fn end_use(&mut self, slot_ref: SlotRef) {
+    pub(super) fn end_use(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
         let Some(count) = self.use_counts.get_mut(&slot_ref) else { return };
         *count -= 1;
         if *count == 0 {
             self.use_counts.remove(&slot_ref);
-            self.free_if_unheld(slot_ref);
+            if !self.is_in_use(slot_ref) {
+                self.reclaim(slot_ref, effects);
+            }
         }
     }
 
@@ -573,17 +686,26 @@ impl Slots {
         self.metadata.assert_paid();
     }
 
-    fn free_if_unheld(&mut self, slot_ref: SlotRef) {
-        let looked_at =
+    /// Whether this use is viewed, sent or stored, or may be in view.
+    fn is_in_use(&self, slot_ref: SlotRef) -> bool {
+        let is_held =
             self.use_counts.contains_key(&slot_ref) && !sabotaged!(self.config.sabotage, IgnoreViews);
-        if looked_at {
-            return;
-        }
-        let Some(retired) = self.retired.remove(&slot_ref) else { return };
+        is_held || slot_ref.stamp.0 < self.unlisted_below
+    }
+
+    /// Frees the memory of a retired use.
+    fn reclaim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
+        let Some(memory) = self.retired.remove(&slot_ref) else { return };
+        self.held -= space_of(&memory.extents);
+        effects.push_back(Effect::Reclaim { slot: slot_ref.slot });
+        self.free_memory(slot_ref.slot, &memory);
+    }
+
+    fn free_memory(&mut self, slot: SlotId, memory: &Retired) {
         self.freed += 1;
-        self.held -= space_of(&retired.extents);
-        retired.extents.iter().for_each(|&extent| self.space.give_back(extent));
-        retired.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
+        self.metadata.give_back_slot(slot);
+        memory.extents.iter().for_each(|&extent| self.space.give_back(extent));
+        memory.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
     }
 
     fn get(&self, slot_ref: SlotRef) -> Option<&Slot> {
@@ -621,10 +743,11 @@ fn record(slot: &Slot) -> SlotRecord {
         heap: slot.heap,
         namespace_len: identity.map_or(0, |it| it.namespace.len() as u64),
         key_len: identity.map_or(0, |it| it.key.as_bytes().len() as u64),
-        attributes: identity.map_or_else(Extent::default, |it| Extent {
+        attributes: identity.map_or(slot.attributes, |it| Extent {
             offset: slot.attributes.offset,
             len: it.attributes.to_bytes().len() as u64,
         }),
+        writer: slot.state.writer(),
         hard_pin: identity.is_some_and(|it| !it.attributes.pins.is_empty()),
     }
 }

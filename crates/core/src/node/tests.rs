@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::*;
+use super::{tests_adopt::Image, *};
 use crate::{
     Key, Location, Reservation, Stamp,
     message::{AllocateItem, Announced, PutOptions, Record, Registered, Retire},
@@ -20,6 +20,8 @@ pub(super) struct Bench {
     pub(super) claimed: BTreeSet<SlotRef>,
     /// Offers that were recalled, or found claimed, in order.
     pub(super) recalls: Vec<SlotRef>,
+    /// What the memory says.
+    pub(super) image: Image,
 }
 
 impl Bench {
@@ -40,13 +42,14 @@ impl Bench {
             sabotage: Sabotage::None,
         };
         let (claimed, recalls) = (BTreeSet::new(), Vec::new());
-        let mut bench = Self { node: Node::new(config), next_id: 0, effects: Vec::new(), claimed, recalls };
+        let (node, image) = (Node::new(config), Image::default());
+        let mut bench = Self { node, next_id: 0, effects: Vec::new(), claimed, recalls, image };
         bench.join(Registered { epoch: 5, ..Registered::default() });
         bench.handle(Event::Opened { conn: CONN, client: WRITER, namespace: "default".into() });
         bench
     }
 
-    fn join(&mut self, registered: Registered) {
+    pub(super) fn join(&mut self, registered: Registered) {
         self.handle(Event::Linked(NodeInfo::default()));
         self.answer(Reply::Registered(registered));
         while !self.node.is_member() {
@@ -56,6 +59,10 @@ impl Bench {
 
     pub(super) fn handle(&mut self, event: Event) {
         self.node.handle(event);
+        self.drain();
+    }
+
+    pub(super) fn drain(&mut self) {
         self.effects.clear();
         while let Some(effect) = self.node.poll_effect() {
             if let Effect::Recall(slot_refs) = &effect {
@@ -63,6 +70,7 @@ impl Bench {
                 let outcomes = slot_refs.iter().map(|slot_ref| (*slot_ref, !self.claimed.contains(slot_ref)));
                 self.node.handle(Event::Recalled(outcomes.collect()));
             }
+            self.image.apply(&effect);
             self.effects.push(effect);
         }
     }
@@ -154,16 +162,16 @@ impl Bench {
         self.handle(Event::MasterReply(asked.unwrap(), Reply::Done));
     }
 
-    fn retire(&mut self, location: Location) {
+    pub(super) fn retire(&mut self, location: Location) {
         self.master(MasterToMember::Retire(Retire { slot_refs: vec![location.slot_ref()] }));
     }
 
-    fn free(&self) -> u64 {
+    pub(super) fn free(&self) -> u64 {
         self.node.usage().free / UNIT
     }
 }
 
-const GENERATION: crate::Generation = crate::Generation { epoch: 5, counter: 1 };
+pub(super) const GENERATION: crate::Generation = crate::Generation { epoch: 5, counter: 1 };
 
 #[test]
 fn memory_is_written_before_requests_and_replies() {

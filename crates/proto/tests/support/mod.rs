@@ -447,8 +447,9 @@ fn full() -> impl Strategy<Value = Full> {
 }
 
 fn node_info() -> impl Strategy<Value = NodeInfo> {
-    (segment(), text(), text(), text(), text(), text(), text(), option::of(segment())).prop_map(
-        |(segment, name, tcp, data, unix, memory, host, beside)| NodeInfo {
+    let kind = (option::of(segment()), any::<bool>());
+    (segment(), text(), text(), text(), text(), text(), text(), kind).prop_map(
+        |(segment, name, tcp, data, unix, memory, host, (beside, outlives))| NodeInfo {
             segment,
             name,
             tcp,
@@ -457,6 +458,7 @@ fn node_info() -> impl Strategy<Value = NodeInfo> {
             memory,
             host,
             beside,
+            outlives,
         },
     )
 }

@@ -11,6 +11,7 @@
 mod file;
 pub mod nearest;
 pub mod page;
+mod storage;
 mod tier;
 mod values;
 
@@ -29,6 +30,7 @@ use tiffin_transport::layout::DATA_BYTES_MAX;
 use crate::events::EventsConfig;
 
 pub use file::SettingsFile;
+pub use storage::{PoolEnd, StorageArgs};
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 pub use values::{ValueError, duration, size};
 
@@ -161,41 +163,6 @@ pub struct MasterArgs {
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
     #[serde(skip)]
     pub xdg_state_home: Option<PathBuf>,
-}
-
-/// Settings of a node's memory.
-#[derive(Clone, Debug, Default, Args, Deserialize)]
-#[serde(default)]
-pub struct StorageArgs {
-    /// Memory for objects, such as `8GiB`. Default: `1GiB`.
-    #[arg(long, env = "TIFFIN_NODE_MEMORY", value_name = "SIZE", value_parser = size)]
-    #[serde(deserialize_with = "file::size")]
-    pub memory: Option<ByteSize>,
-
-    /// The node's name in messages, and for puts that prefer a node. Default: its host and port.
-    #[arg(long, env = "TIFFIN_NODE_NAME", value_name = "NAME")]
-    pub name: Option<String>,
-
-    /// The host at which other processes reach the node, if it is not the one it listens on. Default: the
-    /// listening host; if that is a wildcard, this machine's address on the way to the master.
-    #[arg(long, env = "TIFFIN_NODE_ADVERTISE", value_name = "HOST")]
-    pub advertise: Option<String>,
-
-    /// Whether processes of this machine may map the memory instead of copying through sockets. If `off`, the
-    /// node also connects to its master as from another machine. Default: `on`.
-    #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
-    pub shared_memory: Option<Switch>,
-
-    /// Whether the node allocates all pages of its memory soon after it starts, so that no put waits for
-    /// that. Default: `on`.
-    #[arg(long, env = "TIFFIN_NODE_POPULATE", value_name = "SWITCH")]
-    pub populate: Option<Switch>,
-
-    /// Disks for objects that do not fit into memory, such as `path=/data/tiffin,size=100GiB`. Separate
-    /// several by `;`, or repeat the flag. Default: none.
-    #[arg(long, env = "TIFFIN_NODE_SSD", value_name = "path=DIR,size=SIZE", value_delimiter = ';')]
-    #[serde(deserialize_with = "tier::disks")]
-    pub ssd: Vec<SsdConfig>,
 }
 
 /// Settings of a storage node that is a process of its own.
@@ -445,6 +412,10 @@ pub struct NodeConfig {
     pub populate: bool,
     /// See [`StorageArgs::ssd`].
     pub ssd: Vec<SsdConfig>,
+    /// The folder in which its memory outlives its process, if any.
+    pub pool: Option<PathBuf>,
+    /// See [`StorageArgs::pool_on_stop`].
+    pub pool_on_stop: PoolEnd,
     /// The shared secret; empty for none.
     pub token: String,
     /// Accept a non-loopback address without a token. Only stores that replace Mooncake's set it.
@@ -490,6 +461,7 @@ macro_rules! fill {
         $($given.$field = $given.$field.or($said.$field);)+
     };
 }
+use fill;
 
 impl CommonArgs {
     /// Reads the settings file, if one is named, and fills in settings that neither a flag nor a variable
@@ -578,38 +550,18 @@ impl NodeArgs {
         let storage = self.storage.clone().over(file);
         let (mut args, said) = (self, file.node.clone());
         fill!(args from said: master, listen, data_listen);
-        let config = NodeConfig {
+        let is_pool_said = storage.pool.is_some();
+        let mut config = NodeConfig {
             master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
             listen: Some(args.listen.unwrap_or_else(|| fixed(NODE_LISTEN_DEFAULT))),
             data_listen: args.data_listen,
             ..storage.node(common)?
         };
+        if !is_pool_said {
+            config.pool = storage::default_pool(&config);
+        }
         config.check()?;
         Ok(config)
-    }
-}
-
-impl StorageArgs {
-    fn over(self, file: &SettingsFile) -> Self {
-        let (mut args, said) = (self, file.storage.clone());
-        fill!(args from said: memory, name, advertise, shared_memory, populate);
-        if args.ssd.is_empty() {
-            args.ssd = said.ssd;
-        }
-        args
-    }
-
-    fn node(self, common: &CommonArgs) -> Result<NodeConfig, ConfigError> {
-        Ok(NodeConfig {
-            memory: self.memory.unwrap_or(MEMORY_DEFAULT).as_u64(),
-            name: self.name.unwrap_or_default(),
-            advertise: self.advertise,
-            shared_memory: self.shared_memory.unwrap_or(Switch::On) == Switch::On,
-            populate: self.populate.unwrap_or(Switch::On) == Switch::On,
-            ssd: self.ssd,
-            token: common.token()?,
-            ..NodeConfig::default()
-        })
     }
 }
 
@@ -681,6 +633,8 @@ impl Default for NodeConfig {
             shared_memory: true,
             populate: true,
             ssd: Vec::new(),
+            pool: None,
+            pool_on_stop: PoolEnd::Keep,
             token: String::new(),
             exposed: false,
         }

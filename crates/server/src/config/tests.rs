@@ -91,7 +91,7 @@ fn master_has_defaults() {
 #[test]
 fn flags_precede_the_file_and_the_file_precedes_defaults() {
     check_node(
-        "--memory 2GiB --shared-memory off",
+        "--memory 2GiB --shared-memory off --pool off",
         "token = 'secret'\n[node]\nmemory = '3GiB'\nlisten = '0.0.0.0:7500'\nname = 'left'",
         &expect![[r#"
             NodeConfig {
@@ -112,10 +112,26 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
                 shared_memory: false,
                 populate: true,
                 ssd: [],
+                pool: None,
+                pool_on_stop: Keep,
                 token: "secret",
                 exposed: false,
             }"#]],
     );
+}
+
+#[test]
+fn only_a_node_process_has_a_pool_by_default() {
+    let (common, file) = (CommonArgs::default(), SettingsFile::default());
+    let node = |args: &str| flags::<NodeArgs>(args).unwrap().resolve(&common, &file).unwrap();
+    assert!(node("--name left").pool.is_some_and(|it| it.ends_with("127.0.0.1:7400/left")));
+    assert_eq!(node("").pool, None);
+    assert_eq!(node("--name left --pool off").pool, None);
+    let config = node("--pool /dev/shm/x --pool-on-stop discard");
+    assert_eq!((config.pool, config.pool_on_stop), (Some("/dev/shm/x".into()), PoolEnd::Discard));
+    let up = |args: &str| flags::<UpArgs>(args).unwrap().resolve(&common, &file).unwrap().node.pool;
+    assert_eq!(up("--state-dir s --name left"), None);
+    assert_eq!(up("--state-dir s --pool /dev/shm/x"), Some("/dev/shm/x".into()));
 }
 
 #[test]

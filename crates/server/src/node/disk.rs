@@ -104,6 +104,7 @@ impl DiskMember {
             host: node.info.host.clone(),
             memory: node.info.memory.clone(),
             beside: Some(node.info.segment),
+            outlives: false,
         };
         tracing::info!(
             path = %config.path.display(), records = found.records.len(), engine = log.engine(),
@@ -400,13 +401,20 @@ impl DiskMember {
         let Some((bytes, id)) = slot_memory::target(&self.node, into, len).zip(id) else {
             return state.events.push_back(Event::Loaded(into, false));
         };
-        let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, bytes);
+        // A read that the kernel has begun may end after this process, and a memory pool has another owner
+        // then. So the disk writes to memory that ends with the process.
+        let via = self.node.memory.pool().map(|_| ssd::Pieces::zeroed(len));
+        let into_memory = via.clone().unwrap_or_else(|| bytes.clone());
+        let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, into_memory);
         let disk = Arc::clone(self);
         self.spawn(async move {
             let read = reading.await;
             if let Err(error) = &read {
                 tracing::debug!(%error, "object could not be promoted from disk");
+            } else if let Some(via) = via {
+                bytes.write(0, via.into_bytes().as_ref());
             }
+            drop(bytes);
             disk.handle(Event::Loaded(into, read.is_ok()));
         });
     }

@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use tiffin_core::message::{NodeInfo, Reply};
-use tiffin_core::node::{EXTENTS_INLINE, Effect, Event, SlotRecord, SlotState};
-use tiffin_core::{ClientId, Extent, RequestId, SlotId, SlotRef, Stamp};
+use tiffin_core::node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
+use tiffin_core::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
 use tiffin_rpc::{Address, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
+use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
 use tokio::sync::{mpsc, watch};
@@ -65,6 +66,8 @@ impl State {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
                 Effect::Withdraw { slot } => self.writer.retire(slot.0),
+                Effect::Park { slot } => self.writer.park(slot.0),
+                Effect::Reclaim { slot } => self.writer.reclaim(slot.0),
                 Effect::Recall(slot_refs) => {
                     let recall = |it: SlotRef| (it, self.writer.recall(it.slot.0, it.stamp.0));
                     let outcomes = slot_refs.into_iter().map(recall).collect();
@@ -78,7 +81,7 @@ impl State {
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
-                Effect::Epoch(epoch) => self.writer.set_epoch(epoch),
+                Effect::Epoch(epoch, instance) => self.writer.set_epoch(epoch, instance),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
                     if let Some(replies) = self.conns.get(&conn) {
@@ -191,6 +194,8 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
     }
     // A process that maps a staging segment holds nothing there.
     if attach.segment == shared.info.segment.0 {
+        // From now on the end of its process is proof that it is gone.
+        shared.mapped_by().remove(&ClientId(attach.client));
         shared.handle(Event::Mapped(ClientId(attach.client)));
     }
     Ok(())
@@ -294,6 +299,64 @@ fn written(record: &SlotRecord) -> control::SlotRecord {
         extents: record.extents.iter().copied().map(extent).collect(),
         spill_offset: record.heap.offset,
         key,
+        name_bytes: record.heap.len.saturating_sub(spilled),
+        writer: record.writer.map_or(0, |client| client.0),
         attributes: extent(record.attributes),
     }
+}
+
+/// What the memory of a pool says, for the core of the node that adopts it. `Err` is the problem.
+pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
+    let reader = memory.reader();
+    let scanned = reader.scan().map_err(|slot| format!("slot {slot} is damaged"))?;
+    let clients = memory.mapping_clients().map_err(|error| format!("its locks cannot be read: {error}"))?;
+    Ok(Adopted {
+        epoch: reader.epoch(),
+        instance: reader.instance(),
+        stamp_high_water: reader.stamp_high_water(),
+        slots: scanned.into_iter().filter_map(found).collect(),
+        clients: clients.into_iter().map(ClientId).collect(),
+    })
+}
+
+/// The reverse of [`written`].
+fn found(scanned: control::Scanned) -> Option<Found> {
+    let control::Scanned { slot, record, namespace, key, attributes } = scanned;
+    let is_spilled = record.extents.len() > EXTENTS_INLINE;
+    let spilled = if is_spilled { record.extents.len() as u64 * SPILLED_EXTENT_BYTES } else { 0 };
+    let writer = ClientId(record.writer);
+    let state = match record.state {
+        control::SlotState::Free => return None,
+        control::SlotState::Reserved => SlotState::Reserved(writer),
+        control::SlotState::Offered => SlotState::Offered(writer),
+        // The core does not ask how far a retired use had come.
+        control::SlotState::Ending | control::SlotState::Retired => SlotState::Ending,
+        control::SlotState::Prepared => SlotState::Prepared,
+        control::SlotState::Committed => SlotState::Committed,
+    };
+    let core = |it: transport::Extent| Extent { offset: it.offset, len: it.len };
+    let heap = Extent {
+        offset: record.namespace.offset.saturating_sub(spilled),
+        len: record.name_bytes.saturating_add(spilled),
+    };
+    Some(Found {
+        slot: SlotId(slot),
+        is_retired: record.state == control::SlotState::Retired,
+        record: SlotRecord {
+            stamp: Stamp(record.stamp),
+            state,
+            generation: Generation { epoch: record.generation_epoch, counter: record.generation_counter },
+            len: record.len,
+            extents: record.extents.into_iter().map(core).collect(),
+            heap,
+            namespace_len: record.namespace.len,
+            key_len: record.key.len,
+            attributes: core(record.attributes),
+            writer: (record.writer != 0).then_some(writer),
+            hard_pin: record.hard_pin,
+        },
+        namespace,
+        key,
+        attributes: attributes,
+    })
 }

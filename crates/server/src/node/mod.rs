@@ -12,14 +12,15 @@ mod effects;
 mod fetch;
 mod link;
 mod local_disks;
+mod pool;
 mod slot_memory;
 mod staging;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
@@ -45,7 +46,7 @@ use tokio::time::{Instant, timeout_at};
 use disk::DiskMember;
 pub use link::LinkStatus;
 
-use crate::config::{NodeConfig, SsdConfig};
+use crate::config::{NodeConfig, PoolEnd, SsdConfig};
 use crate::listen::{self, Door, Host};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
@@ -117,6 +118,9 @@ pub(crate) struct Shared {
     decided: Notify,
     /// The disk members of this node, once they are open.
     disks: OnceLock<Vec<Weak<DiskMember>>>,
+    /// Clients that map the memory since an earlier process of the node, and have not attached to this one.
+    mapped_by: Mutex<BTreeSet<ClientId>>,
+    pool_on_stop: PoolEnd,
 }
 
 struct State {
@@ -150,20 +154,9 @@ impl NodeServer {
         let drawn = host::draw();
         let segment =
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
-        let segment = SegmentId(segment);
-        let geometry = geometry(segment, config.memory);
-        let (memory, writer) = NodeMemory::create_with_disks(geometry, disk_bytes(&config))?;
+        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
+        let (geometry, segment) = (memory.geometry(), core_config(&memory.geometry()).segment);
         let (sockets, info) = bind(&config, segment).await?;
-        let core = Node::new(CoreConfig {
-            segment,
-            capacity: geometry.data_bytes,
-            slot_count: geometry.slot_count,
-            heap_bytes: geometry.heap_bytes,
-            chunk_bytes: CHUNK_BYTES,
-            chunks_free: CHUNKS_FREE,
-            extents_max: EXTENTS_MAX,
-            sabotage: Sabotage::default(),
-        });
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
@@ -191,7 +184,11 @@ impl NodeServer {
             is_leaving: AtomicBool::new(false),
             decided: Notify::new(),
             disks: OnceLock::new(),
+            mapped_by: Mutex::new(mapped_by),
+            pool_on_stop: config.pool_on_stop,
         });
+        // What the core says of adopted memory is written before a client is served.
+        shared.ended(|_| ());
         if config.populate {
             let pages = if config.ssd.is_empty() { Pages::Any } else { Pages::Huge };
             let populated = Arc::downgrade(&shared);
@@ -317,11 +314,13 @@ impl NodeServer {
             return;
         }
         self.shared.is_leaving.store(true, Ordering::Release);
+        let keeps = self.keeps_memory();
         // From now on deletes are answered without this node, so that its cached locations are no longer
         // valid.
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
         if let Some(master) = master
+            && !keeps
             && master.request(LEAVING, RequestRef::Goodbye).is_ok()
         {
             // The master answers by closing the link. If it does not, it notices when the node closes.
@@ -343,7 +342,16 @@ impl NodeServer {
             // The next process to open the disk need not wait for it.
             let _ = timeout_at(deadline, end).await;
         }
+        if !keeps {
+            pool::discard(&self.shared.memory);
+        }
         tracing::info!(name = self.shared.info.name, "node is down");
+    }
+
+    /// Whether its memory stays when it is stopped, for the next process of the node.
+    #[must_use]
+    pub fn keeps_memory(&self) -> bool {
+        self.shared.memory.pool().is_some() && self.shared.pool_on_stop == PoolEnd::Keep
     }
 }
 
@@ -355,6 +363,10 @@ impl Drop for NodeServer {
         }
         self.tasks.abort_all();
         self.shared.close_all();
+        // Memory that no master knows of would only be in the way.
+        if self.shared.state.lock_anyway().core.epoch() == 0 {
+            pool::discard(&self.shared.memory);
+        }
     }
 }
 
@@ -546,6 +558,19 @@ fn disk_bytes(config: &NodeConfig) -> u64 {
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
+fn core_config(geometry: &Geometry) -> CoreConfig {
+    CoreConfig {
+        segment: SegmentId(geometry.segment),
+        capacity: geometry.data_bytes,
+        slot_count: geometry.slot_count,
+        heap_bytes: geometry.heap_bytes,
+        chunk_bytes: CHUNK_BYTES,
+        chunks_free: CHUNKS_FREE,
+        extents_max: EXTENTS_MAX,
+        sabotage: Sabotage::default(),
+    }
+}
+
 fn geometry(segment: SegmentId, memory: u64) -> Geometry {
     let data_bytes = memory - memory % PAGE_BYTES;
     let objects = (data_bytes + CHUNKS_FREE * CHUNK_BYTES) / OBJECT_BYTES_MIN;
@@ -603,6 +628,10 @@ fn spawn(
         let hearing = effects::hear(Arc::clone(shared), heard);
         handles.push(tasks.spawn(watch.watch("the watch over processes", hearing)));
     }
+    if !shared.mapped_by().is_empty() {
+        let watching = pool::watch(Arc::downgrade(shared));
+        handles.push(tasks.spawn(watch.watch("the watch over earlier clients", watching)));
+    }
     let fetching = fetch::run(Arc::clone(shared), fetched);
     handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));
     handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
@@ -614,7 +643,8 @@ fn spawn(
 /// Binds all sockets, and returns their addresses.
 async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
     let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
-    let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
+    let outlives = config.pool.is_some();
+    let mut info = NodeInfo { segment, host: host::identity(), outlives, ..NodeInfo::default() };
     if let Some(listen) = &config.listen {
         let listener = Listener::bind(listen).await?;
         let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));

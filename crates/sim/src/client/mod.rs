@@ -328,6 +328,12 @@ impl World {
                 let it = self.clients.get_mut(client);
                 it.and_then(|it| it.links.get_mut(&target)).expect("made above").conn = Some(conn);
             }
+            // The next process of the node adopts the memory.
+            None if !it.leaving && self.is_down(target) => {
+                self.fail_calls(client, target);
+                let delay = self.rng.delay(10, 80);
+                self.client_at(delay, client, ClientEvent::Connect(target));
+            }
             // The node of that segment does not exist any more.
             None => self.peer_gone(client, target),
         }
@@ -345,6 +351,12 @@ impl World {
         self.fail_calls(client, target);
         let delay = self.rng.delay(10, 80);
         self.client_at(delay, client, ClientEvent::Connect(target));
+    }
+
+    /// Whether the target is a dead node whose memory will be adopted.
+    fn is_down(&self, target: Target) -> bool {
+        let Target::Node(segment) = target else { return false };
+        self.memories.get(&segment).is_some_and(|it| it.alive && !it.runs)
     }
 
     fn peer_gone(&mut self, client: usize, target: Target) {

@@ -173,9 +173,17 @@ impl World {
     /// The first message on a new connection to a node.
     pub(crate) fn list_views(&mut self, client: usize, target: Target, conn: ConnId) {
         let Target::Node(segment) = target else { return };
+        let sabotage = self.sabotage;
         let Some(it) = self.clients.get_mut(client) else { return };
+        // A client that has no views says so: a node that was started again waits for that.
+        if self.plan.pools > 0 {
+            it.views_at.entry(segment).or_insert_with(|| Views::new(sabotage));
+        }
         let Some(views) = it.views_at.get_mut(&segment) else { return };
         let (_, held) = views.connected();
+        if !held.is_empty() && self.nodes.iter().any(|it| it.segment == segment && it.incarnation > 1) {
+            self.coverage.hit(Point::PoolViewsListed);
+        }
         it.last_request = it.next_request();
         let id = it.last_request;
         self.send_request(conn, Way::Up, id, &ClientToNode::KeepViews(held));

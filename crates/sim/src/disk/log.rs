@@ -142,6 +142,7 @@ pub(crate) fn slot(record: &Record) -> SlotRecord {
         namespace_len: 0,
         key_len: 0,
         attributes: tiffin_core::Extent::default(),
+        writer: None,
         hard_pin: !record.attributes.pins.is_empty(),
     }
 }

@@ -7,6 +7,9 @@ use tiffin_core::{Generation, extent::space_for, master::Master, node::SlotState
 
 use crate::{coverage::Point, memory::ValueId, world::World};
 
+/// More than the name and the attributes of an object need.
+const NAME_SPACE: u64 = 256;
+
 /// Where the copies of one object are.
 #[derive(Debug, Default)]
 struct Places {
@@ -71,7 +74,8 @@ impl World {
         }
         // Where memory for records and names is short, the bytes do not tell.
         let has_space = |it: &tiffin_core::message::Usage| {
-            it.free >= need && it.objects + 2 < u64::from(self.plan.slot_count)
+            let has_records = it.objects + 2 < u64::from(self.plan.slot_count);
+            it.free >= need && has_records && it.name_max.is_none_or(|it| it >= NAME_SPACE)
         };
         let others = self.nodes.iter().enumerate().filter(|(node, _)| !places.nodes.contains(node));
         let mut others = others.filter_map(|(_, it)| it.core.as_ref());

@@ -192,7 +192,7 @@ impl Oracle {
         let mut is_shadowed = false;
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
             let joined = self.joined.contains(segment);
-            if joined && memory.member && still(*segment, memory) {
+            if joined && memory.is_member() && still(*segment, memory) {
                 let what =
                     || format!("{name:?} {generation} was stored, but {segment} still has an older one");
                 return self.fail("p2", what);

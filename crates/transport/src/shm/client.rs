@@ -18,7 +18,7 @@ use crate::control::ControlReader;
 use crate::map::{Access, Map};
 use crate::mapped::Writable;
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
-use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, populate};
+use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, pool, populate};
 
 /// Why a node's memory could not be mapped. The data socket may still work.
 #[derive(Debug, thiserror::Error)]
@@ -227,10 +227,11 @@ fn map_both(
 }
 
 /// A file that could shrink would crash its readers; a control segment that other processes could write would
-/// prove nothing.
+/// prove nothing. The files of a pool cannot be sealed: they must be private to this user, or to root.
 fn check_file(file: &OwnedFd, bytes: u64, seals: SealFlags, what: &str) -> Result<(), String> {
     let found = fcntl_get_seals(file).map_err(|_| format!("its {what} segment is not a memory file"))?;
-    if !found.contains(seals) {
+    let is_pool = found == SealFlags::SEAL && pool::is_private(file);
+    if !found.contains(seals) && !is_pool {
         return Err(format!("its {what} segment is not sealed"));
     }
     let size = fstat(file).map(|stat| stat.st_size).ok().and_then(|size| u64::try_from(size).ok());

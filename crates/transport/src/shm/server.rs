@@ -167,12 +167,12 @@ impl Server {
         drop(pending);
         let (attach, memory, process) = admitted;
         if attach.segment != self.memory.geometry().segment {
-            return serve_staging(stream, &memory).await;
+            return serve_staging(stream, &memory, attach.client).await;
         }
         let (ended, end) = oneshot::channel();
         let attachment = self.watch(attach.client, ended);
         // Whether the client received the memory is not always known, so it is watched in either case.
-        if let Err(error) = hand_over(&stream, &memory).await {
+        if let Err(error) = hand_over(&stream, &memory, attach.client).await {
             tracing::debug!(%error, client = attach.client, "the memory may not have been received");
         }
         self.events_until_dead(&attach, stream, process, end).await;
@@ -258,10 +258,11 @@ impl Server {
 }
 
 /// Sends the answer with the descriptors.
-async fn hand_over(stream: &UnixStream, memory: &NodeMemory) -> io::Result<()> {
+async fn hand_over(stream: &UnixStream, memory: &NodeMemory, client: u64) -> io::Result<()> {
     let geometry = memory.geometry();
     let answer = Answer::accepted(geometry.segment, geometry.control_bytes(), geometry.data_bytes);
-    let descriptors = [memory.control_file.as_fd(), memory.data_file.as_fd(), memory.claims_file.as_fd()];
+    let owned = memory.descriptors(client)?;
+    let descriptors = [owned[0].as_fd(), owned[1].as_fd(), owned[2].as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -275,8 +276,8 @@ async fn hand_over(stream: &UnixStream, memory: &NodeMemory) -> io::Result<()> {
 }
 
 /// Hands over a staging segment, and keeps the connection open so that each side sees the other's end.
-async fn serve_staging(mut stream: UnixStream, memory: &NodeMemory) {
-    if let Err(error) = hand_over(&stream, memory).await {
+async fn serve_staging(mut stream: UnixStream, memory: &NodeMemory, client: u64) {
+    if let Err(error) = hand_over(&stream, memory, client).await {
         return tracing::debug!(%error, "a staging segment may not have been received");
     }
     let mut byte = [0];

@@ -43,6 +43,8 @@ pub struct NodeInfo {
     pub host: String,
     /// If it is a disk: the memory of its node.
     pub beside: Option<SegmentId>,
+    /// It is memory that outlives its process: a process that is started again adopts it.
+    pub outlives: bool,
 }
 
 /// See [`MemberToMaster::Register`].

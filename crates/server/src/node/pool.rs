@@ -1,0 +1,110 @@
+//! Memory that outlives the node's process, and the clients that map it since before.
+//!
+//! A node that is started again on a pool adopts what is there. Clients that mapped the memory before may
+//! still write and read it. This process is not their parent and has no handle of them, but the kernel has
+//! their locks: see `tiffin_transport::pool`.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tiffin_core::node::{Event, Node};
+use tiffin_core::{ClientId, SegmentId};
+use tiffin_transport::control::ControlWriter;
+use tiffin_transport::pool::Pool;
+use tiffin_transport::segment::{NodeMemory, SegmentError};
+
+use super::{Shared, core_config, disk_bytes, effects, geometry};
+use crate::StartError;
+use crate::config::NodeConfig;
+
+/// How often the locks of earlier clients are examined. It decides nothing: only the lock does.
+const WATCH_PAUSE: Duration = Duration::from_millis(200);
+
+/// The memory of a node, and the core that decides about it.
+pub(super) struct Opened {
+    pub(super) memory: Arc<NodeMemory>,
+    pub(super) writer: ControlWriter,
+    pub(super) core: Node,
+    /// Clients that map it already.
+    pub(super) mapped_by: BTreeSet<ClientId>,
+}
+
+/// Makes the memory of a node, or adopts it. A new one has this segment.
+pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, StartError> {
+    let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
+    let Some(folder) = &config.pool else {
+        let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
+        let core = Node::new(core_config(&wanted));
+        return Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() });
+    };
+    let pool = Pool::open(folder).map_err(SegmentError::from)?;
+    let (memory, writer) = NodeMemory::open_pool(pool, wanted, disks)?;
+    let found = memory.geometry();
+    let invalid = |what: String| match memory.pool() {
+        Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
+        None => StartError::Disk(what),
+    };
+    let adopted = effects::adopted(&memory).map_err(invalid)?;
+    let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
+    let (slots, clients) = (adopted.slots.len(), mapped_by.len());
+    let core = Node::adopt(core_config(&found), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let path = folder.display();
+    if found.segment != segment.0 {
+        let segment = SegmentId(found.segment);
+        tracing::info!(%path, %segment, slots, clients, "a memory pool is adopted");
+    }
+    if found.data_bytes != wanted.data_bytes {
+        tracing::warn!(
+            %path, bytes = found.data_bytes, wanted = wanted.data_bytes,
+            hint = "start once with `--pool-on-stop discard`, stop it, and start it again",
+            "the memory pool keeps its size"
+        );
+    }
+    Ok(Opened { memory, writer, core, mapped_by })
+}
+
+/// Removes the pool, if the memory is in one.
+pub(super) fn discard(memory: &NodeMemory) {
+    if let Some(pool) = memory.pool()
+        && let Err(error) = pool.discard()
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %pool.folder().display(), %error, "the memory pool is not removed");
+    }
+}
+
+/// Tells the core which earlier clients do not map the memory any more, until it knows of all.
+pub(super) async fn watch(shared: Weak<Shared>) {
+    loop {
+        tokio::time::sleep(WATCH_PAUSE).await;
+        let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) else { return };
+        if !shared.examine_earlier_clients() {
+            break;
+        }
+    }
+    // The supervisor takes the end of a task for a failure.
+    std::future::pending().await
+}
+
+impl Shared {
+    /// Whether there are any left.
+    fn examine_earlier_clients(&self) -> bool {
+        // A client that attaches to this process waits for this, and is not taken for gone.
+        let mut mapped_by = self.mapped_by();
+        mapped_by.retain(|client| {
+            let is_gone = matches!(self.memory.is_mapped_by(client.0), Ok(false));
+            if is_gone {
+                tracing::debug!(client = client.0, "an earlier client does not map the memory any more");
+                self.handle(Event::Detached(*client));
+            }
+            !is_gone
+        });
+        !mapped_by.is_empty()
+    }
+
+    pub(super) fn mapped_by(&self) -> MutexGuard<'_, BTreeSet<ClientId>> {
+        // Each use is one change of a set, so nothing can be half done.
+        self.mapped_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,446 @@
+//! A memory pool: the files of a node's memory in a folder of a tmpfs, where they outlive the node's process.
+//!
+//! The folder has the files `control`, `data` and `claims`, whose content is that of the memory files of a
+//! node without a pool (see `docs/format.md`), and `lock`, which the running node has locked.
+//!
+//! **Invariant:** one process at a time has a pool: it holds the lock until it ends, however it ends.
+//!
+//! **Invariant:** a pool that cannot be used is left as it is. Only one whose creation was cut off, so that
+//! its header has no magic, is made anew.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, fstat, fstatfs, fstatvfs};
+
+use crate::layout::{self, Geometry, header};
+
+/// The type of a tmpfs, as `statfs` names it.
+const TMPFS: u64 = 0x0102_1994;
+const CONTROL: &str = "control";
+const DATA: &str = "data";
+const CLAIMS: &str = "claims";
+const LOCK: &str = "lock";
+/// Bytes of the lock file that are read: it names a process.
+const HOLDER_BYTES_MAX: u64 = 32;
+
+/// Why a memory pool cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The system refuses.
+    #[error("memory pool `{}`: {what} failed: {source}\n\nhint: {hint}", .path.display())]
+    System {
+        /// The folder.
+        path: PathBuf,
+        /// The failed step.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The folder is not in memory.
+    #[error(
+        "memory pool `{}` is not on a tmpfs\n\nhint: use a folder in `/dev/shm` or on another tmpfs, or \
+         `--pool off`",
+        .path.display()
+    )]
+    NotMemory {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Other users could read or replace it.
+    #[error(
+        "memory pool `{}` is not private: {what}\n\nhint: it must belong to the user of the node, with mode \
+         0700; remove it or use another folder (`--pool`)",
+        .path.display()
+    )]
+    NotPrivate {
+        /// The folder.
+        path: PathBuf,
+        /// The problem.
+        what: String,
+    },
+    /// Another node runs on it.
+    #[error(
+        "memory pool `{}` is in use by process {holder}\n\nhint: stop that node, or give this one another \
+         name (`--name`) or folder (`--pool`)",
+        .path.display()
+    )]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+        /// The process, as far as it is known.
+        holder: String,
+    },
+    /// The tmpfs is too small.
+    #[error("{}", no_space(.path, *.wanted, *.available))]
+    NoSpace {
+        /// The folder.
+        path: PathBuf,
+        /// Bytes that the pool still needs.
+        wanted: u64,
+        /// Bytes that are available there.
+        available: u64,
+    },
+    /// It has another format, or is damaged. It was left as it is.
+    #[error(
+        "memory pool `{}` cannot be adopted: {what}\n\nhint: nothing was changed; start the version that \
+         made it, or move the folder away to start with empty memory",
+        .path.display()
+    )]
+    Invalid {
+        /// The folder.
+        path: PathBuf,
+        /// The problem.
+        what: String,
+    },
+}
+
+fn no_space(path: &Path, wanted: u64, available: u64) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    format!(
+        "memory pool `{}` needs {:.1} MiB, and its tmpfs has {:.1} MiB\n\nhint: enlarge the tmpfs (`mount -o \
+         remount,size=…`, `docker run --shm-size=…`), ask for less memory (`--memory`), or use memory that \
+         ends with the process (`--pool off`)",
+        path.display(),
+        mib(wanted),
+        mib(available)
+    )
+}
+
+/// A locked pool.
+#[derive(Debug)]
+pub struct Pool {
+    folder: PathBuf,
+    /// The lock ends when this is closed.
+    _lock: File,
+}
+
+impl Pool {
+    /// Makes the folder if it does not exist, and locks it.
+    pub fn open(folder: &Path) -> Result<Self, PoolError> {
+        let path = || folder.to_owned();
+        let fail = |what, hint| move |source| PoolError::System { path: path(), what, source, hint };
+        let hint = "use a folder that the node may write (`--pool`), or `--pool off`";
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(fail("making the folder", hint))?;
+        let opened = File::open(folder).map_err(fail("opening the folder", hint))?;
+        let found = opened.metadata().map_err(fail("reading the folder", hint))?;
+        let kind = fstatfs(&opened).map_err(io::Error::from).map_err(fail("examining the folder", hint))?;
+        if u64::try_from(kind.f_type).ok() != Some(TMPFS) {
+            return Err(PoolError::NotMemory { path: path() });
+        }
+        let own = rustix::process::getuid().as_raw();
+        if found.uid() != own || found.mode() & 0o077 != 0 {
+            let what = format!("user {}, mode {:04o}", found.uid(), found.mode() & 0o7777);
+            return Err(PoolError::NotPrivate { path: path(), what });
+        }
+        let lock = file_options().create(true).open(folder.join(LOCK));
+        let mut lock = lock.map_err(fail("opening the lock", hint))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                let read = (&lock).take(HOLDER_BYTES_MAX).read_to_string(&mut holder);
+                let is_known = read.is_ok() && !holder.trim().is_empty();
+                let holder = if is_known { holder.trim().to_owned() } else { "unknown".to_owned() };
+                return Err(PoolError::InUse { path: path(), holder });
+            }
+            Err(error) => return Err(fail("locking", hint)(error.into())),
+        }
+        let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        named.map_err(fail("writing the lock", "free some memory on its tmpfs"))?;
+        Ok(Self { folder: path(), _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The error of a pool whose content makes no sense.
+    #[must_use]
+    pub fn invalid(&self, what: impl Into<String>) -> PoolError {
+        PoolError::Invalid { path: self.folder.clone(), what: what.into() }
+    }
+
+    /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
+    pub fn discard(&self) -> io::Result<()> {
+        // Without the control segment there is no pool, whatever happens to the rest.
+        for name in [CONTROL, DATA, CLAIMS, LOCK] {
+            match std::fs::remove_file(self.folder.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        std::fs::remove_dir(&self.folder)
+    }
+
+    /// The sizes of the segment that is there. `None` if there is none, or its creation was cut off.
+    pub(crate) fn find(&self) -> Result<Option<Geometry>, PoolError> {
+        let control = match file_options().open(self.folder.join(CONTROL)) {
+            Ok(control) => control,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.failed("opening `control`", error)),
+        };
+        let len = control.metadata().map_err(|error| self.failed("reading `control`", error))?.len();
+        if len == 0 {
+            return Ok(None);
+        }
+        if len < layout::HEADER_BYTES {
+            return Err(self.invalid("`control` is truncated"));
+        }
+        let word = |at| {
+            let mut bytes = [0; 8];
+            let read = control.read_exact_at(&mut bytes, at);
+            read.map(|()| u64::from_le_bytes(bytes)).map_err(|error| self.failed("reading `control`", error))
+        };
+        match word(header::MAGIC)? {
+            // The magic is written last, so nothing was ever stored there.
+            0 => return Ok(None),
+            layout::MAGIC => {}
+            _ => return Err(self.invalid("`control` is not a control segment")),
+        }
+        let version = word(header::FORMAT_VERSION)?;
+        if version != layout::FORMAT_VERSION {
+            let known = layout::FORMAT_VERSION;
+            return Err(self.invalid(format!("its format is version {version}, and only {known} is known")));
+        }
+        let geometry = Geometry {
+            segment: word(header::SEGMENT_ID)?,
+            data_bytes: word(header::DATA_BYTES)?,
+            slot_count: u32::try_from(word(header::SLOT_COUNT)?).unwrap_or(u32::MAX),
+            heap_bytes: word(header::HEAP_BYTES)?,
+        };
+        let is_sane = geometry.is_sane()
+            && word(header::SLOT_OFFSET)? == layout::HEADER_BYTES
+            && word(header::HEAP_OFFSET)? == geometry.heap_at();
+        if !is_sane {
+            return Err(self.invalid("the sizes in its header are invalid"));
+        }
+        for (name, bytes) in sizes(&geometry) {
+            let found = std::fs::metadata(self.folder.join(name)).map_or(0, |it| it.len());
+            if found != bytes {
+                return Err(self.invalid(format!("`{name}` has {found} bytes instead of {bytes}")));
+            }
+        }
+        Ok(Some(geometry))
+    }
+
+    /// The files, with these sizes. Those of another size, or of a creation that was cut off, are emptied.
+    pub(crate) fn files(&self, geometry: &Geometry) -> Result<[OwnedFd; 3], PoolError> {
+        let is_new = self.find()?.is_none();
+        let open = |(name, bytes): (&str, u64)| {
+            let file = file_options().create(true).open(self.folder.join(name));
+            let file = file.map_err(|error| self.failed("opening a file", error))?;
+            if is_new {
+                let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
+                sized.map_err(|error| self.failed("sizing a file", error))?;
+            }
+            if !is_private(&file) {
+                let what = format!("`{name}` belongs to another user, or others may use it");
+                return Err(PoolError::NotPrivate { path: self.folder.clone(), what });
+            }
+            Ok(OwnedFd::from(file))
+        };
+        let [control, data, claims] = sizes(geometry).map(open);
+        let files = [control?, data?, claims?];
+        // The lock of a running node may have been removed.
+        let [control, ..] = &files;
+        if flock(control, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(PoolError::InUse { path: self.folder.clone(), holder: "unknown".to_owned() });
+        }
+        Ok(files)
+    }
+
+    /// Bytes of memory that its files have.
+    pub(crate) fn present_bytes(&self) -> u64 {
+        let present =
+            |name: &str| std::fs::metadata(self.folder.join(name)).map_or(0, |it| it.blocks() * 512);
+        [CONTROL, DATA, CLAIMS].into_iter().map(present).sum()
+    }
+
+    /// Whether its tmpfs has so many bytes more. A store into a page that the tmpfs cannot give would kill
+    /// the process.
+    pub(crate) fn check_space(&self, wanted: u64) -> Result<(), PoolError> {
+        let folder = File::open(&self.folder).map_err(|error| self.failed("opening the folder", error))?;
+        let found = fstatvfs(&folder).map_err(|error| self.failed("examining the tmpfs", error.into()))?;
+        // A tmpfs without a limit has no blocks at all.
+        let available = found.f_bavail.saturating_mul(found.f_frsize);
+        if found.f_blocks > 0 && available < wanted {
+            return Err(PoolError::NoSpace { path: self.folder.clone(), wanted, available });
+        }
+        Ok(())
+    }
+
+    fn failed(&self, what: &'static str, source: io::Error) -> PoolError {
+        let hint = "check the folder, or start with `--pool off`";
+        PoolError::System { path: self.folder.clone(), what, source, hint }
+    }
+}
+
+/// Whether only this user, or root, can have the file open.
+pub(crate) fn is_private(file: impl AsFd) -> bool {
+    let own = rustix::process::getuid().as_raw();
+    fstat(file).is_ok_and(|it| (it.st_uid == own || it.st_uid == 0) && it.st_mode & 0o077 == 0)
+}
+
+fn sizes(geometry: &Geometry) -> [(&'static str, u64); 3] {
+    [(CONTROL, geometry.control_bytes()), (DATA, geometry.data_bytes), (CLAIMS, geometry.claims_bytes())]
+}
+
+fn file_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::Extent;
+    use crate::control::{SlotRecord, SlotState};
+    use crate::segment::{NodeMemory, SegmentError};
+
+    const GEOMETRY: Geometry =
+        Geometry { segment: 0xbeef, data_bytes: 1 << 20, slot_count: 64, heap_bytes: 1 << 16 };
+
+    /// A folder on the tmpfs that every machine has.
+    fn folder(name: &str) -> PathBuf {
+        let folder = PathBuf::from(format!("/dev/shm/tiffin-test-{}-{name}", std::process::id()));
+        let _absent = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn open(folder: &Path) -> Result<(std::sync::Arc<NodeMemory>, crate::control::ControlWriter), String> {
+        let pool = Pool::open(folder).map_err(|error| error.to_string())?;
+        NodeMemory::open_pool(pool, GEOMETRY, 0).map_err(|error: SegmentError| error.to_string())
+    }
+
+    #[test]
+    fn pool_is_adopted_with_everything_in_it() {
+        let folder = folder("adopted");
+        let (memory, mut writer) = open(&folder).unwrap();
+        assert_eq!(memory.reader().scan().unwrap(), []);
+        let key = Extent { offset: 64, len: 3 };
+        writer.write_heap(key.offset, b"key");
+        let extents = vec![Extent { offset: 4096, len: 5 }];
+        let record = SlotRecord {
+            stamp: 9,
+            state: SlotState::Committed,
+            len: 5,
+            extents,
+            key,
+            name_bytes: 10,
+            writer: 77,
+            ..SlotRecord::default()
+        };
+        writer.write_slot(3, &record);
+        let other = SlotRecord { stamp: 10, writer: 78, ..record.clone() };
+        writer.write_slot(4, &other);
+        writer.park(4);
+        writer.write_slot(5, &other);
+        writer.park(5);
+        writer.reclaim(5);
+        writer.set_stamp_high_water(11);
+        writer.set_epoch(5, 55);
+        crate::copy::copy_in(b"bytes", memory.targets(&record.extents).unwrap()[0]);
+        drop((memory, writer));
+
+        // Another process would ask for other sizes: those of the pool count.
+        let pool = Pool::open(&folder).unwrap();
+        let wanted = Geometry { segment: 1, data_bytes: 2 << 20, ..GEOMETRY };
+        let (memory, mut writer) = NodeMemory::open_pool(pool, wanted, 0).unwrap();
+        assert_eq!(memory.geometry(), GEOMETRY);
+        let found = memory.reader().scan().unwrap();
+        assert_eq!(found.iter().map(|it| it.slot).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!((&found[0].record, &found[0].key[..]), (&record, &b"key"[..]));
+        let retired = SlotRecord { state: SlotState::Retired, writer: 0, ..other };
+        assert_eq!(found[1].record, retired, "it has the stamp that it had");
+        let reader = memory.reader();
+        assert_eq!((reader.stamp_high_water(), reader.epoch(), reader.instance()), (11, 5, 55));
+        let source = memory.data.source(record.extents[0]).unwrap();
+        let mut bytes = [0; 5];
+        crate::copy::copy_out(source, &mut bytes);
+        assert_eq!(&bytes, b"bytes");
+        writer.write_slot(63, &SlotRecord { stamp: 11, ..SlotRecord::default() });
+        memory.pool().unwrap().discard().unwrap();
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn second_node_is_refused_and_named() {
+        let folder = folder("locked");
+        let (memory, _writer) = open(&folder).unwrap();
+        let error = Pool::open(&folder).unwrap_err().to_string();
+        assert!(error.contains(&format!("in use by process {}\n\nhint: ", std::process::id())), "{error}");
+        std::fs::remove_file(folder.join(LOCK)).unwrap();
+        assert!(open(&folder).unwrap_err().contains("in use by process unknown\n\nhint: "));
+        memory.pool().unwrap().discard().unwrap();
+    }
+
+    #[test]
+    fn unusable_pool_is_left_as_it_is() {
+        let folder = folder("unusable");
+        drop(open(&folder).unwrap());
+        let control = folder.join(CONTROL);
+        let good = std::fs::read(&control).unwrap();
+        let word = |at: u64, value: u64| {
+            let mut bytes = good.clone();
+            bytes[at as usize..at as usize + 8].copy_from_slice(&value.to_le_bytes());
+            bytes
+        };
+        for (bytes, expected) in [
+            (word(header::MAGIC, 7), "`control` is not a control segment"),
+            (word(header::FORMAT_VERSION, 2), "its format is version 2, and only 1 is known"),
+            (word(header::DATA_BYTES, 0), "the sizes in its header are invalid"),
+            (word(header::HEAP_OFFSET, 1), "the sizes in its header are invalid"),
+            (word(header::DATA_BYTES, 4096), "`data` has 1048576 bytes instead of 4096"),
+            (good[..100].to_vec(), "`control` is truncated"),
+            (good[..8192].to_vec(), "`control` has 8192 bytes instead of "),
+        ] {
+            std::fs::write(&control, &bytes).unwrap();
+            let error = open(&folder).unwrap_err();
+            assert!(error.contains(expected) && error.contains("\n\nhint: nothing was changed"), "{error}");
+            assert_eq!(std::fs::read(&control).unwrap(), bytes);
+        }
+        std::fs::write(&control, &good).unwrap();
+        std::fs::remove_file(folder.join(DATA)).unwrap();
+        assert!(open(&folder).unwrap_err().contains("`data` has 0 bytes instead of 1048576"));
+        // A header without its magic was never complete.
+        std::fs::write(&control, word(header::MAGIC, 0)).unwrap();
+        let (memory, _writer) = open(&folder).unwrap();
+        memory.pool().unwrap().discard().unwrap();
+    }
+
+    #[test]
+    fn unsafe_and_unsuitable_folders_are_refused() {
+        let folder = folder("mode");
+        DirBuilder::new().mode(0o755).create(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Pool::open(&folder).unwrap_err().to_string();
+        assert!(error.contains("is not private: user ") && error.contains("mode 0755"), "{error}");
+        std::fs::remove_dir(&folder).unwrap();
+        let error = Pool::open(Path::new("/proc/self/pool")).unwrap_err().to_string();
+        assert!(error.contains("making the folder failed") && error.contains("hint: "), "{error}");
+        let error = Pool::open(Path::new("/proc/self")).unwrap_err().to_string();
+        assert!(error.contains("is not on a tmpfs\n\nhint: "), "{error}");
+    }
+
+    #[test]
+    fn too_small_tmpfs_is_named_with_a_hint() {
+        let folder = folder("space");
+        let pool = Pool::open(&folder).unwrap();
+        let error = pool.check_space(u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("and its tmpfs has ") && error.contains("--pool off"), "{error}");
+        assert!(pool.check_space(0).is_ok());
+        pool.discard().unwrap();
+    }
+}
