@@ -69,9 +69,10 @@ conformance: .venv-test/wheels $(if $(PEER),.venv-peer/ready) ## The answers of 
 	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy)
 	.venv-test/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
 
-clients: .venv-test/wheels .venv-peer/ready ## Published clients of Mooncake's store on the drop-in, for real; those that are not installed are skipped with the reason
+clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (several gigabytes)
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
+	$(if $(TORCH),.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge)
 
 docs-mooncake: .venv-test/wheels ## Write the tables of docs/mooncake-compat.md from the installed wheels
 	.venv-test/bin/python python-mooncake/support.py
@@ -97,8 +98,10 @@ dist/.built target/wheels/.built: $(SOURCES) .venv/ready
 	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w $(@D) ./python-mooncake
 	@touch $@ && ls -l $(@D)/*.whl
 
-bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json)
+bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json); TORCH=1 adds tensors (several gigabytes)
 	@bash bench/peer-needs.sh
+	$(if $(TORCH),.venv-bench/bin/pip install -q --disable-pip-version-check numpy torch)
+	$(if $(TORCH),.venv-peer/bin/pip install -q --disable-pip-version-check numpy torch)
 	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
 

@@ -4,7 +4,6 @@ A program calls `setup_dummy` with the address of this daemon, and gets the addr
 then go through the memory of the daemon's segment, which it maps, and not through the daemon.
 """
 
-import json
 import logging
 import sys
 import threading
@@ -46,28 +45,31 @@ class NodeDaemon:
         if self._flags["host"].count(":") > 1:
             host = self._flags["host"].strip("[]")
         self.host = host
-        self._servers = [_http.Server(host, int(self._flags["port"]), self._answer, 0)]
-        if self._flags["enable_http_server"] == "true":
-            self._servers.append(_http.Server(host, int(self._flags["http_port"]), self._page, 0))
+        self._server = _http.Server(host, int(self._flags["port"]), self._answer, 0)
 
     @property
     def ports(self) -> list[int]:
         """The port for programs of this host, and that of the pages if there are any."""
-        return [server.port for server in self._servers]
+        pages = self.store._pages_port()
+        return [self._server.port] + ([] if pages is None else [pages])
 
     def start(self, stopped: threading.Event) -> bool:
         """Join the cluster, waiting for its master, and serve. Returns `False` if that failed."""
         if not _stores.set_up(self.store, self._settings(), _MASTER_SECONDS_MAX, stopped):
             return False
-        for server in self._servers:
-            server.start()
+        if self._has_pages() and self.store._pages_port() is None:
+            # The store has said why.
+            return False
+        self._server.start()
         return True
 
     def close(self) -> None:
         """Leave the cluster: the objects of the segment are lost."""
-        for server in self._servers:
-            server.close()
+        self._server.close()
         self.store.close()
+
+    def _has_pages(self) -> bool:
+        return self._flags["enable_http_server"] == "true"
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -79,6 +81,8 @@ class NodeDaemon:
             "master_server_addr": self._flags["master_server_address"],
             "enable_ssd_offload": self._flags["enable_offload"],
             "tenant_id": self._flags["tenant_id"],
+            "enable_client_http_server": self._has_pages(),
+            "client_http_port": self._flags["http_port"],
         }
 
     def _answer(self, request: _http.Request) -> _http.Response:
@@ -86,36 +90,7 @@ class NodeDaemon:
             lines = [_GREETING, f"master {self._flags['master_server_address']}"]
             lines += [f"tenant {self._flags['tenant_id']}", f"segment {self.store.get_hostname()}"]
             return _http.text(200, "\n".join(lines) + "\n")
-        return self._page(request)
-
-    def _page(self, request: _http.Request) -> _http.Response:
-        if request.method != "GET":
-            return _http.text(404, "404 Not Found")
-        if request.path == "/health":
-            code = self.store.health_check()
-            value = {"status": "unhealthy" if code else "healthy", "code": code}
-            body = json.dumps(value, separators=(",", ":")).encode()
-            return _http.Response(503 if code else 200, body, "application/json; charset=utf-8")
-        if request.path == "/metrics":
-            return _http.Response(200, self._metrics().encode(), "text/plain; version=0.0.4")
-        if request.path == "/metrics/summary":
-            read, written = self._moved()
-            return _http.text(200, f"Client Metrics Summary: read {read} bytes, written {written} bytes\n")
         return _http.text(404, "404 Not Found")
-
-    def _moved(self) -> tuple[int, int]:
-        ways = self.store._traffic().values()
-        return sum(read for _, read in ways), sum(written for written, _ in ways)
-
-    def _metrics(self) -> str:
-        read, written = self._moved()
-        lines = []
-        for name, about, value in (
-            ("mooncake_transfer_read_bytes", "Bytes that this client has read.", read),
-            ("mooncake_transfer_write_bytes", "Bytes that this client has written.", written),
-        ):
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} counter", f"{name} {value}"]
-        return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,6 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopped = _http.stop_on_signals()
     for warning in warnings:
         _log.warning(warning)
+    problem = _native.protocol_problem(flags.get("protocol", DEFAULTS["protocol"]))
+    if problem is not None:
+        print(f"ERROR: {problem}\n\nhint: start it with --protocol=tcp", file=sys.stderr)
+        return 1
     try:
         daemon = NodeDaemon(flags)
     except OSError as error:

@@ -227,7 +227,7 @@ full = [store.put_from(f'h{i}', p, MIB, hard) for i in range(64)]
 kept = full.count(0)
 kept, full[-1]                                                        -> (63, -200)
 store.put('unpinned', bytes(MIB))                                     -> -200
-store.put('small', bytes(100))                                        -> 0
+store.put('small', bytes(100), hard)                                  -> 0
 sum(store.batch_is_exist([f'h{i}' for i in range(64)])) == kept       -> True
 store.remove_all(True) == kept + 2                                    -> True
 codes = [until(lambda: store.put_from(f'e{i}', p, MIB) == 0) for i in range(150)]

@@ -351,6 +351,60 @@ def idle(prepare):
     return f"{begin}{prepare}\nmemory = Memory(64)\np = memory.address\n{IDLE_REST.strip()}\n"
 
 
+DRAIN = """
+import json
+master = Master()
+a, b = Other(master.address, 64 * MIB), Other(master.address, 64 * MIB)
+connect(master.address, 0)                                            -> 0
+here, there = a('store.get_hostname()'), b('store.get_hostname()')
+jobs, busy = '/api/v1/drain_jobs', (409, -1010, 'UNAVAILABLE_IN_CURRENT_STATUS')
+ask = lambda path, method='GET', body=None: fetch(master.metrics, path, method, body)
+answer = lambda path, method='GET', body=None: json.loads(ask(path, method, body)[1])
+create = lambda *segments, **more: ask(jobs, 'POST', json.dumps({'segments': list(segments)} | more))
+code = lambda made: (made[0], json.loads(made[1])['error_code'], json.loads(made[1])['error_message'])
+code(create()), code(create(here, here)) -> ((400, -600, 'INVALID_PARAMS'), (400, -600, 'INVALID_PARAMS'))
+code(create(here, max_concurrency=0))                                 -> (400, -600, 'INVALID_PARAMS')
+code(create(here, target_segments=[here]))                            -> (400, -600, 'INVALID_PARAMS')
+code(create('no:1')), code(create(here, target_segments=['no:1']))
+    -> ((404, -101, 'SEGMENT_NOT_FOUND'), (404, -101, 'SEGMENT_NOT_FOUND'))
+[code(ask(jobs, 'POST', it))[:2] for it in ('', '{', '[]')]           -> [(400, -600)] * 3
+code(ask(jobs + '/query')), code(ask(jobs + '/query?job_id=x'))
+    -> ((400, -600, 'Missing or invalid job_id'), (400, -600, 'Missing or invalid job_id'))
+code(ask(jobs + '/query?job_id=1-2'))                                 -> (404, -1402, 'JOB_NOT_FOUND')
+code(ask(jobs + '/cancel?job_id=1-2', 'POST'))                        -> (404, -1402, 'JOB_NOT_FOUND')
+[store.put(f'k{n}', bytes(1000), config(preferred_segment=here)) for n in range(6)] -> [0] * 6
+status, made = create(here)
+made = json.loads(made)
+status, [made[it] for it in ('success', 'status', 'error_code', 'error_message')]
+    -> (200, [True, 'CREATED', 0, ''])
+query = f"{jobs}/query?job_id={made['job_id']}"
+until(lambda: answer(query)['status_name'] == 'SUCCEEDED')            -> True
+done = answer(query)
+done['job_id'] == made['job_id'], done['segments'] == [here]          -> (True, True)
+[done[it] for it in ('success', 'type', 'type_name', 'status', 'message', 'error_code', 'error_message')]
+    -> [True, 0, 'DRAIN', 3, 'Drain job finished successfully', 0, '']
+[done[f'{it}_units'] for it in ('succeeded', 'failed', 'blocked', 'active')] -> [6, 0, 0, 0]
+done['migrated_bytes'], len(done)                                     -> (6000, 17)
+done['created_at_ms_epoch'] <= done['last_updated_at_ms_epoch']       -> True
+answer(f'/api/v1/segments/status?segment={here}')['status_name']      -> 'DRAINED'
+master.segments() == [there], store.get('k5') == bytes(1000)          -> (True, True)
+code(create(here)) == busy                                            -> True
+code(create(there, target_segments=[here])) == busy                   -> True
+code(ask(f"{jobs}/cancel?job_id={made['job_id']}", 'POST')) == busy   -> True
+store.create_copy_task('k5', [here])                                  -> ((0, 0), -1010)
+store.put('pinned', b'value', config(with_hard_pin=True))             -> 0
+job = answer(jobs, 'POST', json.dumps({'segments': [there]}))['job_id']
+store.put('new', b'value')                                            -> -200
+until(lambda: answer(f'{jobs}/query?job_id={job}')['blocked_units'] > 0) -> True
+answer(f'{jobs}/query?job_id={job}')['status_name']                   -> 'RUNNING'
+answer(f'/api/v1/segments/status?segment={there}')['status_name']     -> 'DRAINING'
+cancelled = answer(f'{jobs}/cancel?job_id={job}', 'POST')
+cancelled['success'], cancelled['status']                             -> (True, 'CANCELED')
+until(lambda: answer(f'/api/v1/segments/status?segment={there}')['status_name'] == 'OK') -> True
+answer(f'{jobs}/query?job_id={job}')['message']                       -> 'Drain job canceled'
+until(lambda: store.put('new', b'value') == 0)                        -> True
+"""
+
 SECTIONS = {
     "handles": HANDLES,
     "pool": POOL,
@@ -359,6 +413,7 @@ SECTIONS = {
     "replicas": REPLICAS.replace("{{}}", "{}"),
     "tasks": TASKS,
     "segments": SEGMENTS,
+    "drain": DRAIN,
     "metadata": METADATA,
     "engram": ENGRAM.format(mode=""),
     "strict engram": ENGRAM.format(mode=STRICT),

@@ -189,3 +189,24 @@ def test_environment_of_the_disk(ranks, disk, said, code, says):
     ranks.run("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512 * MIB, 512 * MIB))")
     assert ranks.eval("disked(master.address, '')[1]") == code
     assert says in ranks.tail()
+
+
+@pytest.mark.parametrize("flags", ["'--enable_offload=true'", "'--offload_on_evict=true'"])
+@pytest.mark.parametrize("threshold", [1, 2, 3])
+def test_objects_that_are_read_again_return_to_memory(start_ours, disk, flags, threshold):
+    """Memory is full of objects that were never read; they make way."""
+    ranks = start_ours(SIZE)
+    ranks.run(PRELUDE)
+    ranks.run(f"master = Master({flags}, '--promotion_admission_threshold={threshold}')")
+    ranks.run(f"store, code = disked(master.address, {disk!r})")
+    assert ranks.eval("code, set(fill(store))") == (0, {0})
+    ranks.run("found = [key for key in KEYS if kinds(store, key) == [True]]")
+    assert len(ranks.eval("found")) >= 40 - 16, "memory is full"
+    # One read less than the threshold is not enough. Promotions begin in the order of the reads.
+    ranks.run("rare, often = found[0], found[-1]")
+    ranks.run(f"[store.get(rare) for _ in range({threshold} - 1)]")
+    ranks.run(f"right = [store.get(often) == value(often) for _ in range({threshold})]")
+    assert ranks.eval("all(right)")
+    assert ranks.eval("until(lambda: False in kinds(store, often))")
+    assert ranks.eval("kinds(store, rare)") == [True]
+    assert ranks.eval("[key for key in KEYS if store.get(key) != value(key)]") == []

@@ -474,3 +474,29 @@ def test_absent_module_names_the_package_that_has_it(name):
 def test_body_limit_of_the_rest_service_is_the_originals():
     assert mooncake_store_service.BODY_BYTES_MAX == 100 << 20
     assert mooncake.MooncakeDistributedStore is MooncakeDistributedStoreAsync.__mro__[1]
+
+
+def test_a_client_serves_pages(worker):
+    worker.run("from mooncake.store import MooncakeDistributedStore; master = Master()")
+    worker.run("store, port = MooncakeDistributedStore(), free_port()")
+    worker.run("first = ('localhost', 'P2PHANDSHAKE', 16 * MIB, 4 * MIB, 'tcp', '', master.address)")
+    worker.run("pages = dict(enable_client_http_server=True, client_http_port=port)")
+    assert worker.eval("(store.setup(*first, **pages), store.put('k', b'12345'), store.get('k'))") == (
+        0,
+        0,
+        b"12345",
+    )
+    assert worker.eval("fetch(port, '/health')") == (200, '{"status":"healthy","code":0}')
+    page = worker.eval("fetch(port, '/metrics')[1]")
+    assert "mooncake_transfer_write_bytes 5\n" in page and "mooncake_transfer_read_bytes 5\n" in page
+    assert worker.eval("fetch(port, '/metrics/summary')[1]").startswith("Client Metrics Summary")
+    assert worker.eval("fetch(port, '/other')") == (404, "404 Not Found")
+    # Another store on the same port works without pages.
+    worker.run("other = MooncakeDistributedStore()")
+    named = "dict(zip(('local_hostname', 'metadata_server', 'master_server_addr'), (*first[:2], first[6])))"
+    assert worker.eval(f"other.setup({named} | pages)") == 0
+    assert "the pages of this client are not served" in worker.tail()
+    worker.run("master.kill()")
+    assert worker.eval("fetch(port, '/health')") == (503, '{"status":"unhealthy","code":2}')
+    assert worker.eval("(store.close(), listens(port))") == (0, False)
+    assert worker.eval(f"other.setup({named} | pages | dict(client_http_port=70000))") == -600

@@ -1,6 +1,5 @@
 """The standalone mode: several programs that use one node daemon, like SGLang's."""
 
-import json
 import os
 import re
 import signal
@@ -168,7 +167,43 @@ def test_daemon_serves_pages(worker, start_daemon):
     assert "mooncake_transfer_read_bytes 0\n" in page("/metrics")[1]
     assert page("/metrics/summary")[1].startswith("Client Metrics Summary")
     assert page("/standalone") == (404, "404 Not Found")
-    assert json.loads(worker.eval(f"fetch({daemon.ports[0]}, '/health')")[1])["code"] == 0
+
+
+def test_the_daemon_needs_the_port_of_its_pages(worker):
+    worker.run("master = Master()")
+    flags = ["--host=127.0.0.1", "--port=0", "--metadata_server=P2PHANDSHAKE", "--global_segment_size=16 MB"]
+    flags.append(f"--master_server_address={worker.eval('master.address')}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run_client(*flags, "--enable_http_server", f"--http_port={taken.getsockname()[1]}")
+    assert done.returncode == 1 and "the pages of this client are not served" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["rdma", "cxl", "nonsense"])
+def test_a_protocol_that_is_not_here_ends_the_daemon_at_once(protocol):
+    """No master is there, so a daemon that tried to set up would wait for one."""
+    done = run_client("--host=127.0.0.1", "--port=0", f"--protocol={protocol}")
+    assert done.returncode == 1 and "hint: " in done.stderr
+    assert done.stderr.count(f"protocol `{protocol}`") == 1, done.stderr
+
+
+def test_a_program_takes_memory_from_its_pool(worker, start_daemon):
+    worker.run("master = Master()")
+    worker.run(DUMMY)
+    assert worker.eval("store.alloc_from_mem_pool(4096)") == 0
+    daemon = start_daemon(worker.eval("master.address"))
+    assert worker.eval(f"store.setup_dummy(4096, 16 * MIB, '{daemon.address}')") == 0
+    # The size of the pool is no limit.
+    worker.run("address = store.alloc_from_mem_pool(MIB)")
+    worker.run("import ctypes; memory = (ctypes.c_char * MIB).from_address(address)")
+    worker.run("memory[:4] = b'abcd'")
+    assert worker.eval("(store.register_buffer(address, MIB), store.put_from('k', address, 4))") == (0, 0)
+    assert worker.eval("(store.get('k'), store.get_into('k', address + 8, 4), memory[8:12])") == (
+        b"abcd",
+        4,
+        b"abcd",
+    )
+    assert worker.eval("(store.alloc_from_mem_pool(0), store.alloc_from_mem_pool(1 << 62))") == (0, 0)
+    assert "alloc_from_mem_pool failed" in worker.tail()
 
 
 def test_token_protects_the_daemon(start_ours, start_daemon):

@@ -4,7 +4,9 @@ import pytest
 
 
 @pytest.fixture
-def store(worker):
+def store(start_ours):
+    # Freed memory returns to the system at once, so that a test can see it.
+    worker = start_ours({"MIMALLOC_PURGE_DELAY": "0"})
     answer = worker.ask(run="import torch")
     if answer:
         pytest.skip(answer["text"])
@@ -106,8 +108,8 @@ resident = lambda: int(open('/proc/self/statm').read().split()[1]) * resource.ge
 before = resident()
 [read() for _ in range(120)]
 """)
-    # The results have 960 MB; allocators keep a few of them.
-    assert store.eval("resident() - before") < 240 << 20
+    # The results have 960 MB. What the C library keeps of freed memory is returned first.
+    assert store.eval("ctypes.CDLL(None).malloc_trim(0) in (0, 1) and resident() - before") < 240 << 20
 
 
 def test_tensor_outlives_its_object(store):

@@ -90,6 +90,7 @@ pub(crate) async fn run(
     let Some(server) = serve::start(start(config), &mut signals, console).await? else {
         return Ok(STATUS_OK);
     };
+    serve::serve_drains(&server, &master, &token);
     let info = server.info();
     if console.json {
         let (name, tcp, data) = (&info.name, &info.tcp, &info.data);

@@ -45,6 +45,12 @@ pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Loss
     Losses::of(node.inventory(), node.segment(), &options, Deadline::after(LOSSES_TIME_MAX)).await
 }
 
+/// Moves the objects of this node away whenever an operator drains it.
+pub(crate) fn serve_drains(node: &NodeServer, master: &str, token: &str) {
+    let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
+    tokio::spawn(tiffin_embedded::drain::serve(node.drain_duty(), options));
+}
+
 /// Waits for a signal, reports losses, then stops the server. A second signal ends it at once.
 pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
     server: T,

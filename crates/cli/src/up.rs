@@ -33,6 +33,7 @@ pub(crate) async fn run(
     let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
     let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.master().address().to_string();
+    serve::serve_drains(server.node(), &address, &token);
     let http = server.master().http_address().map(ToString::to_string);
     if console.json {
         let info = server.node().info();

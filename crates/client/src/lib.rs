@@ -111,6 +111,7 @@ mod pieces;
 mod preallocated;
 mod prefetch;
 mod put;
+pub mod relocate;
 mod reservations;
 mod reserved;
 mod route;

@@ -19,6 +19,8 @@
 //! # }
 //! ```
 
+pub mod drain;
+
 use std::time::Duration;
 
 use tiffin_client::{Client, ConnectOptions, Deadline, Error};

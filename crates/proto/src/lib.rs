@@ -213,11 +213,11 @@ requests! {
     }
     MemberToMaster, "member → master" {
         8 => Heartbeat, 9 => Register, 10 => Announce, 11 => Decide, 24 => Released, 36 => ClientDied,
-        40 => Dropped;
+        40 => Dropped, 51 => Drained;
     }
     MasterToMember, "master → member" {
         12 => Allocate, 13 => Settle, 14 => Retire, 15 => ClientGone, 22 => SetAttributes, 23 => Inspect,
-        38 => Demote, 39 => Promote, 49 => Fetch;
+        38 => Demote, 39 => Promote, 49 => Fetch, 50 => Drain;
     }
     ClientToNode, "client → node" {
         16 => Commit, 17 => Abort, 18 => BeginViews, 19 => EndViews, 21 => Keep, 45 => Store,

@@ -8,14 +8,15 @@ use tiffin_types::message::{
     Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach,
     AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
-    DemoteItem, Demotion, DropPins, Dropped, EndStream, Exists, Explain, FetchItem, ForgetNode, Forgotten,
-    Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello, Here, Holder, Lease, LeaseItem,
-    LeaseOutcome, Leased, List, ListItem, Listed, Moved, NamespaceStat, NodeInfo, NodeStat, OnExists,
-    OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy, PolicyChange, Prefetch, PrefetchOutcome,
-    Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal,
-    Register, Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved,
-    Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store,
-    StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Exists,
+    Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
+    Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, Moved,
+    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy,
+    PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled,
+    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
+    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
+    Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
+    Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -44,6 +45,8 @@ choices! {
     Ahead { Nothing = 0, LeadingRun = 1, All = 2; else Nothing }
     PrefetchOutcome { Absent = 0, Resident = 1, Done = 2, Running = 3, Failed = 4, Skipped = 5,
         Cancelled = 6; else Skipped }
+    // A member in an unknown state may still have objects.
+    DrainState { Moving = 0, Empty = 1, Failed = 2; else Moving }
     Held { Reserved = 0, Leased = 1, Viewed = 2 }
     Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
 }
@@ -153,6 +156,12 @@ message! {
     Allocated { 1 => items, 2 => usage, 3 => short }
     Settle { 1 => commit, 2 => abort }
     Retire { 1 => slot_refs }
+    JobId { 1 => first, 2 => second }
+    DrainJob { 1 => id, 2 => created_ms, 3 => sources, 4 => targets, 5 => concurrency }
+    Drain { 1 => job, 2 => stop }
+    DrainReport {
+        1 => job, 2 => state, 3 => succeeded, 4 => failed, 5 => blocked, 6 => active, 7 => bytes,
+    }
     Settled { 1 => lost, 2 => usage, 3 => also }
 
     Pin { 1 => keys, 2 => owner, 3 => on, 4 => wait_ms }

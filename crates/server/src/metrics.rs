@@ -157,7 +157,8 @@ impl Counters {
             MemberToMaster::Announce(_)
             | MemberToMaster::Released(_)
             | MemberToMaster::ClientDied(_)
-            | MemberToMaster::Dropped(_) => return None,
+            | MemberToMaster::Dropped(_)
+            | MemberToMaster::Drained(_) => return None,
         };
         Some(self.count(op, items))
     }

@@ -336,6 +336,8 @@ impl World {
                     }
                 }
                 Effect::Disconnect(conn) => self.disconnect(conn),
+                // The simulated masters start no drain jobs.
+                Effect::Drain(_) => (),
                 Effect::Slot { .. }
                 | Effect::Withdraw { .. }
                 | Effect::Park { .. }

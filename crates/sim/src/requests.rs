@@ -145,7 +145,10 @@ impl Oracle {
             }
             MemberToMaster::ClientDied(client) => self.client_is_gone(*client),
             MemberToMaster::Dropped(dropped) => self.on_dropped(segment, dropped),
-            MemberToMaster::Register(_) | MemberToMaster::Heartbeat(_) | MemberToMaster::Released(_) => (),
+            MemberToMaster::Register(_)
+            | MemberToMaster::Heartbeat(_)
+            | MemberToMaster::Released(_)
+            | MemberToMaster::Drained(_) => (),
         }
     }
 
@@ -177,8 +180,10 @@ impl Oracle {
             MasterToMember::Demote(items) => self.demotes((conn, id), now, to, items),
             MasterToMember::Promote(items) => items.iter().for_each(|it| self.promotes(to, it.into)),
             MasterToMember::Fetch(items) => items.iter().for_each(|it| self.fetches(to, it.into)),
-            MasterToMember::ClientGone(_) | MasterToMember::SetAttributes(_) | MasterToMember::Inspect(_) => {
-            }
+            MasterToMember::ClientGone(_)
+            | MasterToMember::SetAttributes(_)
+            | MasterToMember::Inspect(_)
+            | MasterToMember::Drain(_) => (),
         }
     }
 }

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tiffin_client::{Client, Deadline, DeleteOptions, Error, Why};
+use tiffin_server::Address;
 
 use super::arguments::{Items, KeyArg, Number};
 use super::codes;
@@ -206,7 +207,7 @@ impl MooncakeDistributedStore {
     ) -> PyResult<Bound<'py, PyDict>> {
         let _without_effect = (protocol, location);
         let made = match self.open() {
-            Some(open) => block_on(py, async || open.segments.allocate(size.0).await)?,
+            Some(open) => block_on(py, async || open.segments.allocate(size.0, open.handle.again()).await)?,
             None => Err("the store is not set up".to_owned()),
         };
         if let Err(why) = &made {
@@ -300,11 +301,30 @@ impl MooncakeDistributedStore {
         }
     }
 
-    /// Memory of the daemon of a standalone client. Returns 0: this client has no daemon.
+    /// Memory that a daemon of this host can map, for a store that `setup_dummy` has set up. Returns its
+    /// address; 0 if there is no memory, and in every other store. `MooncakeHostMemAllocator.free` frees it.
     #[pyo3(signature = (size, /))]
-    fn alloc_from_mem_pool(&self, size: Number) -> u64 {
-        let _without_effect = size;
-        0
+    fn alloc_from_mem_pool(&self, py: Python<'_>, size: Number) -> PyResult<u64> {
+        if self.open().is_none_or(|open| open.daemon.is_none()) || size.0 == 0 {
+            return Ok(0);
+        }
+        let allocator = py.import("mooncake.store")?.getattr("MooncakeHostMemAllocator")?.call0()?;
+        match allocator.call_method1("alloc", (size.0,)) {
+            Ok(address) => address.extract(),
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => {
+                tell(&format!("alloc_from_mem_pool failed: {}", error.value(py)));
+                Ok(0)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Not Mooncake's: the port of this client's pages, or `None`.
+    fn _pages_port(&self) -> Option<u16> {
+        match self.open()?.pages_address()? {
+            Address::Tcp { port, .. } => Some(port),
+            _ => None,
+        }
     }
 
     /// For other modules of this package: the store itself if it is set up, else `None`.

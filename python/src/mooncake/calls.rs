@@ -21,7 +21,7 @@ use super::open::{Open, tell};
 /// The time limit for the confirmation of a removal. A stopped node must not block callers.
 const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The time limit for the master's answer to a health check.
-const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
+pub(super) const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's probes protect the objects that they find for a while. They are not reads.
 pub(super) const LEASED: ResolveOptions =
     ResolveOptions { touch: false, lease: true, locate: false, ahead: Ahead::Nothing };
@@ -246,10 +246,15 @@ pub(super) fn remove_matching(
 /// Whether the master answers.
 pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let deadline = Deadline::after(HEALTH_TIME_MAX.min(open.call_time));
-    let Ok(key) = Key::new(b"health") else { return Ok(false) };
-    let options = ResolveOptions::default();
-    let looked = ask(py, open, deadline, async |client| client.resolve(&[key], options, deadline).await)?;
-    Ok(looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. }))))
+    let answered = open.handle.call(py, deadline, async |client| Ok(is_answered(client, deadline).await))?;
+    Ok(answered.unwrap_or(false))
+}
+
+/// Whether the master answers this client.
+pub(super) async fn is_answered(client: &Client, deadline: Deadline) -> bool {
+    let Ok(key) = Key::new(b"health") else { return false };
+    let looked = client.resolve(&[key], ResolveOptions::default(), deadline).await;
+    looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. })))
 }
 
 /// The bytes that the client has written and read, by transport.

@@ -18,6 +18,7 @@ mod exit;
 mod memory;
 mod open;
 mod owned;
+mod pages;
 mod pool;
 mod ranges;
 mod registry;
@@ -52,6 +53,7 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::MooncakeDistributedStore>()?;
     module.add_function(wrap_pyfunction!(mooncake_master, &module)?)?;
     module.add_function(wrap_pyfunction!(mooncake_client_flags, &module)?)?;
+    module.add_function(wrap_pyfunction!(open::protocol_problem, &module)?)?;
     primitives(&module)?;
     let close = wrap_pyfunction!(exit::close_open_stores, &module)?;
     py.import("atexit")?.call_method1("register", (close,))?;

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use tiffin_client::arena::Arena;
 use tiffin_client::{Client, ConnectOptions, Deadline};
+use tiffin_embedded::drain;
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
+use tiffin_server::http::client::ClientPages;
 use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
 use tiffin_types::NAMESPACE_BYTES_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,6 +21,7 @@ use tokio::time::timeout;
 
 use super::codes;
 use super::disk::Claim;
+use super::pages;
 use super::registry::Registry;
 use super::segments::{Segments, Site};
 use super::sessions::Sessions;
@@ -66,6 +69,8 @@ pub(crate) struct Open {
     pub(crate) promotion_wait_ms: Option<u64>,
     /// The node daemon that set up this store, if one did.
     pub(crate) daemon: Option<String>,
+    /// The pages of this client, if it has them.
+    pages: Mutex<Option<ClientPages>>,
     /// The lock of the disk's directory.
     claim: Option<Claim>,
     /// The port of a client without a segment. It is reserved so that no other client gets that name.
@@ -112,6 +117,14 @@ impl Name {
 impl Open {
     /// Sets a store up.
     pub(crate) async fn new(settings: &Settings) -> Result<Self, Failure> {
+        let mut open = Self::connect(settings).await?;
+        if let Some(port) = settings.http_port {
+            open.pages = Mutex::new(pages::serve(&open, port).await);
+        }
+        Ok(open)
+    }
+
+    async fn connect(settings: &Settings) -> Result<Self, Failure> {
         check_protocol(&settings.protocol)?;
         let name = find_name(&settings.local_hostname).await?;
         let master = master_address(&settings.master)?;
@@ -163,6 +176,7 @@ impl Open {
             None => (None, Vec::new()),
         };
         let (node, hostname) = start_node(settings, name, master, ssd).await?;
+        tokio::spawn(drain::serve(node.drain_duty(), options.clone()));
         let joined = node.joined(tokio::time::Instant::now() + JOIN_TIME).await;
         joined.map_err(|error| Failure::new(name.code(), error.to_string()))?;
         let here = ConnectOptions {
@@ -213,6 +227,7 @@ impl Open {
             arena: Mutex::new(None),
             promotion_wait_ms: settings.ssd_get_wait_ms,
             daemon: None,
+            pages: Mutex::new(None),
             claim: None,
             _port: port,
         }
@@ -243,6 +258,15 @@ impl Open {
         }
     }
 
+    /// Where the pages of this client are, if it has them.
+    pub(super) fn pages_address(&self) -> Option<Address> {
+        self.lock_pages().as_ref().map(|it| it.address().clone())
+    }
+
+    fn lock_pages(&self) -> MutexGuard<'_, Option<ClientPages>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the segment of `setup` has a disk.
     pub(super) fn has_disk(&self) -> bool {
         self.claim.is_some()
@@ -261,6 +285,7 @@ impl Open {
     /// Reports the objects that are lost, closes the client, and then the node. In a forked child this closes
     /// only the client of that child, and the parent's node keeps serving.
     pub(crate) async fn close(&self) {
+        drop(self.lock_pages().take());
         let losses = self.handle.losses(Deadline::after(LOSSES_TIME)).await;
         if !losses.is_empty() {
             tell(&format!("close: {losses}; they are lost"));
@@ -296,6 +321,12 @@ async fn as_tenant(
         .await
         .map_err(|error| Failure::new(codes::INTERNAL_ERROR, format!("cannot use the master: {error}")))?;
     Ok((client, options))
+}
+
+/// Why bytes cannot be moved by a protocol; `None` if they can.
+#[pyo3::pyfunction]
+pub(crate) fn protocol_problem(protocol: &str) -> Option<String> {
+    check_protocol(protocol).err().map(|failure| failure.what)
 }
 
 fn check_protocol(protocol: &str) -> Result<(), Failure> {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tiffin_client::{ConnectOptions, Deadline, Losses};
+use tiffin_embedded::drain;
 use tiffin_server::{Address, NodeConfig, NodeServer, host};
 use tokio::time::Instant;
 
@@ -90,13 +91,18 @@ impl Segments {
         Self { site, mounted: PerProcess::new() }
     }
 
+    /// How the nodes of the store are made.
+    pub(super) fn site(&self) -> &Site {
+        &self.site
+    }
+
     fn mounted(&self) -> &Arc<Mounted> {
         let Ok(mounted) = self.mounted.get_or_try(|| Ok::<_, std::convert::Infallible>(Arc::default()));
         mounted
     }
 
     /// Mounts memory of at least this many bytes. Returns its id and its size.
-    pub(super) async fn allocate(&self, bytes: u64) -> Result<(Id, u64), String> {
+    pub(super) async fn allocate(&self, bytes: u64, again: &ConnectOptions) -> Result<(Id, u64), String> {
         let memory =
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
         let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is too large"))?;
@@ -112,6 +118,7 @@ impl Segments {
             ..self.site.config.clone()
         };
         let node = NodeServer::start(config).await.map_err(|error| error.to_string())?;
+        tokio::spawn(drain::serve(node.drain_duty(), again.clone()));
         let joined = node.joined(Instant::now() + JOIN_TIME).await;
         joined.map_err(|error| error.to_string())?;
         let drawn = host::draw().map_err(|error| format!("cannot get a random number: {error}"))?;

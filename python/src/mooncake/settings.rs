@@ -25,6 +25,8 @@ const LOCAL_BUFFER_MAX: u64 = 1 << 40;
 const PORTS_DEFAULT: (u16, u16) = (12_300, 14_300);
 /// The default number of attempts.
 const PORT_TRIES_DEFAULT: u32 = 20;
+/// The default port of a client's pages; Mooncake's default.
+const HTTP_PORT_DEFAULT: u16 = 9300;
 /// The default directory of the disk; Mooncake's default.
 const DISK_PATH_DEFAULT: &str = "/data/file_storage";
 /// The default time limit of a call; Mooncake's default.
@@ -73,6 +75,8 @@ pub(crate) struct Settings {
     pub(crate) master: String,
     /// The namespace, on a master with tenants.
     pub(crate) tenant: String,
+    /// The port of the client's own pages, if it is to have them.
+    pub(crate) http_port: Option<u16>,
     /// Settings without an effect, for the log.
     pub(crate) ignored: Vec<&'static str>,
     /// Other warnings for the user.
@@ -228,6 +232,7 @@ impl Settings {
             protocol: "tcp".to_owned(),
             master: String::new(),
             tenant: TENANT_DEFAULT.to_owned(),
+            http_port: None,
             ignored: Vec::new(),
             warnings: Vec::new(),
             disk: None,
@@ -256,13 +261,14 @@ impl Settings {
         if value(7).is_some_and(|engine| !engine.is_none()) {
             ignored.push("engine");
         }
-        if flag(11)?.0 {
-            ignored.push("enable_client_http_server");
-        }
         // Only its type is checked.
         text(5)?;
         let tenant = value(10).map_or_else(|| Ok(TENANT_DEFAULT.to_owned()), |_| text(10))?;
-        size(12)?;
+        let http_port = match value(12) {
+            Some(_) => port_of(size(12)?.0),
+            None => Ok(HTTP_PORT_DEFAULT),
+        };
+        let http_port = flag(11)?.0.then_some(http_port).transpose()?;
         let given = |index: usize| value(index).map(|_| size(index).map(|it| it.0)).transpose();
         let tier = Tier {
             is_on: flag(8)?.0,
@@ -281,6 +287,7 @@ impl Settings {
             protocol: text(4)?,
             master: text(6)?,
             tenant,
+            http_port,
             ignored,
             warnings,
             disk,
@@ -309,10 +316,7 @@ impl Settings {
                 _ => Err(Problem::Refuse(format!("{name}: invalid size `{given}`"))),
             },
         };
-        let mut ignored = Vec::new();
-        if text("enable_client_http_server")?.is_some_and(|value| is_true(&value)) {
-            ignored.push("enable_client_http_server");
-        }
+        let has_pages = text("enable_client_http_server")?.is_some_and(|value| is_true(&value));
         if let Some(value) = config.get_item("require_registered")? {
             environment.require_registered = if value.is_instance_of::<PyBool>() {
                 value.is_truthy()?
@@ -351,13 +355,21 @@ impl Settings {
             protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
             master: text("master_server_addr")?.unwrap_or_else(|| MASTER_DEFAULT.to_owned()),
             tenant: text("tenant_id")?.unwrap_or_else(|| TENANT_DEFAULT.to_owned()),
-            ignored,
+            http_port: match number("client_http_port")?.filter(|_| has_pages) {
+                Some(port) => Some(port_of(port)?),
+                None => has_pages.then_some(HTTP_PORT_DEFAULT),
+            },
+            ignored: Vec::new(),
             warnings,
             disk,
             ssd_get_wait_ms: environment.ssd_get_wait_ms.or(tier.get_wait_ms),
             environment,
         })
     }
+}
+
+fn port_of(number: u64) -> Result<u16, Problem> {
+    u16::try_from(number).map_err(|_| Problem::Refuse(format!("client_http_port: invalid port `{number}`")))
 }
 
 impl Environment {

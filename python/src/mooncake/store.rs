@@ -155,9 +155,9 @@ impl MooncakeDistributedStore {
     /// :param enable_ssd_offload: whether the segment has a disk, for objects that do not fit its memory
     /// :param ssd_offload_path: a directory on that disk, which ranks may share; default:
     /// MOONCAKE_OFFLOAD_FILE_STORAGE_PATH, or "/data/file_storage"
-    /// :param tenant_id: has no effect: there is one tenant
-    /// :param enable_client_http_server: has no effect
-    /// :param client_http_port: has no effect
+    /// :param tenant_id: the namespace, on a master with tenants
+    /// :param enable_client_http_server: whether this client serves `/health` and `/metrics`
+    /// :param client_http_port: the port of these pages
     ///
     /// Keyword-only, beyond Mooncake's: `ssd_get_wait_ms` is how long a get waits for a promotion in flight
     /// (10). `ssd_prefetch_cooldown_sec` and `ssd_prefetch_dedup_ttl_sec` are settings of the master here,

@@ -1,22 +1,17 @@
 //! Copy and move tasks, which change the placement of an object's copies.
 //!
 //! In Mooncake, a task runs in the process that owns the source, which polls the master once a second. Here
-//! the process that creates a task runs it at once. It reads the object, reserves memory on exactly the
-//! target segments, and replaces the object that it read by a put there. The put is refused if the object
-//! changed meanwhile, and the task starts again. A reader finds the value at any time.
-//!
-//! **Invariant:** a task never replaces a value that it has not read, and never restores a removed object.
+//! the process that creates a task runs it at once, with [`tiffin_client::relocate`]. If the object changed
+//! meanwhile, the task starts again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tiffin_client::{
-    Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutOptions, ResolveOptions,
-    SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, Why,
-};
+use tiffin_client::relocate;
+pub(super) use tiffin_client::relocate::{find, segments_of};
+use tiffin_client::{Client, Deadline, Error, Key, NodeStat};
 use tiffin_server::host;
-use tiffin_types::REPLICAS_MAX;
 
 use super::codes;
 use super::enums::{TaskStatus, TaskType};
@@ -31,8 +26,7 @@ pub(super) const ENDED_MAX: usize = 10_000;
 const RUNNING_MAX: usize = 4;
 /// The maximum number of attempts, after a change of the object or a shortage of memory.
 const TRIES_MAX: u32 = 10;
-/// How long an attempt waits for memory, and the increment of the pause before the next one.
-const SPACE_WAIT: Duration = Duration::from_millis(200);
+/// The increment of the pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The time limit of one attempt.
 const TRY_TIME: Duration = Duration::from_secs(60);
@@ -49,6 +43,27 @@ pub(super) enum Change {
     Move(String, String),
     /// The copies on this segment are removed.
     Clear(String),
+}
+
+impl Change {
+    fn places(&self) -> relocate::Change {
+        let (remove, add) = match self {
+            Self::Copy(targets) => (None, targets.as_slice()),
+            Self::Move(source, target) => (Some(source), std::slice::from_ref(target)),
+            Self::Clear(source) => (Some(source), [].as_slice()),
+        };
+        relocate::Change { remove: remove.into_iter().cloned().collect(), add: add.iter().cloned().collect() }
+    }
+}
+
+/// Makes the change once. `None` if the object changed meanwhile.
+pub(super) async fn relocate(
+    client: &Client,
+    key: &Key,
+    change: &Change,
+    deadline: Deadline,
+) -> Result<Option<()>, Error> {
+    relocate::relocate(client, key, &change.places(), deadline).await
 }
 
 /// A task, as `query_task` reports it.
@@ -216,111 +231,6 @@ async fn run(handle: &Handle, key: &Key, change: &Change) -> Result<(), String> 
         }
     }
     Err(format!("{last} (max retries reached: {TRIES_MAX})"))
-}
-
-/// Makes the change once. Returns `None` if the object changed meanwhile.
-pub(super) async fn relocate(
-    client: &Client,
-    key: &Key,
-    change: &Change,
-    deadline: Deadline,
-) -> Result<Option<()>, Error> {
-    let info = find(client, key, deadline).await?;
-    let held = segments_of(&info);
-    let wanted = wanted(&held, change);
-    if wanted == held {
-        return Ok(Some(()));
-    }
-    let nodes = client.stat(deadline).await?.nodes;
-    let options = options(client, key, &info, preferred(&wanted, &nodes), deadline).await?;
-    let view = client.view(std::slice::from_ref(key), deadline).await.pop();
-    let view = view.unwrap_or_else(|| Err(Error::NotFound { key: key.clone() }))?;
-    if view.generation() != info.generation {
-        return Ok(None);
-    }
-    let space = SpaceRequest { key: key.clone(), len: info.len, options };
-    let reserved = client.reserve(&[space], Patience::For(SPACE_WAIT), deadline).await.pop();
-    let reserved = match reserved {
-        Some(Ok(reserved)) => reserved,
-        Some(Err(Error::Exists { generation, .. })) if generation == Generation::default() => {
-            return Err(Error::NotFound { key: key.clone() });
-        }
-        Some(Err(Error::Exists { .. })) | None => return Ok(None),
-        Some(Err(error)) => return Err(error),
-    };
-    // Segments are only preferred: if one of them is full, the master uses another.
-    let segments = reserved.segments();
-    let got = nodes.iter().filter(|it| segments.contains(&it.info.segment)).map(|it| it.info.name.clone());
-    if got.collect::<BTreeSet<_>>() != wanted {
-        reserved.release(deadline).await?;
-        return Err(Error::NoNode { key: key.clone() });
-    }
-    let stored = reserved.put(vec![SourceBuf::from(view.bytes()?)], deadline).await?;
-    Ok((stored.effect != tiffin_client::PutEffect::Kept).then_some(()))
-}
-
-/// The options of the new copies: those of the old ones.
-async fn options(
-    client: &Client,
-    key: &Key,
-    info: &Info,
-    preferred: Vec<String>,
-    deadline: Deadline,
-) -> Result<PutOptions, Error> {
-    let why = client.why(std::slice::from_ref(key), deadline).await.pop();
-    if let Some(Ok(Why::Here(here))) = why
-        && here.pins.iter().any(|owner| !owner.is_empty())
-    {
-        let what = format!("`{key}` has pins of other owners, which a task cannot carry over");
-        return Err(Error::Invalid { what });
-    }
-    Ok(PutOptions {
-        replicas: u32::try_from(preferred.len()).unwrap_or(REPLICAS_MAX).clamp(1, REPLICAS_MAX),
-        hard_pin: info.hard_pin,
-        soft_pin_ms: info.soft_pin.then_some(SOFT_PIN_DEFAULT),
-        preferred,
-        replaces: Some(info.generation),
-        ..PutOptions::default()
-    })
-}
-
-/// The segments in the order in which the master tries them. Several segments may have one name; the master
-/// tries all of a name before the next.
-fn preferred(wanted: &BTreeSet<String>, nodes: &[NodeStat]) -> Vec<String> {
-    let count = |name: &String| nodes.iter().filter(|it| it.info.name == *name).count();
-    let mut names: Vec<_> = wanted.iter().cloned().collect();
-    names.sort_by_key(count);
-    names
-}
-
-fn wanted(held: &BTreeSet<String>, change: &Change) -> BTreeSet<String> {
-    let mut wanted = held.clone();
-    match change {
-        Change::Copy(targets) => wanted.extend(targets.iter().cloned()),
-        Change::Move(source, target) => {
-            if wanted.remove(source) {
-                wanted.insert(target.clone());
-            }
-        }
-        Change::Clear(source) => {
-            wanted.remove(source);
-        }
-    }
-    wanted
-}
-
-/// The segments with a copy in memory.
-pub(super) fn segments_of(info: &Info) -> BTreeSet<String> {
-    let in_memory = info.replicas.iter().filter(|it| it.node.beside.is_none());
-    in_memory.map(|it| it.node.name.clone()).collect()
-}
-
-/// Looks an object up, without side effects.
-pub(super) async fn find(client: &Client, key: &Key, deadline: Deadline) -> Result<Info, Error> {
-    let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
-    let found = client.resolve(std::slice::from_ref(key), options, deadline).await.pop();
-    let missing = || Error::NotFound { key: key.clone() };
-    found.ok_or_else(missing)??.ok_or_else(missing)
 }
 
 fn now_ms() -> u64 {

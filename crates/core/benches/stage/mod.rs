@@ -176,7 +176,8 @@ impl Stage {
             | MasterToMember::Inspect(_)
             | MasterToMember::Demote(_)
             | MasterToMember::Promote(_)
-            | MasterToMember::Fetch(_) => Reply::Done,
+            | MasterToMember::Fetch(_)
+            | MasterToMember::Drain(_) => Reply::Done,
         }
     }
 }

@@ -337,9 +337,10 @@ impl Disk {
             }
             MasterToMember::Inspect(slot_refs) => Reply::Inspected(vec![Views::default(); slot_refs.len()]),
             MasterToMember::ClientGone(_) => Reply::Done,
-            MasterToMember::Allocate(_) | MasterToMember::Settle(_) | MasterToMember::Fetch(_) => {
-                wrong_direction("a disk")
-            }
+            MasterToMember::Allocate(_)
+            | MasterToMember::Settle(_)
+            | MasterToMember::Fetch(_)
+            | MasterToMember::Drain(_) => wrong_direction("a disk"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     Effect, MasterConfig, Notice, OpId, Wait,
-    catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
     connections::Connections,
     deadlines::Deadlines,
     members::{Member, Members, Standing},
@@ -53,10 +53,14 @@ pub(super) struct Context {
 
 impl Context {
     pub(super) fn new(config: MasterConfig) -> Self {
+        let mut catalog = Catalog::new(config.hash_seed);
+        if config.events {
+            catalog.note_tiers();
+        }
         Self {
             config,
             now: Tick::default(),
-            catalog: Catalog::new(config.hash_seed),
+            catalog,
             members: Members::default(),
             connections: Connections::default(),
             quotas: Quotas::default(),
@@ -216,6 +220,7 @@ impl Context {
 
     /// Emits a notice for an object that was added to the catalog.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        self.notice_tiers();
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
         let namespace = self.catalog.namespace_name(object.namespace()).to_owned();
         let is_disk = |node| self.members.get(node).is_some_and(Member::is_disk);
@@ -224,11 +229,26 @@ impl Context {
         self.notice(stored);
     }
 
-    /// Emits a notice for a name that was removed from the catalog.
-    pub(super) fn notice_removed(&mut self, name: &Name) {
-        if self.config.events {
-            let namespace = self.catalog.namespace_name(name.namespace).to_owned();
-            self.notice(Notice::Removed { namespace, key: name.key.clone() });
+    /// Announces that an object is gone, from memory, from disks, or from both.
+    pub(super) fn notice_removed(&mut self, name: &Name, in_memory: bool, on_disk: bool) {
+        self.notice_tiers();
+        for on_disk in [(in_memory, false), (on_disk, true)].into_iter().filter_map(|it| it.0.then_some(it.1))
+        {
+            if self.config.events {
+                let namespace = self.catalog.namespace_name(name.namespace).to_owned();
+                self.notice(Notice::Removed { namespace, key: name.key.clone(), on_disk });
+            }
+        }
+    }
+
+    /// Announces the tiers that objects have entered or left.
+    pub(super) fn notice_tiers(&mut self) {
+        for TierChange { namespace, key, on_disk, is_stored } in self.catalog.take_tier_changes() {
+            let namespace = self.catalog.namespace_name(namespace).to_owned();
+            self.notice(match is_stored {
+                true => Notice::Stored { namespace, key, on_disk },
+                false => Notice::Removed { namespace, key, on_disk },
+            });
         }
     }
 

@@ -18,6 +18,7 @@ mod context;
 mod deadlines;
 mod delete;
 mod delete_matching;
+mod drain;
 mod leases;
 mod members;
 mod membership;
@@ -47,6 +48,8 @@ use connections::{Caller, Party};
 use context::Context;
 use delete::Retires;
 pub use delete_matching::PIECE_OBJECTS_MAX;
+use drain::Drains;
+pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, DrainStatus};
 use membership::Membership;
 pub use notice::Notice;
 use objects::Objects;
@@ -218,6 +221,7 @@ pub struct Master {
     /// Requests that wait until all members have reported.
     parked: BTreeMap<OpId, Parked>,
     membership: Membership,
+    drains: Drains,
     /// The end of the leases that keep waiting puts from evicting.
     lease_end: Option<Tick>,
 }
@@ -240,6 +244,7 @@ impl Master {
             explanations: Explanations::default(),
             parked: BTreeMap::new(),
             membership: Membership::default(),
+            drains: Drains::default(),
             lease_end: None,
         };
         master.restore(saved);
@@ -287,6 +292,7 @@ impl Master {
         self.objects.streams.serve(&mut self.objects.cx, &mut self.objects.leases);
         self.serve_the_waiting();
         self.serve_tier();
+        self.objects.cx.notice_tiers();
     }
 
     /// Retries the puts that wait for space, if the state that they depend on has changed.
@@ -643,13 +649,15 @@ impl Master {
                 Reply::Done
             }
             (MemberToMaster::Dropped(dropped), Some(disk)) => answers::dropped(o, disk, &dropped),
+            (MemberToMaster::Drained(report), Some(node)) => self.drains.report(&mut o.cx, node, *report),
             (
                 MemberToMaster::Announce(_)
                 | MemberToMaster::Heartbeat(_)
                 | MemberToMaster::Decide(_)
                 | MemberToMaster::Released(_)
                 | MemberToMaster::ClientDied(_)
-                | MemberToMaster::Dropped(_),
+                | MemberToMaster::Dropped(_)
+                | MemberToMaster::Drained(_),
                 None,
             ) => unregistered(),
         };

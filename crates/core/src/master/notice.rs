@@ -87,7 +87,8 @@ pub enum Notice {
         /// Number of objects refused so far.
         total: u64,
     },
-    /// An object was committed, or a member reported one that the master did not know. Only with
+    /// An object was committed, a member reported one that the master did not know, or a known one has its
+    /// first copy in memory or on a disk. Only with
     /// [`MasterConfig::events`](super::MasterConfig::events).
     Stored {
         /// Its namespace.
@@ -97,13 +98,15 @@ pub enum Notice {
         /// Whether the copy is on a disk.
         on_disk: bool,
     },
-    /// An object has left the catalog, and was not replaced. Only with
+    /// An object has no copy in memory, or on disks, any more, and was not replaced there. Only with
     /// [`MasterConfig::events`](super::MasterConfig::events).
     Removed {
         /// Its namespace.
         namespace: String,
         /// Its key.
         key: Key,
+        /// Whether the last copy on a disk is gone, and not that in memory.
+        on_disk: bool,
     },
     /// A lost copy of an object was made again, or not.
     Copied {

@@ -93,9 +93,9 @@ impl Objects {
         self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
         self.history.had_been_refused(disk_bytes_max);
         self.cx.quotas.note_change();
-        if cause != Cause::Replaced {
-            self.cx.notice_removed(&name);
-        }
+        let (in_memory, on_disk) = object.tiers();
+        // The event of the new object replaces that of the old one.
+        self.cx.notice_removed(&name, in_memory && cause != Cause::Replaced, on_disk);
         Some((name, generation, object.replicas().collect()))
     }
 

@@ -8,6 +8,7 @@
 
 mod adopt;
 mod clients;
+mod drain;
 mod fetch;
 mod link;
 mod metadata;
@@ -36,8 +37,8 @@ use crate::{
     attributes::Attributes,
     message::{
         Allocate, Allocated, AttributesItem, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem,
-        FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal, Released, Reply,
-        Settle, Settled, Shortage, Usage, Views, wrong_direction,
+        DrainJob, DrainReport, FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal,
+        Released, Reply, Settle, Settled, Shortage, Usage, Views, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -122,6 +123,8 @@ pub enum Event {
     /// The node leaves soon: it accepts no new objects from now on, and reports no capacity. Its objects
     /// stay readable.
     Drain,
+    /// How far the node's process is with its drain job.
+    DrainReport(DrainReport),
     /// A heartbeat is due.
     Beat,
 }
@@ -199,6 +202,8 @@ pub enum Effect {
     AnswerMaster(RequestId, Reply),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
+    /// The drain job of the node from now on, if it has one: its process moves the objects away.
+    Drain(Option<DrainJob>),
 }
 
 /// A request for memory in progress.
@@ -232,6 +237,9 @@ pub struct Node {
     suspended: Option<Suspended>,
     /// Offers that turn out to be claimed must be hidden like all reservations.
     hides_claimed: bool,
+    /// The node leaves soon.
+    leaves: bool,
+    drain_job: Option<DrainJob>,
     effects: VecDeque<Effect>,
 }
 
@@ -248,6 +256,8 @@ impl Node {
             fetches: Fetches::default(),
             suspended: None,
             hides_claimed: false,
+            leaves: false,
+            drain_job: None,
             effects: VecDeque::new(),
         }
     }
@@ -287,7 +297,11 @@ impl Node {
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
             Event::Fetched(into, is_whole) => self.fetched(into, is_whole),
-            Event::Drain => self.drain(),
+            Event::Drain => {
+                self.leaves = true;
+                self.drain();
+            }
+            Event::DrainReport(report) => self.report_drain(report),
             Event::Beat => self.beat(),
         }
         self.report_space(freed, is_answered);
@@ -314,6 +328,12 @@ impl Node {
     #[must_use]
     pub fn inventory(&self) -> Vec<Record> {
         self.slots.inventory(0, usize::MAX).0
+    }
+
+    /// Committed objects, at most `count`, and where the next page begins.
+    #[must_use]
+    pub fn inventory_page(&self, first: usize, count: usize) -> (Vec<Record>, Option<usize>) {
+        self.slots.inventory(first, count)
     }
 
     /// The usage of its memory.
@@ -629,24 +649,14 @@ impl Node {
             MasterToMember::Inspect(slot_refs) => {
                 Reply::Inspected(slot_refs.into_iter().map(|slot_ref| self.views(slot_ref)).collect())
             }
+            MasterToMember::Drain(drain) => {
+                self.set_drain_job(drain);
+                Reply::Done
+            }
             MasterToMember::Fetch(items) => return self.fetch(id, items),
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
-    }
-
-    /// Recalls all offers, because a client could fill them without a request. Informs the master at once,
-    /// so that it uses other nodes.
-    fn drain(&mut self) {
-        self.slots.drain();
-        if self.link.is_member() {
-            let told = Released { slot_refs: Vec::new(), usage: self.slots.usage() };
-            self.link.tell_of_ends(told, &mut self.effects);
-        }
-        let offers = self.slots.offers();
-        if !offers.is_empty() {
-            self.effects.push_back(Effect::Recall(offers));
-        }
     }
 
     fn views(&self, slot_ref: SlotRef) -> Views {

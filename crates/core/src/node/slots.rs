@@ -415,9 +415,9 @@ impl Slots {
         Shortage { resource, amount, bytes, never }
     }
 
-    /// Accepts no new objects from now on.
-    pub(super) fn drain(&mut self) {
-        self.drains = true;
+    /// Sets whether it rejects new objects.
+    pub(super) fn set_drains(&mut self, drains: bool) {
+        self.drains = drains;
     }
 
     /// All offers, the oldest first.

@@ -69,6 +69,7 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
         number().prop_map(|client| MemberToMaster::ClientDied(ClientId(client))),
         (vec(record(), 0..4), flag(), usage())
             .prop_map(|(items, corrupt, usage)| MemberToMaster::Dropped(Dropped { items, corrupt, usage })),
+        drain_report().prop_map(|report| MemberToMaster::Drained(Box::new(report))),
     ]
 }
 
@@ -89,8 +90,30 @@ fn master_to_member() -> impl Strategy<Value = MasterToMember> {
         slot_refs().prop_map(MasterToMember::Inspect),
         vec(demote, 0..4).prop_map(MasterToMember::Demote),
         vec(promote, 0..4).prop_map(MasterToMember::Promote),
+        (drain_job(), flag()).prop_map(|(job, stop)| MasterToMember::Drain(Drain { job, stop })),
         vec(fetch, 0..4).prop_map(MasterToMember::Fetch),
     ]
+}
+
+fn drain_job() -> impl Strategy<Value = DrainJob> {
+    let id = (number(), number()).prop_map(|(first, second)| JobId { first, second });
+    (id, number(), vec(text(), 0..4), vec(text(), 0..4), any::<u32>()).prop_map(
+        |(id, created_ms, sources, targets, concurrency)| DrainJob {
+            id,
+            created_ms,
+            sources,
+            targets,
+            concurrency,
+        },
+    )
+}
+
+fn drain_report() -> impl Strategy<Value = DrainReport> {
+    let state = select(vec![DrainState::Moving, DrainState::Empty, DrainState::Failed]);
+    let counts = (number(), number(), number(), number(), number());
+    (drain_job(), state, counts).prop_map(|(job, state, (succeeded, failed, blocked, active, bytes))| {
+        DrainReport { job, state, succeeded, failed, blocked, active, bytes }
+    })
 }
 
 fn client_to_node() -> impl Strategy<Value = ClientToNode> {

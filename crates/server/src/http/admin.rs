@@ -14,6 +14,7 @@ use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_core::master::QuotaStat;
 use tiffin_core::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
 
+use super::drain;
 use super::json as answer;
 use super::master::{Names, Server, status};
 use crate::master::Shared;
@@ -27,13 +28,19 @@ pub(super) const NOT_READY: i32 = -703;
 /// See [`INVALID`].
 pub(super) const INTERNAL: i32 = -1;
 /// See [`INVALID`].
-const NO_SEGMENT: i32 = -101;
+pub(super) const NO_SEGMENT: i32 = -101;
+/// See [`INVALID`].
+pub(super) const WRONG_STATE: i32 = -1010;
+/// See [`INVALID`].
+pub(super) const TOO_MANY_JOBS: i32 = -1401;
+/// See [`INVALID`].
+pub(super) const NO_JOB: i32 = -1402;
 /// See [`INVALID`].
 const WRONG_MODE: i32 = -1011;
 /// See [`INVALID`].
 const TENANT_NOT_EMPTY: i32 = -1702;
 /// The maximum length of a request's body, in bytes.
-const BODY_BYTES_MAX: usize = 64 << 10;
+pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// How long a removal waits for nodes to confirm it.
 const CONFIRM_WAIT_MS: u64 = 5_000;
@@ -60,6 +67,7 @@ pub(super) fn router() -> Router<Arc<Shared>> {
         .route("/api/v1/segments/status", get(segment_status))
         .route("/api/v1/remove_all", post(remove_all))
         .route("/api/v1/tenant_quotas", quotas)
+        .merge(drain::router())
 }
 
 async fn segment_status(State(shared): Server, Query(names): Query<Names>) -> Response {
@@ -70,7 +78,7 @@ async fn segment_status(State(shared): Server, Query(names): Query<Names>) -> Re
     let Some(node) = stat.nodes.iter().find(|node| node.info.name == names.segment) else {
         return problem(NO_SEGMENT, "SEGMENT_NOT_FOUND");
     };
-    let (number, name) = status(node);
+    let (number, name) = status(&shared, node);
     let value = json!({
         "success": true, "segment": names.segment, "status": number, "status_name": name,
         "error_code": 0, "error_message": "",
@@ -210,8 +218,8 @@ pub(super) fn refused(refusal: &Refusal) -> Response {
 pub(super) fn problem(code: i32, message: &str) -> Response {
     let status = match code {
         INVALID => StatusCode::BAD_REQUEST,
-        ABSENT | NO_SEGMENT => StatusCode::NOT_FOUND,
-        WRONG_MODE | TENANT_NOT_EMPTY => StatusCode::CONFLICT,
+        ABSENT | NO_SEGMENT | NO_JOB => StatusCode::NOT_FOUND,
+        WRONG_STATE | WRONG_MODE | TENANT_NOT_EMPTY => StatusCode::CONFLICT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     answer(status, &json!({"success": false, "error_code": code, "error_message": message}))

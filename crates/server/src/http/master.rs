@@ -126,7 +126,11 @@ async fn leader() -> Response {
 async fn all_segments(State(shared): Server) -> Response {
     let stat = shared.stat();
     // Disks are not listed: Mooncake's segments are memory.
-    let segments = stat.nodes.iter().filter(|node| node.alive && node.info.beside.is_none());
+    let is_shown = |node: &&NodeStat| {
+        let is_drained = shared.drain_phase(node.info.segment) == Some(true);
+        node.alive && node.info.beside.is_none() && !is_drained
+    };
+    let segments = stat.nodes.iter().filter(is_shown);
     let names = segments.map(|node| format!("{}\n", node.info.name));
     text(StatusCode::OK, names.collect::<String>())
 }
@@ -139,7 +143,7 @@ async fn segments_detail(State(shared): Server) -> Response {
         json!({
             "segment_name": node.info.name, "segment_id": id, "client_id": id, "base_address": "0x0",
             "size_bytes": capacity, "size_human": format!("{:.4} GiB", capacity as f64 / GIB),
-            "te_endpoint": node.info.data, "protocol": "tcp", "status": status(node).1,
+            "te_endpoint": node.info.data, "protocol": "tcp", "status": status(&shared, node).1,
             "allocator_used_bytes": used, "allocator_capacity_bytes": capacity,
             "allocator_usage_percent": used as f64 * 100.0 / capacity.max(1) as f64,
             "alive": node.alive, "disk": node.info.beside.is_some(), "free": node.usage.free,
@@ -153,8 +157,15 @@ async fn segments_detail(State(shared): Server) -> Response {
 }
 
 /// The number and name of a member's state in Mooncake's list.
-pub(super) fn status(node: &NodeStat) -> (u32, &'static str) {
-    if node.alive { (1, "OK") } else { (0, "UNDEFINED") }
+pub(super) fn status(shared: &Shared, node: &NodeStat) -> (u32, &'static str) {
+    match shared.drain_phase(node.info.segment) {
+        _ if !node.alive => (0, "UNDEFINED"),
+        Some(false) => (2, "DRAINING"),
+        Some(true) => (3, "DRAINED"),
+        // The owner of the segment unmounts it, and lets readers finish first.
+        None if node.info.beside.is_none() && node.usage.capacity == 0 => (4, "GRACEFULLY_UNMOUNTING"),
+        None => (1, "OK"),
+    }
 }
 
 /// A segment's number in the format of Mooncake's ids.

@@ -13,6 +13,8 @@
 //! **Invariant:** with a token set, only `/health` is served without it.
 
 mod admin;
+pub mod client;
+mod drain;
 mod gate;
 pub(crate) mod master;
 pub(crate) mod metadata;

@@ -54,8 +54,8 @@ impl Shared {
             Notice::Stored { namespace, key, on_disk } => {
                 self.events.iter().for_each(|it| it.push(true, namespace, key, *on_disk));
             }
-            Notice::Removed { namespace, key } => {
-                self.events.iter().for_each(|it| it.push(false, namespace, key, false));
+            Notice::Removed { namespace, key, on_disk } => {
+                self.events.iter().for_each(|it| it.push(false, namespace, key, *on_disk));
             }
             Notice::Resumed(..) => {}
             Notice::NodeReady(_)

@@ -5,13 +5,15 @@
 
 use std::time::Duration;
 
-use tiffin_core::master::QuotaStat;
-use tiffin_core::message::{ClientToMaster, Hello, PolicyChange, Reason, Refusal, Reply, Request};
-use tiffin_core::{ClientId, ConnId, RequestId};
+use tiffin_core::master::{DrainRefusal, DrainStat, QuotaStat};
+use tiffin_core::message::{
+    ClientToMaster, DrainJob, Hello, JobId, PolicyChange, Reason, Refusal, Reply, Request,
+};
+use tiffin_core::{ClientId, ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::{Event, Shared};
+use super::{Event, Master, Shared};
 use crate::events::Counts;
 use crate::host;
 use crate::tenants::{self, Quotas, TenantFileError};
@@ -59,6 +61,46 @@ impl Shared {
     /// The namespaces that have a quota or use memory.
     pub(crate) fn quotas(&self) -> Vec<QuotaStat> {
         self.lock().core.quotas()
+    }
+
+    /// Starts a drain job.
+    pub(crate) fn start_drain(&self, job: DrainJob) -> Result<(), DrainRefusal> {
+        self.decide(|core, now| core.start_drain(now, job))
+    }
+
+    /// Cancels a drain job.
+    pub(crate) fn cancel_drain(&self, id: JobId) -> Result<(), DrainRefusal> {
+        self.decide(|core, now| core.cancel_drain(now, id))
+    }
+
+    /// How far a drain job is, and how many milliseconds ago that changed.
+    pub(crate) fn drain_stat(&self, id: JobId) -> Option<(DrainStat, u64)> {
+        self.decide(|core, now| {
+            let stat = core.drain_stat(now, id)?;
+            let ago_ms = now.0.saturating_sub(stat.updated.0);
+            Some((stat, ago_ms))
+        })
+    }
+
+    /// Whether a segment is being drained (`false`) or is drained (`true`).
+    pub(crate) fn drain_phase(&self, segment: SegmentId) -> Option<bool> {
+        self.lock().core.drain_phase(segment)
+    }
+
+    /// Lets the core decide about a page's request, and carries the effects out.
+    fn decide<T>(&self, decide: impl FnOnce(&mut Master, Tick) -> T) -> T {
+        let mut answers = Vec::new();
+        let decided = {
+            let mut state = self.lock();
+            let now = self.now();
+            let decided = decide(&mut state.core, now);
+            self.drain(&mut state, now, None, &mut answers);
+            decided
+        };
+        for (outbox, id, reply) in answers {
+            outbox.reply(id, &reply);
+        }
+        decided
     }
 
     /// Sets the quotas of the file, and removes all others.

@@ -103,6 +103,7 @@ impl State {
                     reject(served, offered);
                     self.master.iter().for_each(Outbox::close);
                 }
+                Effect::Drain(job) => drop(self.drain_job.send_replace(job)),
                 Effect::Disconnect(conn) => {
                     if let Some(replies) = self.conns.remove(&conn) {
                         replies.close();

@@ -8,6 +8,7 @@
 
 mod disk;
 mod disk_log;
+mod duty;
 mod effects;
 mod fetch;
 mod link;
@@ -24,9 +25,10 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_core::message::{
-    ClientToNode, FetchItem, Hello, NodeInfo, Record, Reply, Request, RequestRef, Role, Usage, Welcome,
+    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
     wrong_direction,
 };
+pub use tiffin_core::message::{DrainJob, DrainReport, DrainState, Record};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
@@ -44,6 +46,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use disk::DiskMember;
+pub use duty::{DrainDuty, HeldPage};
 pub use link::LinkStatus;
 
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
@@ -130,6 +133,8 @@ struct State {
     conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
+    /// The drain job of this node.
+    drain_job: watch::Sender<Option<DrainJob>>,
     /// Copies of other members' objects that are to be read.
     fetches: mpsc::Sender<FetchItem>,
 }
@@ -167,6 +172,7 @@ impl NodeServer {
             conns: BTreeMap::new(),
             next_conn: 0,
             master: None,
+            drain_job: watch::Sender::new(None),
             fetches,
         };
         let supervisor = Supervisor::new();
@@ -300,6 +306,13 @@ impl NodeServer {
     #[must_use]
     pub fn disk_stats(&self) -> Vec<tiffin_ssd::Stats> {
         self.disks.iter().map(|it| it.stats()).collect()
+    }
+
+    /// What a process needs to move the objects of this node away when an operator drains it.
+    #[must_use]
+    pub fn drain_duty(&self) -> DrainDuty {
+        let job = self.shared.lock().drain_job.subscribe();
+        DrainDuty { shared: Arc::downgrade(&self.shared), info: self.shared.info.clone(), job }
     }
 
     /// Accepts no new objects from now on. Objects stay readable until the node leaves.

@@ -240,7 +240,8 @@ impl World {
                     | MasterToMember::ClientGone(_)
                     | MasterToMember::Inspect(_)
                     | MasterToMember::Fetch(_)
-                    | MasterToMember::Promote(_) => None,
+                    | MasterToMember::Promote(_)
+                    | MasterToMember::Drain(_) => None,
                 };
                 pending.into_iter().for_each(|it| _ = disk.pending.insert(id, it));
                 self.disk_handles(node, CoreEvent::MasterRequest(id, request));

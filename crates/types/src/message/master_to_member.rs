@@ -1,6 +1,6 @@
 //! What the master asks of its members: nodes' memories and disks.
 
-use super::{Allocate, DemoteItem, FetchItem, PromoteItem, Record, Usage};
+use super::{Allocate, DemoteItem, Drain, FetchItem, PromoteItem, Record, Usage};
 use crate::{ClientId, RequestId, SlotRef, attributes::Attributes};
 
 /// A request of the master to a node or a disk.
@@ -27,6 +27,8 @@ pub enum MasterToMember {
     Promote(Vec<PromoteItem>),
     /// Reads objects from other members into reservations in the memory of the node. For nodes.
     Fetch(Vec<FetchItem>),
+    /// Starts or stops a drain job. For nodes.
+    Drain(Drain),
 }
 
 /// See [`MasterToMember::Settle`].

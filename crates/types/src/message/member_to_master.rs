@@ -1,6 +1,6 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
-use super::{CommitItem, Dropped, Usage};
+use super::{CommitItem, DrainReport, Dropped, Usage};
 use crate::{ClientId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
@@ -22,6 +22,8 @@ pub enum MemberToMaster {
     ClientDied(ClientId),
     /// A disk has dropped copies without being asked.
     Dropped(Dropped),
+    /// A node reports how far it is with a drain job.
+    Drained(Box<DrainReport>),
 }
 
 /// How to reach a member.

@@ -21,6 +21,7 @@
 
 mod client_to_master;
 mod client_to_node;
+mod drain;
 mod lifetime;
 mod master_to_member;
 mod member_to_master;
@@ -35,6 +36,7 @@ pub use client_to_master::{
     ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
+pub use drain::{Drain, DrainJob, DrainReport, DrainState, JobId};
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, CopyWait, DropPins, Explain, Gone, Granted, Here, Lease,
     LeaseItem, LeaseOutcome, Leased, OnExists, Pin, PinOutcome, Policy, PolicyChange, PutOptions, Release,

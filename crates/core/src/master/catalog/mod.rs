@@ -129,6 +129,17 @@ pub(super) struct Catalog {
     copied: u64,
     /// An object of these has lost a copy, or began with fewer.
     has_lost_copy: bool,
+    /// Tiers that known objects have entered or left since this was last taken; `None` if nobody asks.
+    tier_changes: Option<Vec<TierChange>>,
+}
+
+/// A known object has its first copy in a tier, or no copy there any more.
+#[derive(Debug)]
+pub(super) struct TierChange {
+    pub(super) namespace: NamespaceIndex,
+    pub(super) key: Key,
+    pub(super) on_disk: bool,
+    pub(super) is_stored: bool,
 }
 
 impl Catalog {
@@ -143,6 +154,7 @@ impl Catalog {
             soft: BTreeSet::new(),
             pins: BTreeSet::new(),
             owners: Owners::new(),
+            tier_changes: None,
             copied: 0,
             has_lost_copy: false,
         }
@@ -359,6 +371,16 @@ impl Catalog {
         self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
     }
 
+    /// Notes from now on which tiers objects enter and leave.
+    pub(super) fn note_tiers(&mut self) {
+        self.tier_changes = Some(Vec::new());
+    }
+
+    /// The tiers that known objects have entered or left, in order.
+    pub(super) fn take_tier_changes(&mut self) -> Vec<TierChange> {
+        self.tier_changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// Adds one more copy of a known object.
     pub(super) fn add_replica(&mut self, index: ObjectIndex, node: NodeIndex, slot_ref: SlotRef) {
         self.change_replicas(index, |object| object.add(Replica::new((node, slot_ref))));
@@ -399,8 +421,16 @@ impl Catalog {
         self.lists.delist(&mut self.objects, index);
         if let Some(object) = self.objects.get_mut(index.0) {
             let (namespace, before) = (object.namespace(), object.space());
+            let tiers = object.tiers();
             change(object);
             let now = object.space();
+            for (on_disk, was, is) in [(false, tiers.0, object.tiers().0), (true, tiers.1, object.tiers().1)]
+            {
+                if let Some(changes) = self.tier_changes.as_mut().filter(|_| was != is) {
+                    let key = object.key().clone();
+                    changes.push(TierChange { namespace, key, on_disk, is_stored: is });
+                }
+            }
             self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         }
         self.lists.enlist(&mut self.objects, index);

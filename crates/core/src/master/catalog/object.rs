@@ -224,6 +224,11 @@ impl Object {
         self.all().filter(|it| it.is_readable_on_disk()).map(|it| (it.node, it.slot_ref()))
     }
 
+    /// Whether it can be read from memory, and from a disk.
+    pub(in crate::master) fn tiers(&self) -> (bool, bool) {
+        (self.in_memory().next().is_some(), self.readable_on_disks().next().is_some())
+    }
+
     /// Whether a node has a copy, or will have one.
     pub(in crate::master) fn is_on(&self, node: NodeIndex) -> bool {
         self.on(node).is_some()

@@ -47,27 +47,59 @@ fn quotas_beyond_the_memory_are_scaled_down() {
     assert!(matches!(cluster.reserve("a", capacity / 4, plain()), ReserveOutcome::Space(_)));
 }
 
+fn told(cluster: &mut Cluster) -> Vec<String> {
+    let shown = cluster.notices.drain(..).filter_map(|notice| match notice {
+        Notice::Stored { namespace, key, on_disk } => Some(format!("+{namespace}/{key} {on_disk}")),
+        Notice::Removed { namespace, key, on_disk } => Some(format!("-{namespace}/{key} {on_disk}")),
+        _ => None,
+    });
+    shown.collect()
+}
+
 #[test]
 fn stored_and_removed_objects_cause_notices() {
-    let told = |cluster: &mut Cluster| {
-        let shown = cluster.notices.drain(..).filter_map(|notice| match notice {
-            Notice::Stored { namespace, key, on_disk } => Some(format!("+{namespace}/{key} {on_disk}")),
-            Notice::Removed { namespace, key } => Some(format!("-{namespace}/{key}")),
-            _ => None,
-        });
-        shown.collect::<Vec<_>>()
-    };
     let mut cluster = Cluster::with(&[2 * UNIT], |config| config.events = true);
     cluster.put("a", UNIT, plain());
     assert_eq!(told(&mut cluster), ["+default/a false"]);
     cluster.delete("a", true);
-    assert_eq!(told(&mut cluster), ["-default/a"]);
+    assert_eq!(told(&mut cluster), ["-default/a false"]);
     cluster.put("b", UNIT, plain());
     cluster.put("c", 2 * UNIT, plain());
-    assert_eq!(told(&mut cluster), ["+default/b false", "-default/b", "+default/c false"], "b was evicted");
+    assert_eq!(
+        told(&mut cluster),
+        ["+default/b false", "-default/b false", "+default/c false"],
+        "b was evicted"
+    );
     cluster.restart_master(6);
     assert_eq!(told(&mut cluster), ["+default/c false"], "the nodes announce what they hold");
     let mut silent = Cluster::new(&[2 * UNIT]);
     silent.put("a", UNIT, plain());
     assert_eq!(told(&mut silent), Vec::<String>::new());
+}
+
+#[test]
+fn demotions_and_promotions_are_announced() {
+    let mut cluster = Cluster::tiered(&[2], |config| {
+        config.events = true;
+        config.tier.promote_on_hit = true;
+    });
+    cluster.write_through();
+    cluster.put("a", UNIT, plain());
+    assert_eq!(told(&mut cluster), ["+default/a false", "+default/a true"], "the disk has it, too");
+    cluster.put("b", 2 * UNIT, plain());
+    assert_eq!(told(&mut cluster), ["-default/a false", "+default/b false", "+default/b true"]);
+    cluster.delete("b", true);
+    assert_eq!(told(&mut cluster), ["-default/b false", "-default/b true"]);
+    for _ in 0..2 {
+        cluster.ask(ClientToMaster::Resolve(Resolve {
+            keys: vec![key("a")],
+            touch: true,
+            locate: true,
+            ..Resolve::default()
+        }));
+    }
+    assert_eq!(told(&mut cluster), ["+default/a false"], "it is promoted");
+    cluster.put("a", UNIT, plain());
+    // The disk may have the new one, too, by now.
+    assert_eq!(told(&mut cluster)[..2], ["-default/a true", "+default/a false"], "it is replaced");
 }

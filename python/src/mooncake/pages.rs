@@ -1,0 +1,62 @@
+//! The pages of a store: `/health` and `/metrics`, as Mooncake's clients serve them.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tiffin_client::{Client, Deadline};
+use tiffin_server::Address;
+use tiffin_server::http::client::{Answer, ClientPages, ClientState};
+
+use super::calls::{HEALTH_TIME_MAX, is_answered};
+use super::codes;
+use super::open::{Open, tell};
+use crate::handle::Handle;
+
+/// A store, which its pages do not keep alive.
+struct Shown {
+    handle: Weak<Handle>,
+    call_time: Duration,
+}
+
+impl Shown {
+    async fn client(&self, deadline: Deadline) -> Option<Client> {
+        self.handle.upgrade()?.client(deadline).await.ok()
+    }
+}
+
+impl ClientState for Shown {
+    fn health(&self) -> Answer<'_, i64> {
+        Box::pin(async {
+            let deadline = Deadline::after(HEALTH_TIME_MAX.min(self.call_time));
+            match self.client(deadline).await {
+                None => codes::HEALTH_NOT_SET_UP,
+                Some(client) if is_answered(&client, deadline).await => codes::OK,
+                Some(_) => codes::HEALTH_NO_MASTER,
+            }
+        })
+    }
+
+    fn moved(&self) -> Answer<'_, (u64, u64)> {
+        Box::pin(async {
+            let Some(client) = self.client(Deadline::after(self.call_time)).await else { return (0, 0) };
+            let counters = client.counters();
+            let ways = [&counters.local, &counters.shm, &counters.tcp];
+            (ways.iter().map(|it| it.read()).sum(), ways.iter().map(|it| it.written()).sum())
+        })
+    }
+}
+
+/// Serves the pages where the store's segments listen. `None`, with a line that says why, if that fails: the
+/// store works without them.
+pub(super) async fn serve(open: &Open, port: u16) -> Option<ClientPages> {
+    let site = open.segments.site();
+    let listen = Address::Tcp { host: site.ip.to_string(), port };
+    let shown = Shown { handle: Arc::downgrade(&open.handle), call_time: open.call_time };
+    match ClientPages::start(&listen, &site.config.token, Arc::new(shown)).await {
+        Ok(pages) => Some(pages),
+        Err(error) => {
+            tell(&format!("warning: the pages of this client are not served: {error}"));
+            None
+        }
+    }
+}
