@@ -16,7 +16,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
-.PHONY: clients conformance docs-mooncake
+.PHONY: clients conformance docs-mooncake test-ha
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -116,6 +116,12 @@ bench-scale: .venv-bench/wheels .venv-peer/ready ## Throughput and memory by num
 	  $(if $(ARGS),--objects-max $(ARGS))
 
 FOLDER ?= target/tmp
+test-ha: ## Several masters on real etcd, each process killed and stopped under load (ROUNDS=1); installs Debian's etcd-server
+	@command -v etcd >/dev/null || apt-get install -y --no-install-recommends etcd-server || \
+	  { echo 'test-ha: etcd is missing, and it cannot be installed: install etcd 3.4 or later' >&2; exit 1; }
+	$(CARGO) build --locked -q -p tiffin-cli
+	$(CARGO) test --locked -q -p tiffin-client --features ha-test --test ha -- $(CURDIR)/target/debug/tiffin $(or $(ROUNDS),1)
+
 bench-ssd: .venv-bench/wheels .venv-peer/ready ## A disk raw, through the log and through the store, beside the official wheel (FOLDER= on the disk to test, ARGS=--json)
 	@mkdir -p $(FOLDER)
 	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-bench -- --path $(FOLDER)/ssd-bench $(ARGS)

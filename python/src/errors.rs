@@ -26,6 +26,7 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
                 StartError::Config(_)
                 | StartError::Tenants(_)
                 | StartError::Memory(_)
+                | StartError::Etcd(_)
                 | StartError::Disk(_)
                 | StartError::DiskInUse(_) => "InvalidArgument",
                 StartError::Listen(_) | StartError::State { .. } | StartError::System { .. } => "Error",

@@ -87,6 +87,7 @@ pub(crate) fn explain(error: &StartError) -> Failure {
             "state",
             "name another folder with `--state-dir`, or TIFFIN_MASTER_STATE_DIR for `mooncake_master`",
         ),
+        StartError::Etcd(_) => ("etcd", "give the client addresses of etcd with `--etcd`"),
         StartError::Tenants(_) => ("tenants", "correct the file, or start without it"),
         StartError::System { .. } => ("system", "run `tiffin doctor` to see what works on this machine"),
     };

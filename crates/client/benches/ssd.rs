@@ -77,7 +77,8 @@ impl Store {
 
     async fn node(master: &MasterServer, folder: &Path, memory: u64) -> NodeServer {
         let ssd = vec![SsdConfig { path: folder.join("log"), size: DISK, engine: Engine::Auto }];
-        let config = NodeConfig { master: master.address().clone(), memory, ssd, ..NodeConfig::default() };
+        let config =
+            NodeConfig { master: master.address().clone().into(), memory, ssd, ..NodeConfig::default() };
         let node = NodeServer::start(config).await.unwrap();
         node.joined(tokio::time::Instant::now() + Duration::from_secs(60)).await.unwrap();
         node

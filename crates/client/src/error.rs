@@ -1,6 +1,6 @@
 //! The error type, with one variant for each case that a caller would handle differently.
 
-use tiffin_rpc::{AddressError, CallError};
+use tiffin_rpc::{AddressError, CallError, MastersError};
 use tiffin_types::message::{Backlog, Full, Quota, Reason, Refusal, Resource, Usage};
 use tiffin_types::units::{Count, Size};
 use tiffin_types::{Generation, Key, KeyError};
@@ -268,6 +268,9 @@ impl Error {
             Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
             Self::Refused { reason: Reason::Busy, .. } => "try again later, or with less at once",
             Self::Refused { reason: Reason::Closing, .. } => "try again when the server is back",
+            Self::Refused { reason: Reason::Standby, .. } => {
+                "give the addresses of all masters, or `etcd://HOST:2379/CLUSTER`"
+            }
             Self::Refused { .. } => "check that the address is that of the right server",
             Self::Closed => "connect again",
             Self::Forked => "connect again in the child",
@@ -291,7 +294,9 @@ impl Error {
             | Self::Leased { .. }
             | Self::Unconfirmed { .. }
             | Self::Contended { .. } => true,
-            Self::Refused { reason, .. } => matches!(reason, Reason::Busy | Reason::Closing),
+            Self::Refused { reason, .. } => {
+                matches!(reason, Reason::Busy | Reason::Closing | Reason::Standby)
+            }
             Self::NotFound { .. }
             | Self::TooSmall { .. }
             | Self::OutOfRange { .. }
@@ -358,7 +363,9 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
         let what = without_hint(&error.to_string());
         match error {
-            CallError::Connect { .. } | CallError::Lost { .. } => Self::Unreachable { what },
+            CallError::Connect { .. } | CallError::Lost { .. } | CallError::NoLeader { .. } => {
+                Self::Unreachable { what }
+            }
             CallError::Unanswered { is_silent, .. } => Self::NoHandshake { what, is_silent },
             CallError::Resolve { .. } => Self::UnknownHost { what },
             CallError::Foreign { .. } => Self::WrongPort { what },
@@ -378,6 +385,12 @@ impl From<KeyError> for Error {
 
 impl From<AddressError> for Error {
     fn from(error: AddressError) -> Self {
+        Self::invalid(error)
+    }
+}
+
+impl From<MastersError> for Error {
+    fn from(error: MastersError) -> Self {
         Self::invalid(error)
     }
 }

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_rpc::{Address, CallError, Connection, Reach};
+use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
 use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
-    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Release, Reply, Reserve, ReserveOutcome,
-    Reserved, Role,
+    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Reason, Refusal, Release, Reply,
+    Reserve, ReserveOutcome, Reserved, Role,
 };
 use tiffin_types::{ClientId, Location, SegmentId};
 use tokio::runtime::Handle;
@@ -42,6 +42,11 @@ const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 const GATE_TIME_MAX: Duration = Duration::from_secs(3);
 /// How much longer than the attempt to connect a caller waits for its outcome.
 const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
+/// Where there are several masters: how often the leader is asked for a sign of life, and how long that may
+/// take.
+const PING_PAUSE: Duration = Duration::from_millis(250);
+/// See [`PING_PAUSE`].
+const PING_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time limit for the `Goodbye` of a dropped client.
 const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -80,7 +85,7 @@ pub(crate) struct Inner {
     pub(crate) offers: Offers,
     pub(crate) nodes: Nodes,
     hello: Hello,
-    address: Address,
+    masters: Masters,
     master: Arc<Link<Master>>,
     closed: AtomicBool,
     /// Number of operations in progress, and the notification when it reaches zero.
@@ -98,7 +103,7 @@ impl Inner {
     pub(crate) async fn connect(
         options: ConnectOptions,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Chore>), Error> {
-        let address: Address = options.address.parse()?;
+        let masters: Masters = options.address.parse()?;
         // The attempt ends by itself after `connect_time`, and its error says how far it got.
         let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));
         let counters = Arc::new(Counters::default());
@@ -136,8 +141,8 @@ impl Inner {
             offers: Offers::new(),
             nodes: Nodes::new(traveller, Handle::current()),
             hello,
-            master: Arc::new(Link::new(format!("`{address}`"), MASTER_BACKOFF)),
-            address,
+            master: Arc::new(Link::new(format!("`{masters}`"), MASTER_BACKOFF)),
+            masters,
             closed: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             idle: Notify::new(),
@@ -413,12 +418,27 @@ impl Inner {
     }
 
     pub(crate) async fn master(&self, deadline: Deadline) -> Result<Arc<Master>, Error> {
-        let (address, hello) = (self.address.clone(), self.hello.clone());
+        let (masters, hello) = (self.masters.clone(), self.hello.clone());
         let (time, me) = (self.options.connect_time, Weak::clone(&self.me));
         let reach = Reach::near_if(self.options.shared_memory);
         let open = |last: Option<Arc<Master>>| async move {
-            let opened = Connection::open_by(&address, reach, hello, Instant::now() + time).await;
-            let (connection, welcome) = opened?;
+            let least = last.as_ref().map_or(0, |it| it.epoch);
+            let (token, several) = (hello.token.clone(), masters.single().is_none());
+            let connect = |address: Address, until: Instant| {
+                let hello = hello.clone();
+                async move {
+                    let (connection, welcome) = Connection::open_by(&address, reach, hello, until).await?;
+                    if several && welcome.epoch < least {
+                        return Err(replaced(&address, welcome.epoch, least));
+                    }
+                    Ok((connection, welcome))
+                }
+            };
+            let (connection, welcome) = masters.open(Instant::now() + time, connect).await?;
+            if several {
+                let watched = watch_leader(connection.clone(), masters, welcome.epoch, reach, token);
+                tokio::spawn(watched);
+            }
             if let Some(inner) = me.upgrade().filter(|_| last.is_some()) {
                 inner.reservations.owe(inner.nodes.visited());
                 inner.leases.owe();
@@ -470,6 +490,36 @@ impl Inner {
     }
 }
 
+/// The refusal to follow a master whose epoch is smaller than one that was seen: it was replaced.
+fn replaced(address: &Address, epoch: u64, least: u64) -> CallError {
+    let message = format!("`{address}` has epoch {epoch}, and a master of epoch {least} has replaced it");
+    CallError::Refused(Refusal { reason: Reason::Standby, message })
+}
+
+/// Closes the connection to a master that is silent once another one leads, so that calls go there.
+async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, reach: Reach, token: String) {
+    let heard = Heard::now();
+    let pings = async {
+        loop {
+            let deadline = Instant::now() + PING_TIME_MAX;
+            match connection.call(&ClientToMaster::Ping, deadline).await {
+                Ok(_) => heard.again(),
+                Err(CallError::Lost { .. }) => return,
+                Err(_) => {}
+            }
+            tokio::time::sleep(PING_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        () = superseded(&masters, epoch, reach, &token, &heard) => {
+            tracing::warn!(address = %connection.address(), "the master is silent, and another one leads");
+            connection.close();
+        }
+        () = pings => {}
+        () = connection.closed() => {}
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         // No operation is in progress and no view is left: each would hold a reference to this.
@@ -515,7 +565,6 @@ pub(crate) fn leases(leased: &Leased) -> impl Iterator<Item = u64> + '_ {
 
 /// The failure of a call, for its session.
 pub(crate) fn call_failure(error: &Error) -> CallFailure {
-    use tiffin_types::message::{Reason, Refusal};
     let refused = |reason| CallFailure::Refused(Refusal { reason, message: error.to_string() });
     match error {
         Error::Invalid { .. } => refused(Reason::Invalid),

@@ -96,7 +96,8 @@ impl Deadline {
 /// ```
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// The master: `host:port`, `[ipv6]:port` or `unix:@name`.
+    /// The master: `host:port`, `[ipv6]:port` or `unix:@name`; several separated by commas, or
+    /// `etcd://host:2379/CLUSTER`.
     pub address: String,
     /// The shared secret; empty if none is set.
     pub token: String,

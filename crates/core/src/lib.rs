@@ -18,6 +18,7 @@
 //! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
 pub mod disk;
+pub mod election;
 pub mod extent;
 pub mod master;
 pub mod node;

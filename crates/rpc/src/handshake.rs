@@ -160,7 +160,12 @@ impl Greeting {
 }
 
 async fn send_refusal(outbox: &Outbox, id: RequestId, refusal: Refusal, deadline: Instant) {
-    tracing::warn!(peer = %outbox.peer(), reason = ?refusal.reason, "refused: {}", refusal.message);
+    // Clients that have a list of masters try standbys all the time.
+    if refusal.reason == Reason::Standby {
+        tracing::debug!(peer = %outbox.peer(), "refused: {}", refusal.message);
+    } else {
+        tracing::warn!(peer = %outbox.peer(), reason = ?refusal.reason, "refused: {}", refusal.message);
+    }
     outbox.reply(id, &Reply::Refused(refusal));
     outbox.flush(deadline).await;
 }

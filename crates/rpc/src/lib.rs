@@ -22,6 +22,7 @@ pub mod host;
 mod lanes;
 mod local;
 mod mailbox;
+mod masters;
 mod spin;
 mod stream;
 mod watch;
@@ -41,6 +42,7 @@ pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;
 pub use local::Reach;
 pub use mailbox::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
+pub use masters::{Heard, MASTERS_MAX, Masters, MastersError, superseded};
 pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
 
 /// Why a call has no reply.
@@ -125,6 +127,16 @@ pub enum CallError {
         /// What it sent.
         source: FrameError,
     },
+    /// There are several masters, and none of them leads, so nothing was done.
+    #[error(
+        "no master of `{masters}` leads: {why}\n\nhint: check that one of the masters runs and reaches etcd"
+    )]
+    NoLeader {
+        /// The masters.
+        masters: String,
+        /// The last failure.
+        why: String,
+    },
     /// The request must not be sent, so nothing was done.
     #[error(transparent)]
     TooLarge(#[from] EncodeError),
@@ -147,6 +159,7 @@ fn refusal_hint(reason: Reason) -> &'static str {
         Reason::Unreachable => "\n\nhint: see `tiffin stat` for the nodes that do not answer",
         Reason::Closing => "\n\nhint: try again when the server is back",
         Reason::Unavailable => "\n\nhint: try again when the nodes that are waited for are back",
+        Reason::Standby => "\n\nhint: give the addresses of all masters, or `etcd://HOST:2379/CLUSTER`",
     }
 }
 

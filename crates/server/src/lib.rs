@@ -69,6 +69,9 @@ pub enum StartError {
     /// The quotas of tenants cannot be read or set.
     #[error(transparent)]
     Tenants(#[from] TenantFileError),
+    /// The settings of etcd make no sense.
+    #[error("{0}")]
+    Etcd(String),
     /// A disk cannot be used.
     #[error("{0}")]
     Disk(String),

@@ -93,6 +93,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) connections: u64,
     pub(crate) refused: u64,
     pub(crate) uptime: Duration,
+    /// Whether this master leads, and how often it won and lost an election.
+    pub(crate) leads: (bool, u64, u64),
 }
 
 impl Counters {
@@ -419,6 +421,10 @@ fn cache(page: &mut Page, counters: &Counters) {
 fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     let stat = snapshot.stat;
     page.gauge("tiffin_epoch", "Epoch of the master", stat.epoch);
+    let (leads, won, lost) = snapshot.leads;
+    page.gauge("tiffin_leader", "Whether this master leads", u64::from(leads));
+    page.counter("tiffin_elections_won_total", "Times that this master became the leader", won);
+    page.counter("tiffin_elections_lost_total", "Times that this master stepped down", lost);
     page.gauge("tiffin_uptime_seconds", "Time since the master started", snapshot.uptime.as_secs());
     page.gauge("tiffin_connections", "Connections of clients and nodes", snapshot.connections);
     page.counter("tiffin_connections_refused_total", "Rejected connections", snapshot.refused);
@@ -561,7 +567,17 @@ mod tests {
 
     fn page_of(stat: &Stat, counters: &Counters) -> String {
         let uptime = Duration::from_secs(5);
-        render(&Snapshot { stat, counters, waiting: 1, undecided: 0, connections: 2, refused: 3, uptime })
+        let leads = (true, 4, 5);
+        render(&Snapshot {
+            stat,
+            counters,
+            waiting: 1,
+            undecided: 0,
+            connections: 2,
+            refused: 3,
+            uptime,
+            leads,
+        })
     }
 
     #[test]

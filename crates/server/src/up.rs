@@ -45,7 +45,7 @@ impl Embedded {
         let address = Address::Unix { name: format!("tiffin-{drawn:016x}") };
         let master = MasterConfig { listen: vec![address], ..MasterConfig::default() };
         let master = MasterServer::start(master).await?;
-        let node = NodeConfig { master: master.address().clone(), listen: None, ..node };
+        let node = NodeConfig { master: master.address().clone().into(), listen: None, ..node };
         let node = NodeServer::start_with(node, counters).await?;
         join(&node).await?;
         let fate = share_fate(&node, &master);
@@ -95,7 +95,8 @@ impl Up {
     pub async fn start(config: UpConfig) -> Result<Self, StartError> {
         let UpConfig { master, node } = config;
         let master = MasterServer::start(master).await?;
-        let node = NodeServer::start(NodeConfig { master: reachable(master.address()), ..node }).await?;
+        let node =
+            NodeServer::start(NodeConfig { master: reachable(master.address()).into(), ..node }).await?;
         join(&node).await?;
         Ok(Self { node, master })
     }

@@ -84,6 +84,7 @@ impl World {
             // Generations of two starts differ even if their epochs do not.
             first_counter: self.master_incarnation << 32,
             durable: true,
+            confirms: false,
             silence_ms_max: self.plan.silence_ms_max,
             away_ms_max: self.plan.away_ms_max,
             lease_ms: self.plan.lease_ms,
@@ -305,7 +306,11 @@ impl World {
                 Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::SendLedger(conn, ..) => {
                     self.segment_of(*conn)
                 }
-                Effect::Disconnect(_) | Effect::Notice(_) | Effect::Persist(_) | Effect::Restart(_) => None,
+                Effect::Disconnect(_)
+                | Effect::Notice(_)
+                | Effect::Persist(_)
+                | Effect::Confirm(_)
+                | Effect::Restart(_) => None,
             };
             charged.extend(self.charged_namespaces(&effect));
             self.check_offers(&effect);
@@ -340,6 +345,8 @@ impl World {
                     let saved = self.master.as_ref().map(Master::saved).unwrap_or_default();
                     self.begin_save(version, saved);
                 }
+                // There is one master.
+                Effect::Confirm(_) => (),
                 Effect::Restart(epoch) => self.superseded = Some(epoch),
             }
         }

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 22] = [
+pub const DIRECTION: [(&str, &[&str]); 23] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-sim-runner", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
@@ -13,6 +13,7 @@ pub const DIRECTION: [(&str, &[&str]); 22] = [
     ("tiffin-transport", &[]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
+    ("tiffin-etcd", &[]),
     ("tiffin-kv", &["tiffin-sabotage"]),
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
@@ -29,8 +30,11 @@ pub const DIRECTION: [(&str, &[&str]); 22] = [
             "tiffin-throttle",
         ],
     ),
-    ("tiffin-rpc", &["tiffin-types", "tiffin-proto", "tiffin-transport"]),
-    ("tiffin-server", &["tiffin-core", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"]),
+    ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-transport"]),
+    (
+        "tiffin-server",
+        &["tiffin-core", "tiffin-etcd", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"],
+    ),
     ("tiffin-client", &["tiffin-types", "tiffin-session", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
     ("tiffin-embedded", &["tiffin-client", "tiffin-server"]),
     ("tiffin-kv-exec", &["tiffin-kv", "tiffin-client", "tiffin-transport"]),

@@ -423,7 +423,7 @@ async fn ask_metadata(address: &str, authority: &str, path: &str) -> io::Result<
 fn site(settings: &Settings, name: &Name, master: &Address, hostname: String) -> Site {
     let environment = &settings.environment;
     let config = NodeConfig {
-        master: master.clone(),
+        master: master.clone().into(),
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
         exposed: !name.ip.is_loopback() && environment.token.is_empty(),

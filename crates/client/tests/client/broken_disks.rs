@@ -19,7 +19,8 @@ fn ssd(path: &Path, size: u64) -> SsdConfig {
 
 async fn start(master: &MasterServer, ssd: SsdConfig) -> Result<NodeServer, String> {
     let master = master.address().clone();
-    let config = NodeConfig { master, memory: 8 * MIB, ssd: vec![ssd], ..NodeConfig::default() };
+    let config =
+        NodeConfig { master: master.into(), memory: 8 * MIB, ssd: vec![ssd], ..NodeConfig::default() };
     NodeServer::start(config).await.map_err(|error| error.to_string())
 }
 

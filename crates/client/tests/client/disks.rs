@@ -47,8 +47,13 @@ impl Store {
     async fn start_sized(&mut self, folder: &Path, engine: Engine, size: u64) {
         let ssd = vec![SsdConfig { path: folder.join("log"), size, engine }];
         let master = self.master.address().clone();
-        let config =
-            NodeConfig { master, memory: 8 * MIB, name: "node".into(), ssd, ..NodeConfig::default() };
+        let config = NodeConfig {
+            master: master.into(),
+            memory: 8 * MIB,
+            name: "node".into(),
+            ssd,
+            ..NodeConfig::default()
+        };
         let node = NodeServer::start(config).await.unwrap();
         node.joined(Instant::now() + LONG).await.unwrap();
         self.node = Some(node);

@@ -407,7 +407,7 @@ async fn client_reconnects_to_a_restarted_master() {
     let address = Address::Unix { name: format!("tiffin-test-{}", std::process::id()) };
     let config = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
     let master = MasterServer::start(config.clone()).await.unwrap();
-    let node = NodeConfig { master: address.clone(), memory: 4 << 20, ..NodeConfig::default() };
+    let node = NodeConfig { master: address.clone().into(), memory: 4 << 20, ..NodeConfig::default() };
     let node = NodeServer::start(node).await.unwrap();
     node.joined(Instant::now() + LONG).await.unwrap();
     let client = Client::connect(ConnectOptions::new(address.to_string())).await.unwrap();

@@ -41,7 +41,7 @@ impl Cluster {
 
     async fn add_with(&mut self, config: NodeConfig) {
         let (master, name) = (self.master.address().clone(), format!("node-{}", self.nodes.len()));
-        let config = NodeConfig { master, name, ..config };
+        let config = NodeConfig { master: master.into(), name, ..config };
         let node = NodeServer::start(config).await.unwrap();
         node.joined(Instant::now() + LONG).await.unwrap();
         self.nodes.push(node);

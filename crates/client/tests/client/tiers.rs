@@ -156,7 +156,8 @@ async fn full_node_does_not_block_promotions_elsewhere() {
     for name in ["a", "b"] {
         let ssd = vec![SsdConfig { path: folder.path().join(name), size: 128 * MIB, engine: Engine::Auto }];
         let (master, name) = (master.address().clone(), name.to_owned());
-        let config = NodeConfig { master, memory: 8 * MIB, name, ssd, ..NodeConfig::default() };
+        let config =
+            NodeConfig { master: master.into(), memory: 8 * MIB, name, ssd, ..NodeConfig::default() };
         let node = NodeServer::start(config).await.unwrap();
         node.joined(Instant::now() + LONG).await.unwrap();
         nodes.push(node);

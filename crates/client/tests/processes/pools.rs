@@ -184,7 +184,7 @@ pub(crate) fn a_node_stopped_with_its_pool(runtime: &Runtime) {
         let master = start_master().await;
         let start = async |pool_on_stop| {
             let config = NodeConfig {
-                master: master.address().clone(),
+                master: master.address().clone().into(),
                 memory: MEMORY,
                 name: "pool".to_owned(),
                 pool: Some(folder.0.clone()),

@@ -79,7 +79,8 @@ pub(crate) async fn start_master() -> MasterServer {
 
 pub(crate) async fn start_both() -> (MasterServer, NodeServer) {
     let master = start_master().await;
-    let config = NodeConfig { master: master.address().clone(), memory: MEMORY, ..NodeConfig::default() };
+    let config =
+        NodeConfig { master: master.address().clone().into(), memory: MEMORY, ..NodeConfig::default() };
     let node = NodeServer::start(config).await.unwrap();
     node.joined(Instant::now() + LONG).await.unwrap();
     (master, node)

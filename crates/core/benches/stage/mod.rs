@@ -39,6 +39,7 @@ impl Stage {
             instance: 1,
             first_counter: 0,
             durable: false,
+            confirms: false,
             silence_ms_max: u64::MAX,
             away_ms_max: u64::MAX,
             lease_ms: LEASE_MS,

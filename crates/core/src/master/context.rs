@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Effect, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
+    confirmed::Confirming,
     connections::Connections,
     deadlines::Deadlines,
     members::{Member, Members, Standing},
@@ -42,6 +43,7 @@ pub(super) struct Context {
     pub(super) quotas: Quotas,
     pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
+    pub(super) confirming: Confirming,
     /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
     pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
@@ -66,6 +68,7 @@ impl Context {
             quotas: Quotas::default(),
             pending_retires: PendingRetires::default(),
             saving: Saving::default(),
+            confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
             effects: VecDeque::new(),
@@ -84,7 +87,7 @@ impl Context {
     }
 
     pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
-        self.effects.push_back(Effect::Reply(conn, id, reply));
+        self.reply_confirmed(Effect::Reply(conn, id, reply));
     }
 
     pub(super) fn notice(&mut self, notice: Notice) {

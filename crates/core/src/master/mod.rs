@@ -13,6 +13,7 @@
 mod answers;
 mod catalog;
 mod commit;
+mod confirmed;
 mod connections;
 mod context;
 mod deadlines;
@@ -83,6 +84,8 @@ pub struct MasterConfig {
     pub first_counter: u64,
     /// Whether there is a state folder: see [`Saved`].
     pub durable: bool,
+    /// Another master may take over at any time: answers about names wait for [`Event::Confirmed`].
+    pub confirms: bool,
     /// A node that sent nothing for this long is not read from or written to.
     pub silence_ms_max: u64,
     /// A node whose connection has been closed for this long is absent: it keeps protected objects only.
@@ -155,6 +158,8 @@ pub enum Event {
     Ended(ConnId),
     /// The state folder contains this version of [`Effect::Persist`], or a later one.
     Persisted(u64),
+    /// This master was the leader at some time after this [`Effect::Confirm`].
+    Confirmed(u64),
 }
 
 /// An action that the shell must carry out.
@@ -174,6 +179,9 @@ pub enum Effect {
     /// Write [`Master::saved`] into the state folder, sync it, and report [`Event::Persisted`] with this
     /// version.
     Persist(u64),
+    /// Ask the election service whether this master still leads, beginning now, and report
+    /// [`Event::Confirmed`] with this number if so. A later confirmation contains all earlier ones.
+    Confirm(u64),
     /// A member has served a master of this epoch, which is not smaller than this one's: the state folder
     /// was lost or is old. The shell replaces the core by one with a greater epoch and with the state of
     /// [`Master::saved`]. It saves the new epoch before it uses the new core, and closes all connections.
@@ -236,6 +244,12 @@ impl Master {
     /// A master with the saved state of an earlier one. It waits for the members of its roster.
     #[must_use]
     pub fn recover(config: MasterConfig, saved: Saved) -> Self {
+        Self::recover_at(Tick::default(), config, saved)
+    }
+
+    /// The same on a clock that runs already: the members are away since `now`.
+    #[must_use]
+    pub fn recover_at(now: Tick, config: MasterConfig, saved: Saved) -> Self {
         let mut master = Self {
             objects: Objects::new(Context::new(config)),
             reservations: Reservations::default(),
@@ -247,6 +261,7 @@ impl Master {
             drains: Drains::default(),
             lease_end: None,
         };
+        master.objects.cx.now = now;
         master.restore(saved);
         master
     }
@@ -266,6 +281,7 @@ impl Master {
             Event::SameProcess(conn) => self.objects.cx.connections.set_same_process(conn),
             Event::Ended(conn) => self.process_ended(conn),
             Event::Persisted(version) => self.objects.cx.persisted(version),
+            Event::Confirmed(round) => self.objects.cx.confirmed(round),
         }
         self.serve();
     }
@@ -512,7 +528,7 @@ impl Master {
         let parts =
             [self.reservations.len(), self.retires.len(), self.watches.len(), self.explanations.len()];
         let waiting = self.objects.tier.waiting_count() + self.objects.streams.waiting_count();
-        parts.iter().sum::<usize>() + waiting + self.parked.len()
+        parts.iter().sum::<usize>() + waiting + self.parked.len() + self.objects.cx.confirming.held_count()
     }
 
     fn opened(&mut self, conn: ConnId, hello: Hello) {
@@ -542,6 +558,7 @@ impl Master {
         }
         self.objects.cx.connections.close(old);
         self.objects.cx.saving.forget(old);
+        self.objects.cx.confirming.forget(old);
         self.forget_answers(old);
         self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
@@ -666,6 +683,7 @@ impl Master {
 
     fn closed(&mut self, conn: ConnId) {
         self.objects.cx.saving.forget(conn);
+        self.objects.cx.confirming.forget(conn);
         match self.objects.cx.connections.close(conn) {
             None | Some(Party::Node(None)) => (),
             Some(Party::Node(Some(node))) => {

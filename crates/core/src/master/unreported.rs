@@ -147,12 +147,13 @@ impl Objects {
                 (any(&mut it.keys.iter()), wait_ms)
             }
             ClientToMaster::Reserve(it) => {
-                let items = it.items.iter().filter(|it| depends_on_others(&it.options));
+                let items = it.items.iter().filter(|it| self.depends_on_others(&it.options));
                 (it.spare == 0 && any(&mut items.map(|it| &it.key)), it.report_wait_ms)
             }
             ClientToMaster::Publish(it) => {
                 let items = it.items.iter().map(|it| &it.item);
-                (any(&mut items.filter(|it| depends_on_others(&it.options)).map(|it| &it.key)), it.wait_ms)
+                let items = items.filter(|it| self.depends_on_others(&it.options));
+                (any(&mut items.map(|it| &it.key)), it.wait_ms)
             }
             ClientToMaster::List(it) => (true, it.report_wait_ms),
             ClientToMaster::Delete(it) => (true, it.wait_ms),
@@ -218,6 +219,14 @@ impl Objects {
         }
     }
 
+    /// Whether the outcome of a put depends on what has the name before. Where another master may still be
+    /// heard, every put does: a member that serves that master still shows the old object to readers.
+    fn depends_on_others(&self, options: &PutOptions) -> bool {
+        let is_conditional =
+            options.on_exists == OnExists::Keep || !options.stream.is_empty() || options.replaces.is_some();
+        is_conditional || self.cx.config.confirms
+    }
+
     /// Whether a member that has not reported may hold the newest object of that name.
     fn is_undecided(&self, namespace: NamespaceIndex, key: &Key) -> bool {
         let object = self.cx.catalog.find(namespace, key).and_then(|it| self.cx.catalog.get(it));
@@ -236,7 +245,7 @@ impl Objects {
         let namespace = self.cx.catalog.namespace_index(namespace);
         let is_undecided =
             || !self.unreported.is_empty() && namespace.is_none_or(|it| self.is_undecided(it, &item.key));
-        item.others.iter().any(has_not_reported) || depends_on_others(&item.options) && is_undecided()
+        item.others.iter().any(has_not_reported) || self.depends_on_others(&item.options) && is_undecided()
     }
 
     /// Records the copies that a deferred request of a node names. An earlier epoch may have named them,
@@ -456,11 +465,6 @@ impl Master {
         };
         self.objects.cx.reply(conn, id, reply);
     }
-}
-
-/// Whether the outcome of a put depends on the previous object of that name.
-fn depends_on_others(options: &PutOptions) -> bool {
-    options.on_exists == OnExists::Keep || !options.stream.is_empty() || options.replaces.is_some()
 }
 
 /// A request that continues has less time left.

@@ -25,7 +25,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::nearest::nearest;
 use super::values;
-use super::{ClientArgs, CommonArgs, ConfigError, MasterArgs, NodeArgs, StorageArgs, TierArgs};
+use super::{ClientArgs, CommonArgs, ConfigError, HaArgs, MasterArgs, NodeArgs, StorageArgs, TierArgs};
 
 /// The maximum length of a settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -37,6 +37,8 @@ pub struct SettingsFile {
     pub common: CommonArgs,
     /// Under `[master]`.
     pub master: MasterArgs,
+    /// Under `[master]` too: several masters.
+    pub ha: HaArgs,
     /// Under `[master]` too: the disks.
     pub tier: TierArgs,
     /// Under `[node]`.
@@ -77,6 +79,7 @@ impl SettingsFile {
         Ok(Self {
             common: deserialize(text, path)?,
             master: table!(master, text, path),
+            ha: table!(master, text, path),
             tier: table!(master, text, path),
             node: table!(node, text, path),
             storage: table!(node, text, path),

@@ -9,6 +9,7 @@
 //! checks: complete and valid.
 
 mod file;
+mod ha;
 pub mod nearest;
 pub mod page;
 mod storage;
@@ -23,18 +24,19 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use tiffin_core::NAMESPACE_DEFAULT;
-use tiffin_rpc::Address;
+use tiffin_rpc::{Address, Masters};
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 
 use crate::events::EventsConfig;
 
 pub use file::SettingsFile;
+pub use ha::{HaArgs, HaConfig};
 pub use storage::{PoolEnd, StorageArgs};
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 pub use values::{ValueError, duration, size};
 
-use values::check_duration;
+use values::{check_duration, check_exposure, check_is_tcp, default_state_dir};
 
 /// The default address of a master.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
@@ -154,6 +156,11 @@ pub struct MasterArgs {
     #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
     pub evict_soft_pinned: Option<bool>,
 
+    /// Several masters.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub ha: HaArgs,
+
     /// The disks.
     #[command(flatten)]
     #[serde(skip)]
@@ -169,10 +176,11 @@ pub struct MasterArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct NodeArgs {
-    /// The master's address. Default: `127.0.0.1:7400`.
+    /// The master's address; several separated by commas, or `etcd://HOST:2379/CLUSTER`. Default:
+    /// `127.0.0.1:7400`.
     #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
-    pub master: Option<Address>,
+    pub master: Option<Masters>,
 
     /// The address on which the node accepts requests; port 0 is any free one. Default: `127.0.0.1:0`.
     #[arg(long, env = "TIFFIN_NODE_LISTEN", value_name = "ADDRESS")]
@@ -205,10 +213,11 @@ pub struct UpArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct ClientArgs {
-    /// The master's address. Default: `127.0.0.1:7400`.
+    /// The master's address; several separated by commas, or `etcd://HOST:2379/CLUSTER`. Default:
+    /// `127.0.0.1:7400`.
     #[arg(long, env = "TIFFIN_MASTER", value_name = "ADDRESS")]
     #[serde(deserialize_with = "file::text")]
-    pub master: Option<Address>,
+    pub master: Option<Masters>,
 
     /// The namespace of the keys. Default: `default`.
     #[arg(long, env = "TIFFIN_NAMESPACE", value_name = "NAME")]
@@ -363,6 +372,8 @@ pub struct MasterConfig {
     pub metadata_http: Option<Address>,
     /// The folder of its durable state. Without one, each start takes a later epoch from the clock.
     pub state_dir: Option<PathBuf>,
+    /// Keeps its state in etcd, and may be a standby.
+    pub ha: Option<HaConfig>,
     /// The shared secret; empty for none.
     pub token: String,
     /// See [`MasterArgs::lease_ttl`].
@@ -395,7 +406,7 @@ pub struct MasterConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
     /// The address of the master.
-    pub master: Address,
+    pub master: Masters,
     /// The bytes of memory for objects.
     pub memory: u64,
     /// The node's name; empty for its host and port.
@@ -435,7 +446,7 @@ pub struct UpConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     /// The address of the master.
-    pub master: Address,
+    pub master: Masters,
     /// The namespace of the keys.
     pub namespace: String,
     /// The time limit of one command.
@@ -515,16 +526,19 @@ impl MasterArgs {
         fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away);
         fill!(args from said: soft_pin_ttl, evict_soft_pinned);
         let listen = args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT));
+        let ha = args.ha.over(file.ha.clone());
         let state_dir = match args.state_dir {
-            Some(folder) => folder,
-            None => default_state_dir(args.xdg_state_home, &listen)?,
+            Some(folder) => Some(folder),
+            None if ha.is_some() => None,
+            None => Some(default_state_dir(args.xdg_state_home, &listen)?),
         };
         let http = args.http.unwrap_or(OffOr::Value(fixed(HTTP_DEFAULT)));
         let config = MasterConfig {
             listen: vec![listen],
             http: http.into_option(),
             metadata_http: args.metadata_http.and_then(OffOr::into_option),
-            state_dir: Some(state_dir),
+            state_dir,
+            ha,
             token: common.token()?,
             lease_ttl: args.lease_ttl.unwrap_or(LEASE_TTL_DEFAULT),
             lease_mode: args.lease_mode.unwrap_or_default(),
@@ -552,7 +566,7 @@ impl NodeArgs {
         fill!(args from said: master, listen, data_listen);
         let is_pool_said = storage.pool.is_some();
         let mut config = NodeConfig {
-            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
+            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT).into()),
             listen: Some(args.listen.unwrap_or_else(|| fixed(NODE_LISTEN_DEFAULT))),
             data_listen: args.data_listen,
             ..storage.node(common)?
@@ -569,6 +583,11 @@ impl UpArgs {
     /// Applies flags and variables, then the file, then the defaults, and checks the result.
     pub fn resolve(self, common: &CommonArgs, file: &SettingsFile) -> Result<UpConfig, ConfigError> {
         let master = self.master.resolve(common, file)?;
+        if master.ha.is_some() {
+            let what = "`tiffin up` has its node in the master's process, which must not fail together";
+            let hint = "run `tiffin master --etcd …` and `tiffin node` as processes of their own";
+            return Err(ConfigError::Missing { what, hint });
+        }
         let mut node = self.storage.over(file).node(common)?;
         if let Some(Address::Tcp { host, .. }) = master.listen.first() {
             node.listen = Some(Address::Tcp { host: host.clone(), port: 0 });
@@ -584,7 +603,7 @@ impl ClientArgs {
         let (mut args, said) = (self, file.client.clone());
         fill!(args from said: master, namespace, timeout, shared_memory);
         let config = ClientConfig {
-            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT)),
+            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT).into()),
             namespace: args.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
             timeout: args.timeout.unwrap_or(TIMEOUT_DEFAULT),
             shared_memory: args.shared_memory.unwrap_or(Switch::On) == Switch::On,
@@ -603,6 +622,7 @@ impl Default for MasterConfig {
             http: None,
             metadata_http: None,
             state_dir: None,
+            ha: None,
             token: String::new(),
             lease_ttl: LEASE_TTL_DEFAULT,
             lease_mode: LeaseMode::default(),
@@ -624,7 +644,7 @@ impl Default for NodeConfig {
     /// For a master at its default address on loopback.
     fn default() -> Self {
         Self {
-            master: fixed(LISTEN_DEFAULT),
+            master: fixed(LISTEN_DEFAULT).into(),
             memory: MEMORY_DEFAULT.as_u64(),
             name: String::new(),
             listen: Some(fixed(NODE_LISTEN_DEFAULT)),
@@ -656,6 +676,13 @@ impl MasterConfig {
             for address in addresses {
                 check_exposure(name, address, &self.token, self.exposed)?;
                 check_is_tcp(name, address, name != "listen")?;
+            }
+        }
+        if let Some(ha) = &self.ha {
+            ha.check(self)?;
+            if self.state_dir.is_some() {
+                let what = "the master's state would be both in etcd and in a folder";
+                return Err(ConfigError::Missing { what, hint: "give `--etcd` or `--state-dir`, not both" });
             }
         }
         self.tier.check()?;
@@ -699,47 +726,6 @@ impl NodeConfig {
         }
         Ok(())
     }
-}
-
-fn check_exposure(
-    name: &'static str,
-    address: &Address,
-    token: &str,
-    exposed: bool,
-) -> Result<(), ConfigError> {
-    if address.is_local() || !token.is_empty() || exposed {
-        return Ok(());
-    }
-    Err(ConfigError::Exposed { name, address: address.clone() })
-}
-
-fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) -> Result<(), ConfigError> {
-    if !wanted || matches!(address, Address::Tcp { .. }) {
-        return Ok(());
-    }
-    Err(ConfigError::Value {
-        name,
-        value: format!("`{address}`"),
-        why: "it must be a host and a port".to_owned(),
-        hint: "write `host:port`; port 0 takes a free one".to_owned(),
-    })
-}
-
-/// Each port has its own folder, so that several masters of one user need no setting.
-fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, ConfigError> {
-    let name = match listen {
-        Address::Tcp { port, .. } => port.to_string(),
-        Address::Unix { name } => format!("@{}", name.replace(['/', '.'], "_")),
-    };
-    let base = xdg
-        .filter(|folder| folder.is_absolute())
-        .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
-    base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin").join(name)).ok_or(
-        ConfigError::Missing {
-            what: "the master's state has no folder: neither XDG_STATE_HOME nor HOME is set",
-            hint: "name a folder with `--state-dir`",
-        },
-    )
 }
 
 /// A constant of this file, parsed as an address.

@@ -62,6 +62,7 @@ fn master_has_defaults() {
                 state_dir: Some(
                     "state",
                 ),
+                ha: None,
                 token: "",
                 lease_ttl: 10s,
                 lease_mode: Relaxed,
@@ -95,9 +96,16 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
         "token = 'secret'\n[node]\nmemory = '3GiB'\nlisten = '0.0.0.0:7500'\nname = 'left'",
         &expect![[r#"
             NodeConfig {
-                master: Tcp {
-                    host: "127.0.0.1",
-                    port: 7400,
+                master: Masters {
+                    text: "127.0.0.1:7400",
+                    source: Listed(
+                        [
+                            Tcp {
+                                host: "127.0.0.1",
+                                port: 7400,
+                            },
+                        ],
+                    ),
                 },
                 memory: 2147483648,
                 name: "left",

@@ -1,8 +1,10 @@
 //! Values with a unit: sizes such as `8GiB`, durations such as `10s`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use tiffin_rpc::Address;
 
 use super::ConfigError;
 
@@ -82,6 +84,47 @@ fn why_not_a_duration(text: &str, error: &humantime::DurationError) -> String {
         Reason::NumberOverflow => "it is too long".to_owned(),
         other => other.to_string(),
     }
+}
+
+pub(super) fn check_exposure(
+    name: &'static str,
+    address: &Address,
+    token: &str,
+    exposed: bool,
+) -> Result<(), ConfigError> {
+    if address.is_local() || !token.is_empty() || exposed {
+        return Ok(());
+    }
+    Err(ConfigError::Exposed { name, address: address.clone() })
+}
+
+pub(super) fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) -> Result<(), ConfigError> {
+    if !wanted || matches!(address, Address::Tcp { .. }) {
+        return Ok(());
+    }
+    Err(ConfigError::Value {
+        name,
+        value: format!("`{address}`"),
+        why: "it must be a host and a port".to_owned(),
+        hint: "write `host:port`; port 0 takes a free one".to_owned(),
+    })
+}
+
+/// Each port has a folder of its own, so that several masters of one user need no setting.
+pub(super) fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, ConfigError> {
+    let name = match listen {
+        Address::Tcp { port, .. } => port.to_string(),
+        Address::Unix { name } => format!("@{}", name.replace(['/', '.'], "_")),
+    };
+    let base = xdg
+        .filter(|folder| folder.is_absolute())
+        .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    base.filter(|folder| folder.is_absolute()).map(|folder| folder.join("tiffin").join(name)).ok_or(
+        ConfigError::Missing {
+            what: "there is no place for the master's state: neither XDG_STATE_HOME nor HOME is set",
+            hint: "name a folder with `--state-dir`",
+        },
+    )
 }
 
 #[cfg(test)]

@@ -68,8 +68,8 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .route("/role", get(async || text(StatusCode::OK, "leader")))
-        .route("/ha_status", get(async || text(StatusCode::OK, "serving")))
+        .route("/role", get(async |State(it): Server| text(StatusCode::OK, part(&it).0)))
+        .route("/ha_status", get(async |State(it): Server| text(StatusCode::OK, part(&it).1)))
         .route("/leader", get(leader))
         .route("/get_all_segments", get(all_segments))
         .route("/get_segments_detail", get(segments_detail))
@@ -96,9 +96,10 @@ async fn health(State(shared): Server) -> Response {
         return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(&failure));
     }
     let awaited = shared.awaited();
+    let ((role, state), (address, version)) = (part(&shared), view(&shared));
     let value = json!({
-        "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": awaited.is_empty(),
-        "leader_address": null, "view_version": null, "awaited": awaited,
+        "status": "ok", "role": role, "ha_state": state, "service_ready": awaited.is_empty(),
+        "leader_address": address, "view_version": version, "awaited": awaited,
     });
     answer(StatusCode::OK, &value)
 }
@@ -117,10 +118,26 @@ fn failed(failure: &str) -> Value {
     json!({"status": "failed", "ready": false, "service_ready": false, "failure": failure})
 }
 
-/// There is one master and no election.
-async fn leader() -> Response {
-    let value = json!({"present": false, "leader_address": null, "view_version": null});
+/// The leader, if there is an election and it has one.
+async fn leader(State(shared): Server) -> Response {
+    let (address, version) = view(&shared);
+    let value = json!({"present": address.is_some(), "leader_address": address, "view_version": version});
     answer(StatusCode::OK, &value)
+}
+
+/// The role of this master and its state, in Mooncake's words.
+fn part(shared: &Shared) -> (&'static str, &'static str) {
+    match shared.ha_stat() {
+        Some((false, _)) => ("standby", "standby"),
+        Some((true, _)) | None => ("leader", "serving"),
+    }
+}
+
+/// The address of the leader and its epoch, if there is an election.
+fn view(shared: &Shared) -> (Option<String>, Option<u64>) {
+    let leader = shared.ha_stat().and_then(|(_, it)| it.leader);
+    let address = leader.as_ref().and_then(|it| it.addresses.first().cloned());
+    (address, leader.map(|it| it.epoch))
 }
 
 async fn all_segments(State(shared): Server) -> Response {

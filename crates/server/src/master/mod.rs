@@ -8,6 +8,7 @@
 //! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** the timer task
 //! never sleeps past the time at which the core wants to be woken.
 
+mod ha;
 mod notices;
 mod pages;
 mod state;
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use state::StateFolder;
+use ha::Ha;
+pub(crate) use ha::HaStat;
+use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
@@ -49,6 +52,8 @@ use crate::{StartError, host, http};
 const BEATS_PER_SILENCE: u32 = 4;
 /// The maximum time between heartbeats.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
+/// How long the refusal of a standby may take.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
 /// The exclusive upper bound of a generation's first counter. It leaves most of the 40 bits for later ones.
 const FIRST_COUNTER_MAX: u64 = 1 << 39;
 
@@ -77,10 +82,12 @@ pub(crate) struct Shared {
     unsaved: Notify,
     /// Notified when the core must be replaced.
     restart: Notify,
+    /// There are answers that wait for a confirmation.
+    unconfirmed: Notify,
     started: Instant,
     epoch: AtomicU64,
     config: CoreConfig,
-    folder: Option<Arc<StateFolder>>,
+    store: Option<Store>,
     strict_leases: bool,
     heartbeat: Duration,
     door: Door,
@@ -110,6 +117,10 @@ struct State {
     unsaved: Option<u64>,
     /// The core must be replaced by one with an epoch greater than this.
     restart: Option<u64>,
+    /// The newest confirmation that is wanted.
+    unconfirmed: Option<u64>,
+    /// Whether this master leads. Where there is one master, it does.
+    leads: bool,
 }
 
 impl State {
@@ -154,18 +165,10 @@ impl MasterServer {
             Some(events) => Some(http::listen(&events.listen).await?),
             None => None,
         };
-        let (folder, saved) = match &config.state_dir {
-            Some(folder) => {
-                let (folder, mut saved) = StateFolder::open(folder).await?;
-                saved.epoch = state::next_epoch(saved.epoch);
-                folder.write_first(&saved)?;
-                (Some(Arc::new(folder)), saved)
-            }
-            None => (None, Saved { epoch: state::next_epoch(0), ..Saved::default() }),
-        };
-        let epoch = saved.epoch;
-        let shared = Arc::new(Shared::new(&config, folder, saved)?);
         let addresses: Vec<_> = listeners.iter().map(|it| it.local_address().clone()).collect();
+        let (store, saved) = open_store(&config, &addresses).await?;
+        let epoch = saved.epoch;
+        let shared = Arc::new(Shared::new(&config, store, saved)?);
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared), &config.token)));
@@ -173,7 +176,9 @@ impl MasterServer {
         let events_address = publisher.as_ref().map(|it| it.1.clone());
         let tasks =
             tasks::spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
-        shared.load_quotas().await?;
+        if shared.ha().is_none() {
+            shared.load_quotas().await?;
+        }
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "master is up");
@@ -259,6 +264,9 @@ impl MasterServer {
     pub async fn shutdown(mut self) {
         self.tasks.shutdown().await;
         self.shared.close_all();
+        if let Some(ha) = self.shared.ha() {
+            ha.resign().await;
+        }
         tracing::info!(epoch = self.shared.epoch(), "master is down");
     }
 }
@@ -283,6 +291,9 @@ impl Host for Shared {
         let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
+        if let Some(refusal) = self.standby_refusal() {
+            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
+        }
         let epoch = self.epoch();
         let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {
@@ -316,7 +327,7 @@ impl Host for Shared {
             return;
         }
         // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let visit = Visit::begin(&self, hello, greeting.outbox().clone());
+        let Some(visit) = Visit::begin(&self, hello, epoch, greeting.outbox().clone()) else { return };
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
@@ -327,6 +338,25 @@ impl Host for Shared {
     }
 }
 
+/// Opens the durable state, and takes the next epoch. With several masters the epoch is 0 until this one
+/// leads.
+async fn open_store(
+    config: &MasterConfig,
+    addresses: &[Address],
+) -> Result<(Option<Store>, Saved), StartError> {
+    if let Some(ha) = &config.ha {
+        let opened = Ha::new(ha, ha.advertised(addresses)).map_err(|it| StartError::Etcd(it.to_string()))?;
+        return Ok((Some(Store::Etcd(Arc::new(opened))), Saved::default()));
+    }
+    let Some(folder) = &config.state_dir else {
+        return Ok((None, Saved { epoch: state::next_epoch(0), ..Saved::default() }));
+    };
+    let (folder, mut saved) = StateFolder::open(folder).await?;
+    saved.epoch = state::next_epoch(saved.epoch);
+    folder.write_first(&saved)?;
+    Ok((Some(Store::Folder(Arc::new(folder))), saved))
+}
+
 /// A connection that the core knows, until it is dropped.
 struct Visit<'a> {
     shared: &'a Shared,
@@ -334,7 +364,8 @@ struct Visit<'a> {
 }
 
 impl<'a> Visit<'a> {
-    fn begin(shared: &'a Arc<Shared>, hello: Hello, outbox: Outbox) -> Self {
+    /// `None` if that epoch has ended meanwhile: the connection is closed.
+    fn begin(shared: &'a Arc<Shared>, hello: Hello, epoch: u64, outbox: Outbox) -> Option<Self> {
         let is_node = hello.role == Role::Node;
         let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
         let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
@@ -343,6 +374,10 @@ impl<'a> Visit<'a> {
             is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
         let conn = {
             let mut state = shared.lock();
+            if !state.leads || shared.epoch() != epoch {
+                outbox.close();
+                return None;
+            }
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
@@ -358,7 +393,7 @@ impl<'a> Visit<'a> {
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
             shared.watch_process(conn, segment, pid);
         }
-        Self { shared, conn }
+        Some(Self { shared, conn })
     }
 }
 
@@ -375,11 +410,7 @@ impl Drop for Visit<'_> {
 }
 
 impl Shared {
-    fn new(
-        config: &MasterConfig,
-        folder: Option<Arc<StateFolder>>,
-        saved: Saved,
-    ) -> Result<Self, StartError> {
+    fn new(config: &MasterConfig, store: Option<Store>, saved: Saved) -> Result<Self, StartError> {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let draw =
             || host::draw().map_err(|source| StartError::System { what: "drawing a random number", source });
@@ -387,7 +418,8 @@ impl Shared {
             epoch: saved.epoch,
             instance: draw()?,
             first_counter: draw()? % FIRST_COUNTER_MAX,
-            durable: folder.is_some(),
+            durable: store.is_some(),
+            confirms: config.ha.is_some(),
             silence_ms_max: ms(config.silence),
             away_ms_max: ms(config.away),
             lease_ms: ms(config.lease_ttl),
@@ -414,6 +446,8 @@ impl Shared {
             armed: None,
             unsaved: None,
             restart: None,
+            unconfirmed: None,
+            leads: config.ha.is_none(),
         };
         let supervisor = Supervisor::new();
         Ok(Self {
@@ -423,12 +457,18 @@ impl Shared {
             work: Notify::new(),
             unsaved: Notify::new(),
             restart: Notify::new(),
+            unconfirmed: Notify::new(),
             started: Instant::now(),
             epoch,
             config: core_config,
-            folder,
+            store,
             strict_leases: config.lease_mode == LeaseMode::Strict,
-            heartbeat: HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
+            // Where a standby may take over, nodes and clients notice soon that this master is silent.
+            heartbeat: if config.ha.is_some() {
+                ha::BEAT
+            } else {
+                HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE)
+            },
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
             tenant_file: tokio::sync::Mutex::new(config.tenant_file.clone().filter(|_| config.tenants)),
@@ -456,6 +496,37 @@ impl Shared {
         self.lock().processes.insert(segment, watch);
     }
 
+    /// The part in an election, if there are several masters.
+    fn ha(&self) -> Option<&Arc<Ha>> {
+        match &self.store {
+            Some(Store::Etcd(ha)) => Some(ha),
+            Some(Store::Folder(_)) | None => None,
+        }
+    }
+
+    /// The election, if there are several masters; whether this one leads.
+    pub(crate) fn ha_stat(&self) -> Option<(bool, HaStat)> {
+        self.ha().map(|it| (self.state.lock_anyway().leads, it.stat()))
+    }
+
+    /// Why a standby refuses everything; `None` if this master leads.
+    pub(crate) fn standby_refusal(&self) -> Option<Refusal> {
+        let (leads, stat) = self.ha_stat()?;
+        let leader = stat.leader.and_then(|it| it.addresses.into_iter().next());
+        let message = match leader {
+            Some(leader) => format!("this master is a standby; the leader is `{leader}`"),
+            None => "this master is a standby; no leader is known".to_owned(),
+        };
+        (!leads).then_some(Refusal { reason: Reason::Standby, message })
+    }
+
+    /// The confirmation that is wanted, and for which epoch.
+    fn take_unconfirmed(&self) -> Option<(u64, u64)> {
+        let mut state = self.lock();
+        let round = state.unconfirmed.take()?;
+        Some((self.epoch(), round))
+    }
+
     fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -467,9 +538,10 @@ impl Shared {
 
     /// What answers may wait for: unreported members, and a state folder that is not writable.
     pub(crate) fn awaited(&self) -> Vec<String> {
-        let is_failing = self.folder.as_ref().is_some_and(|it| it.is_failing());
-        let folder = is_failing.then(|| "the state folder, which is not writable".to_owned());
-        self.unreported().into_iter().chain(folder).collect()
+        let store = self.store.as_ref().filter(|it| it.is_failing());
+        let store = store.map(|it| format!("{}, which is not writable", it.name()));
+        let standby = self.standby_refusal().map(|it| it.message);
+        self.unreported().into_iter().chain(store).chain(standby).collect()
     }
 
     /// The failure, if a part has failed. The server is about to stop.
@@ -484,6 +556,9 @@ impl Shared {
 
     /// Resolves keys for a page, as for a client of that namespace.
     pub(crate) fn resolve(&self, namespace: &str, resolve: &Resolve) -> Reply {
+        if let Some(refusal) = self.standby_refusal() {
+            return Reply::Refused(refusal);
+        }
         let mut state = self.lock();
         let now = self.now();
         state.core.resolve(now, namespace, resolve)
@@ -491,6 +566,9 @@ impl Shared {
 
     /// Lists objects for a page, as for a client of that namespace.
     pub(crate) fn list(&self, namespace: &str, list: &List) -> Reply {
+        if let Some(refusal) = self.standby_refusal() {
+            return Reply::Refused(refusal);
+        }
         let mut state = self.lock();
         let now = self.now();
         state.core.list(now, namespace, list)
@@ -520,6 +598,7 @@ impl Shared {
             connections: self.door.inside(),
             refused: self.door.refused(),
             uptime: self.started.elapsed(),
+            leads: self.ha_stat().map_or((true, 0, 0), |(leads, it)| (leads, it.won, it.lost)),
         }
     }
 
@@ -569,19 +648,35 @@ impl Shared {
 
     /// Replaces the core after a member has served a later epoch; see [`tasks`].
     fn replace_core(&self, saved: Saved) {
+        self.swap_core(saved, true);
+        tracing::warn!(epoch = self.epoch(), "the master goes on with a greater epoch");
+    }
+
+    /// This master leads now, with what the last leader has saved.
+    fn lead(&self, saved: Saved) {
+        self.swap_core(saved, true);
+    }
+
+    /// This master stands by: it forgets everything, and closes every connection.
+    fn follow(&self) {
+        self.swap_core(Saved::default(), false);
+        let ledgers = std::mem::take(&mut self.lock().ledgers);
+        ledgers.into_values().for_each(|it| it.close());
+    }
+
+    fn swap_core(&self, saved: Saved, leads: bool) {
         let conns = {
             let mut state = self.lock();
             let epoch = saved.epoch;
-            state.core = Master::recover(CoreConfig { epoch, ..self.config }, saved);
-            (state.unsaved, state.restart) = (None, None);
+            let now = self.now();
+            state.core = Master::recover_at(now, CoreConfig { epoch, ..self.config }, saved);
+            (state.unsaved, state.restart, state.unconfirmed, state.leads) = (None, None, None, leads);
             state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
-            let now = self.now();
             state.core.handle_timeout(now);
             self.drain(&mut state, now, None, &mut Vec::new());
             std::mem::take(&mut state.conns)
         };
-        tracing::warn!(epoch = self.epoch(), "master continues with a greater epoch");
         conns.into_values().for_each(Conn::close);
     }
 
@@ -624,6 +719,10 @@ impl Shared {
                 Effect::Persist(version) => {
                     state.unsaved = Some(version);
                     self.unsaved.notify_one();
+                }
+                Effect::Confirm(round) => {
+                    state.unconfirmed = Some(round);
+                    self.unconfirmed.notify_one();
                 }
                 Effect::Restart(epoch) => {
                     state.restart = Some(epoch);

@@ -140,6 +140,9 @@ impl Shared {
 
     /// Sends a request to the core as a client of that namespace. The caller bounds the time.
     pub(crate) async fn ask(&self, namespace: &str, request: ClientToMaster) -> Reply {
+        if let Some(refusal) = self.standby_refusal() {
+            return Reply::Refused(refusal);
+        }
         let Ok(client) = host::draw().map(ClientId) else {
             return unavailable("cannot get random numbers from the system");
         };

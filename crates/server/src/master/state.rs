@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
@@ -17,6 +17,7 @@ use tiffin_core::master::Saved;
 use tiffin_proto::{STATE_BYTES_MAX, decode_state, encode_state};
 use tokio::time::Instant;
 
+use super::ha::Ha;
 use crate::StartError;
 
 /// The file in the state folder.
@@ -38,6 +39,46 @@ const HINT_DAMAGED: &str = "restore the file from a backup, or move it away: the
                             quotas and policies, and does not wait for nodes that have not reported";
 const HINT_LOCKED: &str = "another master runs with this folder; stop it, or choose another folder with \
                            `--state-dir`";
+
+/// Where the durable state is.
+#[derive(Clone, Debug)]
+pub(super) enum Store {
+    /// In a folder of this machine.
+    Folder(Arc<StateFolder>),
+    /// In etcd, with several masters.
+    Etcd(Arc<Ha>),
+}
+
+impl Store {
+    /// For people.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Folder(_) => "the state folder",
+            Self::Etcd(_) => "the state in etcd",
+        }
+    }
+
+    /// Whether the last write failed: answers that promise what it contains wait.
+    pub(super) fn is_failing(&self) -> bool {
+        match self {
+            Self::Folder(folder) => folder.is_failing(),
+            Self::Etcd(ha) => ha.is_failing(),
+        }
+    }
+
+    /// Writes a version: whether it is there now, which it is not if a later epoch was written. `None` if the
+    /// master is about to end.
+    pub(super) async fn write(&self, saved: &Arc<Saved>) -> Option<Result<bool, String>> {
+        match self {
+            Self::Folder(folder) => {
+                let (folder, saved) = (Arc::clone(folder), Arc::clone(saved));
+                let written = tokio::task::spawn_blocking(move || folder.write(&saved)).await;
+                written.ok().map(|it| it.map_err(|error| error.to_string()))
+            }
+            Self::Etcd(ha) => Some(ha.write(saved).await),
+        }
+    }
+}
 
 /// The folder, locked.
 #[derive(Debug)]
@@ -154,8 +195,6 @@ fn read_at_most(path: &Path, max: usize) -> io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tiffin_core::SegmentId;
     use tiffin_core::saved::SavedMember;
 
@@ -175,10 +214,10 @@ mod tests {
         assert!(state.write(&saved(7)).unwrap());
         assert!(!state.write(&saved(6)).unwrap(), "a stale state must not count as saved");
         assert!(state.write(&saved(7)).unwrap(), "the same epoch may save again");
-        let state = Arc::new(state);
-        assert!(!crate::master::tasks::save(&state, Box::new(saved(6))).await);
-        assert!(crate::master::tasks::save(&state, Box::new(saved(7))).await);
-        drop(state);
+        let store = Store::Folder(Arc::new(state));
+        assert!(!crate::master::tasks::save(&store, Box::new(saved(6))).await);
+        assert!(crate::master::tasks::save(&store, Box::new(saved(7))).await);
+        drop(store);
         let (_state, second) = StateFolder::open(&inner).await.unwrap();
         assert_eq!(second, saved(7));
         assert!(next_epoch(0) > 900_000 && next_epoch(0) < 1 << 23);

@@ -10,8 +10,8 @@ use tiffin_rpc::Listener;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::Shared;
-use super::state::{self, StateFolder};
+use super::state::{self, Store};
+use super::{Shared, ha};
 use crate::supervise::faults::{Point, strike};
 use crate::{events, http, listen};
 
@@ -39,6 +39,12 @@ pub(super) fn spawn(
     handles.push(tasks.spawn(watch.watch("the background work", run_work(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the writer of the state folder", run_saves(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the change of epoch", run_restarts(Arc::clone(shared)))));
+    if let Some(it) = shared.ha() {
+        let election = ha::run(Arc::clone(shared), Arc::clone(it));
+        handles.push(tasks.spawn(watch.watch("the election", election)));
+        let confirms = ha::run_confirms(Arc::clone(shared), Arc::clone(it));
+        handles.push(tasks.spawn(watch.watch("the confirmations", confirms)));
+    }
     if let (Some(listener), Some(events)) = (publisher, &shared.events) {
         let publishing = events::publish(Arc::clone(events), listener);
         handles.push(tasks.spawn(watch.watch("the publisher of events", publishing)));
@@ -53,13 +59,13 @@ pub(super) fn spawn(
 
 /// Writes the newest durable state to the state folder, and tells the core.
 async fn run_saves(shared: Arc<Shared>) {
-    let Some(folder) = shared.folder.clone() else { return };
+    let Some(store) = shared.store.clone() else { return };
     loop {
         shared.unsaved.notified().await;
         let Some((version, saved)) = shared.lock().take_unsaved() else { continue };
         let epoch = saved.epoch;
         // A stale state is not in the file and must not count as saved: the core is being replaced.
-        if save(&folder, saved).await {
+        if save(&store, saved).await {
             shared.handle_in(epoch, Event::Persisted(version));
         }
     }
@@ -67,17 +73,16 @@ async fn run_saves(shared: Arc<Shared>) {
 
 /// Writes a version, and retries until it succeeds. Returns `false` if it never will: a later epoch was
 /// saved, or the master is stopping.
-pub(super) async fn save(folder: &Arc<StateFolder>, saved: Box<Saved>) -> bool {
+pub(super) async fn save(store: &Store, saved: Box<Saved>) -> bool {
     let saved = Arc::new(*saved);
     loop {
-        let (folder, copy) = (Arc::clone(folder), Arc::clone(&saved));
-        match tokio::task::spawn_blocking(move || folder.write(&copy)).await {
-            Ok(Ok(written)) => return written,
-            Ok(Err(error)) => {
+        match store.write(&saved).await {
+            Some(Ok(written)) => return written,
+            Some(Err(error)) => {
                 let hint = "free space on its disk, or make it writable; nodes and policies wait for it";
-                tracing::error!(%error, hint, "cannot write the state folder; retrying");
+                tracing::error!(error, hint, "cannot write {}; retrying", store.name());
             }
-            Err(_) => return false,
+            None => return false,
         }
         tokio::time::sleep(SAVE_PAUSE).await;
     }
@@ -93,13 +98,31 @@ async fn run_restarts(shared: Arc<Shared>) {
             let Some(floor) = state.restart else { continue };
             (floor, state.core.saved())
         };
-        saved.epoch = state::next_epoch(floor.max(saved.epoch));
-        if let Some(folder) = &shared.folder
-            && !save(folder, Box::new(saved.clone())).await
+        saved.epoch = match next_epoch(&shared, floor.max(saved.epoch)).await {
+            Some(epoch) => epoch,
+            None => continue,
+        };
+        if let Some(store) = &shared.store
+            && !save(store, Box::new(saved.clone())).await
         {
-            return;
+            match store {
+                Store::Folder(_) => return,
+                // Another master leads.
+                Store::Etcd(_) => continue,
+            }
         }
         shared.replace_core(saved);
+    }
+}
+
+/// The next epoch after that one; `None` if this master does not lead any more.
+async fn next_epoch(shared: &Shared, floor: u64) -> Option<u64> {
+    let Some(ha) = shared.ha() else { return Some(state::next_epoch(floor)) };
+    loop {
+        match ha.advance(floor).await {
+            Ok(epoch) => return epoch,
+            Err(_) => tokio::time::sleep(SAVE_PAUSE).await,
+        }
     }
 }
 

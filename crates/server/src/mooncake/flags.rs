@@ -32,7 +32,7 @@ pub const MASTER: &[Flag] = &[
         Honoured,
         "seconds of silence after which a client's segment counts as away; 10",
     ),
-    flag("cluster_id", Text, Ignored, "the name of the cluster in shared storage; there is none here"),
+    flag("cluster_id", Text, Honoured, "the name of the cluster in etcd; mooncake_cluster"),
     flag(
         "config_path",
         Text,
@@ -82,8 +82,8 @@ pub const MASTER: &[Flag] = &[
     flag(
         "enable_ha",
         Bool,
-        Ignored,
-        "elect a leader among several masters; here a restarted master rebuilds itself from its nodes",
+        Honoured,
+        "elect a leader among several masters, in etcd; --rpc_address is where the others reach this one",
     ),
     flag(
         "enable_http_metadata_server",
@@ -119,7 +119,12 @@ pub const MASTER: &[Flag] = &[
         "write snapshots of the metadata; here nodes and disks keep the metadata",
     ),
     flag("enable_snapshot_restore", Bool, Ignored, "start from a snapshot of the metadata"),
-    flag("etcd_endpoints", Text, Ignored, "where etcd is, for a leader election"),
+    flag(
+        "etcd_endpoints",
+        Text,
+        Honoured,
+        "where etcd is, for --enable_ha: host:port, separated by semicolons",
+    ),
     flag(
         "eviction_high_watermark_ratio",
         Decimal,

@@ -22,8 +22,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{
-    CommonArgs, ConfigError, Demotion, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr, SettingsFile,
-    TierConfig,
+    CommonArgs, ConfigError, Demotion, HaArgs, LogConfig, LogFormat, MasterArgs, MasterConfig, OffOr,
+    SettingsFile, TierConfig,
 };
 use crate::events::EventsConfig;
 use crate::supervise::{FAILURE_HINT, end_on_panic};
@@ -69,6 +69,9 @@ pub const CLIENT: Program = Program {
 };
 /// The prefix of the variables that gflags reads on request.
 const VARIABLES_PREFIX: &str = "FLAGS_";
+
+/// The name of a cluster whose flags name none; Mooncake has the same.
+const HA_CLUSTER: &str = "mooncake_cluster";
 
 /// The exit status for an invalid command line, as in gflags.
 const STATUS_USAGE: i32 = 1;
@@ -239,7 +242,9 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     let text = |name: &str, default: &str| values.get(name).map_or(default, String::as_str).to_owned();
     let rpc_port = port(values, "rpc_port", 0)?;
     let rpc_port = if rpc_port == 0 { port(values, "port", RPC_PORT)? } else { rpc_port };
-    let own = environment.master.clone();
+    let own = MasterArgs { ha: ha_args(values, &environment.master.ha)?, ..environment.master.clone() };
+    // A flag that asks for etcd wins over a variable that names a folder.
+    let own = MasterArgs { state_dir: own.state_dir.clone().filter(|_| own.ha.etcd.is_none()), ..own };
     // Addresses and times have Mooncake's defaults here. Only the port matters, because it names the
     // default state folder.
     let listen = Some(Address::Tcp { host: "127.0.0.1".to_owned(), port: rpc_port });
@@ -283,6 +288,22 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
     };
     config.check()?;
     Ok(config)
+}
+
+/// Where etcd is, if there is to be an election. Our variables serve where the flags say nothing.
+fn ha_args(values: &Values, own: &HaArgs) -> Result<HaArgs, FlagError> {
+    if !values.get("enable_ha").is_some_and(|value| is_true(value)) {
+        return Ok(own.clone());
+    }
+    let given = |name: &str| values.get(name).filter(|it| !it.is_empty()).cloned();
+    let etcd = given("etcd_endpoints").or_else(|| own.etcd.clone());
+    if etcd.is_none() {
+        let (name, hint) = ("etcd_endpoints", "--enable_ha needs the addresses of etcd");
+        return Err(FlagError::Refused { name, value: String::new(), place: String::new(), hint });
+    }
+    let cluster = given("cluster_id").or_else(|| own.cluster.clone());
+    let cluster = Some(cluster.unwrap_or_else(|| HA_CLUSTER.to_owned()));
+    Ok(HaArgs { etcd, cluster, master_advertise: own.master_advertise.clone() })
 }
 
 /// The file with the quotas of tenants, if there is one.

@@ -319,3 +319,18 @@ fn quotas_of_tenants_can_be_in_a_file() {
     assert!(file("--tenant_quota_connector_type=file").unwrap_err().contains("name the file"));
     assert!(file("--tenant_quota_connector_type=etcd").unwrap_err().contains("only `file` is supported"));
 }
+
+#[test]
+fn several_masters_are_asked_for_as_in_mooncake() {
+    let ha = |line: &str| planned(line).map(|plan| plan.config.ha);
+    let full = "--enable_ha=true --etcd_endpoints=a:2379;b:2379 --rpc_address=10.0.0.1";
+    let config = ha(&format!("{full} --cluster_id=prod")).unwrap().unwrap();
+    assert_eq!((config.etcd.as_str(), config.cluster.as_str()), ("a:2379;b:2379", "prod"));
+    assert_eq!(ha(full).unwrap().unwrap().cluster, HA_CLUSTER);
+    // The addresses alone ask for nothing.
+    assert_eq!(ha("--etcd_endpoints=a:2379 --cluster_id=prod").unwrap(), None);
+    assert!(ha("--enable_ha=true").unwrap_err().contains("needs the addresses of etcd"));
+    assert!(ha("--enable_ha=true --etcd_endpoints=a").unwrap_err().contains("a port is missing"));
+    // Others could not reach it on all addresses.
+    assert!(ha("--enable_ha=true --etcd_endpoints=a:2379").unwrap_err().contains("--master-advertise"));
+}

@@ -18,7 +18,7 @@ use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
 use tiffin_core::message::{NodeInfo, Record, Usage};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{Generation, Key, SegmentId, SlotRef, Stamp};
-use tiffin_rpc::{Address, Outbox, SendError};
+use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
@@ -481,7 +481,7 @@ impl DiskMember {
 }
 
 impl link::Linked for Arc<DiskMember> {
-    fn master(&self) -> &Address {
+    fn master(&self) -> &Masters {
         &self.node.master
     }
 

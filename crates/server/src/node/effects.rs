@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use tiffin_core::message::{NodeInfo, Reply};
 use tiffin_core::node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
 use tiffin_core::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
-use tiffin_rpc::{Address, Outbox, SendError};
+use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
@@ -125,7 +125,7 @@ pub(super) fn reject(served: u64, offered: u64) {
 }
 
 impl link::Linked for Shared {
-    fn master(&self) -> &Address {
+    fn master(&self) -> &Masters {
         &self.master
     }
 

@@ -20,7 +20,9 @@ use tiffin_core::message::{
     Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, CallError, Dialed, Inbox, Outbox, Peer, Reach, Taken, dial};
+use tiffin_rpc::{
+    Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, dial, superseded,
+};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -31,6 +33,8 @@ use crate::host;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// See [`PAUSE_MIN`].
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The same where there are several masters.
+const PAUSE_MAX_OF_SEVERAL: Duration = Duration::from_millis(200);
 /// The minimum and maximum time between heartbeats, whatever the master requests.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(20);
 /// See [`HEARTBEAT_MIN`].
@@ -99,7 +103,7 @@ pub(super) enum LinkEvent {
 /// A member that is linked to a master.
 pub(super) trait Linked: Send + Sync {
     /// The address of the master.
-    fn master(&self) -> &Address;
+    fn master(&self) -> &Masters;
     /// The shared secret.
     fn token(&self) -> &str;
     /// The member's description for the master.
@@ -138,10 +142,16 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             host: shared.info().host.clone(),
             ..Hello::default()
         };
-        let reach = Reach::near_if(shared.is_near());
-        let ledger = Ledger::open(&*shared, reach, hello.clone()).await;
-        match dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await {
-            Ok(dialed) => {
+        let (reach, has_ledger) = (Reach::near_if(shared.is_near()), shared.has_ledger());
+        let connect = |address: Address, until: Instant| {
+            let hello = hello.clone();
+            async move {
+                let ledger = Ledger::open(&address, has_ledger, reach, hello.clone(), until).await;
+                Ok((dial(&address, reach, hello, until).await?, ledger))
+            }
+        };
+        match shared.master().open(Instant::now() + HELLO_TIME_MAX, connect).await {
+            Ok((dialed, ledger)) => {
                 let why = serve(&*shared, dialed, ledger).await;
                 if shared.is_leaving() {
                     return;
@@ -154,7 +164,9 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             Err(error) => set_status(&*shared, status_of(&error)),
         }
         sleep(pause.mul_f64(jitter())).await;
-        pause = PAUSE_MAX.min(pause * 2);
+        // Where another master may lead by now, it is looked for soon.
+        let pause_max = if shared.master().single().is_some() { PAUSE_MAX } else { PAUSE_MAX_OF_SEVERAL };
+        pause = pause_max.min(pause * 2);
     }
 }
 
@@ -192,12 +204,12 @@ fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
 struct Ledger(Option<Inbox>);
 
 impl Ledger {
-    async fn open(shared: &impl Linked, reach: Reach, hello: Hello) -> Self {
+    async fn open(master: &Address, is_wanted: bool, reach: Reach, hello: Hello, until: Instant) -> Self {
         let hello = Hello { role: Role::Ledger, ..hello };
-        if reach == Reach::Far || !shared.has_ledger() {
+        if reach == Reach::Far || !is_wanted {
             return Self(None);
         }
-        let dialed = dial(shared.master(), reach, hello, Instant::now() + HELLO_TIME_MAX).await.ok();
+        let dialed = dial(master, reach, hello, until).await.ok();
         let mut local_disks = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
         local_disks.iter_mut().for_each(Inbox::unwatch);
         Self(local_disks)
@@ -259,8 +271,11 @@ async fn converse(
     let silence_max = SILENCE_MIN.max(beat * BEATS_UNANSWERED_MAX);
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut heard = Instant::now();
-    let (mut looked, mut pause) = (heard, LOOK_PAUSE);
+    let heard = Heard::now();
+    let (mut looked, mut pause) = (heard.last(), LOOK_PAUSE);
+    let (masters, reach) = (shared.master(), Reach::near_if(shared.is_near()));
+    let superseded = superseded(masters, welcome.epoch, reach, shared.token(), &heard);
+    tokio::pin!(superseded);
     loop {
         // Reservations of empty objects are not visible here. They are polled for a while after an
         // allocation, and later with a message of the master or the next heartbeat.
@@ -268,7 +283,7 @@ async fn converse(
         let may_have_entries = ledger.0.is_some() && is_reserved;
         tokio::select! {
             message = inbox.next() => {
-                heard = Instant::now();
+                heard.again();
                 let Some(message) = message else { return "the master closed the connection".to_owned() };
                 let found = ledger.look(shared, outbox);
                 let is_asked = matches!(
@@ -277,7 +292,7 @@ async fn converse(
                 );
                 let again = found.as_ref().map_or(None, |again| *again);
                 if let Some(again) = again.or(is_asked.then_some(LOOK_PAUSE)) {
-                    (looked, pause) = (heard, again);
+                    (looked, pause) = (heard.last(), again);
                 }
                 match message {
                     Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
@@ -309,7 +324,8 @@ async fn converse(
                 }
                 shared.hear(LinkEvent::Beat);
             }
-            () = sleep_until(heard + silence_max) => {
+            () = &mut superseded => return "it was silent, and another master leads".to_owned(),
+            () = sleep_until(heard.last() + silence_max) => {
                 return format!("the master sent nothing for {}", humantime::format_duration(silence_max));
             }
         }
@@ -371,7 +387,7 @@ fn is_away(status: &LinkStatus) -> bool {
 fn status_of(error: &CallError) -> LinkStatus {
     match error {
         CallError::Refused(refusal)
-            if refusal.reason != Reason::Busy && refusal.reason != Reason::Closing =>
+            if !matches!(refusal.reason, Reason::Busy | Reason::Closing | Reason::Standby) =>
         {
             LinkStatus::Refused(error.to_string())
         }

@@ -33,7 +33,7 @@ use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Greeting, ListenError, Listener, Outbox};
+use tiffin_rpc::{Address, Greeting, ListenError, Listener, Masters, Outbox};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
@@ -86,7 +86,7 @@ pub enum JoinError {
     #[error("the master at `{master}` refuses the node: {why}")]
     Refused {
         /// The address of the master.
-        master: Address,
+        master: Masters,
         /// The master's message.
         why: String,
     },
@@ -94,7 +94,7 @@ pub enum JoinError {
     #[error("the master at `{master}` did not accept the node's registration in time: {why}\n\nhint: {hint}")]
     Timeout {
         /// The address of the master.
-        master: Address,
+        master: Masters,
         /// The last observed state.
         why: String,
         /// What to do.
@@ -108,7 +108,7 @@ pub(crate) struct Shared {
     state: CoreLock<State>,
     supervisor: Arc<Supervisor>,
     info: NodeInfo,
-    master: Address,
+    master: Masters,
     token: String,
     memory: Arc<NodeMemory>,
     counters: Arc<Counters>,
@@ -531,7 +531,7 @@ impl State {
 /// Waits until the master has accepted a member of this node.
 async fn join(
     mut status: watch::Receiver<LinkStatus>,
-    master: &Address,
+    master: &Masters,
     deadline: Instant,
 ) -> Result<(), JoinError> {
     let master = master.clone();
@@ -716,7 +716,9 @@ fn advertised(address: &Address, config: &NodeConfig) -> Address {
     let is_wildcard = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
     let host = match &config.advertise {
         Some(host) => host.clone(),
-        None if is_wildcard => address_towards(&config.master).unwrap_or_else(host::name),
+        None if is_wildcard => {
+            config.master.nearby().as_ref().and_then(address_towards).unwrap_or_else(host::name)
+        }
         None => host.clone(),
     };
     Address::Tcp { host, port: *port }

@@ -216,7 +216,7 @@ async fn leaving_node_is_away_at_once_and_a_new_one_is_used() {
 #[tokio::test(flavor = "multi_thread")]
 async fn node_waits_for_its_master_and_reports_why() {
     let address = unix_address();
-    let config = NodeConfig { master: address.clone(), memory: 1 << 20, ..NodeConfig::default() };
+    let config = NodeConfig { master: address.clone().into(), memory: 1 << 20, ..NodeConfig::default() };
     let node = NodeServer::start(config).await.unwrap();
     until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
     let error = node.joined(tokio::time::Instant::now()).await.unwrap_err().to_string();
@@ -244,7 +244,8 @@ async fn connections_without_the_token_are_rejected() {
             assert!(if welcome { opened.is_ok() } else { opened.as_ref().is_err_and(refused) }, "{opened:?}");
         }
     }
-    let config = NodeConfig { master: master.address().clone(), memory: 1 << 20, ..NodeConfig::default() };
+    let config =
+        NodeConfig { master: master.address().clone().into(), memory: 1 << 20, ..NodeConfig::default() };
     let wrong = NodeServer::start(config).await.unwrap();
     let error = wrong.joined(patient()).await.unwrap_err();
     assert!(
@@ -351,8 +352,12 @@ async fn long_lists_of_names_are_sent_in_several_messages() {
     let address = unix_address();
     let config = MasterConfig { listen: vec![address.clone()], ..MasterConfig::default() };
     let master = start_master(config.clone()).await;
-    let node =
-        NodeConfig { master: address.clone(), memory: 640 << 20, listen: None, ..NodeConfig::default() };
+    let node = NodeConfig {
+        master: address.clone().into(),
+        memory: 640 << 20,
+        listen: None,
+        ..NodeConfig::default()
+    };
     let node = NodeServer::start(node).await.unwrap();
     node.joined(patient()).await.unwrap();
     let client = Raw::connect(&address, hello(1)).await.unwrap();

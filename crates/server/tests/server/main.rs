@@ -5,6 +5,7 @@
 
 mod cluster;
 mod events;
+mod ha;
 mod hostile;
 mod lanes;
 mod pages;

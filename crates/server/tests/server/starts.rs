@@ -92,7 +92,7 @@ async fn wildcard_is_advertised_as_a_reachable_address() {
         advertise: Some("node-7.example".to_owned()),
         token: "secret".to_owned(),
         memory: 1 << 20,
-        master: master.address().clone(),
+        master: master.address().clone().into(),
         ..NodeConfig::default()
     };
     let node = NodeServer::start(config.clone()).await.unwrap();

@@ -46,7 +46,7 @@ pub(crate) async fn start_master(config: MasterConfig) -> MasterServer {
 
 /// A small node of this master, ready for use.
 pub(crate) async fn start_node(master: &Address, config: NodeConfig) -> NodeServer {
-    let config = NodeConfig { master: master.clone(), memory: 4 << 20, ..config };
+    let config = NodeConfig { master: master.clone().into(), memory: 4 << 20, ..config };
     let node = NodeServer::start(config).await.unwrap();
     node.joined(patient()).await.unwrap();
     node

@@ -13,8 +13,11 @@ use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 
 /// `TFA1`.
 pub const ATTACH_MAGIC: u32 = u32::from_le_bytes(*b"TFA1");
-/// Other versions are rejected.
+/// The newest version that this side speaks, as [`DATA_VERSION`](crate::tcp::frame::DATA_VERSION) of the data
+/// socket.
 pub const ATTACH_VERSION: u32 = 2;
+/// The oldest version that this side speaks.
+pub(super) const ATTACH_VERSION_MIN: u32 = 2;
 
 pub(super) const REQUEST_BYTES: usize = 32;
 pub(super) const ANSWER_BYTES: usize = 40;
@@ -41,7 +44,8 @@ impl Request {
         if fields.u32() != Some(ATTACH_MAGIC) {
             return Err("not an attach request");
         }
-        if fields.u32() != Some(ATTACH_VERSION) {
+        // A newer client learns from the answer how old this side is.
+        if fields.u32().is_none_or(|it| it < ATTACH_VERSION_MIN) {
             return Err("unknown version of the attach protocol");
         }
         let request = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
@@ -81,7 +85,7 @@ impl Answer {
         if fields.u32() != Some(ATTACH_MAGIC) {
             return Err("the answer is not from a node");
         }
-        if fields.u32() != Some(ATTACH_VERSION) {
+        if !fields.u32().is_some_and(|it| (ATTACH_VERSION_MIN..=ATTACH_VERSION).contains(&it)) {
             return Err("the node has another version of the attach protocol");
         }
         let (status, reason_bytes) = (fields.u32(), fields.u32().unwrap_or(u32::MAX) as usize);
@@ -120,11 +124,25 @@ mod tests {
     }
 
     #[test]
+    fn neighbouring_versions_speak_the_older_one() {
+        let mut request: [u8; REQUEST_BYTES] = *Request::encode(7, 9, "").first_chunk().unwrap();
+        request[4..8].copy_from_slice(&(ATTACH_VERSION + 1).to_le_bytes());
+        assert_eq!(Request::decode(&request), Ok(Request { client: 7, segment: 9, token_bytes: 0 }));
+        let mut answer: [u8; ANSWER_BYTES] = *Answer::accepted(1, 2, 3).first_chunk().unwrap();
+        assert_eq!(answer[4..8], ATTACH_VERSION.to_le_bytes());
+        assert!(Answer::decode(&answer).is_ok());
+        for version in [ATTACH_VERSION_MIN - 1, ATTACH_VERSION + 1] {
+            answer[4..8].copy_from_slice(&version.to_le_bytes());
+            assert_eq!(Answer::decode(&answer), Err("the node has another version of the attach protocol"));
+        }
+    }
+
+    #[test]
     fn invalid_messages_are_rejected_with_the_problem() {
         let good = Request::encode(7, 9, "");
         for (at, value, expected) in [
             (0, 0xff, "not an attach request"),
-            (4, 9, "unknown version of the attach protocol"),
+            (4, 1, "unknown version of the attach protocol"),
             (27, 0x7f, "the token is too long"),
         ] {
             let mut bytes: [u8; REQUEST_BYTES] = *good.first_chunk().unwrap();

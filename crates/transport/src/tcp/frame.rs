@@ -14,13 +14,19 @@
 //! ```
 //! Requests are answered in order. Any other content ends the connection.
 
+use std::ops::RangeInclusive;
+
 use crate::fields::{Builder, Fields, short_reason};
 use crate::{CHUNK_BYTES_MAX, REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 
 /// `TFD1`.
 pub const DATA_MAGIC: u32 = u32::from_le_bytes(*b"TFD1");
-/// Other versions are rejected.
+/// The newest version that this side speaks. The hello names it; the welcome names the older one of both
+/// sides' newest versions, and both speak that.
 pub const DATA_VERSION: u32 = 6;
+/// The oldest version that this side speaks. A release that changes the protocol speaks that of the release
+/// before it, too.
+pub const DATA_VERSION_MIN: u32 = 6;
 
 /// Bytes of a hello before its token.
 pub const HELLO_BYTES: usize = 32;
@@ -72,7 +78,8 @@ impl HelloHead {
     /// Decodes the header.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
-        check_magic(&mut fields)?;
+        // A newer client learns from the welcome how old this side is.
+        check_magic(&mut fields, DATA_VERSION_MIN..=u32::MAX)?;
         let head = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
         let (client, segment, token_bytes) = head.ok_or(FrameError::Nonsense)?;
         let token_bytes = token_bytes as usize;
@@ -118,7 +125,7 @@ impl WelcomeHead {
     /// Decodes the header.
     pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
-        check_magic(&mut fields)?;
+        check_magic(&mut fields, DATA_VERSION_MIN..=DATA_VERSION)?;
         let status = match fields.u32() {
             Some(0) => Ok(()),
             Some(1) => Err(Rejection::Refused),
@@ -295,11 +302,11 @@ impl ReplyHead {
     }
 }
 
-fn check_magic(fields: &mut Fields<'_>) -> Result<(), FrameError> {
+fn check_magic(fields: &mut Fields<'_>, versions: RangeInclusive<u32>) -> Result<(), FrameError> {
     if fields.u32() != Some(DATA_MAGIC) {
         return Err(FrameError::Magic);
     }
-    if fields.u32() != Some(DATA_VERSION) {
+    if !fields.u32().is_some_and(|it| versions.contains(&it)) {
         return Err(FrameError::Version);
     }
     Ok(())
@@ -346,11 +353,29 @@ mod tests {
     }
 
     #[test]
+    fn neighbouring_versions_speak_the_older_one() {
+        // The hello of the next release is accepted, and the welcome tells it what to speak.
+        let mut hello: [u8; HELLO_BYTES] = *HelloHead::encode(7, 9, "").first_chunk().unwrap();
+        hello[4..8].copy_from_slice(&(DATA_VERSION + 1).to_le_bytes());
+        assert_eq!(HelloHead::decode(&hello), Ok(HelloHead { client: 7, segment: 9, token_bytes: 0 }));
+        let mut welcome: [u8; WELCOME_BYTES] = *WelcomeHead::encode(Ok(()), "").first_chunk().unwrap();
+        assert_eq!(welcome[4..8], DATA_VERSION.to_le_bytes());
+        // A node of the next release answers with our version. Any other one we do not speak.
+        assert!(WelcomeHead::decode(&welcome).is_ok());
+        for version in [DATA_VERSION_MIN - 1, DATA_VERSION + 1] {
+            welcome[4..8].copy_from_slice(&version.to_le_bytes());
+            assert_eq!(WelcomeHead::decode(&welcome), Err(FrameError::Version));
+        }
+    }
+
+    #[test]
     fn invalid_headers_are_rejected() {
         let mut hello: [u8; HELLO_BYTES] = *HelloHead::encode(7, 9, "").first_chunk().unwrap();
-        for (at, value, expected) in
-            [(0, 0, FrameError::Magic), (4, 99, FrameError::Version), (26, 1, FrameError::Length)]
-        {
+        for (at, value, expected) in [
+            (0, 0, FrameError::Magic),
+            (4, DATA_VERSION_MIN as u8 - 1, FrameError::Version),
+            (26, 1, FrameError::Length),
+        ] {
             let old = std::mem::replace(&mut hello[at], value);
             assert_eq!(HelloHead::decode(&hello), Err(expected));
             hello[at] = old;

@@ -284,6 +284,8 @@ pub enum Reason {
     Closing,
     /// The result is not known yet: the master has restarted, and waits for members to report.
     Unavailable,
+    /// The receiver is a standby: another master leads.
+    Standby,
 }
 
 /// The refusal of a request that the receiver does not serve to this sender.

@@ -1,6 +1,7 @@
 //! The rules of the master, one test each, with real nodes behind in-memory connections.
 
 mod absent;
+mod confirmed;
 mod drain;
 mod drops;
 mod lifetimes;
@@ -58,6 +59,9 @@ pub(super) struct Cluster {
     /// The content of the state folder, and the versions that are not synced yet while syncs are stalled.
     pub(super) state: Saved,
     pub(super) unsynced: Option<Vec<(u64, Saved)>>,
+    /// The confirmation that was requested last, and connections that were closed.
+    unconfirmed: u64,
+    disconnected: Vec<ConnId>,
 }
 
 impl Cluster {
@@ -71,6 +75,7 @@ impl Cluster {
             instance: 1,
             first_counter: 0,
             durable: false,
+            confirms: false,
             silence_ms_max: 1_000,
             away_ms_max: 2_000,
             lease_ms: 100,
@@ -105,6 +110,8 @@ impl Cluster {
             claimed: BTreeSet::new(),
             state: Saved::default(),
             unsynced: None,
+            unconfirmed: 0,
+            disconnected: Vec::new(),
         };
         for &capacity in capacities {
             cluster.add_node(capacity, |_| ());
@@ -211,7 +218,8 @@ impl Cluster {
         while let Some(effect) = self.master.poll_effect() {
             match effect {
                 Effect::Notice(notice) => self.notices.push(notice),
-                Effect::Disconnect(_) => (),
+                Effect::Disconnect(conn) => self.disconnected.push(conn),
+                Effect::Confirm(round) => self.unconfirmed = round,
                 Effect::Persist(version) => {
                     let saved = self.master.saved();
                     self.persist(version, saved);

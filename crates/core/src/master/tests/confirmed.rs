@@ -1,0 +1,118 @@
+//! Answers that wait until the master knows that it still leads.
+
+use super::*;
+use crate::master::confirmed::HELD_MAX;
+
+impl Cluster {
+    /// Masters that may be replaced at any time. Confirmations are given by hand.
+    fn fenced(capacities: &[u64]) -> Self {
+        Self::with(capacities, |config| (config.durable, config.confirms) = (true, true))
+    }
+
+    fn confirm(&mut self) {
+        let round = self.unconfirmed;
+        self.event(Event::Confirmed(round));
+    }
+}
+
+fn resolve(name: &str) -> ClientToMaster {
+    let keys = vec![key(name)];
+    ClientToMaster::Resolve(Resolve { keys, locate: true, report_wait_ms: 500, ..Resolve::default() })
+}
+
+#[test]
+fn answers_about_names_wait_for_a_confirmation() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    let list = List { pattern: Pattern::All, pinned_by: None, cursor: 0, limit: 9, report_wait_ms: 500 };
+    let exists = Exists { keys: [key("a")].iter().collect(), ..Exists::default() };
+    let delete = Delete { keys: vec![key("a")], force: true, wait_ms: 500 };
+    let asked = [
+        resolve("a"),
+        ClientToMaster::List(list),
+        ClientToMaster::Exists(exists),
+        ClientToMaster::Delete(delete),
+    ];
+    for request in asked {
+        let id = cluster.send(request.clone());
+        assert_eq!(cluster.replies.get(&id), None, "{request:?}");
+        // A confirmation that began before the answer was decided does not count.
+        let earlier = cluster.unconfirmed - 1;
+        cluster.event(Event::Confirmed(earlier));
+        assert_eq!(cluster.replies.get(&id), None, "{request:?}");
+        cluster.confirm();
+        assert!(cluster.replies.contains_key(&id), "{request:?}");
+    }
+    // What says nothing of names is answered at once.
+    for request in [ClientToMaster::Ping, ClientToMaster::Stat] {
+        let id = cluster.send(request);
+        assert!(cluster.replies.contains_key(&id));
+    }
+}
+
+#[test]
+fn puts_are_acknowledged_after_a_confirmation() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    // Memory is given at once: it is the node's.
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no room") };
+    let id = cluster.send_commit("a", 10, plain(), &space);
+    assert_eq!(cluster.replies.get(&id), None, "the node must not hear the decision yet");
+    cluster.confirm();
+    assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))));
+    // That a name is taken needs a confirmation, too.
+    let items = vec![ReserveItem { key: key("a"), len: 10, options: keep() }];
+    let id = cluster.send(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() }));
+    assert_eq!(cluster.replies.get(&id), None);
+    cluster.confirm();
+    assert!(matches!(cluster.replies.get(&id), Some(Reply::Reserved(_))));
+}
+
+#[test]
+fn deposed_master_says_nothing_of_names() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    let id = cluster.send(resolve("a"));
+    // Another master leads: no confirmation ever comes, and the connection closes.
+    cluster.event(Event::Closed(CLIENT));
+    cluster.confirm();
+    assert_eq!(cluster.replies.get(&id), None);
+    assert_eq!(cluster.master.waiting_count(), 0, "nothing is kept for a closed connection");
+}
+
+#[test]
+fn new_leader_parks_replacing_puts_until_members_report() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    cluster.restart_alone(9);
+    let replace = PutOptions { on_exists: OnExists::Replace, ..plain() };
+    let items = vec![ReserveItem { key: key("a"), len: 10, options: replace }];
+    let request = ClientToMaster::Reserve(Reserve { items, report_wait_ms: 500, ..Reserve::default() });
+    let id = cluster.send(request);
+    assert_eq!(cluster.replies.get(&id), None, "a member may still show the old object to readers");
+    cluster.link(0);
+    assert!(matches!(cluster.replies.get(&id), Some(Reply::Reserved(_))));
+}
+
+#[test]
+fn more_held_answers_than_the_limit_close_the_connection() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    for _ in 0..HELD_MAX {
+        cluster.send(resolve("a"));
+    }
+    assert_eq!((cluster.master.waiting_count(), cluster.disconnected.len()), (HELD_MAX, 0));
+    cluster.send(resolve("a"));
+    assert_eq!(cluster.disconnected, [CLIENT]);
+    assert_eq!(cluster.master.waiting_count(), HELD_MAX);
+    cluster.event(Event::Closed(CLIENT));
+    assert_eq!(cluster.master.waiting_count(), 0);
+}
+
+#[test]
+fn members_are_waited_for_from_the_takeover_on() {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    let config = MasterConfig { epoch: 9, ..cluster.master.objects.cx.config };
+    // The standby has run for long when it takes over, longer than a member may be away.
+    cluster.now = Tick(1_000_000);
+    cluster.master = Master::recover_at(cluster.now, config, cluster.state.clone());
+    cluster.wait(config.away_ms_max - 1);
+    assert_eq!(cluster.master.unreported(), ["node1"]);
+    cluster.wait(1);
+    assert_eq!(cluster.master.unreported(), [] as [&str; 0]);
+}

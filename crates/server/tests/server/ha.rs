@@ -1,0 +1,253 @@
+//! Several masters on a stand-in for etcd: enough of its JSON gateway for an election. `make test-ha` runs
+//! the same with real etcd and processes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::post;
+use serde_json::{Value, json};
+use tiffin_core::message::{Reason, Reply};
+use tiffin_rpc::{Address, CallError, Connection, Masters};
+use tiffin_server::config::HaConfig;
+use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tokio::time::Instant;
+
+use crate::support::*;
+
+const LEADER: &str = "/tiffin/c/leader";
+/// The lease of another leader.
+const OTHER: &str = "1000000";
+
+/// Keys with value, revision and lease; leases with their length and when they were prolonged.
+#[derive(Default)]
+struct Kept {
+    revision: i64,
+    keys: BTreeMap<String, (String, i64, String)>,
+    leases: BTreeMap<String, (i64, Instant)>,
+    granted: u64,
+    /// Nothing is answered.
+    is_deaf: bool,
+}
+
+type Shared = Arc<Mutex<Kept>>;
+
+struct StandIn {
+    kept: Shared,
+    address: String,
+}
+
+impl StandIn {
+    async fn start() -> Self {
+        let kept = Shared::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let router = Router::new().route("/v3/{kind}/{call}", post(answer)).with_state(Arc::clone(&kept));
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { kept, address }
+    }
+
+    async fn master(&self) -> MasterServer {
+        let ha = HaConfig { etcd: self.address.clone(), cluster: "c".to_owned(), advertise: None };
+        start_master(MasterConfig { ha: Some(ha), http: Some(any_port()), ..MasterConfig::default() }).await
+    }
+
+    fn masters(&self) -> Masters {
+        format!("etcd://{}/c", self.address).parse().unwrap()
+    }
+
+    /// Another master takes the record.
+    fn usurp(&self) {
+        let mut kept = self.kept.lock().unwrap();
+        kept.revision += 1;
+        let revision = kept.revision;
+        let value = base64(r#"{"epoch":99999999,"id":"other","addresses":["127.0.0.1:1"]}"#);
+        kept.leases.insert(OTHER.to_owned(), (3600, Instant::now()));
+        kept.keys.insert(LEADER.to_owned(), (value, revision, OTHER.to_owned()));
+    }
+}
+
+async fn answer(
+    State(kept): State<Shared>,
+    Path((kind, call)): Path<(String, String)>,
+    body: String,
+) -> String {
+    let body: Value = serde_json::from_str(&body).unwrap();
+    if kept.lock().unwrap().is_deaf {
+        std::future::pending::<()>().await;
+    }
+    let mut kept = kept.lock().unwrap();
+    kept.end_leases();
+    let id = body["ID"].as_str().unwrap_or_default().to_owned();
+    let answer = match (kind.as_str(), call.as_str()) {
+        ("kv", "txn") => kept.txn(&body),
+        ("lease", "grant") => {
+            kept.granted += 1;
+            let id = kept.granted.to_string();
+            let ttl = body["TTL"].as_str().unwrap().parse().unwrap();
+            kept.leases.insert(id.clone(), (ttl, Instant::now()));
+            json!({"ID": id, "TTL": body["TTL"]})
+        }
+        ("lease", "keepalive") => match kept.leases.get_mut(&id) {
+            Some((ttl, at)) => {
+                *at = Instant::now();
+                json!({"result": {"ID": id, "TTL": ttl.to_string()}})
+            }
+            None => json!({"result": {"ID": id}}),
+        },
+        ("lease", "timetolive") => match kept.leases.get(&id) {
+            Some((ttl, at)) => {
+                let left = (*ttl as f64 - at.elapsed().as_secs_f64()) as i64;
+                json!({"ID": id, "TTL": left.to_string(), "grantedTTL": ttl.to_string()})
+            }
+            None => json!({"ID": id, "TTL": "-1"}),
+        },
+        ("lease", "revoke") => {
+            kept.leases.remove(&id);
+            kept.end_leases();
+            json!({})
+        }
+        other => panic!("{other:?}"),
+    };
+    answer.to_string()
+}
+
+impl Kept {
+    /// Keys end with their lease.
+    fn end_leases(&mut self) {
+        self.leases.retain(|_, (ttl, at)| at.elapsed().as_secs_f64() < *ttl as f64);
+        self.keys.retain(|_, (_, _, lease)| lease == "0" || self.leases.contains_key(lease));
+    }
+
+    fn txn(&mut self, body: &Value) -> Value {
+        let revision_of = |key: &str| self.keys.get(key).map_or(0, |it| it.1);
+        let compares = body["compare"].as_array().unwrap();
+        let slot_refs = compares
+            .iter()
+            .all(|it| revision_of(&text(&it["key"])).to_string() == it["mod_revision"].as_str().unwrap());
+        let ops = body[if slot_refs { "success" } else { "failure" }].as_array().unwrap().clone();
+        let writes = ops.iter().any(|it| it["request_range"].is_null());
+        self.revision += i64::from(writes);
+        let mut responses = Vec::new();
+        for op in ops {
+            if let Some(put) = op["request_put"].as_object() {
+                let value = put["value"].as_str().unwrap().to_owned();
+                let lease = put["lease"].as_str().unwrap().to_owned();
+                self.keys.insert(text(&put["key"]), (value, self.revision, lease));
+                responses.push(json!({"response_put": {}}));
+            } else if let Some(delete) = op["request_delete_range"].as_object() {
+                let (from, to) = (text(&delete["key"]), text(&delete["range_end"]));
+                self.keys.retain(|key, _| *key < from || *key >= to);
+                responses.push(json!({"response_delete_range": {}}));
+            } else {
+                let key = &op["request_range"]["key"];
+                let found = self.keys.get(&text(key)).map(|(value, revision, lease)| {
+                    json!({"key": key, "value": value, "mod_revision": revision.to_string(), "lease": lease})
+                });
+                responses.push(json!({"response_range": {"kvs": found.into_iter().collect::<Vec<_>>()}}));
+            }
+        }
+        let header = json!({"revision": self.revision.to_string()});
+        json!({"header": header, "succeeded": slot_refs, "responses": responses})
+    }
+}
+
+fn any_port() -> Address {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// The text of a base64 value.
+fn text(value: &Value) -> String {
+    use base64::Engine;
+    let bytes = base64::prelude::BASE64_STANDARD.decode(value.as_str().unwrap()).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn base64(text: &str) -> String {
+    use base64::Engine;
+    base64::prelude::BASE64_STANDARD.encode(text)
+}
+
+async fn leads(master: &MasterServer) {
+    until("it leads", || master.epoch() > 0).await;
+}
+
+async fn node(etcd: &StandIn) -> NodeServer {
+    let config = NodeConfig { master: etcd.masters(), memory: 4 << 20, ..NodeConfig::default() };
+    let node = NodeServer::start(config).await.unwrap();
+    node.joined(patient()).await.unwrap();
+    node
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_with_everything() {
+    let etcd = StandIn::start().await;
+    let first = etcd.master().await;
+    leads(&first).await;
+    let second = etcd.master().await;
+    // A standby refuses everybody, and names the leader.
+    let refused = Connection::open(second.address(), hello(1), patient()).await.unwrap_err();
+    let CallError::Refused(refusal) = refused else { panic!("{refused:?}") };
+    assert_eq!(refusal.reason, Reason::Standby);
+    while !get(second.http_address().unwrap(), "/leader").await.1.contains(&first.address().to_string()) {
+        tokio::task::yield_now().await;
+    }
+    let (status, page) = get(second.http_address().unwrap(), "/ready").await;
+    assert_eq!(status, 503, "{page}");
+    assert!(page.contains("standby"), "{page}");
+    assert_eq!(get(second.http_address().unwrap(), "/role").await.1, "standby");
+
+    let node = node(&etcd).await;
+    let client = Raw::connect(first.address(), hello(1)).await.unwrap();
+    client.put("k", b"bytes", Way::Tcp).await;
+    let epoch = first.epoch();
+    // It ends without a word, as if it were killed.
+    drop(first);
+    leads(&second).await;
+    assert!(second.epoch() > epoch);
+    node.joined(patient()).await.unwrap();
+    let client = Raw::connect(second.address(), hello(1)).await.unwrap();
+    assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
+    assert_eq!(client.get("other", Way::Tcp).await, None);
+    let (_, page) = get(second.http_address().unwrap(), "/metrics").await;
+    assert!(page.contains("tiffin_leader 1") && page.contains("tiffin_elections_won_total 1"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replaced_leader_answers_nothing_about_names() {
+    let etcd = StandIn::start().await;
+    let master = etcd.master().await;
+    leads(&master).await;
+    let _node = node(&etcd).await;
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    assert_eq!(client.get("k", Way::Tcp).await, None);
+    etcd.usurp();
+    // The question arrives after another master has taken over. It is not answered: the connection ends.
+    let resolve = tiffin_core::message::Resolve { keys: vec![key("k")], ..Default::default() };
+    let request = tiffin_core::message::ClientToMaster::Resolve(resolve);
+    let answer = client.master.call(&request, patient()).await;
+    assert!(matches!(answer, Err(CallError::Lost { .. })), "{answer:?}");
+    until("it stands by", || master.epoch() == 0).await;
+    assert!(get(master.http_address().unwrap(), "/leader").await.1.contains("127.0.0.1:1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leader_that_is_cut_off_steps_down_and_returns() {
+    let etcd = StandIn::start().await;
+    let master = etcd.master().await;
+    leads(&master).await;
+    let epoch = master.epoch();
+    let _node = node(&etcd).await;
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    client.put("k", b"bytes", Way::Tcp).await;
+    etcd.kept.lock().unwrap().is_deaf = true;
+    // What says nothing of names is still answered; the rest waits, and ends with the connection.
+    assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping).await, Reply::Done);
+    until("it stands by", || master.epoch() == 0).await;
+    etcd.kept.lock().unwrap().is_deaf = false;
+    leads(&master).await;
+    assert!(master.epoch() > epoch);
+    let client = Raw::connect(master.address(), hello(1)).await.unwrap();
+    assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
+}
