@@ -146,7 +146,7 @@ impl Stage {
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }
                 Effect::Persist(_) | Effect::Restart(_) => panic!("nothing of this master is saved"),
-                Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) => (),
+                Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) | Effect::Confirm(_) => (),
             }
         }
         answer
