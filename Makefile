@@ -14,7 +14,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: clients conformance docs-mooncake test-ha
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
@@ -130,11 +130,21 @@ bench-ssd: .venv-bench/wheels .venv-peer/ready ## A disk raw, through the log an
 	.venv-bench/bin/python bench/tier.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --folder $(abspath $(FOLDER)) $(ARGS)
 
+bench-restart: ## How long a restarted master takes until it answers for a million objects (ARGS=100000 objects)
+	$(CARGO) bench --locked -q -p tiffin-client --bench restart -- $(ARGS)
+
 torture-ssd: ## Kill a log, and a node with its disk, a thousand times each (ROUNDS=, FOLDER= on the disk to test)
 	@mkdir -p $(FOLDER)
 	$(CARGO) run --release --locked -q -p tiffin-ssd --bin ssd-torture -- \
 	  --path $(FOLDER)/torture --rounds $(or $(ROUNDS),1000)
 	$(CARGO) test --release --locked -q -p tiffin-client --test processes -- kill $(or $(ROUNDS),1000)
+
+chaos: ## Every fault of `tiffin chaos`, twice and for longer than the timers of the servers; writes the table of README.md (FOLDER=, ARGS=)
+	@$(CARGO) build --release --locked -q -p tiffin-cli
+	@mkdir -p $(FOLDER)
+	@target/release/tiffin chaos --folder $(FOLDER) --rounds 52 --hold 12s --markdown $(ARGS) > target/chaos-table.md
+	@sed -i -e '/^<!-- chaos -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
+	  -e '/^<!-- chaos -->$$/r target/chaos-table.md' README.md
 
 bench-features: .venv-bench/wheels .venv-peer/ready ## Hidden states: the feature store beside SpecForge's on the official wheel (ARGS=--json)
 	@bash bench/peer-needs.sh

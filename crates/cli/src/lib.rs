@@ -8,6 +8,7 @@
 //! its own arguments.
 
 mod bench;
+mod chaos;
 mod console;
 mod curve;
 mod doctor;
@@ -83,11 +84,14 @@ enum Command {
     Doctor(doctor::Doctor),
     Settings(settings::Settings),
     Torture(torture::Torture),
+    Chaos(chaos::Chaos),
     Curve(curve::Curve),
     Bench(bench::Bench),
     Kv(kv::Kv),
     #[command(hide = true)]
     TortureWorker(torture::Worker),
+    #[command(hide = true)]
+    ChaosWorker(chaos::Worker),
     #[command(hide = true)]
     BenchWorker(bench::Worker),
 }
@@ -166,10 +170,12 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Torture(torture) => {
             unless_interrupted(torture::run(torture, context, console), signals).await
         }
+        Command::Chaos(chaos) => unless_interrupted(chaos::run(chaos, context, console), signals).await,
         Command::Curve(curve) => unless_interrupted(curve::run(curve, context, console), signals).await,
         Command::Bench(bench) => unless_interrupted(bench::run(bench, context, console), signals).await,
         Command::Kv(kv) => unless_interrupted(kv::run(kv, console), signals).await,
         Command::BenchWorker(worker) => bench::work(worker, console).await,
+        Command::ChaosWorker(worker) => chaos::work(worker, context, console).await,
         Command::TortureWorker(worker) => torture::work(worker, context, console).await,
     }
 }

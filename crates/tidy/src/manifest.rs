@@ -3,8 +3,9 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 23] = [
+pub const DIRECTION: [(&str, &[&str]); 24] = [
     ("tiffin-sabotage", &[]),
+    ("tiffin-history", &[]),
     ("tiffin-sim-runner", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
     ("tiffin-types", &["tiffin-sabotage"]),
@@ -46,6 +47,7 @@ pub const DIRECTION: [(&str, &[&str]); 23] = [
             "tiffin-server",
             "tiffin-client",
             "tiffin-embedded",
+            "tiffin-history",
             "tiffin-kv",
             "tiffin-kv-replay",
             "tiffin-report",

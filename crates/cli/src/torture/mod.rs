@@ -6,7 +6,7 @@
 
 mod cluster;
 mod memory_check;
-mod pattern;
+pub(crate) mod pattern;
 mod processes;
 mod tally;
 mod worker;
@@ -313,7 +313,7 @@ async fn leak(client: &Client) -> Option<View> {
 }
 
 /// A seed from the clock: it only has to differ from run to run.
-fn any_seed() -> u64 {
+pub(crate) fn any_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| Rng::new(now.as_nanos() as u64).next() >> 32)
 }

@@ -44,8 +44,21 @@ impl Program {
 
     /// The command for a child.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.path);
+        let mut command = self.wrapped(&[]);
         command.args(["--json", "--with-parent", "--log-level", "off"]);
+        command
+    }
+
+    /// The command for a child without arguments, started by another program.
+    pub(crate) fn wrapped(&self, by: &[&str]) -> Command {
+        let mut command = match by {
+            [] => Command::new(&self.path),
+            [program, args @ ..] => {
+                let mut command = Command::new(program);
+                command.args(args).arg(&self.path);
+                command
+            }
+        };
         for (name, _) in
             std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TIFFIN_"))
         {

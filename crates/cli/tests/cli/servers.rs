@@ -109,6 +109,26 @@ fn restarted_master_has_a_later_epoch() {
 }
 
 #[test]
+fn state_folder_has_one_master_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let mut first = Server::master(&["--state-dir", path]);
+    let epoch = first.ready["epoch"].as_u64().unwrap();
+    let mut second = tiffin();
+    second.args(["master", "--listen", "127.0.0.1:0", "--http", "off", "--state-dir", path]);
+    second.args(["--json", "--log-level", "off"]);
+    let error = crate::ran(second, b"").error();
+    assert_eq!(error["code"], "state", "{error}");
+    assert!(error["message"].as_str().unwrap().contains(path), "{error}");
+    // The first one is not disturbed, also after it has run for a while.
+    assert!(first.run(["stat", "--json"]).json()["nodes"].as_array().unwrap().is_empty());
+    // A dead master holds no lock.
+    first.stop(Signal::KILL);
+    let third = Server::master(&["--state-dir", path]);
+    assert!(third.ready["epoch"].as_u64().unwrap() > epoch);
+}
+
+#[test]
 fn up_shows_warnings_and_stops_without_any() {
     // Direct I/O needs a real disk.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

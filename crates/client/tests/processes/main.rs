@@ -20,9 +20,11 @@ use std::env;
 
 use tokio::runtime::Runtime;
 
+use support::MEMORY;
+
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 19] = [
+const TESTS: [Test; 21] = [
     ("processes_of_one_host_share_memory", clients::processes_of_one_host_share_memory),
     ("client_killed_between_reserve_and_commit", clients::client_killed_between_reserve_and_commit),
     ("client_killed_with_reserved_space", clients::client_killed_with_reserved_space),
@@ -33,6 +35,7 @@ const TESTS: [Test; 19] = [
     ("node_killed_under_its_readers", nodes::node_killed_under_its_readers),
     ("stopped_node_fails_calls_in_time", nodes::stopped_node_fails_calls_in_time),
     ("reads_of_a_stopped_node_use_the_other_copy", nodes::reads_of_a_stopped_node_use_the_other_copy),
+    ("a_stopped_node_that_owes_many_retires", nodes::a_stopped_node_that_owes_many_retires),
     ("lost_copies_are_made_again", nodes::lost_copies_are_made_again),
     ("node_killed_with_its_disk", disks::node_killed_with_its_disk),
     ("disk_that_rejects_writes_leaves", disks::disk_that_rejects_writes_leaves),
@@ -42,6 +45,7 @@ const TESTS: [Test; 19] = [
     ("master_killed_under_puts", masters::master_killed_under_puts),
     ("master_restarted_before_its_nodes", restarts::master_restarted_before_its_nodes),
     ("master_restarted_without_its_state_folder", restarts::master_restarted_without_its_state_folder),
+    ("a_master_with_an_old_state_folder", restarts::a_master_with_an_old_state_folder),
 ];
 
 fn main() {
@@ -50,7 +54,8 @@ fn main() {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["master", address] => runtime.block_on(roles::be_master(address)),
         ["stateful", address, folder] => runtime.block_on(roles::be_stateful_master(address, folder)),
-        ["node", master, name] => runtime.block_on(roles::be_node(master, name)),
+        ["node", master, name] => runtime.block_on(roles::be_node(master, name, MEMORY)),
+        ["large", master, name] => runtime.block_on(roles::be_node(master, name, 8 * MEMORY)),
         ["disk", master, folder] => runtime.block_on(roles::be_node_with_disk(master, folder)),
         ["pool", master, folder] => runtime.block_on(roles::be_node_with_pool(master, folder)),
         // Not a role: the long run of a test, by hand.

@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, CopyWait, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key, Patience, Put,
-    PutOptions, SamplePut, TensorRef, Why,
+    Client, ConnectOptions, CopyWait, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key,
+    Patience, Pattern, Put, PutOptions, SamplePut, TensorRef, Why,
 };
+use tiffin_core::master::OWED_PAGE_MAX;
 use tiffin_server::config::TierConfig;
 use tiffin_server::{MasterConfig, MasterServer};
 use tokio::runtime::Runtime;
+use tokio::time::Instant;
 
 use crate::support::{
-    LONG, Process, connect, content_of, eventually, key, only, pattern, soon, start_master,
+    LONG, LOOK, Process, connect, content_of, eventually, key, only, pattern, soon, start_master,
 };
 
 /// A short limit, for peers that will not reply.
@@ -176,6 +178,61 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         assert!(got.unwrap().bytes == pattern(1 << 20));
     });
     right.kill();
+}
+
+/// More pending retires than one message holds.
+const OWED: usize = OWED_PAGE_MAX + 2000;
+/// Objects per batch of puts.
+const BATCH: usize = 4096;
+
+/// A node is stopped while most of its objects are deleted, and the master restarts: the node returns with
+/// what is protected, and without what was deleted.
+pub(crate) fn a_stopped_node_that_owes_many_retires(runtime: &Runtime) {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("unix:@tiffin-client-test-owed-{}", std::process::id());
+    let start = || Process::start(&["stateful", &address, folder.path().to_str().unwrap()]);
+    let connect = async || Client::connect(ConnectOptions::new(address.clone())).await.unwrap();
+    let master = start();
+    let node = Process::start(&["large", &address, "sleepy"]);
+    let options = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
+    let name =
+        |number: usize| if number < OWED { format!("dead/{number}") } else { format!("kept/{number}") };
+    let bytes = |number: usize| number.to_le_bytes();
+    let all: Vec<(usize, [u8; 8])> = (0..OWED + 100).map(|it| (it, bytes(it))).collect();
+    runtime.block_on(async {
+        let client = connect().await;
+        for batch in all.chunks(BATCH) {
+            let puts = batch.iter().map(|(it, bytes)| Put::new(key(name(*it)), bytes));
+            let puts: Vec<_> = puts.map(|it| Put { options: options.clone(), ..it }).collect();
+            assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
+        }
+        node.stop();
+        let waiting = Deadline::waiting(SHORT, LONG);
+        let dead = Pattern::Prefix(b"dead/".to_vec());
+        let deleted = client.delete_matching(dead, DeleteOptions { force: true }, waiting).await.unwrap();
+        assert_eq!((deleted.count, deleted.unconfirmed), (OWED as u64, vec!["sleepy".to_owned()]));
+    });
+    master.kill();
+    let _master = start();
+    node.go_on();
+    runtime.block_on(async {
+        let client = connect().await;
+        let listed = client.list(Pattern::All, soon()).await.unwrap();
+        assert_eq!(listed.len(), 100, "{:?}", listed.first());
+        let keys: Vec<_> = all[OWED..].iter().map(|(it, _)| key(name(*it))).collect();
+        let got = client.get(&keys, GetOptions::default(), soon()).await;
+        assert!(got.into_iter().zip(&all[OWED..]).all(|(got, (_, bytes))| got.unwrap().bytes == *bytes));
+        let dead = [key(name(0)), key(name(OWED - 1))];
+        for deleted in client.delete(&dead, DeleteOptions::default(), soon()).await {
+            assert_eq!(deleted, Ok(false));
+        }
+        // The last page is confirmed after the node serves.
+        let until = Instant::now() + LONG;
+        while client.stat(soon()).await.unwrap().nodes[0].owed > 0 {
+            assert!(Instant::now() < until, "a retire is never confirmed");
+            tokio::time::sleep(LOOK).await;
+        }
+    });
 }
 
 pub(crate) fn lost_copies_are_made_again(runtime: &Runtime) {

@@ -1,5 +1,6 @@
 //! Restarts of the master, with nodes that are late, and without its state folder.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tiffin_client::{
@@ -174,4 +175,77 @@ pub(crate) fn master_restarted_without_its_state_folder(runtime: &Runtime) {
         assert!(got.bytes == content_of(*it, 0)[..20 << 10]);
     });
     drop((master, memory));
+}
+
+/// The state folder is restored from an old copy while the only node with the old value of a key is stopped:
+/// the epoch does not go back, and the old value does not replace the newer one.
+pub(crate) fn a_master_with_an_old_state_folder(runtime: &Runtime) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let address = format!("unix:@tiffin-client-test-old-{}", std::process::id());
+    let start = || Process::start(&["stateful", &address, path("state").to_str().unwrap()]);
+    let connect = async || Client::connect(ConnectOptions::new(address.clone())).await.unwrap();
+    let (older, newer) = (pattern(1 << 10), pattern(1 << 11));
+    let mut master = start();
+    let nodes = ["late", "early"].map(|name| Process::start(&["node", &address, name]));
+    let put = async |client: &Client, node: &str, bytes: &[u8], deadline| {
+        only(client.put(&[pinned_on("k", node, bytes)], deadline).await).unwrap()
+    };
+    let first = runtime.block_on(async { put(&connect().await, "late", &older, soon()).await });
+    copy_folder(&path("state"), &path("copy"));
+    for _ in 0..2 {
+        master.kill();
+        master = start();
+        // A lookup is answered when both nodes have reported.
+        let got = async {
+            let client = connect().await;
+            only(client.get(&[key("k")], GetOptions::default(), soon()).await)
+        };
+        assert!(runtime.block_on(got).unwrap().bytes == older);
+    }
+    nodes[0].stop();
+    let (second, epoch) = runtime.block_on(async {
+        let client = connect().await;
+        // The master waits a little for the node, and then its answer has all the time it needs.
+        let waiting = Deadline::waiting(Duration::from_millis(300), LONG);
+        (put(&client, "early", &newer, waiting).await, client.stat(soon()).await.unwrap().epoch)
+    });
+    assert_eq!(second.unconfirmed, ["late"]);
+    assert!(second.generation > first.generation);
+    master.kill();
+    std::fs::remove_dir_all(path("state")).unwrap();
+    copy_folder(&path("copy"), &path("state"));
+    let _master = start();
+    runtime.block_on(async {
+        let client = connect().await;
+        // A master with an old epoch is not served, so it continues with a later one.
+        let until = Instant::now() + LONG;
+        while client.stat(soon()).await.map_or(0, |it| it.epoch) <= epoch {
+            assert!(Instant::now() < until, "the epoch went back");
+            tokio::time::sleep(LOOK).await;
+        }
+        nodes[0].go_on();
+        let far = ConnectOptions { shared_memory: false, ..ConnectOptions::new(address.clone()) };
+        let clients = [connect().await, Client::connect(far).await.unwrap()];
+        loop {
+            assert!(Instant::now() < until, "the nodes did not return");
+            let stat = client.stat(soon()).await.unwrap();
+            if stat.unreported.is_empty() && stat.nodes.iter().filter(|it| it.alive).count() == 2 {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        for client in &clients {
+            let got = only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+            assert!(got.bytes == newer && got.generation == second.generation, "{got:?}");
+        }
+    });
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
 }

@@ -31,10 +31,10 @@ pub(crate) async fn be_stateful_master(address: &str, folder: &str) {
     ready_until_parent_ends();
 }
 
-pub(crate) async fn be_node(master: &str, name: &str) {
+pub(crate) async fn be_node(master: &str, name: &str, memory: u64) {
     let config = NodeConfig {
         master: master.parse().unwrap(),
-        memory: MEMORY,
+        memory,
         name: name.to_owned(),
         ..NodeConfig::default()
     };

@@ -126,7 +126,10 @@ impl Membership {
         }
         o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });
         o.tier.members_changed(&o.cx);
-        o.reported(node);
+        match o.cx.members.get(node).is_some_and(Member::is_absent_and_unreported) {
+            true => o.give_up_report(node),
+            false => o.reported(node),
+        }
     }
 
     /// Removes a node and the objects that only it held. Returns the number of objects, and the version of

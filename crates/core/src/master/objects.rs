@@ -35,6 +35,8 @@ pub(super) struct Objects {
     pub(super) history: History,
     /// Members that have not reported yet what they hold.
     pub(super) unreported: BTreeSet<NodeIndex>,
+    /// Members that were given up before they had reported. They may still bring older objects.
+    pub(super) unheard: BTreeSet<NodeIndex>,
     /// A member has reported, was given up or is lost, so deferred requests may continue.
     pub(super) has_new_report: bool,
     pub(super) floors: Floors,
@@ -52,6 +54,7 @@ impl Objects {
             unwritten: Unwritten::default(),
             history: History::default(),
             unreported: BTreeSet::new(),
+            unheard: BTreeSet::new(),
             has_new_report: false,
             floors: Floors::default(),
             next_generation: config.first_counter,

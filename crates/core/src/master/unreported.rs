@@ -14,7 +14,8 @@
 //! have a newer one.
 //!
 //! **Invariant:** a report never brings back an object that is older than one that left the catalog since
-//! the master started. The name's *floor* is the least generation that is still accepted.
+//! the master started. The name's *floor* is the least generation that is still accepted. That also holds for
+//! members that were given up, up to [`FLOORS_MAX`] names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -77,6 +78,18 @@ impl Floors {
         self.least.len() < FLOORS_MAX
     }
 
+    /// Whether more objects may leave the catalog after one more has.
+    fn has_space_for_two(&self) -> bool {
+        self.least.len() + 1 < FLOORS_MAX
+    }
+
+    /// Removes a floor if there are as many as there may be.
+    fn make_space(&mut self) {
+        if !self.has_space() {
+            self.least.pop_last();
+        }
+    }
+
     /// Whether a report may bring that object.
     pub(super) fn accepts(&self, name: &Name, generation: Generation) -> bool {
         self.least.get(name).is_none_or(|least| generation >= *least)
@@ -110,6 +123,7 @@ impl Objects {
     /// A member has reported, was given up or is lost. Deferred requests continue after this event.
     pub(super) fn reported(&mut self, node: NodeIndex) {
         self.has_new_report = true;
+        self.unheard.remove(&node);
         if self.unreported.remove(&node) && self.unreported.is_empty() {
             self.cx.notice(Notice::AllReported);
         }
@@ -123,9 +137,21 @@ impl Objects {
     /// The last known copy of an object is lost. A report may bring back another copy of it, but no older
     /// object.
     pub(super) fn raise_floor(&mut self, name: &Arc<Name>, least: Generation) {
-        if !self.unreported.is_empty() && !sabotaged!(self.cx.config.sabotage, ForgetFloors) {
+        if sabotaged!(self.cx.config.sabotage, ForgetFloors) {
+            return;
+        }
+        if !self.unreported.is_empty() {
+            self.floors.raise(name, least);
+        } else if !self.unheard.is_empty() && self.floors.has_space_for_two() {
+            // A member that may never return must not stop evictions, so some floors may be missing then.
             self.floors.raise(name, least);
         }
+    }
+
+    /// A member is not waited for any more, and has not reported.
+    pub(super) fn give_up_report(&mut self, node: NodeIndex) {
+        self.reported(node);
+        self.unheard.insert(node);
     }
 
     /// How long a client's request waits for reports, if it depends on them.
@@ -385,8 +411,10 @@ impl Master {
             Question::Decide(home, decide) => !o.depends_on_reports(*home, decide),
         });
         let resumed: Vec<_> = resumed.collect();
-        if has_all {
+        if has_all && self.objects.unheard.is_empty() {
             self.objects.floors = Floors::default();
+        } else if has_all {
+            self.objects.floors.make_space();
         }
         for (op, Parked { conn, id, question, since, deadline }) in resumed {
             if let Some(deadline) = deadline {

@@ -55,6 +55,8 @@ pub(super) struct DiskMember {
     /// The disk's own record.
     own: RecordId,
     status: watch::Sender<LinkStatus>,
+    /// How often the link has broken.
+    links_broken: watch::Sender<u64>,
     /// The log has failed.
     has_failed: AtomicBool,
     /// Dropped after the log: then the disk may be opened again.
@@ -138,6 +140,7 @@ impl DiskMember {
             info,
             own: found.own,
             status: watch::Sender::new(LinkStatus::default()),
+            links_broken: watch::Sender::new(0),
             has_failed: AtomicBool::new(false),
             end: watch::Sender::new(()),
         });
@@ -336,13 +339,13 @@ impl DiskMember {
 
     fn store(self: &Arc<Self>, state: &mut State, source: SlotRef, record: Record) {
         state.appending += 1;
-        let disk = Arc::clone(self);
+        let (disk, link) = (Arc::clone(self), self.links_broken.subscribe());
         self.spawn(async move {
             let stamp = record.slot_ref.stamp;
             // The slot is referenced, so its bytes do not change before the log has them.
             let appended = match disk.refusal(record.len) {
                 Some(refusal) => Err(Some(refusal)),
-                None => match slot_memory::source(&disk.node, source, record.len).await {
+                None => match slot_memory::source(&disk.node, source, record.len, link).await {
                     Some(bytes) => disk.log.append(log_record(&record), bytes).await.map_err(Some),
                     None => Err(None),
                 },
@@ -357,7 +360,7 @@ impl DiskMember {
                     left = state.left_early.remove(&id).map(|why| (why, id));
                     Event::Stored(stamp, true)
                 }
-                // The object was deleted meanwhile.
+                // The object was deleted meanwhile, or the link broke before it was one.
                 Err(None) => Event::Stored(stamp, false),
                 Err(Some(error @ ssd::AppendError::Failed(_))) => {
                     drop(state);
@@ -522,7 +525,10 @@ impl link::Linked for Arc<DiskMember> {
         }
         self.handle(match said {
             LinkEvent::Linked => Event::Linked(self.info.clone()),
-            LinkEvent::Unlinked => Event::Unlinked,
+            LinkEvent::Unlinked => {
+                self.links_broken.send_modify(|it| *it += 1);
+                Event::Unlinked
+            }
             LinkEvent::Request(id, request) => Event::MasterRequest(id, request),
             // A disk has no ledger.
             LinkEvent::LedgerRead(_) => return,

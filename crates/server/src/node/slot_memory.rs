@@ -10,6 +10,7 @@ use std::time::Duration;
 use tiffin_core::{Extent, SlotRef};
 use tiffin_ssd::Pieces;
 
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared as Node;
@@ -45,23 +46,55 @@ impl Drop for Held {
     }
 }
 
+/// What a node knows of a slot.
+enum Known<T> {
+    Object(T),
+    /// The master may have made it an object, and the node has not learned that yet.
+    NotYet,
+    NoObject,
+}
+
 /// The bytes of an object that the disk reads, or `None` if there is no such object. The master may name an
-/// object before the node has learned that it was committed: then this waits.
-pub(super) async fn source(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
-    let deadline = Instant::now() + LEARN_TIME_MAX;
-    let extents = loop {
-        let decided = node.decided.notified();
-        {
-            let core = &mut node.lock().core;
-            match core.begin_demotion(slot_ref, len) {
-                Some(extents) => break extents,
-                None if core.may_become_an_object(slot_ref) => {}
-                None => return None,
-            }
+/// object before the node has learned that it was committed: then this waits. `link` changes when the link
+/// over which the master asked breaks.
+pub(super) async fn source(
+    node: &Arc<Node>,
+    slot_ref: SlotRef,
+    len: u64,
+    link: watch::Receiver<u64>,
+) -> Option<Pieces> {
+    let known = || {
+        let core = &mut node.lock().core;
+        match core.begin_demotion(slot_ref, len) {
+            Some(extents) => Known::Object(extents),
+            None if core.may_become_an_object(slot_ref) => Known::NotYet,
+            None => Known::NoObject,
         }
-        timeout_at(deadline, decided).await.ok()?;
     };
+    let extents = learn(&node.decided, link, known).await?;
     pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Sent })
+}
+
+/// Waits until the node knows whether a slot is an object, or the link breaks: then no request waits for the
+/// copy, and the disk ends what it was writing before it joins again.
+async fn learn<T>(
+    decided: &Notify,
+    mut link: watch::Receiver<u64>,
+    known: impl Fn() -> Known<T>,
+) -> Option<T> {
+    let deadline = Instant::now() + LEARN_TIME_MAX;
+    loop {
+        let decided = decided.notified();
+        match known() {
+            Known::Object(object) => return Some(object),
+            Known::NoObject => return None,
+            Known::NotYet => {}
+        }
+        tokio::select! {
+            waited = timeout_at(deadline, decided) => waited.ok()?,
+            _ = link.changed() => return None,
+        }
+    }
 }
 
 /// The bytes of a reservation that the disk writes, or `None` if the reservation was given up.
@@ -100,4 +133,36 @@ fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {
     // referenced until the guard is dropped: an object's bytes are not overwritten before that, and only the
     // disk that a reservation was made for reads or writes it.
     Some(unsafe { Pieces::new(runs, Arc::new(held)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn demotion_waits_until_the_slot_is_an_object() {
+        let (decided, link) = (Notify::new(), watch::Sender::new(0));
+        let looks = Cell::new(0);
+        let known = || {
+            looks.set(looks.get() + 1);
+            decided.notify_waiters();
+            if looks.get() < 3 { Known::NotYet } else { Known::Object(7) }
+        };
+        assert_eq!(learn(&decided, link.subscribe(), known).await, Some(7));
+        assert_eq!(learn(&decided, link.subscribe(), || Known::<u8>::NoObject).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn demotion_ends_with_the_link_and_at_its_deadline() {
+        let (decided, link) = (Notify::new(), watch::Sender::new(0));
+        let began = Instant::now();
+        let learning = learn(&decided, link.subscribe(), || Known::<u8>::NotYet);
+        link.send_modify(|it| *it += 1);
+        assert_eq!(learning.await, None);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(learn(&decided, link.subscribe(), || Known::<u8>::NotYet).await, None);
+        assert_eq!(began.elapsed(), LEARN_TIME_MAX);
+    }
 }

@@ -1,7 +1,11 @@
 //! Members that are absent or lost.
 
 use super::*;
+use std::sync::Arc;
+
 use crate::master::members::{FORGOTTEN_MAX, Members};
+use crate::master::pending_retires::Name;
+use crate::master::unreported::FLOORS_MAX;
 use crate::{
     attributes::Consumption,
     message::{ForgetNode, Forgotten, Register},
@@ -179,6 +183,53 @@ fn unconfirmed_delete_survives_a_restart() {
     assert!(!cluster.has("deleted") && cluster.has("kept"));
     assert!(cluster.has("given up"), "no client removed it");
     assert_eq!((cluster.nodes[0].usage().objects, cluster.master.stat().nodes[0].owed), (2, 0));
+}
+
+#[test]
+fn member_that_was_given_up_brings_back_nothing_older() {
+    let mut cluster = Cluster::durable(&[8 * UNIT, 8 * UNIT]);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..pinned() };
+    for key in ["deleted", "replaced", "kept"] {
+        cluster.put(key, UNIT, on("node1"));
+    }
+    cluster.restart_alone(6);
+    cluster.link(1);
+    assert_eq!(cluster.master.unreported(), ["node1"]);
+    cluster.wait(20_000);
+    assert!(cluster.master.unreported().is_empty());
+    cluster.node_event(1, node::Event::Beat);
+    for key in ["deleted", "replaced"] {
+        assert!(matches!(cluster.put(key, UNIT, on("node2")), CommitOutcome::Stored(_)), "{key}");
+    }
+    assert_eq!(cluster.delete("deleted", true), Some(DeleteOutcome::Deleted));
+    cluster.link(0);
+    assert!(!cluster.has("deleted") && cluster.has("replaced") && cluster.has("kept"));
+    assert_eq!((cluster.nodes[0].usage().objects, cluster.nodes[1].usage().objects), (1, 1));
+    // All members have reported, so floors are not needed any more.
+    assert!(cluster.master.objects.unheard.is_empty());
+}
+
+#[test]
+fn floors_for_a_member_that_was_given_up_are_bounded() {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    cluster.put("k", UNIT, PutOptions { preferred: vec!["node1".into()], ..pinned() });
+    cluster.restart_alone(6);
+    cluster.link(1);
+    let namespace = cluster.master.objects.cx.catalog.intern("default");
+    let name = |it: usize| Arc::new(Name { namespace, key: key(&format!("k{it}")) });
+    for it in 0..FLOORS_MAX {
+        cluster.master.objects.raise_floor(&name(it), generation(5));
+    }
+    assert!(!cluster.master.objects.floors.has_space(), "nothing is evicted while reports are awaited");
+    cluster.wait(20_000);
+    assert!(cluster.master.unreported().is_empty());
+    let o = &mut cluster.master.objects;
+    assert!(o.floors.has_space(), "a member that may never return stops no eviction");
+    let late = name(FLOORS_MAX);
+    o.raise_floor(&late, generation(5));
+    assert!(o.floors.has_space() && o.floors.accepts(&late, generation(4)));
+    let held = (0..FLOORS_MAX).filter(|it| !o.floors.accepts(&name(*it), generation(4)));
+    assert_eq!(held.count(), FLOORS_MAX - 1);
 }
 
 #[test]
