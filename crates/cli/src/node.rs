@@ -92,17 +92,19 @@ pub(crate) async fn run(
     };
     serve::serve_drains(&server, &master, &token);
     let info = server.info();
+    let pool = server.memory().pool().map(|it| it.folder().display().to_string());
     if console.json {
         let (name, tcp, data) = (&info.name, &info.tcp, &info.data);
-        console
-            .value(&json!({ "name": name, "tcp": tcp, "data": data, "memory": memory, "master": master }))?;
+        let ready = json!({
+            "name": name, "tcp": tcp, "data": data, "memory": memory, "master": master, "pool": pool,
+        });
+        console.value(&ready)?;
     } else {
         let (name, size) = (&info.name, show::size(memory));
         console
             .text(format!("node `{name}` is up at {}, with {size} for the master at {master}", info.tcp))?;
     }
     let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
-    let pool = server.memory().pool().map(|it| it.folder().display().to_string());
     if let Some(pool) = pool.filter(|_| server.keeps_memory()) {
         console.note(format!("the memory stays in `{pool}` when the node ends; the next start adopts it"));
     }

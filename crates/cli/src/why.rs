@@ -340,7 +340,7 @@ mod tests {
               disk     too large, the maximum is 5.0 MiB; use a larger disk, or split the object
               put      1m 1s ago by `engine`
               used     just now by `trainer`"#]]
-        .assert_eq(&as_text(&Key::new(b"k").unwrap(), &Answer::Here(here)));
+        .assert_eq(&as_text(&Key::new(b"k").unwrap(), &Answer::Here(Box::new(here))));
     }
 
     #[test]

@@ -447,8 +447,20 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     for (name, help, count) in counters {
         page.counter(&format!("tiffin_copies_{name}_total"), help, count);
     }
+    nodes(page, &stat.nodes);
+    page.head("tiffin_namespace_objects", "gauge", "Objects, by namespace");
+    for namespace in &stat.namespaces {
+        page.sample("tiffin_namespace_objects", &[("namespace", &namespace.name)], namespace.objects);
+    }
+    page.head("tiffin_namespace_bytes", "gauge", "Bytes of objects, each counted once, by namespace");
+    for namespace in &stat.namespaces {
+        page.sample("tiffin_namespace_bytes", &[("namespace", &namespace.name)], namespace.bytes);
+    }
+}
+
+fn nodes(page: &mut Page, nodes: &[NodeStat]) {
     page.head("tiffin_node_alive", "gauge", "Whether the node is connected and answers");
-    for node in &stat.nodes {
+    for node in nodes {
         page.sample("tiffin_node_alive", &[("node", &node.info.name)], u64::from(node.alive));
     }
     page.head(
@@ -456,15 +468,15 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
         "gauge",
         "Retires that the node must apply before it is used again",
     );
-    for node in &stat.nodes {
+    for node in nodes {
         page.sample("tiffin_node_owed_retires", &[("node", &node.info.name)], node.owed);
     }
     page.head("tiffin_node_objects", "gauge", "Objects on the node");
-    for node in &stat.nodes {
+    for node in nodes {
         page.sample("tiffin_node_objects", &[("node", &node.info.name)], node.usage.objects);
     }
     page.head("tiffin_node_bytes", "gauge", "Bytes of the node, by use");
-    for node in &stat.nodes {
+    for node in nodes {
         let usage = &node.usage;
         let states = [
             ("free", usage.free),
@@ -479,16 +491,8 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     }
     let offered = "Free bytes that are preallocated for clients, and recalled when they are needed";
     page.head("tiffin_node_offered_bytes", "gauge", offered);
-    for node in &stat.nodes {
+    for node in nodes {
         page.sample("tiffin_node_offered_bytes", &[("node", &node.info.name)], node.usage.offered);
-    }
-    page.head("tiffin_namespace_objects", "gauge", "Objects, by namespace");
-    for namespace in &stat.namespaces {
-        page.sample("tiffin_namespace_objects", &[("namespace", &namespace.name)], namespace.objects);
-    }
-    page.head("tiffin_namespace_bytes", "gauge", "Bytes of objects, each counted once, by namespace");
-    for namespace in &stat.namespaces {
-        page.sample("tiffin_namespace_bytes", &[("namespace", &namespace.name)], namespace.bytes);
     }
 }
 

@@ -63,6 +63,8 @@ struct Node {
 pub(crate) struct Cluster {
     program: Program,
     folder: PathBuf,
+    /// Where the memory of nodes outlives their processes, if there is such a place.
+    pools: Option<PathBuf>,
     memory: u64,
     away: Duration,
     master: Option<Server>,
@@ -78,6 +80,7 @@ impl Cluster {
     pub(crate) async fn start(
         program: Program,
         folder: &Path,
+        pools: Option<&Path>,
         (memory, far_clients): (u64, usize),
         away: Duration,
     ) -> Result<Self, Failure> {
@@ -91,6 +94,7 @@ impl Cluster {
         let mut cluster = Self {
             program,
             folder: folder.to_owned(),
+            pools: pools.map(Path::to_owned),
             memory,
             away,
             master: None,
@@ -145,6 +149,8 @@ impl Cluster {
         let is_far = index > 0;
         let (memory, address) = (format!("{}B", self.memory), self.address);
         let disk = format!("path={},size=64MiB", self.disk(index).display());
+        let pool =
+            self.pools.as_ref().map(|it| it.join(format!("node-{index}")).to_string_lossy().into_owned());
         let unknown = || Failure::new("internal", "unknown node");
         let node = self.nodes.get_mut(index).ok_or_else(unknown)?;
         if is_far && node.to_master.is_none() {
@@ -157,6 +163,8 @@ impl Cluster {
         let advertised = loopback(10 + index as u8, 0).ip().to_string();
         let mut args = vec!["node", "--master", &master, "--name", node.name, "--memory", &memory];
         args.extend([
+            "--pool",
+            pool.as_deref().unwrap_or("off"),
             "--ssd",
             &disk,
             "--populate",

@@ -33,6 +33,8 @@ use outcome::Outcome;
 use record::{KeyId, Recorded};
 use round::{KEPT, Load, Run};
 
+/// The tmpfs of most machines.
+const SHARED_MEMORY: &str = "/dev/shm";
 /// Maximum number of violations of one round that are printed.
 const SHOWN_MAX: usize = 10;
 
@@ -112,7 +114,11 @@ pub(crate) async fn run(chaos: Chaos, context: &Context, console: &mut Console) 
     let program = || Program::own(context, token.clone());
     let far_clients = chaos.clients as usize / 2;
     let sizes = (chaos.memory.as_u64(), far_clients);
-    let cluster = Cluster::start(program(), &folder.path, sizes, chaos.away).await?;
+    // Memory pools must be on a tmpfs. Their folder is removed in any case: it contains no logs.
+    let shared = Path::new(SHARED_MEMORY);
+    let pools = shared.is_dir().then(|| Folder::new(Some(shared))).transpose()?;
+    let pools = pools.as_ref().map(|it| it.path.as_path());
+    let cluster = Cluster::start(program(), &folder.path, pools, sizes, chaos.away).await?;
     console.note(format!("seed {seed}, store at {}", cluster.address));
     let names = ("chaos".to_owned(), token.clone());
     let load = Load {

@@ -252,8 +252,8 @@ pub(crate) fn lost_copies_are_made_again(runtime: &Runtime) {
         }
         // Each of the nodes is killed in turn but the last, and a read never fails: one copy is left each
         // time, and the other was made again.
-        for killed in 0..2 {
-            nodes[killed].take().unwrap().kill();
+        for (killed, node) in nodes.iter_mut().take(2).enumerate() {
+            node.take().unwrap().kill();
             let wanted = if killed == 0 { 2 } else { 1 };
             loop {
                 let got = client.get(&keys, GetOptions::default(), soon()).await;

@@ -204,7 +204,7 @@ impl Objects {
         // A copy that is being written does not exist yet.
         let nodes: Vec<_> = object.copies().map(|(node, _)| node).collect();
         let (copies_there, copying_to, copy_wait) = self.tier.explain_copies(&self.cx, object);
-        Why::Here(Here {
+        Why::Here(Box::new(Here {
             found: Found {
                 generation: object.generation(),
                 len: object.len(),
@@ -234,7 +234,7 @@ impl Objects {
             copies_there: copies_there as u32,
             copying_to: copying_to.map(name).unwrap_or_default(),
             copy_wait,
-        })
+        }))
     }
 
     fn ago(&self, at: Tick) -> u64 {

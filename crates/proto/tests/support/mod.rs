@@ -312,7 +312,7 @@ fn why() -> impl Strategy<Value = Why> {
             Here { views, age_ms, idle_ms, lease_ms, writer, reader, ..here }
         },
     );
-    prop_oneof![here.prop_map(Why::Here), gone.prop_map(Why::Gone), Just(Why::Unknown)]
+    prop_oneof![here.prop_map(|it| Why::Here(Box::new(it))), gone.prop_map(Why::Gone), Just(Why::Unknown)]
 }
 
 fn consumption() -> impl Strategy<Value = Consumption> {

@@ -358,6 +358,6 @@ fn found(scanned: control::Scanned) -> Option<Found> {
         },
         namespace,
         key,
-        attributes: attributes,
+        attributes,
     })
 }

@@ -190,7 +190,7 @@ pub struct Explain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// It exists.
-    Here(Here),
+    Here(Box<Here>),
     /// It existed; what removed it.
     Gone(Gone),
     /// It never existed, or its removal is no longer remembered.

@@ -68,7 +68,7 @@ impl Cluster {
 
     fn here(&mut self, name: &str) -> Here {
         match self.why(name) {
-            Why::Here(here) => here,
+            Why::Here(here) => *here,
             other => panic!("{other:?}"),
         }
     }
