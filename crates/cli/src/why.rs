@@ -337,6 +337,7 @@ mod tests {
               views    3 open: `dashboard`, `trainer`, 1 more
               sends    4 in progress
               sample   waits for `b`; consumed by `a`
+              copies   1 of 2 copies; being copied to `third`
               disk     too large, the maximum is 5.0 MiB; use a larger disk, or split the object
               put      1m 1s ago by `engine`
               used     just now by `trainer`"#]]

@@ -148,6 +148,9 @@ impl World {
         shell.keeps_pool = self.plan.has_pool(node) && !self.rng.percent(self.plan.pool_loss_percent);
         if let Some(memory) = self.memories.get_mut(&segment) {
             (memory.alive, memory.runs) = (shell.keeps_pool, false);
+            if shell.keeps_pool {
+                self.oracle.pool_is_left(segment, memory, self.master.is_some());
+            }
         }
         self.close_all_of(Party::Node(node));
         if let Some(link) = link {

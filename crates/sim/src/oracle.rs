@@ -214,6 +214,8 @@ pub(crate) struct Oracle {
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
+    /// Those of them whose node's process ended before it had read the ledger; its memory has outlived it.
+    pub(crate) unread: BTreeSet<(SegmentId, SlotRef)>,
     /// Objects that this epoch named through the ledger.
     pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
@@ -325,6 +327,7 @@ impl Oracle {
         self.deleting.clear();
         self.retired.clear();
         self.ledger_commits.clear();
+        self.unread_are_lost(memories);
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();

@@ -113,6 +113,14 @@ fn json_output_of_every_command() {
         }
         {
           "clients": 1,
+          "copies": {
+            "dropped": 0,
+            "failed": 0,
+            "made": 0,
+            "made_bytes": 0,
+            "running": 0,
+            "short_objects": 0
+          },
           "epoch": "EPOCH",
           "evicted": {
             "bytes": 0,
@@ -165,6 +173,7 @@ fn json_output_of_every_command() {
             "demotions_refused": 0,
             "disk_corrupt": 0,
             "disk_evicted": 0,
+            "disk_objects": 0,
             "evicted_undemoted": 0,
             "gets_from_disk": 0,
             "gets_from_far_disk": 0,
@@ -180,7 +189,6 @@ fn json_output_of_every_command() {
             "promoted_objects": 0,
             "promoted_unused": 0,
             "promoted_used": 0,
-            "disk_objects": 0,
             "waited_ms": 0
           },
           "unreported": []

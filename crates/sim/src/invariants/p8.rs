@@ -1,9 +1,11 @@
 //! P8: an acknowledged published object stays on its node until the master retires it, whatever crashes in
-//! between. An object that the master has named without its node exists when the node returns.
+//! between. Exempt is what a node with a pool had not read when its process ended, if the master ends, too,
+//! before the node returns. An object that the master has named without its node exists when the node returns.
 
 use tiffin_core::{
     ConnId, RequestId, SegmentId, SlotRef,
     message::{CommitOutcome, Replacement},
+    node::SlotState,
 };
 
 use crate::{
@@ -57,6 +59,29 @@ impl Oracle {
         }
     }
 
+    /// The process of a node ends, and its memory outlives it. What it had not read of the ledger is lost with
+    /// its socket; the master that wrote it sends it again.
+    pub(crate) fn pool_is_left(&mut self, segment: SegmentId, memory: &Memory, has_master: bool) {
+        let on_node = self.published.iter().filter(|it| it.0 == segment);
+        let unread: Vec<_> = on_node.filter(|it| !is_committed(memory, it.1)).copied().collect();
+        for place in unread {
+            let is_known = self.generation_of.get(&place).is_some_and(|it| it.epoch == self.epoch);
+            match has_master && is_known {
+                true => _ = self.unread.insert(place),
+                false => _ = self.published.remove(&place),
+            }
+        }
+    }
+
+    /// The master ends, too, before it has sent these objects again: nothing knows their names.
+    pub(crate) fn unread_are_lost(&mut self, memories: &Memories) {
+        for place in std::mem::take(&mut self.unread) {
+            if !memories.get(&place.0).is_some_and(|it| is_committed(it, place.1)) {
+                self.published.remove(&place);
+            }
+        }
+    }
+
     /// A node withdraws a stamp.
     pub(crate) fn withdrawn(&mut self, segment: SegmentId, slot_ref: SlotRef, coverage: &mut Coverage) {
         let place = (segment, slot_ref);
@@ -80,4 +105,8 @@ impl Oracle {
             self.fail("p8", || format!("{segment} does not know of {slot_ref:?}, which was published there"));
         }
     }
+}
+
+fn is_committed(memory: &Memory, slot_ref: SlotRef) -> bool {
+    memory.load(slot_ref).is_some_and(|it| it.state == SlotState::Committed)
 }
