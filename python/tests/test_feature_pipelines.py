@@ -146,4 +146,4 @@ def test_example_trains_every_sample_once_with_any_lease(tmp_path, ttl):
 
 def test_example_names_the_supported_stores():
     done = subprocess.run([sys.executable, EXAMPLE, "--store", "x"], capture_output=True, text=True)
-    assert done.returncode == 1 and "hint: tiffin" in done.stderr
+    assert done.returncode == 1 and "hint: use tiffin" in done.stderr

@@ -1,7 +1,7 @@
 //! Deletes, and answers that wait until nodes have retired copies.
 //!
 //! [`Retires`] owns the answers that wait: of deletes, of replacements, of pins and acknowledgements, and
-//! of deletes by pattern ([`drop`](super::drop)).
+//! of deletes by pattern ([`delete_matching`](super::delete_matching)).
 //!
 //! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its
 //! stamp. If a node is not connected or does not reply in time, the answer is `Unconfirmed`. The retires

@@ -150,7 +150,7 @@ pub enum Event {
     /// The node of this connection is on the master's host. A message that was written to the connection
     /// arrives, even if the master ends. Reported before the node registers.
     SameHost(ConnId),
-    /// The node of this connection runs in the master's own process, so its memory ends with the master.
+    /// The node of this connection runs in the master's own process, so its memory ends with that process.
     /// Reported before the node registers.
     SameProcess(ConnId),
     /// The kernel of the master's host reports that the process at the other end of this connection has

@@ -140,8 +140,10 @@ impl Context {
     pub(super) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
         let is_in_same_process = self.connections.is_in_same_process(conn);
         let Some(member) = self.members.get_mut(node) else { return };
-        // Memory in the master's own process ends with it, unless it is a pool.
-        let should = member.is_disk() || member.info.outlives || !is_in_same_process;
+        // Memory in the master's own process ends with it, unless it is a pool. One of several masters may be
+        // replaced while its process goes on.
+        let ends_with_master = is_in_same_process && !self.config.confirms;
+        let should = member.is_disk() || member.info.outlives || !ends_with_master;
         if should && !std::mem::replace(&mut member.is_recorded, true) {
             self.save();
         }

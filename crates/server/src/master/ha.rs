@@ -349,6 +349,8 @@ pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
         let epoch = stand_by(&shared, &ha).await;
         let (why, ()) = tokio::join!(lead(&shared, &ha), load_quotas(&shared));
         *lock(&ha.term) = None;
+        // The last known leader was this master.
+        *lock(&ha.leader) = None;
         shared.follow();
         ha.lost.fetch_add(1, Ordering::Relaxed);
         match why {

@@ -2,8 +2,11 @@
 
 #![expect(clippy::big_endian_bytes, reason = "ZMTP is big-endian")]
 
+use std::cell::Cell;
+
 use crate::support::*;
 use serde_json::Value;
+use tiffin_core::message::CommitOutcome;
 use tiffin_rpc::Address;
 use tiffin_server::events::EventsConfig;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -78,19 +81,24 @@ async fn subscriber_receives_stored_and_removed() {
     let (master, _node, client) = cluster().await;
     let address = master.events_address().unwrap();
     let mut stream = subscribe(address, b"").await;
-    // The first message shows that the subscription has arrived.
-    let mut number = 0;
-    let first = async {
-        loop {
+    // The first message shows that the subscription has arrived. No put is interrupted: it would close its
+    // connection, and the node might notice that only after the next reservation.
+    let has_arrived = Cell::new(false);
+    let puts = async {
+        let mut number = 0;
+        while !has_arrived.get() {
             number += 1;
-            client.put(&format!("{number}"), b"value", Way::Tcp).await;
+            let outcome = client.put(&format!("{number}"), b"value", Way::Tcp).await;
+            assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
             tokio::task::yield_now().await;
         }
     };
-    let (sequence, payload) = tokio::select! {
-        message = message(&mut stream) => message,
-        () = first => unreachable!("it puts forever"),
+    let first = async {
+        let first = message(&mut stream).await;
+        has_arrived.set(true);
+        first
     };
+    let ((sequence, payload), ()) = tokio::join!(first, puts);
     assert!(sequence >= 1);
     // An array of three: the time, the events, and the rank.
     assert_eq!((payload[0], payload.last()), (0x93, Some(&0)));

@@ -8,11 +8,10 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use serde_json::{Value, json};
-use tiffin_core::message::{Reason, Reply};
+use tiffin_core::message::{CommitOutcome, Reason, Reply};
 use tiffin_rpc::{Address, CallError, Connection, Masters};
 use tiffin_server::config::HaConfig;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
-use tokio::time::Instant;
 
 use crate::support::*;
 
@@ -20,12 +19,13 @@ const LEADER: &str = "/tiffin/c/leader";
 /// The lease of another leader.
 const OTHER: &str = "1000000";
 
-/// Keys with value, revision and lease; leases with their length and when they were prolonged.
+/// Keys with value, revision and lease; leases with their length, and whether their owner is silent. No clock
+/// takes part: a lease is as good as new until a test says otherwise.
 #[derive(Default)]
 struct Kept {
     revision: i64,
     keys: BTreeMap<String, (String, i64, String)>,
-    leases: BTreeMap<String, (i64, Instant)>,
+    leases: BTreeMap<String, (i64, bool)>,
     granted: u64,
     /// Nothing is answered.
     is_deaf: bool,
@@ -63,8 +63,15 @@ impl StandIn {
         kept.revision += 1;
         let revision = kept.revision;
         let value = base64(r#"{"epoch":99999999,"id":"other","addresses":["127.0.0.1:1"]}"#);
-        kept.leases.insert(OTHER.to_owned(), (3600, Instant::now()));
+        kept.leases.insert(OTHER.to_owned(), (5, false));
         kept.keys.insert(LEADER.to_owned(), (value, revision, OTHER.to_owned()));
+    }
+
+    /// The leader prolongs its lease no more, and that was long ago.
+    fn silence(&self) {
+        let mut kept = self.kept.lock().unwrap();
+        let lease = kept.keys[LEADER].2.clone();
+        kept.leases.get_mut(&lease).unwrap().1 = true;
     }
 }
 
@@ -78,7 +85,6 @@ async fn answer(
         std::future::pending::<()>().await;
     }
     let mut kept = kept.lock().unwrap();
-    kept.end_leases();
     let id = body["ID"].as_str().unwrap_or_default().to_owned();
     let answer = match (kind.as_str(), call.as_str()) {
         ("kv", "txn") => kept.txn(&body),
@@ -86,26 +92,24 @@ async fn answer(
             kept.granted += 1;
             let id = kept.granted.to_string();
             let ttl = body["TTL"].as_str().unwrap().parse().unwrap();
-            kept.leases.insert(id.clone(), (ttl, Instant::now()));
+            kept.leases.insert(id.clone(), (ttl, false));
             json!({"ID": id, "TTL": body["TTL"]})
         }
-        ("lease", "keepalive") => match kept.leases.get_mut(&id) {
-            Some((ttl, at)) => {
-                *at = Instant::now();
-                json!({"result": {"ID": id, "TTL": ttl.to_string()}})
-            }
+        ("lease", "keepalive") => match kept.leases.get(&id) {
+            Some((ttl, _)) => json!({"result": {"ID": id, "TTL": ttl.to_string()}}),
             None => json!({"result": {"ID": id}}),
         },
         ("lease", "timetolive") => match kept.leases.get(&id) {
-            Some((ttl, at)) => {
-                let left = (*ttl as f64 - at.elapsed().as_secs_f64()) as i64;
+            Some((ttl, is_silent)) => {
+                let left = if *is_silent { 0 } else { ttl - 1 };
                 json!({"ID": id, "TTL": left.to_string(), "grantedTTL": ttl.to_string()})
             }
             None => json!({"ID": id, "TTL": "-1"}),
         },
         ("lease", "revoke") => {
             kept.leases.remove(&id);
-            kept.end_leases();
+            // Keys end with their lease.
+            kept.keys.retain(|_, (_, _, lease)| *lease != id);
             json!({})
         }
         other => panic!("{other:?}"),
@@ -114,12 +118,6 @@ async fn answer(
 }
 
 impl Kept {
-    /// Keys end with their lease.
-    fn end_leases(&mut self) {
-        self.leases.retain(|_, (ttl, at)| at.elapsed().as_secs_f64() < *ttl as f64);
-        self.keys.retain(|_, (_, _, lease)| lease == "0" || self.leases.contains_key(lease));
-    }
-
     fn txn(&mut self, body: &Value) -> Value {
         let revision_of = |key: &str| self.keys.get(key).map_or(0, |it| it.1);
         let compares = body["compare"].as_array().unwrap();
@@ -198,15 +196,16 @@ async fn standby_takes_over_with_everything() {
     assert!(page.contains("standby"), "{page}");
     assert_eq!(get(second.http_address().unwrap(), "/role").await.1, "standby");
 
-    let node = node(&etcd).await;
+    let _node = node(&etcd).await;
     let client = Raw::connect(first.address(), hello(1)).await.unwrap();
-    client.put("k", b"bytes", Way::Tcp).await;
+    let outcome = client.put("k", b"bytes", Way::Tcp).await;
+    assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     let epoch = first.epoch();
     // It ends without a word, as if it were killed.
     drop(first);
+    etcd.silence();
     leads(&second).await;
     assert!(second.epoch() > epoch);
-    node.joined(patient()).await.unwrap();
     let client = Raw::connect(second.address(), hello(1)).await.unwrap();
     assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
     assert_eq!(client.get("other", Way::Tcp).await, None);
@@ -229,7 +228,14 @@ async fn replaced_leader_answers_nothing_about_names() {
     let answer = client.master.call(&request, patient()).await;
     assert!(matches!(answer, Err(CallError::Lost { .. })), "{answer:?}");
     until("it stands by", || master.epoch() == 0).await;
-    assert!(get(master.http_address().unwrap(), "/leader").await.1.contains("127.0.0.1:1"));
+    loop {
+        let (_, page) = get(master.http_address().unwrap(), "/leader").await;
+        assert!(!page.contains(&master.address().to_string()), "it does not lead: {page}");
+        if page.contains("127.0.0.1:1\"") {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,7 +246,8 @@ async fn leader_that_is_cut_off_steps_down_and_returns() {
     let epoch = master.epoch();
     let _node = node(&etcd).await;
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
-    client.put("k", b"bytes", Way::Tcp).await;
+    let outcome = client.put("k", b"bytes", Way::Tcp).await;
+    assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     etcd.kept.lock().unwrap().is_deaf = true;
     // What says nothing of names is still answered; the rest waits, and ends with the connection.
     assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping).await, Reply::Done);

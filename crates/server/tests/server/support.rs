@@ -76,7 +76,7 @@ pub(crate) struct Raw {
     pub(crate) counters: Arc<Counters>,
     /// The last connection to the node. A node that notices the end of the only connection late would
     /// release what this client has reserved since.
-    last: Mutex<Option<Place>>,
+    last: Mutex<Option<Connection>>,
 }
 
 /// A reservation with the connections to its node.
@@ -113,14 +113,13 @@ impl Raw {
     pub(crate) async fn put(&self, name: &str, bytes: &[u8], way: Way) -> CommitOutcome {
         let place = self.place(name, bytes.len() as u64, way).await;
         place.write(bytes).await;
-        let outcome = place.commit(name, bytes.len() as u64).await;
-        *self.last.lock().unwrap() = Some(place);
-        outcome
+        place.commit(name, bytes.len() as u64).await
     }
 
     pub(crate) async fn resolve(&self, name: &str) -> (ResolveOutcome, Vec<NodeInfo>) {
+        let keys = vec![key(name)];
         let resolve =
-            Resolve { keys: vec![key(name)], touch: true, lease: false, locate: true, ..Resolve::default() };
+            Resolve { keys, touch: true, locate: true, report_wait_ms: 60_000, ..Resolve::default() };
         let Reply::Resolved(mut resolved) = self.ask(ClientToMaster::Resolve(resolve)).await else {
             panic!()
         };
@@ -168,6 +167,7 @@ impl Raw {
         };
         let (node, welcome) = Connection::open(&address, self.hello.clone(), patient()).await.unwrap();
         assert_eq!(welcome.segment, info.segment);
+        *self.last.lock().unwrap() = Some(node.clone());
         let (client, token) = (self.hello.client.0, self.hello.token.as_str());
         let counters = Arc::clone(&self.counters);
         let transport: Box<dyn Transport> = match way {

@@ -1,7 +1,7 @@
 //! The catalog: which key is which object, and where its replicas are.
 //!
 //! Objects have indexes, and hash tables map names to indexes. So an object costs one record and one table
-//! entry. [`lists`] keeps the eviction order.
+//! entry. [`eviction_lists`] keeps the eviction order.
 //!
 //! With ten million objects, nearly every memory access of a lookup is a cache miss. So names are looked up
 //! in batches and in steps. Each step touches what the next one needs, for all names of the batch. The
