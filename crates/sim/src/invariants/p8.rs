@@ -50,6 +50,10 @@ impl Oracle {
                     continue;
                 }
                 self.published.insert(place);
+                let is_left = |it: &Memory| it.alive && !it.runs && !is_committed(it, place.1);
+                if memories.get(&place.0).is_some_and(is_left) {
+                    self.unread.insert(place);
+                }
                 let is_there =
                     |it: &Memory| !it.alive || it.is_current(place.1) || self.retires_sent.contains(&place);
                 if !memories.get(&place.0).is_some_and(is_there) {
