@@ -161,7 +161,7 @@ def test_nodes_of_the_command_line_drain_too(two):
     two.run(
         """
 command = [str(pathlib.Path(sys.executable).with_name('tiffin')), 'node', '--name', 'n1', '--memory', '64MiB']
-command += ['--master', master.address, '--listen', '127.0.0.1:0']
+command += ['--master', master.address, '--listen', '127.0.0.1:0', '--pool', 'off']
 node = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=die_with_parent)
 """
     )

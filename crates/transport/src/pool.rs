@@ -100,6 +100,14 @@ pub enum PoolError {
     },
 }
 
+impl PoolError {
+    /// Whether this machine has no place for the pool: no tmpfs, or not enough space on it.
+    #[must_use]
+    pub fn has_no_place(&self) -> bool {
+        matches!(self, Self::NoSpace { .. } | Self::NotMemory { .. } | Self::System { .. })
+    }
+}
+
 fn no_space(path: &Path, wanted: u64, available: u64) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     format!(
@@ -121,6 +129,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// Whether this folder contains a pool.
+    #[must_use]
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(CONTROL).exists()
+    }
+
     /// Makes the folder if it does not exist, and locks it.
     pub fn open(folder: &Path) -> Result<Self, PoolError> {
         let path = || folder.to_owned();

@@ -425,6 +425,8 @@ pub struct NodeConfig {
     pub ssd: Vec<SsdConfig>,
     /// The folder in which its memory outlives its process, if any.
     pub pool: Option<PathBuf>,
+    /// No setting names a pool: where it cannot be made, the node starts without one.
+    pub is_pool_optional: bool,
     /// See [`StorageArgs::pool_on_stop`].
     pub pool_on_stop: PoolEnd,
     /// The shared secret; empty for none.
@@ -572,7 +574,7 @@ impl NodeArgs {
             ..storage.node(common)?
         };
         if !is_pool_said {
-            config.pool = storage::default_pool(&config);
+            (config.pool, config.is_pool_optional) = (storage::default_pool(&config), true);
         }
         config.check()?;
         Ok(config)
@@ -654,6 +656,7 @@ impl Default for NodeConfig {
             populate: true,
             ssd: Vec::new(),
             pool: None,
+            is_pool_optional: false,
             pool_on_stop: PoolEnd::Keep,
             token: String::new(),
             exposed: false,

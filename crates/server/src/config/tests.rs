@@ -121,6 +121,7 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
                 populate: true,
                 ssd: [],
                 pool: None,
+                is_pool_optional: false,
                 pool_on_stop: Keep,
                 token: "secret",
                 exposed: false,

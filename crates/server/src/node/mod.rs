@@ -161,7 +161,8 @@ impl NodeServer {
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
         let (geometry, segment) = (memory.geometry(), core_config(&memory.geometry()).segment);
-        let (sockets, info) = bind(&config, segment).await?;
+        let (sockets, mut info) = bind(&config, segment).await?;
+        info.outlives = memory.pool().is_some();
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
@@ -656,8 +657,7 @@ fn spawn(
 /// Binds all sockets, and returns their addresses.
 async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
     let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
-    let outlives = config.pool.is_some();
-    let mut info = NodeInfo { segment, host: host::identity(), outlives, ..NodeInfo::default() };
+    let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
     if let Some(listen) = &config.listen {
         let listener = Listener::bind(listen).await?;
         let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));

@@ -5,12 +5,14 @@
 //! their locks: see `tiffin_transport::pool`.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_core::node::{Event, Node};
 use tiffin_core::{ClientId, SegmentId};
 use tiffin_transport::control::ControlWriter;
+use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{NodeMemory, SegmentError};
 
@@ -33,11 +35,29 @@ pub(super) struct Opened {
 /// Makes the memory of a node, or adopts it. A new one has this segment.
 pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, StartError> {
     let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
-    let Some(folder) = &config.pool else {
+    let create = || -> Result<Opened, StartError> {
         let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
         let core = Node::new(core_config(&wanted));
-        return Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() });
+        Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
     };
+    let Some(folder) = &config.pool else { return create() };
+    let is_new = !Pool::exists(folder);
+    match open_in(folder, segment, wanted, disks) {
+        Err(StartError::Memory(SegmentError::Pool(error)))
+            if config.is_pool_optional && is_new && error.has_no_place() =>
+        {
+            let hint = "name a folder on a larger tmpfs with `--pool`, or silence this with `--pool off`";
+            let reason = error.to_string();
+            let reason = reason.lines().next().unwrap_or_default();
+            tracing::warn!(reason, hint, "no memory pool: the objects in memory end with this process");
+            create()
+        }
+        opened => opened,
+    }
+}
+
+/// Makes or adopts the pool in this folder.
+fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> Result<Opened, StartError> {
     let pool = Pool::open(folder).map_err(SegmentError::from)?;
     let (memory, writer) = NodeMemory::open_pool(pool, wanted, disks)?;
     let found = memory.geometry();
@@ -106,5 +126,23 @@ impl Shared {
     pub(super) fn mapped_by(&self) -> MutexGuard<'_, BTreeSet<ClientId>> {
         // Each use is one change of a set, so nothing can be half done.
         self.mapped_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_unnamed_pool_may_be_left_out() {
+        // A file is no place for a pool.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let pool = Some(file.path().join("pool"));
+        for is_pool_optional in [true, false] {
+            let config =
+                NodeConfig { memory: 1 << 20, pool: pool.clone(), is_pool_optional, ..NodeConfig::default() };
+            let opened = open(&config, SegmentId(1));
+            assert_eq!(opened.is_ok_and(|it| it.memory.pool().is_none()), is_pool_optional);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! P8: an acknowledged published object stays on its node until the master retires it, whatever crashes in
 //! between. Exempt is what a node with a pool had not read when its process ended, if the master ends, too,
-//! before the node returns. An object that the master has named without its node exists when the node returns.
+//! before the node returns. An object that the master has named without its node exists when the node
+//! returns.
 
 use tiffin_core::{
     ConnId, RequestId, SegmentId, SlotRef,
@@ -63,8 +64,8 @@ impl Oracle {
         }
     }
 
-    /// The process of a node ends, and its memory outlives it. What it had not read of the ledger is lost with
-    /// its socket; the master that wrote it sends it again.
+    /// The process of a node ends, and its memory outlives it. Unread ledger entries are lost with its
+    /// socket; the master that wrote them sends them again.
     pub(crate) fn pool_is_left(&mut self, segment: SegmentId, memory: &Memory, has_master: bool) {
         let on_node = self.published.iter().filter(|it| it.0 == segment);
         let unread: Vec<_> = on_node.filter(|it| !is_committed(memory, it.1)).copied().collect();
