@@ -11,7 +11,7 @@ const EVENTS_MIN: u64 = 2000;
 /// Maximum number of worlds until a mutant must be noticed.
 const SABOTAGE_SEEDS_MAX: u64 = 6000;
 /// Mutants that few worlds notice, and the seed of one that does.
-const RARE: &[(Sabotage, u64)] = &[(Sabotage::DecideUnreported, 19_608)];
+const RARE: &[(Sabotage, u64)] = &[(Sabotage::DecideUnreported, 19_608), (Sabotage::KeepPieces, 41_952)];
 /// Number of tests for the mutants.
 const SABOTAGE_PARTS: usize = 4;
 
