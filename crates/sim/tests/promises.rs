@@ -10,8 +10,8 @@ const PART_SEEDS: u64 = 2000;
 const EVENTS_MIN: u64 = 2000;
 /// Maximum number of worlds until a mutant must be noticed.
 const SABOTAGE_SEEDS_MAX: u64 = 6000;
-/// Mutants that few worlds notice, and the seed of one that does.
-const RARE: &[(Sabotage, u64)] = &[(Sabotage::DecideUnreported, 19_608), (Sabotage::KeepPieces, 41_952)];
+/// The page whose table says which mutant is noticed after how many worlds.
+const PAGE: &str = include_str!("../../../docs/simulation.md");
 /// Number of tests for the mutants.
 const SABOTAGE_PARTS: usize = 4;
 
@@ -47,11 +47,22 @@ parts! {
     seeds_from_8000_keep_every_promise = 4,
 }
 
+/// The seed of the world that notices a mutant, by the document.
+fn documented_seed(sabotage: Sabotage) -> Option<u64> {
+    let (_, row) = PAGE.split_once(&format!("| `{sabotage:?}` | "))?;
+    row.split(' ').next()?.parse::<u64>().ok()?.checked_sub(1)
+}
+
+/// Each mutant is tried in the world that the document names. If that one does not notice it any more,
+/// because the worlds have changed, all worlds from the first are tried.
 fn notice_mutants(part: usize) {
+    let is_missed = |sabotage: &Sabotage| {
+        let is_noticed = |start, count| catch(*sabotage, start, count).seeds.is_some();
+        !documented_seed(*sabotage).is_some_and(|seed| is_noticed(seed, 1))
+            && !is_noticed(0, SABOTAGE_SEEDS_MAX)
+    };
     let rules = Sabotage::ALL.iter().skip(part).step_by(SABOTAGE_PARTS);
-    let first = |sabotage| RARE.iter().find(|it| it.0 == sabotage).map_or(0, |it| it.1);
-    let caught = rules.map(|&sabotage| catch(sabotage, first(sabotage), SABOTAGE_SEEDS_MAX));
-    let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
+    let missed: Vec<_> = rules.copied().filter(is_missed).collect();
     assert_eq!(missed, [], "not noticed in {SABOTAGE_SEEDS_MAX} seeds");
 }
 
@@ -77,9 +88,8 @@ fn mutants_are_noticed_4() {
 
 #[test]
 fn every_mutant_is_in_the_document() {
-    let page = include_str!("../../../docs/simulation.md");
     let missing: Vec<_> =
-        Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| {} | `{it:?}` |", it.rule()))).collect();
+        Sabotage::ALL.iter().filter(|it| !PAGE.contains(&format!("| {} | `{it:?}` |", it.rule()))).collect();
     assert!(
         missing.is_empty(),
         "not in docs/simulation.md: {missing:?}\n\nhint: `make sabotage-table` writes it"
