@@ -18,7 +18,7 @@ const BATCH: u64 = 8192;
 /// Bytes of a node per object: value, key and record.
 const OBJECT_BYTES: u64 = 512;
 const ROUNDS: usize = 3;
-/// Interval of looks at the number of objects.
+/// Interval between two checks of the number of objects.
 const LOOK: Duration = Duration::from_millis(2);
 /// Longer than any step takes.
 const LONG: Duration = Duration::from_secs(600);

@@ -58,7 +58,7 @@ pub enum Acked {
     Freed,
     /// It is recorded; other groups have yet to consume the sample, or it is retained.
     Recorded,
-    /// There is no sample of that generation: it was consumed, deleted or replaced.
+    /// No sample of that generation exists: it was consumed, deleted or replaced.
     Stale,
 }
 

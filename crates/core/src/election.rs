@@ -172,7 +172,7 @@ mod tests {
     fn stopped_leader_that_continues_steps_down_at_once() {
         let mut old = Election::new(ElectionConfig::default());
         old.won(Tick(0), 3);
-        // It was stopped for an hour. Its first look at the clock is enough, whatever the service says.
+        // It was stopped for an hour. The clock alone is enough, whatever the service says.
         assert_eq!(old.handle_timeout(Tick(3_600_000)), Some(StepDown::Unreachable));
     }
 }

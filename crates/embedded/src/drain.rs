@@ -1,6 +1,6 @@
 //! Moves the objects of a node away when an operator drains it.
 //!
-//! The process of a node runs [`serve`] beside it. Every round of a drain job looks at all objects that the
+//! The process of a node runs [`serve`] beside it. Every round of a drain job lists all objects that the
 //! node still holds, and moves each with the client's [`relocate`]: a reader finds the value at any time, and
 //! a value that changes meanwhile is left to the next round. Objects that cannot be moved stay and are
 //! reported as blocked: samples that are not consumed, objects with pins of other owners, and objects for
@@ -36,7 +36,7 @@ const REPORT_PAUSE: Duration = Duration::from_millis(200);
 /// What became of one object in one round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It was moved, with so many bytes.
+    /// It was moved; its bytes.
     Moved(u64),
     /// It is not here any more.
     Gone,

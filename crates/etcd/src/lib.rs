@@ -114,7 +114,7 @@ impl Etcd {
         reply.outcome().ok_or_else(|| self.garbled("a transaction"))
     }
 
-    /// Grants a lease of so many seconds.
+    /// Grants a lease of `ttl_s` seconds.
     pub async fn grant(&self, ttl_s: u64, deadline: Instant) -> Result<LeaseId, EtcdError> {
         let body = messages::Grant { ttl: ttl_s.to_string() };
         let reply: messages::LeaseReply = self.call("lease/grant", &body, deadline).await?;

@@ -15,9 +15,10 @@ pub const OPERATIONS_MAX: usize = 20_000;
 /// Maximum number of steps of one search: about a second.
 pub const STEPS_MAX: usize = 1_000_000;
 
-/// Up to so many open calls, every order of two of them is tried. Beyond that, one is placed before another
-/// only where the second could have no effect otherwise. That misses orders in which a read returns a value
-/// that one open call has stored and another has replaced, and no earlier read has returned it.
+/// Maximum number of open calls for which every order of two of them is tried. Beyond it, one is placed
+/// before another only where the second could have no effect otherwise. That misses orders in which a read
+/// returns a value that one open call has stored and another has replaced, if no earlier read has returned
+/// it.
 const OPEN_EXACT_MAX: usize = 12;
 
 /// A point of the search.

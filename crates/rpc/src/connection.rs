@@ -42,7 +42,7 @@ struct Call<'a> {
     shared: &'a Shared,
     reply: oneshot::Receiver<Reply>,
     late: Option<Late>,
-    /// The peer may delay the reply for long, and is told when the caller gives up.
+    /// The peer may delay the reply for long, and receives a cancel when the caller gives up.
     is_cancellable: bool,
 }
 
@@ -86,7 +86,7 @@ impl Connection {
         self.call_inner(&[], request.into(), deadline, None)
     }
 
-    /// Like [`Self::call`], for requests whose effect must be undone if nobody learns of it: a reply that
+    /// Like [`Self::call`], for requests whose effect must be undone if no caller learns of it: a reply that
     /// comes after the deadline, or after this future was dropped, goes to `late`. If the connection ends
     /// first, `late` is dropped uncalled.
     pub fn call_or<'a>(
@@ -98,7 +98,7 @@ impl Connection {
         self.call_inner(&[], request.into(), deadline, Some(Box::new(late)))
     }
 
-    /// Like [`Self::call_or`]; the peer hears what is `told` before the request.
+    /// Like [`Self::call_or`]; the peer receives `told` before the request.
     pub fn call_after<'a>(
         &'a self,
         told: &'a [ClientToMaster],
@@ -109,12 +109,12 @@ impl Connection {
         self.call_inner(told, request.into(), deadline, Some(Box::new(late)))
     }
 
-    /// Sends something whose reply matters to nobody. A later call on a lane may overtake it.
+    /// Sends a message without waiting for its reply. A later call on a lane may overtake it.
     pub fn tell<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         self.shared.outbox.request(self.shared.next_id(), request)
     }
 
-    /// Says goodbye, after everything that was told. Nothing else may be called meanwhile or afterwards.
+    /// Says goodbye, after all messages sent before. Nothing else may be called meanwhile or afterwards.
     pub async fn goodbye(&self, deadline: Instant) -> Result<(), CallError> {
         self.shared.call(&[], RequestRef::Goodbye, deadline, None).await.map(drop)
     }

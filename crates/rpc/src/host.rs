@@ -28,7 +28,7 @@ pub fn label() -> String {
     format!("{}:{}", name(), std::process::id())
 }
 
-/// A number that nobody can guess and that is never zero. Asked of the kernel each time, so that a forked
+/// An unguessable number other than zero. Drawn from the kernel each time, so that a forked
 /// child does not draw what its parent draws.
 pub fn draw() -> io::Result<u64> {
     loop {

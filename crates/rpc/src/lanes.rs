@@ -76,7 +76,7 @@ pub(crate) struct LaneCall {
     /// The request, as soon as it is accepted by the outbox.
     sent: Option<Ticket>,
     late: Option<Late>,
-    /// The peer may delay the reply for long, and is told when the caller gives up.
+    /// The peer may delay the reply for long, and receives a cancel when the caller gives up.
     is_cancellable: bool,
 }
 
@@ -211,7 +211,7 @@ async fn next_poll() {
     poll_fn(|_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
-/// The reply to a request, if it has been read. Other replies matter to nobody.
+/// The reply to a request, if it has been read. Other replies are ignored.
 fn reply_to(id: RequestId, inbox: &mut Inbox) -> Result<Option<Reply>, Ended> {
     while let Some(message) = inbox.pop()? {
         match message {

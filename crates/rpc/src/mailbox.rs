@@ -1,4 +1,4 @@
-//! The two ends of one stream: an [`Outbox`] that anybody may send through, an [`Inbox`] that one
+//! The two ends of one stream: an [`Outbox`] that all tasks may send through, an [`Inbox`] that one
 //! task or thread receives from.
 //!
 //! Sending is not async. The sender writes the frame at once if no other frame is queued; what the socket

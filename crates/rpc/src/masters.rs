@@ -323,7 +323,7 @@ impl PartialEq for Masters {
 
 impl Eq for Masters {}
 
-/// When a peer was heard last.
+/// The time of the last message from a peer.
 #[derive(Debug)]
 pub struct Heard {
     start: Instant,
@@ -331,13 +331,13 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// It is heard now.
+    /// A message arrives now.
     #[must_use]
     pub fn now() -> Self {
         Self { start: Instant::now(), after_ms: AtomicU64::new(0) }
     }
 
-    /// It is heard again.
+    /// Another message arrives.
     pub fn again(&self) {
         let after_ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.after_ms.store(after_ms, Ordering::Relaxed);

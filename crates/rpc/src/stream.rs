@@ -23,7 +23,7 @@ const ACCEPT_PAUSE_MS_MIN: u64 = 1;
 const ACCEPT_PAUSE_MS_MAX: u64 = 1000;
 /// How long to wait before a full Unix socket is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
-/// The longest a read sleeps before it looks at its deadline again.
+/// The longest that a read sleeps before it checks its deadline again.
 const SLEEP_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What [`Stream::try_read_little`] reads at most: about twenty small messages.

@@ -1,7 +1,7 @@
 //! Tells tasks when a socket can be read or written.
 //!
-//! The runtime's own streams wake somebody for every byte that comes in and, on Unix sockets, for every
-//! message that the peer has taken out. Here a socket is watched only for what somebody waits for.
+//! The runtime's own streams wake a task for every byte that arrives and, on Unix sockets, for every message
+//! that the peer has read. Here a socket is watched only for events that a task waits for.
 //!
 //! **Invariant:** everything `unsafe` of this crate is here.
 

@@ -233,7 +233,7 @@ points! {
     NodeAbsentWithProtected,
     /// A node that has announced everything owes more retires than one answer contains.
     OwesMore,
-    /// A node that announces was told everything that it owes.
+    /// A node that announces has received all retires that it owes.
     OwesNoMore,
     /// The kernel says that the process of a node has ended.
     NodeEnded,

@@ -284,7 +284,7 @@ impl Oracle {
         ValueId(self.values.len() as u32)
     }
 
-    /// A put asks for so many copies.
+    /// A put requests this number of copies.
     pub(crate) fn wants_copies(&mut self, id: ValueId, copies: u32) {
         let value = (id.0 as usize).checked_sub(1).and_then(|it| self.values.get_mut(it));
         value.into_iter().for_each(|it| it.copies = copies);
@@ -312,7 +312,7 @@ impl Oracle {
     }
 
     /// What an earlier epoch knew is lost, except what it saved: copies on a node may be seen again, unless a
-    /// client was told that they are gone.
+    /// client has got the answer that they are gone.
     pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories, state: &Saved) {
         self.epoch = epoch;
         self.asked_names.clear();
@@ -350,7 +350,7 @@ impl Oracle {
         self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
-            // Copies with a pending retire are gone, whether anybody was told or not.
+            // Copies with a pending retire are gone, whether a client knows it or not.
             for (_, record) in
                 memory.slots().filter(|(slot_ref, _)| !self.retired.contains(&(*segment, *slot_ref)))
             {

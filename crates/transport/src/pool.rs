@@ -279,8 +279,8 @@ impl Pool {
         [CONTROL, DATA, CLAIMS].into_iter().map(present).sum()
     }
 
-    /// Whether its tmpfs has so many bytes more. A store into a page that the tmpfs cannot give would kill
-    /// the process.
+    /// Checks that its tmpfs has `wanted` more bytes. A store into a page that the tmpfs cannot provide would
+    /// kill the process.
     pub(crate) fn check_space(&self, wanted: u64) -> Result<(), PoolError> {
         let folder = File::open(&self.folder).map_err(|error| self.failed("opening the folder", error))?;
         let found = fstatvfs(&folder).map_err(|error| self.failed("examining the tmpfs", error.into()))?;

@@ -1,8 +1,8 @@
-//! `tiffin chaos`: faults of real processes, disks and networks under load, and what clients were told.
+//! `tiffin chaos`: faults of real processes, disks and networks under load, and the answers that clients got.
 //!
 //! A run starts a master, three nodes with disks and several clients on loopback. In each round one fault
 //! begins and ends while the clients call. They record every call. After each round the history of every key
-//! is checked ([`tiffin_history`]): only what a client was told decides what is allowed.
+//! is checked ([`tiffin_history`]): only the answers of the store decide what is allowed.
 
 mod caller;
 mod clients;

@@ -61,7 +61,7 @@ fn answer_that_no_store_gives_is_noticed() {
     let violations = outcome["violations"].as_array().unwrap();
     assert!(violations.iter().any(|it| it.as_str().unwrap().contains("lost")), "{outcome:#}");
     assert!(outcome["faults"][0]["lost"].as_u64().unwrap() > 0, "{outcome:#}");
-    // The history is there for the reader, and removed by nobody else.
+    // The command keeps the history for the reader, so the test removes it.
     let text = violations[0].as_str().unwrap();
     let path = std::path::Path::new(text.rsplit('`').nth(1).unwrap());
     assert!(std::fs::read_to_string(path).unwrap().contains("Get"), "{text}");

@@ -63,7 +63,7 @@ impl Load {
         self.record.lock().unwrap().errors
     }
 
-    /// Waits until so many puts were acknowledged after that moment: the longest time without one.
+    /// Waits until `count` puts were acknowledged after that moment. Returns the longest time without one.
     pub(crate) async fn acks_after(&self, at: Instant, count: usize) -> Duration {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -42,7 +42,7 @@ impl Drop for Folder {
     }
 }
 
-/// A master that gives up on nobody.
+/// A master that waits for every member, however long it is away.
 async fn start_master() -> MasterServer {
     MasterServer::start(MasterConfig { away: LONG, ..MasterConfig::default() }).await.unwrap()
 }

@@ -1,10 +1,10 @@
-//! Drain jobs: which segments are emptied, and how far that is.
+//! Drain jobs: the segments to empty, and the progress of each.
 //!
 //! The members do the work and report it; this part sends the jobs out and adds the reports up. The calls of
 //! [`Master`] here come from the shell's own pages.
 //!
-//! **Invariant:** a member whose job has ended without success takes new objects again: it is told so, and
-//! again whenever it reports.
+//! **Invariant:** a member whose job has ended without success accepts new objects again. The master sends
+//! it a stop at once, and again whenever it reports.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -129,8 +129,8 @@ impl Drains {
         Some(report.as_ref().is_some_and(|it| it.state == DrainState::Empty))
     }
 
-    /// A member reports. It is told to stop if its job has ended without success, or is unknown and one too
-    /// many.
+    /// A member reports. The reply is a stop if its job has ended without success, or if the job is unknown
+    /// and the limit is reached.
     pub(super) fn report(&mut self, cx: &mut Context, node: NodeIndex, report: DrainReport) -> Reply {
         let Some(segment) = cx.members.get(node).map(|it| it.info.segment) else { return Reply::Done };
         let id = report.job.id;
@@ -296,7 +296,7 @@ fn memories(cx: &Context, name: &str) -> Vec<(NodeIndex, SegmentId)> {
     usable.map(|(node, it)| (node, it.info.segment)).collect()
 }
 
-/// Sends a member its job. A member without a connection is told when it reports.
+/// Sends a member its job. A member without a connection receives it when it reports.
 fn tell(cx: &mut Context, node: NodeIndex, drain: &Drain) {
     let Some(conn) = cx.members.get(node).and_then(|it| it.conn) else { return };
     let id = cx.next_id();

@@ -143,8 +143,8 @@ impl Node {
         Ok(())
     }
 
-    /// Has the master say which prepared objects it has stored. It stores none that it does not know: what
-    /// their writers wanted is not in the memory, and none of them was told that its object is stored.
+    /// Asks the master which prepared objects it has stored. It stores none that it does not know: the pool
+    /// does not contain the options of their puts, and no writer has got an acknowledgement.
     fn ask_about_prepared(&mut self) {
         let options = PutOptions { replaces: Some(NEVER), ..PutOptions::default() };
         let decide = |(slot_ref, identity, len)| {

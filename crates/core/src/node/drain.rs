@@ -23,8 +23,8 @@ impl Node {
         }
     }
 
-    /// Offers are recalled, because a client could fill them without a question. The master hears of it at
-    /// once, so that it asks other nodes.
+    /// Recalls all offers, because a client could fill them without a request. Informs the master at once, so
+    /// that it uses other nodes.
     pub(super) fn drain(&mut self) {
         let drains = self.leaves || self.drain_job.is_some();
         self.slots.set_drains(drains);

@@ -201,7 +201,7 @@ impl Slots {
     }
 
     /// Adopts one use of a slot, or a retired use whose memory may be in view. `false` if its memory is in
-    /// use already, or lies outside.
+    /// use already, or outside the segment.
     pub(super) fn adopt(
         &mut self,
         at: SlotId,

@@ -24,7 +24,7 @@ use super::{Shared, state};
 use crate::config::HaConfig;
 use crate::host;
 
-/// How often a leader prolongs its lease, and a standby looks at the leader.
+/// How often a leader renews its lease, and a standby checks the leader.
 pub(super) const BEAT: Duration = Duration::from_millis(250);
 /// How long etcd keeps the record of a leader that is gone. Standbys do not wait for its end.
 const LEASE_S: u64 = 5;

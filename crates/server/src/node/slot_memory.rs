@@ -103,8 +103,8 @@ pub(super) fn target(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pi
     pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
 }
 
-/// Where a reservation of the master lies that is written from elsewhere, or `None` if it was given up. It is
-/// referenced until the guard is dropped.
+/// The extents of a reservation that the node fills from another member, or `None` if the reservation was
+/// given up. It is referenced until the guard is dropped.
 pub(super) fn reservation(
     node: &Arc<Node>,
     slot_ref: SlotRef,

@@ -18,7 +18,7 @@ use crate::{
 /// The viewed copy, and which view of it this is.
 pub(crate) type ViewKey = (SegmentId, SlotRef, u64);
 
-/// A client has at most so many views of one copy.
+/// Maximum number of views of one copy that a client has.
 const VIEWS_OF_ONE_MAX: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

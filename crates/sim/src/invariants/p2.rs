@@ -213,7 +213,7 @@ impl Oracle {
             seen.is_member && seen.state.is_some()
         };
         let is_early = |slot_ref| generation.epoch == self.epoch && is_there(slot_ref) && is_it(slot_ref);
-        // The location of a copy that a member is to make is told to nobody before it is committed.
+        // No client learns the location of a copy that a member makes before it is committed.
         let is_told = |it: &SlotRecord| it.state.writer() != Some(PROMOTER);
         let mut slots = memory.slots().filter(|(_, it)| is_told(it));
         copies(memory, generation).next().is_some() || slots.any(|(slot_ref, _)| is_early(slot_ref))

@@ -66,7 +66,7 @@ impl Oracle {
         }
     }
 
-    /// A node has been away for long: what nothing protects is taken away there, and owed by the node.
+    /// A node has been away for long: its unprotected objects are removed, and it owes their retires.
     pub(crate) fn gives_up(&mut self, segment: SegmentId) {
         if !self.joined.contains(&segment) {
             self.absent.insert(segment);

@@ -396,7 +396,7 @@ pub enum AckOutcome {
     Freed,
     /// It is stored; other groups have yet to consume the sample, or the sample is retained.
     Recorded,
-    /// There is no sample of that generation.
+    /// No sample of that generation exists.
     Stale,
     /// The acknowledgement is applied, but these nodes have not confirmed it.
     Unconfirmed(Vec<String>),

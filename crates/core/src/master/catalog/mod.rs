@@ -129,7 +129,7 @@ pub(super) struct Catalog {
     copied: u64,
     /// An object of these has lost a copy, or began with fewer.
     has_lost_copy: bool,
-    /// Tiers that known objects have entered or left since this was last taken; `None` if nobody asks.
+    /// Tiers that known objects have entered or left since this was last taken; `None` without subscribers.
     tier_changes: Option<Vec<TierChange>>,
 }
 

@@ -1,4 +1,4 @@
-//! Drain jobs: the master's account of them, and what the nodes are told.
+//! Drain jobs: the master's account of them, and its messages to the nodes.
 
 use super::*;
 use crate::message::{DrainJob, DrainReport, DrainState, JobId};
@@ -166,7 +166,7 @@ fn drain_jobs_and_ended_ones_are_bounded() {
     let beyond = job(1000, &[&last]);
     assert_eq!(cluster.start(beyond.clone()), Err(DrainRefusal::TooMany));
     assert_eq!(cluster.capacity(DRAIN_JOBS_MAX), 4 * UNIT);
-    // A node with the job of an earlier master is told to stop, too.
+    // A node with the job of an earlier master receives a stop, too.
     let drain = crate::message::Drain { job: beyond.clone(), stop: false };
     cluster
         .node_event(DRAIN_JOBS_MAX, node::Event::MasterRequest(RequestId(7), MasterToMember::Drain(drain)));

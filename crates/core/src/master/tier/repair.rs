@@ -1,18 +1,17 @@
-//! Copies that are missing: objects that are to have several copies, and have fewer, because a node was lost
-//! or the put found too few.
+//! Makes missing copies again. An object that should have several copies has fewer if a node was lost, or if
+//! its put found too few nodes.
 //!
-//! A *sweep* looks at all objects, a bounded number at a time, and enters those with too few copies into a
-//! queue of bounded length: pinned objects and samples first, then those that were read, the last one first.
-//! A copy runs like a promotion, with a throttle of its own. What cannot begin, for lack of a node or of
-//! memory, is found again by a later sweep. All of it is done in [`Master::work`](crate::master::Master), so
-//! that no request waits for it.
+//! A *sweep* checks all objects, a bounded number at a time, and enters those with too few copies into a
+//! bounded queue: pinned objects and samples first, then the most recently read. A copy runs like a
+//! promotion, with its own throttle. If no node or no memory is available, a later sweep finds the object
+//! again. All of this runs in [`Master::work`](crate::master::Master), so no request waits for it.
 //!
 //! Copies count by node: memory and disks of one node are one copy. A copy on a member that is away, silent
 //! or draining does not count, once it has been so for [`RepairConfig::delay_ms`]. If it returns after its
 //! copy was made elsewhere, one copy in memory is dropped.
 //!
-//! **Invariant:** a copy is only made of an object that is in the catalog, and is entered there before its
-//! bytes are read: a delete or a replacement meets it.
+//! **Invariant:** a new copy is in the catalog before its bytes are read, so a delete or a replacement also
+//! removes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +36,13 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Objects that may wait in the queue; a sweep finds the others again.
+/// Maximum number of objects in the queue; a later sweep finds the others again.
 const QUEUE_MAX: usize = 1 << 12;
-/// Objects that one piece of a sweep looks at, for each that a piece of other work may take.
+/// Number of objects that one piece of a sweep checks, per unit of work that the caller allows.
 const SCAN_FACTOR: usize = 8;
 /// When a sweep is repeated because objects wait for a node or for memory.
 const RETRY_MS: u64 = 1_000;
-/// A sweep is repeated no sooner than so many times as long as it took.
+/// Minimum pause before the next sweep, as a multiple of the duration of the last.
 const REST_FACTOR: u64 = 10;
 /// How long a copy of an object is not tried again after one has failed.
 const FAILED_MS: u64 = 1_000;
@@ -233,7 +232,7 @@ impl Tier {
         }
     }
 
-    /// Objects wait that this sweep has found: another one looks at them again.
+    /// This sweep has found objects that wait: plans another one for them.
     fn repeat_later(&mut self, cx: &Context) {
         let took_ms = cx.now.0.saturating_sub(self.repairs.since.0);
         self.repairs.wake_at(cx.now.after(RETRY_MS.max(took_ms.saturating_mul(REST_FACTOR))));
