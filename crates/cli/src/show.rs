@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** no untrusted text reaches a terminal unescaped: a key may contain any bytes.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde_json::{Map, Value};
 use tiffin_types::units::Size;
@@ -12,15 +12,7 @@ const CELL_CHARS_MAX: usize = 48;
 
 /// A key as text, with unprintable characters escaped.
 pub(crate) fn key(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in bytes.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
-        }
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{}", chunk.invalid().escape_ascii());
-    }
-    text
+    tiffin_server::why::printable(bytes)
 }
 
 /// A size in human-readable form.

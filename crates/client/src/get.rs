@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use tiffin_measure::{Operation, Path};
 use tiffin_session::{Get as Session, GetOutcome, GetRequest, Need, NeedId, ReadResult};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::{Outcome, ReadOp, TargetBuf, TransferError};
 use tiffin_types::message::Reply;
 use tiffin_types::{Key, Location, SegmentId};
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cached;
 use crate::hedge::Flights;
@@ -141,7 +142,9 @@ pub(crate) async fn run<'a>(
     let mut failures = Failures::new();
     let mut running = Running::new();
     let mut flights = Flights::new(inner, items, deadline);
-    let mut is_late = deadline.has_passed();
+    let began = Instant::now();
+    let mut is_late = deadline.instant() <= began;
+    let (mut path, mut bytes) = (Path::Master, 0);
     while !is_late && !session.is_done() {
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {
@@ -167,6 +170,8 @@ pub(crate) async fn run<'a>(
         for ((segment, cached_epoch), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
             let to_read = ToRead { segment, cached_epoch, route: inner.nodes.current_route(segment), ops };
+            bytes += to_read.ops.iter().map(ReadOp::bytes).sum::<u64>();
+            path = path.max(to_read.route.as_ref().map_or(Path::Tcp, |it| it.path()));
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
                 let (number, watch) = watched.unzip();
@@ -190,7 +195,9 @@ pub(crate) async fn run<'a>(
     }
     // Reads that lost against another copy end here: none accesses a buffer after the call.
     drop(running);
-    let is_late = is_late || deadline.has_passed();
+    let ended = Instant::now();
+    let is_late = is_late || deadline.instant() <= ended;
+    inner.measured.measures.record(Operation::Get, path, ended.duration_since(began), bytes);
     let asked = (0..items).map(|item| session.is_asked(item)).collect();
     Ended { outcomes: session.into_outcomes(), failures, is_late, asked }
 }

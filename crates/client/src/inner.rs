@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tiffin_measure::{Operation, Path};
 use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
 use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
-    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Reason, Refusal, Release, Reply,
+    self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Ping, Reason, Refusal, Release, Reply,
     Reserve, ReserveOutcome, Reserved, Role,
 };
 use tiffin_types::{ClientId, Location, SegmentId};
@@ -25,6 +26,7 @@ use crate::chores::Chore;
 use crate::leases::Leases;
 use crate::link::{Link, Usable};
 use crate::locations::{Locations, REPORTED_MAX};
+use crate::measured::OwnMeasures;
 use crate::nodes::Nodes;
 use crate::offers::Offers;
 use crate::paces::Paces;
@@ -76,6 +78,7 @@ impl Usable for Master {
 pub(crate) struct Inner {
     pub(crate) options: ConnectOptions,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) measured: OwnMeasures,
     pub(crate) runtime: Handle,
     pub(crate) reservations: Reservations,
     pub(crate) leases: Leases,
@@ -96,7 +99,11 @@ pub(crate) struct Inner {
 }
 
 /// An operation in progress.
-pub(crate) struct Busy<'a>(&'a Inner);
+pub(crate) struct Busy<'a> {
+    inner: &'a Inner,
+    /// The operation that is measured until this is dropped, and when it began.
+    measured: Option<(Operation, Instant)>,
+}
 
 impl Inner {
     /// Connects to the master. The chores are for [`tend::run`](crate::tend::run).
@@ -132,6 +139,7 @@ impl Inner {
         let (chores, todo) = mpsc::unbounded_channel();
         let inner = Arc::new_cyclic(|me| Self {
             counters,
+            measured: OwnMeasures::default(),
             runtime: Handle::current(),
             reservations: Reservations::default(),
             leases: Leases::default(),
@@ -172,8 +180,16 @@ impl Inner {
             return Err(Error::Forked);
         }
         self.busy.fetch_add(1, Ordering::SeqCst);
-        let busy = Busy(self);
+        let busy = Busy { inner: self, measured: None };
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(busy) }
+    }
+
+    /// The same for a call that moves no bytes. It is measured until the result is dropped.
+    pub(crate) fn enter_for(&self, operation: Operation, deadline: Deadline) -> Result<Busy<'_>, Error> {
+        let began = Instant::now();
+        let mut busy = self.enter(deadline)?;
+        busy.measured = Some((operation, began));
+        Ok(busy)
     }
 
     /// Whether it was closed: it has disconnected, or is about to.
@@ -502,7 +518,7 @@ async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, reac
     let pings = async {
         loop {
             let deadline = Instant::now() + PING_TIME_MAX;
-            match connection.call(&ClientToMaster::Ping, deadline).await {
+            match connection.call(&ClientToMaster::Ping(Ping::default()), deadline).await {
                 Ok(_) => heard.again(),
                 Err(CallError::Lost { .. }) => return,
                 Err(_) => {}
@@ -532,8 +548,11 @@ impl Drop for Inner {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        if self.0.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.idle.notify_waiters();
+        if let Some((operation, began)) = self.measured {
+            self.inner.measured.measures.record(operation, Path::Master, began.elapsed(), 0);
+        }
+        if self.inner.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.inner.idle.notify_waiters();
         }
     }
 }
@@ -583,7 +602,7 @@ fn is_repeatable(request: &ClientToMaster) -> bool {
         | ClientToMaster::Exists(_)
         | ClientToMaster::List(_)
         | ClientToMaster::Stat
-        | ClientToMaster::Ping
+        | ClientToMaster::Ping(_)
         | ClientToMaster::Why(_)
         | ClientToMaster::Pin(_)
         | ClientToMaster::SetPolicy(_)

@@ -102,6 +102,7 @@ mod located;
 mod locations;
 mod losses;
 mod manifest;
+mod measured;
 mod names;
 mod nodes;
 mod offers;
@@ -137,6 +138,7 @@ pub use pieces::Piece;
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
+pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
@@ -154,6 +156,7 @@ pub use types::{
 pub use view::View;
 
 use tiffin_rpc::host;
+use tokio::time::Instant;
 
 use crate::inner::Inner;
 
@@ -315,7 +318,15 @@ impl Client {
     /// the whole object.
     pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
         match self.inner.enter(deadline) {
-            Ok(_busy) => view::view(&self.inner, parts, deadline).await,
+            Ok(_busy) => {
+                let began = Instant::now();
+                let views = view::view(&self.inner, parts, deadline).await;
+                // Those that cannot be viewed in place are copied: a get measures its path.
+                let is_borrowed = |it: &Result<View, Error>| it.as_ref().is_ok_and(View::is_borrowed);
+                let path = if views.iter().all(is_borrowed) { Path::SharedMemory } else { Path::Tcp };
+                self.inner.measured.measures.record(Operation::View, path, began.elapsed(), 0);
+                views
+            }
             Err(error) => batch::all(parts.len(), &error),
         }
     }
@@ -328,7 +339,7 @@ impl Client {
         options: ResolveOptions,
         deadline: Deadline,
     ) -> Vec<Result<Option<Info>, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Exists, deadline) {
             Ok(_busy) => names::resolve(&self.inner, keys, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -347,7 +358,7 @@ impl Client {
     /// Checks the same for names that are packed in one buffer. This is cheaper if the names are not
     /// available as keys.
     pub async fn exists_packed(&self, keys: &Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Exists, deadline) {
             Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
             Err(error) => Presences::failed(keys.len(), &error),
         }
@@ -361,7 +372,7 @@ impl Client {
         ahead: Ahead,
         deadline: Deadline,
     ) -> Vec<Result<PrefetchOutcome, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Prefetch, deadline) {
             Ok(_busy) => prefetch::prefetch(&self.inner, keys, ahead, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -390,7 +401,7 @@ impl Client {
         options: DeleteOptions,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Delete, deadline) {
             Ok(_busy) => names::delete(&self.inner, keys, options, deadline).await,
             Err(error) => batch::all(keys.len(), &error),
         }
@@ -403,7 +414,7 @@ impl Client {
         options: DeleteOptions,
         deadline: Deadline,
     ) -> Result<DeletedMatching, Error> {
-        let _busy = self.inner.enter(deadline)?;
+        let _busy = self.inner.enter_for(Operation::Delete, deadline)?;
         names::delete_matching(&self.inner, pattern, options, deadline).await
     }
 
@@ -411,7 +422,7 @@ impl Client {
     ///
     /// The list is not a snapshot: objects that are put or deleted meanwhile may or may not be listed.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter(deadline)?;
+        let _busy = self.inner.enter_for(Operation::List, deadline)?;
         names::list(&self.inner, pattern, None, deadline).await
     }
 
@@ -422,7 +433,7 @@ impl Client {
         owner: &str,
         deadline: Deadline,
     ) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter(deadline)?;
+        let _busy = self.inner.enter_for(Operation::List, deadline)?;
         names::list(&self.inner, pattern, Some(owner), deadline).await
     }
 
@@ -513,7 +524,7 @@ impl Client {
         group: &str,
         deadline: Deadline,
     ) -> Vec<Result<Lease, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Lease, deadline) {
             Ok(_busy) => lease::lease(&self.inner, samples, group, deadline).await,
             Err(error) => batch::all(samples.len(), &error),
         }
@@ -559,7 +570,7 @@ impl Client {
         group: &str,
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Ack, deadline) {
             Ok(_busy) => lease::ack(&self.inner, samples, group, lease::How::default(), deadline).await,
             Err(error) => batch::all(samples.len(), &error),
         }
@@ -573,7 +584,7 @@ impl Client {
         group: &str,
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter_for(Operation::Ack, deadline) {
             Ok(_busy) => {
                 lease::ack(
                     &self.inner,
@@ -622,7 +633,7 @@ impl Client {
     ///
     /// A pulled sample is delivered to the group again if its lease ends without an acknowledgement.
     pub async fn pull(&self, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
-        let _busy = self.inner.enter(deadline)?;
+        let _busy = self.inner.enter_for(Operation::Pull, deadline)?;
         stream::pull(&self.inner, pull, deadline).await
     }
 
@@ -676,6 +687,12 @@ impl Client {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.inner.counters
+    }
+
+    /// Latencies of this client's calls, by operation and path. Its heartbeats send them to the master.
+    #[must_use]
+    pub fn measures(&self) -> &Measures {
+        &self.inner.measured.measures
     }
 
     /// Number of hedged reads. The client starts one when no byte of a read arrives within a few times the

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tiffin_measure::{Operation, Path};
 use tiffin_session::{
     CallFailure, Need, NeedId, Put as Session, PutOutcome, PutRequest, Unreached, WriteResult,
 };
@@ -10,7 +11,7 @@ use tiffin_types::message::{
     ClientToMaster, ClientToNode, CommitOutcome, Publish, PublishItem, PutOptions, Reply,
 };
 use tiffin_types::{Location, Reservation, SegmentId, SlotRef};
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::carried::{self, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
@@ -107,7 +108,8 @@ async fn drive(
     let mut failures = Failures::new();
     let mut unwritten = BTreeMap::new();
     let mut running = Running::new();
-    let mut is_late = deadline.has_passed();
+    let began = Instant::now();
+    let mut is_late = deadline.instant() <= began;
     let mut stocks_up = Some(StocksUp::with(puts));
     let mut writes = Writes::new();
     let mut carried = Carried::default();
@@ -154,9 +156,12 @@ async fn drive(
         }
     }
     drop(running);
-    let is_late = is_late || deadline.has_passed();
+    let ended = Instant::now();
+    let is_late = is_late || deadline.instant() <= ended;
     let outcomes = session.into_outcomes();
     learn(inner, puts, &outcomes);
+    let (path, bytes) = moved(inner, puts, &outcomes);
+    inner.measured.measures.record(Operation::Put, path, ended.duration_since(began), bytes);
     answers(puts, outcomes, unwritten, &failures, is_late)
 }
 
@@ -199,6 +204,23 @@ fn answers(
         (outcome, _) => answer(outcome, put, failures, is_late),
     });
     answers.collect()
+}
+
+/// The path of the bytes, and their number.
+fn moved(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) -> (Path, u64) {
+    let (mut path, mut bytes, mut last) = (Path::Master, 0_u64, None);
+    for (put, outcome) in puts.iter().zip(outcomes) {
+        let PutOutcome::Stored { replicas, .. } = outcome else { continue };
+        bytes = bytes.saturating_add(put.len().unwrap_or_default());
+        for segment in replicas.iter().map(|it| it.segment) {
+            // Objects of one batch are mostly on one node.
+            if last.replace(segment) != Some(segment) {
+                let route = inner.nodes.current_route(segment);
+                path = path.max(route.map_or(Path::Tcp, |it| it.path()));
+            }
+        }
+    }
+    (path, bytes)
 }
 
 /// Caches the locations of the objects, for the next reads.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tiffin_measure::Path;
 use tiffin_rpc::{Address, Blocking, Connection, blocking};
 use tiffin_session::{Seen, SeenState, is_valid_cached};
 use tiffin_transport::control::{ControlReader, SlotState};
@@ -90,6 +91,16 @@ impl OpenRoute {
             Mover::Local(..) | Mover::Disk(..) => Way::Local,
             Mover::Shm(_) => Way::SharedMemory,
             Mover::Tcp(_) => Way::Tcp,
+        }
+    }
+
+    /// The path by which bytes move, for measurements.
+    pub(crate) fn path(&self) -> Path {
+        match (self.disk_reads.is_some(), self.way()) {
+            (true, _) => Path::Disk,
+            (false, Way::Local) => Path::Process,
+            (false, Way::SharedMemory) => Path::SharedMemory,
+            (false, Way::Tcp) => Path::Tcp,
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_types::message::{ClientToMaster, ClientToNode, Reply};
+use tiffin_types::message::{ClientToMaster, ClientToNode, Ping, Reply};
 use tiffin_types::{Location, SegmentId, SlotRef};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -70,10 +70,17 @@ pub(crate) async fn run(client: Weak<Inner>, mut chores: mpsc::UnboundedReceiver
                 // On a broken connection there is nothing to send; the next call opens a new one.
                 if let Some(master) = inner.current_master() {
                     let deadline = Deadline::after(TRY_TIME_MAX);
+                    let (measured, reported) = inner.measured.report();
+                    let request = ClientToMaster::Ping(Ping { measured });
+                    let client = Weak::clone(&client);
                     inner.runtime.spawn(async move {
-                        let request = &ClientToMaster::Ping;
-                        if let Err(error) = master.connection.call(request, deadline.instant()).await {
-                            tracing::debug!(%error, "heartbeat to the master failed");
+                        match master.connection.call(&request, deadline.instant()).await {
+                            Ok(_) => {
+                                if let Some(inner) = client.upgrade() {
+                                    inner.measured.arrived(reported);
+                                }
+                            }
+                            Err(error) => tracing::debug!(%error, "heartbeat to the master failed"),
                         }
                     });
                 }

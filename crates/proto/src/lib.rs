@@ -208,8 +208,8 @@ requests! {
         2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 25 => Pin, 26 => DropPins,
         27 => SetPolicy, 28 => Await, 29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists,
         34 => Cancel, 35 => KeepLeases, 37 => Prefetch, 41 => Publish, 42 => OpenStream, 43 => EndStream,
-        44 => Pull, 47 => ForgetNode;
-        7 => Stat, 46 => Ping,
+        44 => Pull, 46 => Ping, 47 => ForgetNode;
+        7 => Stat,
     }
     MemberToMaster, "member → master" {
         8 => Heartbeat, 9 => Register, 10 => Announce, 11 => Decide, 24 => Released, 36 => ClientDied,

@@ -10,10 +10,10 @@ use tiffin_types::message::{
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
     DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Exists,
     Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
-    Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, Moved,
-    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Policy,
-    PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled,
-    PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
+    Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, Measured, Moved,
+    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Ping,
+    Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
+    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
     Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
     Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
     Viewer, Views, Welcome, Why,
@@ -129,7 +129,9 @@ message! {
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
     ForgetNode { 1 => name }
     Forgotten { 1 => members, 2 => objects }
-    Heartbeat { 1 => usage, 2 => viewers }
+    Heartbeat { 1 => usage, 2 => viewers, 3 => measured }
+    Ping { 1 => measured }
+    Measured { 1 => operation, 2 => path, 3 => counts, 4 => sum_us, 5 => bytes }
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 

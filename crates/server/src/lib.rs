@@ -6,6 +6,8 @@
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: pages for operators and their tools: metrics, health, keys, segments.
 //! - [`events`]: messages for routers about stored and removed objects.
+//! - `watch`: what operators watch: events, history, snapshots.
+//! - [`why`]: why an object exists, or what removed it, as text.
 //! - [`supervise`]: ends a server after a panic in one of its parts.
 //! - [`mooncake`]: the command `mooncake_master` with Mooncake's flags.
 //!
@@ -27,6 +29,8 @@ mod reply_path;
 pub mod supervise;
 mod tenants;
 pub mod up;
+mod watch;
+pub mod why;
 
 use std::io;
 use std::path::PathBuf;
@@ -41,6 +45,7 @@ pub use tiffin_rpc::{Address, ListenError, host};
 pub use tiffin_transport::Limit;
 pub use tiffin_transport::segment::{Fit, SegmentError};
 pub use up::{Embedded, Up};
+pub use watch::STREAMS_MAX as HTTP_STREAMS_MAX;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]

@@ -100,7 +100,7 @@ impl Oracle {
             | ClientToMaster::Reserve(_)
             | ClientToMaster::List(_)
             | ClientToMaster::Stat
-            | ClientToMaster::Ping
+            | ClientToMaster::Ping(_)
             | ClientToMaster::Await(_)
             | ClientToMaster::Why(_)
             | ClientToMaster::Cancel(_)

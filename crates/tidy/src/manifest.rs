@@ -3,15 +3,16 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 24] = [
+pub const DIRECTION: [(&str, &[&str]); 25] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
+    ("tiffin-measure", &[]),
     ("tiffin-sim-runner", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
-    ("tiffin-types", &["tiffin-sabotage"]),
+    ("tiffin-types", &["tiffin-measure", "tiffin-sabotage"]),
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
-    ("tiffin-transport", &[]),
+    ("tiffin-transport", &["tiffin-measure"]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
     ("tiffin-etcd", &[]),
@@ -34,9 +35,27 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
     ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-transport"]),
     (
         "tiffin-server",
-        &["tiffin-core", "tiffin-etcd", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"],
+        &[
+            "tiffin-core",
+            "tiffin-etcd",
+            "tiffin-measure",
+            "tiffin-proto",
+            "tiffin-transport",
+            "tiffin-rpc",
+            "tiffin-ssd",
+        ],
     ),
-    ("tiffin-client", &["tiffin-types", "tiffin-session", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
+    (
+        "tiffin-client",
+        &[
+            "tiffin-types",
+            "tiffin-session",
+            "tiffin-measure",
+            "tiffin-proto",
+            "tiffin-transport",
+            "tiffin-rpc",
+        ],
+    ),
     ("tiffin-embedded", &["tiffin-client", "tiffin-server"]),
     ("tiffin-kv-exec", &["tiffin-kv", "tiffin-client", "tiffin-transport"]),
     (

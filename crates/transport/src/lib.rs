@@ -273,6 +273,8 @@ pub struct Counters {
     pub tcp: Moved,
     /// By this process's nodes, for clients, through sockets.
     pub served: Moved,
+    /// How long each of these took.
+    pub served_times: tiffin_measure::Measures,
 }
 
 #[cfg(test)]

@@ -638,7 +638,7 @@ impl Disk {
 
     fn beat(&mut self) {
         if self.is_member() {
-            let beat = Heartbeat { usage: self.usage(), viewers: Vec::new() };
+            let beat = Heartbeat { usage: self.usage(), ..Heartbeat::default() };
             self.tell(MemberToMaster::Heartbeat(beat));
         }
     }

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
-    Effect, MasterConfig, Notice, OpId, Wait,
+    Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
     confirmed::Confirming,
     connections::Connections,
@@ -209,10 +209,11 @@ impl Context {
     }
 
     /// Counts an object that leaves memory in favour of another one.
-    pub(super) fn count_eviction(&mut self, index: ObjectIndex) {
-        let bytes = self.catalog.get(index).map_or(0, Object::len);
+    pub(super) fn count_eviction(&mut self, index: ObjectIndex, cause: EvictionCause) {
+        let Some(object) = self.catalog.get(index) else { return };
+        let (bytes, is_unread, is_lost) = (object.len(), !object.was_read(), !object.tiers().1);
         self.evicted = (self.evicted.0 + 1, self.evicted.1 + bytes);
-        self.notice(Notice::Evicted(1, bytes));
+        self.notice(Notice::Evicted(Eviction { bytes, cause, is_unread, is_lost }));
     }
 
     /// Bytes that a namespace uses, reservations included.

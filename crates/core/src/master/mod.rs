@@ -52,11 +52,12 @@ pub use delete_matching::PIECE_OBJECTS_MAX;
 use drain::Drains;
 pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, DrainStatus};
 use membership::Membership;
-pub use notice::Notice;
+pub use notice::{Eviction, EvictionCause, Notice};
 use objects::Objects;
 use quotas::Watches;
 use reserve::Reservations;
 pub use saved::POLICIES_MAX;
+pub use stream::NamedStream;
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{PROMOTER, RepairConfig, TierConfig};
 use unreported::Parked;
@@ -384,6 +385,12 @@ impl Master {
         }
     }
 
+    /// The first `limit` streams, by namespace and name.
+    #[must_use]
+    pub fn streams(&self, limit: usize) -> Vec<NamedStream> {
+        self.objects.streams.stats(&self.objects.cx, limit)
+    }
+
     fn node_stats(&self) -> Vec<NodeStat> {
         let stats = self.objects.cx.members.iter().map(|(_, member)| {
             let holder = |it: &Viewer| Holder {
@@ -635,7 +642,7 @@ impl Master {
             ClientToMaster::Exists(exists) => o.exists(caller, &exists),
             ClientToMaster::List(list) => o.list(namespace, &list),
             ClientToMaster::Stat => Reply::Stat(self.stat()),
-            ClientToMaster::Ping => Reply::Done,
+            ClientToMaster::Ping(_) => Reply::Done,
             ClientToMaster::KeepLeases(leases) => {
                 o.leases.end_all_but(caller.client, &leases);
                 Reply::Done

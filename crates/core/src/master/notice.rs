@@ -46,8 +46,8 @@ pub enum Notice {
     Resumed(ConnId, RequestId),
     /// A member served a later epoch than this master's: its name, and that epoch.
     Superseded(String, u64),
-    /// Objects were evicted: their number and bytes.
-    Evicted(u64, u64),
+    /// An object left memory in favour of another one.
+    Evicted(Eviction),
     /// Objects were requested ahead of a get, by outcome.
     Prefetched {
         /// Number of all requested keys.
@@ -128,4 +128,28 @@ pub enum Notice {
         /// How long it took.
         took_ms: u64,
     },
+}
+
+/// An object that left memory in favour of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Why.
+    pub cause: EvictionCause,
+    /// No client has read it since it was put.
+    pub is_unread: bool,
+    /// It has no copy on a disk, so that it is gone.
+    pub is_lost: bool,
+}
+
+/// What an object had to leave memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionCause {
+    /// A put that needed memory on its node.
+    Memory,
+    /// A put within the quota of its namespace.
+    Quota,
+    /// A promotion from a disk.
+    Promotion,
 }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::{
+    EvictionCause,
     catalog::{NodeIndex, ObjectIndex},
     context::Context,
     leases::Leases,
@@ -132,7 +133,8 @@ impl Objects {
 
     /// Removes one object from memory to free space for another, on a node or within a quota.
     pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
-        self.cx.count_eviction(victim);
+        let cause = node.map_or(EvictionCause::Quota, |_| EvictionCause::Memory);
+        self.cx.count_eviction(victim, cause);
         if self.tier.leave_memory(&mut self.cx, victim, node) {
             return;
         }

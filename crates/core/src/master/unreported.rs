@@ -190,7 +190,7 @@ impl Objects {
             ClientToMaster::EndStream(it) => (true, it.wait_ms),
             ClientToMaster::OpenStream(_) => (true, REPORT_WAIT_MS),
             ClientToMaster::Stat
-            | ClientToMaster::Ping
+            | ClientToMaster::Ping(_)
             | ClientToMaster::SetPolicy(_)
             | ClientToMaster::ForgetNode(_)
             | ClientToMaster::Release(_)
@@ -513,7 +513,7 @@ fn shorten(request: &mut ClientToMaster, waited_ms: u64) {
         ClientToMaster::Exists(_)
         | ClientToMaster::List(_)
         | ClientToMaster::Stat
-        | ClientToMaster::Ping
+        | ClientToMaster::Ping(_)
         | ClientToMaster::SetPolicy(_)
         | ClientToMaster::ForgetNode(_)
         | ClientToMaster::Why(_)

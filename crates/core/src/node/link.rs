@@ -129,7 +129,7 @@ impl Node {
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
             let viewers = self.clients.viewers_of(self.slots.retired());
-            let beat = Heartbeat { usage: self.slots.usage(), viewers };
+            let beat = Heartbeat { usage: self.slots.usage(), viewers, measured: Vec::new() };
             self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
             self.present_unasked();
         }

@@ -36,7 +36,7 @@ fn client_to_master() -> impl Strategy<Value = ClientToMaster> {
             }
         ),
         Just(ClientToMaster::Stat),
-        Just(ClientToMaster::Ping),
+        vec(measured(), 0..4).prop_map(|measured| ClientToMaster::Ping(Ping { measured })),
         (vec((number(), commit_item()), 0..4), number()).prop_map(|(items, wait_ms)| {
             let item = |(home, item)| PublishItem { home: SegmentId(home), item };
             ClientToMaster::Publish(Publish { items: items.into_iter().map(item).collect(), wait_ms })
@@ -49,10 +49,17 @@ fn client_to_master() -> impl Strategy<Value = ClientToMaster> {
     ]
 }
 
+fn measured() -> impl Strategy<Value = Measured> {
+    (small(), small(), vec(number(), 0..4), number(), number()).prop_map(
+        |(operation, path, counts, sum_us, bytes)| Measured { operation, path, counts, sum_us, bytes },
+    )
+}
+
 fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
     prop_oneof![
-        (usage(), vec(viewer(), 0..4))
-            .prop_map(|(usage, viewers)| MemberToMaster::Heartbeat(Heartbeat { usage, viewers })),
+        (usage(), vec(viewer(), 0..4), vec(measured(), 0..4)).prop_map(|(usage, viewers, measured)| {
+            MemberToMaster::Heartbeat(Heartbeat { usage, viewers, measured })
+        }),
         (node_info(), usage(), number(), number(), number()).prop_map(
             |(info, usage, epoch, stamps, instance)| {
                 MemberToMaster::Register(Box::new(Register { info, usage, epoch, stamps, instance }))

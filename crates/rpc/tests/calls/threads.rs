@@ -327,7 +327,7 @@ async fn what_is_told_first_is_heard_first_on_a_lane_and_on_the_connection() {
     let mut bench = Bench::new(unix_name(), 1).await;
     bench.open_lane().await;
     for is_thread in [true, false] {
-        let told = [ClientToMaster::Ping, ClientToMaster::Stat];
+        let told = [ClientToMaster::Ping(Default::default()), ClientToMaster::Stat];
         let expected = told.clone();
         let (connection, runtime) = (bench.connection.clone(), Handle::current());
         let call = async move {

@@ -56,6 +56,8 @@ pub const SOFT_PIN_TTL_DEFAULT: Duration = Duration::from_secs(30 * 60);
 pub const SILENCE_DEFAULT: Duration = Duration::from_secs(10);
 /// See [`MasterArgs::away`].
 pub const AWAY_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`MasterArgs::slow`].
+pub const SLOW_DEFAULT: Duration = Duration::from_secs(1);
 /// See [`ClientArgs::timeout`].
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
@@ -155,6 +157,12 @@ pub struct MasterArgs {
     /// Whether soft-pinned objects may be evicted when nothing else can be. Default: `true`.
     #[arg(long, env = "TIFFIN_MASTER_EVICT_SOFT_PINNED", value_name = "BOOL")]
     pub evict_soft_pinned: Option<bool>,
+
+    /// Requests that take longer are logged and counted, unless the client asked the master to wait; `0s`
+    /// for none. Default: `1s`.
+    #[arg(long, env = "TIFFIN_MASTER_SLOW", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "file::duration")]
+    pub slow: Option<Duration>,
 
     /// Several masters.
     #[command(flatten)]
@@ -386,6 +394,8 @@ pub struct MasterConfig {
     pub silence: Duration,
     /// See [`MasterArgs::away`].
     pub away: Duration,
+    /// See [`MasterArgs::slow`].
+    pub slow: Duration,
     /// See [`MasterArgs::soft_pin_ttl`].
     pub soft_pin_ttl: Duration,
     /// See [`MasterArgs::evict_soft_pinned`].
@@ -526,7 +536,7 @@ impl MasterArgs {
         let (mut args, said) = (self, file.master.clone());
         fill!(args from said: listen, http, metadata_http, state_dir);
         fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away);
-        fill!(args from said: soft_pin_ttl, evict_soft_pinned);
+        fill!(args from said: soft_pin_ttl, evict_soft_pinned, slow);
         let listen = args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT));
         let ha = args.ha.over(file.ha.clone());
         let state_dir = match args.state_dir {
@@ -549,6 +559,7 @@ impl MasterArgs {
             away: args.away.unwrap_or(AWAY_DEFAULT),
             soft_pin_ttl: args.soft_pin_ttl.unwrap_or(SOFT_PIN_TTL_DEFAULT),
             evict_soft_pinned: args.evict_soft_pinned.unwrap_or(true),
+            slow: args.slow.unwrap_or(SLOW_DEFAULT),
             tier: args.tier.over(file.tier.clone()),
             exposed: false,
             tenants: false,
@@ -633,6 +644,7 @@ impl Default for MasterConfig {
             away: AWAY_DEFAULT,
             soft_pin_ttl: SOFT_PIN_TTL_DEFAULT,
             evict_soft_pinned: true,
+            slow: SLOW_DEFAULT,
             tier: TierConfig::default(),
             exposed: false,
             tenants: false,

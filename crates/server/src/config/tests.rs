@@ -69,6 +69,7 @@ fn master_has_defaults() {
                 lease_grace: 10s,
                 silence: 10s,
                 away: 10s,
+                slow: 1s,
                 soft_pin_ttl: 1800s,
                 evict_soft_pinned: true,
                 tier: TierConfig {

@@ -35,7 +35,8 @@ const TURNS_MAX: usize = 1;
 
 /// Whether a page reads the state of all members.
 fn is_expensive(path: &str) -> bool {
-    path.starts_with("/metrics") || matches!(path, "/get_all_segments" | "/get_segments_detail")
+    let is_watched = matches!(path, "/api/tiffin/snapshot" | "/api/tiffin/live");
+    is_watched || path.starts_with("/metrics") || matches!(path, "/get_all_segments" | "/get_segments_detail")
 }
 
 /// The state that all connections of a port share.

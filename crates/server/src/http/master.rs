@@ -17,7 +17,8 @@ use tiffin_core::message::{
 use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
 use super::admin::{self, ABSENT, INTERNAL, INVALID, NOT_READY, problem, refused};
-use super::{guarded, json as answer, not_found, text};
+use super::watch::{self, Sessions};
+use super::{guarded_unless, json as answer, not_found, text};
 use crate::master::Shared;
 use crate::metrics::allocated;
 
@@ -63,6 +64,7 @@ impl Names {
 
 /// All pages of the master.
 pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
+    let sessions = Arc::new(Sessions::default());
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
@@ -79,10 +81,11 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/batch_query_keys", get(batch_query_keys))
         .route("/kv_events/status", get(kv_events_status))
         .merge(admin::router())
+        .merge(watch::router(token, &sessions))
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
         .with_state(shared);
-    guarded(router, token)
+    guarded_unless(router, token, move |request| sessions.admits(request))
 }
 
 async fn metrics(State(shared): Server) -> Response {

@@ -10,7 +10,8 @@
 //! [`REQUEST_TIME_MAX`], including its body. A connection on which no byte moves for [`IDLE_TIME_MAX`] is
 //! closed.
 //!
-//! **Invariant:** with a token set, only `/health` is served without it.
+//! **Invariant:** with a token set, only `/health` and the page at `/`, which contains no data, are served
+//! without it or a session (see `watch`).
 
 mod admin;
 pub mod client;
@@ -18,6 +19,7 @@ mod drain;
 mod gate;
 pub(crate) mod master;
 pub(crate) mod metadata;
+mod watch;
 
 use std::io;
 use std::sync::Arc;
@@ -106,14 +108,23 @@ pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), 
 
 /// Requires the token for all pages but `/health`, if a token is set.
 pub(crate) fn guarded(router: Router, token: &str) -> Router {
+    guarded_unless(router, token, |_| false)
+}
+
+/// The same, except for requests that are admitted for another reason.
+fn guarded_unless(
+    router: Router,
+    token: &str,
+    admits: impl Fn(&Request) -> bool + Clone + Send + Sync + 'static,
+) -> Router {
     if token.is_empty() {
         return router;
     }
     let token: Arc<str> = token.into();
     router.layer(from_fn(move |request: Request, next: Next| {
-        let token = Arc::clone(&token);
+        let (token, admits) = (Arc::clone(&token), admits.clone());
         async move {
-            if request.uri().path() == "/health" || shows(&request, &token) {
+            if request.uri().path() == "/health" || shows(&request, &token) || admits(&request) {
                 return next.run(request).await;
             }
             let header = [(header::WWW_AUTHENTICATE, "Bearer")];

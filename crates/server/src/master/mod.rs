@@ -10,6 +10,7 @@
 
 mod ha;
 mod notices;
+mod observe;
 mod pages;
 mod state;
 mod tasks;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use ha::Ha;
 pub(crate) use ha::HaStat;
+use observe::{Timed, Unanswered, Watched};
 use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
@@ -42,10 +44,11 @@ use tokio::time::Instant;
 use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
 use crate::listen::{Door, Host};
-use crate::metrics::{self, Counters};
+use crate::metrics::Counters;
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
+use crate::watch::Kind;
 use crate::{StartError, host, http};
 
 /// The number of heartbeats within the silence limit.
@@ -92,6 +95,9 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     counters: Counters,
+    watched: Watched,
+    /// Requests that take longer are logged; zero for none.
+    slow: Duration,
     /// The file with the quotas of tenants, if there is one. It is locked while it is written.
     tenant_file: tokio::sync::Mutex<Option<PathBuf>>,
     /// The event queue, if events are published.
@@ -121,6 +127,8 @@ struct State {
     unconfirmed: Option<u64>,
     /// Whether this master leads. Where there is one master, it does.
     leads: bool,
+    /// Requests that wait for their answer.
+    unanswered: Unanswered,
 }
 
 impl State {
@@ -137,6 +145,8 @@ struct Conn {
     is_node: bool,
     /// The ledger of a node on the master's host.
     ledger: Option<Outbox>,
+    /// The namespace of a client.
+    namespace: String,
 }
 
 impl Conn {
@@ -182,6 +192,7 @@ impl MasterServer {
         let shown = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let pages = http.as_ref().map(ToString::to_string).unwrap_or_default();
         tracing::info!(epoch, address = shown, http = pages, "master is up");
+        shared.watched.journal.add(Kind::MasterStarted, "", &format!("the master is up, with epoch {epoch}"));
         Ok(Self { shared, addresses, http, metadata_http, events: events_address, tasks })
     }
 
@@ -331,7 +342,10 @@ impl Host for Shared {
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
-                Incoming::Request(id, request) => self.asked(visit.conn, id, request),
+                Incoming::Request(id, request) => {
+                    self.measured(visit.segment, &request);
+                    self.asked(visit.conn, id, request);
+                }
                 Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
             }
         }
@@ -361,6 +375,8 @@ async fn open_store(
 struct Visit<'a> {
     shared: &'a Shared,
     conn: ConnId,
+    /// The segment of a member.
+    segment: Option<SegmentId>,
 }
 
 impl<'a> Visit<'a> {
@@ -381,7 +397,9 @@ impl<'a> Visit<'a> {
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { replies: ReplyPath::new(&hello, outbox), is_node, ledger });
+            let namespace = hello.namespace.clone();
+            let replies = ReplyPath::new(&hello, outbox);
+            state.conns.insert(conn, Conn { replies, is_node, ledger, namespace });
             conn
         };
         shared.handle(Event::Opened(conn, hello), None);
@@ -393,7 +411,7 @@ impl<'a> Visit<'a> {
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
             shared.watch_process(conn, segment, pid);
         }
-        Some(Self { shared, conn })
+        Some(Self { shared, conn, segment })
     }
 }
 
@@ -403,7 +421,11 @@ impl Drop for Visit<'_> {
         if self.shared.state.has_failed() {
             return;
         }
-        let conn = self.shared.lock().conns.remove(&self.conn);
+        let conn = {
+            let mut state = self.shared.lock();
+            state.unanswered.forget(self.conn);
+            state.conns.remove(&self.conn)
+        };
         conn.into_iter().for_each(Conn::close);
         self.shared.handle(Event::Closed(self.conn), None);
     }
@@ -448,6 +470,7 @@ impl Shared {
             restart: None,
             unconfirmed: None,
             leads: config.ha.is_none(),
+            unanswered: Unanswered::default(),
         };
         let supervisor = Supervisor::new();
         Ok(Self {
@@ -471,6 +494,8 @@ impl Shared {
             },
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
+            watched: Watched::default(),
+            slow: config.slow,
             tenant_file: tokio::sync::Mutex::new(config.tenant_file.clone().filter(|_| config.tenants)),
             events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),
@@ -574,34 +599,6 @@ impl Shared {
         state.core.list(now, namespace, list)
     }
 
-    /// The page `/metrics`.
-    pub(crate) fn metrics(&self) -> String {
-        let (stat, waiting) = {
-            let state = self.lock();
-            (state.core.stat(), (state.core.waiting_count() as u64, state.core.undecided_count() as u64))
-        };
-        metrics::render(&self.snapshot(&stat, waiting))
-    }
-
-    /// The page `/metrics/summary`.
-    pub(crate) fn summary(&self) -> String {
-        let stat = self.stat();
-        metrics::summary(&self.snapshot(&stat, (0, 0)))
-    }
-
-    fn snapshot<'a>(&'a self, stat: &'a Stat, (waiting, undecided): (u64, u64)) -> metrics::Snapshot<'a> {
-        metrics::Snapshot {
-            stat,
-            counters: &self.counters,
-            waiting,
-            undecided,
-            connections: self.door.inside(),
-            refused: self.door.refused(),
-            uptime: self.started.elapsed(),
-            leads: self.ha_stat().map_or((true, 0, 0), |(leads, it)| (leads, it.won, it.lost)),
-        }
-    }
-
     fn lock(&self) -> Locked<'_, State> {
         self.state.lock()
     }
@@ -610,19 +607,15 @@ impl Shared {
         Tick(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    fn asked(&self, conn: ConnId, id: RequestId, request: Request) {
-        let asked = self.counters.asked(&request);
-        self.handle(Event::Request(conn, id, request), asked.map(|it| (conn, id, it)));
-    }
-
-    /// Lets the core decide, and carries out its effects. `asked` is the request, for the counters.
-    fn handle(&self, event: Event, asked: Option<(ConnId, RequestId, metrics::Asked)>) {
+    /// Lets the core decide, and carries out its effects. `timed` is the request, for the counters.
+    fn handle(&self, event: Event, timed: Option<&Timed>) {
         let mut answers = Vec::new();
         {
             let mut state = self.lock();
             let now = self.now();
             state.core.handle(now, event);
-            self.drain(&mut state, now, asked, &mut answers);
+            self.drain(&mut state, now, timed, &mut answers);
+            timed.into_iter().for_each(|it| state.unanswered.add(it));
         }
         for (outbox, id, reply) in answers {
             outbox.reply(id, &reply);
@@ -649,17 +642,27 @@ impl Shared {
     /// Replaces the core after a member has served a later epoch; see [`tasks`].
     fn replace_core(&self, saved: Saved) {
         self.swap_core(saved, true);
-        tracing::warn!(epoch = self.epoch(), "the master goes on with a greater epoch");
+        let epoch = self.epoch();
+        tracing::warn!(epoch, "the master goes on with a greater epoch");
+        let text =
+            format!("the master goes on with epoch {epoch}, because a member has served a greater one");
+        self.watched.journal.add(Kind::EpochRaised, "", &text);
     }
 
     /// This master leads now, with what the last leader has saved.
     fn lead(&self, saved: Saved) {
         self.swap_core(saved, true);
+        self.watched.journal.add(
+            Kind::MasterLeads,
+            "",
+            &format!("this master leads, with epoch {}", self.epoch()),
+        );
     }
 
     /// This master stands by: it forgets everything, and closes every connection.
     fn follow(&self) {
         self.swap_core(Saved::default(), false);
+        self.watched.journal.add(Kind::MasterStandsBy, "", "this master stands by");
         let ledgers = std::mem::take(&mut self.lock().ledgers);
         ledgers.into_values().for_each(|it| it.close());
     }
@@ -680,19 +683,12 @@ impl Shared {
         conns.into_values().for_each(Conn::close);
     }
 
-    fn drain(
-        &self,
-        state: &mut State,
-        now: Tick,
-        asked: Option<(ConnId, RequestId, metrics::Asked)>,
-        answers: &mut Vec<Answer>,
-    ) {
+    fn drain(&self, state: &mut State, now: Tick, timed: Option<&Timed>, answers: &mut Vec<Answer>) {
         strike(Point::MasterCore);
         while let Some(effect) = state.core.poll_effect() {
             match effect {
                 Effect::Reply(conn, id, reply) => {
-                    let asked = asked.filter(|it| (it.0, it.1) == (conn, id)).map(|it| it.2);
-                    self.counters.answered(asked, &reply);
+                    self.answered(state, conn, id, &reply, timed);
                     match state.conns.get(&conn) {
                         Some(it) if it.is_node => it.replies.first().reply(id, &reply),
                         Some(it) => answers.push((it.replies.of(id).clone(), id, reply)),

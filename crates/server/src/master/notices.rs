@@ -5,13 +5,18 @@ use std::sync::atomic::Ordering;
 use tiffin_core::master::Notice;
 
 use super::Shared;
+use crate::watch::Kind;
 
 impl Shared {
     pub(super) fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Evicted(objects, bytes) => {
-                self.counters.evicted();
-                tracing::debug!(objects, bytes, "evicted to free memory");
+            Notice::Evicted(eviction) => {
+                self.counters.evicted(eviction);
+                if eviction.is_unread && eviction.is_lost {
+                    let text = "an object was evicted before it was read, and no disk has it";
+                    self.watched.journal.add(Kind::EvictedUnread, "", text);
+                }
+                tracing::debug!(?eviction, "evicted to free memory");
             }
             Notice::Prefetched { keys, resident, running, failed, skipped } => {
                 tracing::info!(keys, resident, running, failed, skipped, "prefetch requested");
@@ -21,6 +26,8 @@ impl Shared {
                 tracing::debug!(memory, disk, far, waited_ms, late, "get of objects on disks");
             }
             Notice::DemotionRefused { disk, key, bytes, bytes_max, total } => {
+                let text = "an object exceeds the size limit of the disk and stays in memory only";
+                self.watched.journal.add(Kind::DemotionRefused, disk, text);
                 // The lines become rarer when many objects are too large. The metrics count all of them.
                 match total.is_power_of_two() {
                     true => tracing::warn!(
@@ -44,6 +51,8 @@ impl Shared {
                 tracing::debug!(done, node, bytes, took_ms, "copy of an object that had too few");
             }
             Notice::PutGivenUp { home, member, key } => {
+                let text = "a put was given up: a copy of it is on a member that was absent";
+                self.watched.journal.add(Kind::PutGivenUp, member, text);
                 tracing::warn!(
                     home,
                     member,
@@ -71,7 +80,38 @@ impl Shared {
         }
     }
 
+    /// Adds a notice about a member to the events.
+    fn note(&self, notice: &Notice) {
+        let (kind, subject, text) = match notice {
+            Notice::NodeReady(node) => (Kind::MemberReady, node.as_str(), "is ready".to_owned()),
+            Notice::NodeSilent(node) => {
+                (Kind::MemberSilent, node.as_str(), "is silent, and not used until it answers".to_owned())
+            }
+            Notice::NodeAway(node) => (Kind::MemberAway, node.as_str(), "is away".to_owned()),
+            Notice::NodeAbsent { node, removed, kept } => {
+                let text = format!("is absent: {removed} objects were removed, {kept} are unavailable");
+                (Kind::MemberAbsent, node.as_str(), text)
+            }
+            Notice::NodeLost(node, objects) => {
+                (Kind::MemberLost, node.as_str(), format!("is lost, with {objects} objects"))
+            }
+            Notice::NodeLeft(node, objects) => {
+                (Kind::MemberLeft, node.as_str(), format!("left, with {objects} objects"))
+            }
+            Notice::NodeDiscarded(node) => {
+                (Kind::MemberDiscarded, node.as_str(), "was lost, returned, and starts empty".to_owned())
+            }
+            Notice::AwaitingReports(members) => {
+                (Kind::ReportsAwaited, "", format!("waiting for {} to report", members.join(", ")))
+            }
+            Notice::AllReported => (Kind::AllReported, "", "every member has reported".to_owned()),
+            _ => return,
+        };
+        self.watched.journal.add(kind, subject, &text);
+    }
+
     fn member_notice(&self, notice: &Notice) {
+        self.note(notice);
         match notice {
             Notice::NodeReady(node) => tracing::info!(node, "node is ready"),
             Notice::NodeSilent(node) => {

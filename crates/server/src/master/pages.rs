@@ -36,7 +36,11 @@ impl Drop for PageConn<'_> {
         if self.shared.state.has_failed() {
             return;
         }
-        self.shared.lock().pages.remove(&self.conn);
+        {
+            let mut state = self.shared.lock();
+            state.pages.remove(&self.conn);
+            state.unanswered.forget(self.conn);
+        }
         self.shared.handle(Event::Request(self.conn, GOODBYE, Request::Goodbye), None);
         self.shared.handle(Event::Closed(self.conn), None);
     }

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use super::state::{self, Store};
-use super::{Shared, ha};
+use super::{Shared, ha, observe};
 use crate::supervise::faults::{Point, strike};
 use crate::{events, http, listen};
 
@@ -36,6 +36,7 @@ pub(super) fn spawn(
         handles.push(tasks.spawn(watch.watch("the listener", serving)));
     }
     handles.push(tasks.spawn(watch.watch("the timer", run_timer(Arc::clone(shared)))));
+    handles.push(tasks.spawn(watch.watch("the history", observe::run(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the background work", run_work(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the writer of the state folder", run_saves(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the change of epoch", run_restarts(Arc::clone(shared)))));

@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tiffin_core::attributes::Attributes;
 use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
-use tiffin_core::message::{NodeInfo, Record, Usage};
+use tiffin_core::message::{MemberToMaster, NodeInfo, Record, Usage};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{Generation, Key, SegmentId, SlotRef, Stamp};
+use tiffin_measure::{Measures, Operation, Path, Series};
 use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
@@ -26,6 +27,7 @@ use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
 use tiffin_transport::tcp::{Fetch, FetchError, Fetched};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::Shared as Node;
 use super::disk_log::AsyncLog;
@@ -52,6 +54,8 @@ pub(super) struct DiskMember {
     stage: Option<Arc<Staging>>,
     node: Arc<Node>,
     info: NodeInfo,
+    /// How long reads and writes of the disk took.
+    measures: Arc<Measures>,
     /// The disk's own record.
     own: RecordId,
     status: watch::Sender<LinkStatus>,
@@ -75,6 +79,8 @@ struct State {
     /// Number of appends in progress, and the records that the log removed before their append was answered.
     appending: usize,
     left_early: BTreeMap<RecordId, Left>,
+    /// What the master has received of the measurements.
+    reported: Vec<Series>,
 }
 
 /// The contents of a log when it was opened.
@@ -130,6 +136,7 @@ impl DiskMember {
             events: VecDeque::new(),
             appending: 0,
             left_early: BTreeMap::new(),
+            reported: Vec::new(),
         };
         let disk = Arc::new(Self {
             state: CoreLock::new(state, "the core of a disk", &node.supervisor),
@@ -138,6 +145,7 @@ impl DiskMember {
             stage: node.attachments.as_ref().and_then(|_| Staging::new(found.segment)),
             node: Arc::clone(node),
             info,
+            measures: Arc::default(),
             own: found.own,
             status: watch::Sender::new(LinkStatus::default()),
             links_broken: watch::Sender::new(0),
@@ -210,9 +218,13 @@ impl DiskMember {
         into: ssd::Pieces,
     ) -> impl Future<Output = Result<(), FetchError>> + Send + use<> {
         let (reading, name) = (self.log.read(id, span, into), self.info.name.clone());
+        let (measures, began) = (Arc::clone(&self.measures), Instant::now());
         async move {
             match reading.await {
-                Ok(_) => Ok(()),
+                Ok(_) => {
+                    measures.record(Operation::Read, Path::Disk, began.elapsed(), span.len);
+                    Ok(())
+                }
                 // No byte of it was sent, and the log reports it to the master as an event.
                 Err(error @ (ssd::ReadError::Gone | ssd::ReadError::Corrupt)) => {
                     tracing::debug!(disk = name, %error, "copy on disk is gone");
@@ -323,7 +335,12 @@ impl DiskMember {
                 super::effects::reject(served, offered);
                 state.master.iter().for_each(Outbox::close);
             }
-            Effect::AskMaster(id, request) => {
+            Effect::AskMaster(id, mut request) => {
+                if let MemberToMaster::Heartbeat(beat) = &mut request
+                    && state.master.is_some()
+                {
+                    beat.measured = super::effects::grown(&self.measures, &mut state.reported);
+                }
                 let sent = state.master.as_ref().map(|master| master.request(id, &request));
                 if let Some(Err(SendError::TooLarge(error))) = sent {
                     tracing::error!(%error, "a request to the master cannot be sent");
@@ -341,7 +358,7 @@ impl DiskMember {
         state.appending += 1;
         let (disk, link) = (Arc::clone(self), self.links_broken.subscribe());
         self.spawn(async move {
-            let stamp = record.slot_ref.stamp;
+            let (stamp, bytes, began) = (record.slot_ref.stamp, record.len, Instant::now());
             // The slot is referenced, so its bytes do not change before the log has them.
             let appended = match disk.refusal(record.len) {
                 Some(refusal) => Err(Some(refusal)),
@@ -355,6 +372,7 @@ impl DiskMember {
             let mut left = None;
             let event = match appended {
                 Ok(id) => {
+                    disk.measures.record(Operation::Write, Path::Disk, began.elapsed(), bytes);
                     state.ids.insert(stamp, id);
                     state.stamps.insert(id, stamp);
                     left = state.left_early.remove(&id).map(|why| (why, id));
@@ -409,12 +427,14 @@ impl DiskMember {
         let via = self.node.memory.pool().map(|_| ssd::Pieces::zeroed(len));
         let into_memory = via.clone().unwrap_or_else(|| bytes.clone());
         let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, into_memory);
-        let disk = Arc::clone(self);
+        let (disk, began) = (Arc::clone(self), Instant::now());
         self.spawn(async move {
             let read = reading.await;
-            if let Err(error) = &read {
-                tracing::debug!(%error, "object could not be promoted from disk");
-            } else if let Some(via) = via {
+            match &read {
+                Err(error) => tracing::debug!(%error, "object could not be promoted from disk"),
+                Ok(_) => disk.measures.record(Operation::Read, Path::Disk, began.elapsed(), len),
+            }
+            if let Some(via) = via.filter(|_| read.is_ok()) {
                 bytes.write(0, via.into_bytes().as_ref());
             }
             drop(bytes);

@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::{NodeInfo, Reply};
+use tiffin_core::message::{Measured, MemberToMaster, NodeInfo, Reply};
 use tiffin_core::node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
 use tiffin_core::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
+use tiffin_measure::{Measures, Series, growth};
 use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
 use tiffin_transport::segment::NodeMemory;
@@ -88,7 +89,12 @@ impl State {
                         answers.push((replies.of(id).clone(), id, reply));
                     }
                 }
-                Effect::AskMaster(id, request) => {
+                Effect::AskMaster(id, mut request) => {
+                    if let MemberToMaster::Heartbeat(beat) = &mut request
+                        && self.master.is_some()
+                    {
+                        beat.measured = grown(&self.counters.served_times, &mut self.reported);
+                    }
                     let sent = self.master.as_ref().map(|master| master.request(id, &request));
                     if let Some(Err(SendError::TooLarge(error))) = sent {
                         tracing::error!(%error, "cannot send a request to the master");
@@ -112,6 +118,14 @@ impl State {
             }
         }
     }
+}
+
+/// The growth of each histogram since the last heartbeat.
+pub(super) fn grown(measures: &Measures, reported: &mut Vec<Series>) -> Vec<Measured> {
+    let now = measures.series();
+    let grown = growth(&now, reported).into_iter().map(Measured::from).collect();
+    *reported = now;
+    grown
 }
 
 /// Logs that a master was rejected.

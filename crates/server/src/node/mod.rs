@@ -32,6 +32,7 @@ pub use tiffin_core::message::{DrainJob, DrainReport, DrainState, Record};
 use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
+use tiffin_measure::Series;
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, ListenError, Listener, Masters, Outbox};
 use tiffin_transport::Counters;
@@ -135,6 +136,9 @@ struct State {
     master: Option<Outbox>,
     /// The drain job of this node.
     drain_job: watch::Sender<Option<DrainJob>>,
+    /// How long transfers took, and what the master has received of that.
+    counters: Arc<Counters>,
+    reported: Vec<Series>,
     /// Copies of other members' objects that are to be read.
     fetches: mpsc::Sender<FetchItem>,
 }
@@ -174,6 +178,8 @@ impl NodeServer {
             next_conn: 0,
             master: None,
             drain_job: watch::Sender::new(None),
+            counters: Arc::clone(&counters),
+            reported: Vec::new(),
             fetches,
         };
         let supervisor = Supervisor::new();

@@ -250,7 +250,7 @@ async fn leader_that_is_cut_off_steps_down_and_returns() {
     assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     etcd.kept.lock().unwrap().is_deaf = true;
     // What says nothing of names is still answered; the rest waits, and ends with the connection.
-    assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping).await, Reply::Done);
+    assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping(Default::default())).await, Reply::Done);
     until("it stands by", || master.epoch() == 0).await;
     etcd.kept.lock().unwrap().is_deaf = false;
     leads(&master).await;

@@ -68,7 +68,7 @@ async fn lane_carries_only_requests_of_its_client() {
     let master = start_master(MasterConfig::default()).await;
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node: Address = node.info().tcp.parse().unwrap();
-    let ping = ClientToMaster::Ping;
+    let ping = ClientToMaster::Ping(Default::default());
     let keep = ClientToNode::Keep(Vec::new());
     let requests = [RequestRef::ClientToMaster(&ping), RequestRef::ClientToNode(&keep)];
     for (server, right, wrong) in

@@ -22,7 +22,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
-    message::{ClientToMaster, Hello, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR},
+    message::{
+        ClientToMaster, Hello, Ping, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR,
+    },
     sabotage::Sabotage,
 };
 use tiffin_session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views};
@@ -289,7 +291,7 @@ impl World {
         for (target, link) in &mut it.links {
             link.keep_due |= matches!(target, Target::Node(_)) && link.up;
         }
-        self.call(client, Target::Master, ClientToMaster::Ping, Purpose::Nothing);
+        self.call(client, Target::Master, ClientToMaster::Ping(Ping::default()), Purpose::Nothing);
         self.report_uses(client);
         self.send_keeps(client);
         let pause = self.client_delay(client, self.plan.beat_ms);

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
+use tiffin_measure::{Operation, Path};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::buffered::{BufferedStream, FIRST_PIECE_BYTES, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::checksum_cache::ChecksumCache;
@@ -269,6 +270,7 @@ impl Server {
         served: &mut Served<W>,
         head: &RequestHead,
     ) -> Result<(), ServeError> {
+        let began = Instant::now();
         let begun = self.slots.begin_store(served.client, head);
         let status = if let Some(extents) = begun {
             let _guard = StoreGuard { slots: &*self.slots, head };
@@ -292,6 +294,7 @@ impl Server {
         };
         if status == Status::Ok {
             self.counters.served.add_written(head.len);
+            self.counters.served_times.record(Operation::Write, Path::Tcp, began.elapsed(), head.len);
         }
         served.answer(&ReplyHead { kind: ReplyKind::Written, status, id: head.id, len: 0, checksum: 0 });
         Ok(())
@@ -302,6 +305,7 @@ impl Server {
     fn send_small<W: ByteStream>(&self, served: &mut Served<W>, head: &RequestHead) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
+        let began = Instant::now();
         let begun = self.slots.begin_send(head);
         let Some(extents) = begun else {
             let status = self.why_not(head);
@@ -323,6 +327,7 @@ impl Server {
         // Hashing so few bytes is faster than a lookup in the cache.
         let checksum = checksum([SourceBuf::from(served.answers.get(start..).unwrap_or_default())]);
         self.counters.served.add_read(head.len);
+        self.counters.served_times.record(Operation::Read, Path::Tcp, began.elapsed(), head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
     }
 
@@ -334,6 +339,7 @@ impl Server {
     ) -> Result<(), ServeError> {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
+        let began = Instant::now();
         let Some(extents) = self.slots.begin_send(head) else {
             let status = self.why_not(head);
             served.answer(&ReplyHead { status, len: 0, ..reply });
@@ -354,6 +360,7 @@ impl Server {
             self.checksums.keep(head, checksum);
         }
         self.counters.served.add_read(head.len);
+        self.counters.served_times.record(Operation::Read, Path::Tcp, began.elapsed(), head.len);
         served.answer(&ReplyHead { kind: ReplyKind::Trailer, status, checksum, ..reply });
         Ok(())
     }

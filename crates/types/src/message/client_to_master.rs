@@ -1,8 +1,8 @@
 //! What a client asks of the master: names, lookups, lifetimes and streams.
 
 use super::{
-    Ack, Ahead, Await, Backlog, CachedReads, CommitItem, DropPins, EndStream, Explain, Full, Lease, NodeInfo,
-    OpenStream, Pin, PolicyChange, Prefetch, Pull, PutOptions, Quota, Release,
+    Ack, Ahead, Await, Backlog, CachedReads, CommitItem, DropPins, EndStream, Explain, Full, Lease, Measured,
+    NodeInfo, OpenStream, Pin, PolicyChange, Prefetch, Pull, PutOptions, Quota, Release,
 };
 use crate::{Generation, Key, Keys, Location, RequestId, Reservation, SegmentId};
 
@@ -25,8 +25,8 @@ pub enum ClientToMaster {
     List(List),
     /// Describes the cluster.
     Stat,
-    /// Shows the client that the connection works.
-    Ping,
+    /// Shows the client that the connection works, and the master what the client has measured.
+    Ping(Ping),
     /// Protects objects from eviction, or ends that.
     Pin(Pin),
     /// Ends every pin of an owner.
@@ -59,6 +59,13 @@ pub enum ClientToMaster {
     Pull(Pull),
     /// Promotes objects that only a disk holds, before they are read.
     Prefetch(Prefetch),
+}
+
+/// See [`ClientToMaster::Ping`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ping {
+    /// The growth of each histogram since the last ping that was answered. The core ignores it.
+    pub measured: Vec<Measured>,
 }
 
 /// See [`ClientToMaster::Reserve`].

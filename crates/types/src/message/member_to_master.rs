@@ -1,6 +1,6 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
-use super::{CommitItem, DrainReport, Dropped, Usage};
+use super::{CommitItem, DrainReport, Dropped, Measured, Usage};
 use crate::{ClientId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
@@ -123,6 +123,8 @@ pub struct Heartbeat {
     /// Clients with views of retired objects, those that hold most memory first, at most
     /// [`VIEWERS_MAX`](crate::VIEWERS_MAX).
     pub viewers: Vec<Viewer>,
+    /// The growth of each histogram since the last heartbeat. The shells fill it in and read it.
+    pub measured: Vec<Measured>,
 }
 
 /// A client with views of retired objects, whose memory cannot be reclaimed.

@@ -32,8 +32,8 @@ mod tier;
 
 pub use client_to_master::{
     CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, ForgetNode,
-    Forgotten, Found, List, ListItem, Listed, Pattern, Presence, Publish, PublishItem, Reserve, ReserveItem,
-    ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    Forgotten, Found, List, ListItem, Listed, Pattern, Ping, Presence, Publish, PublishItem, Reserve,
+    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
 pub use drain::{Drain, DrainJob, DrainReport, DrainState, JobId};
@@ -49,8 +49,8 @@ pub use member_to_master::{
 };
 pub use space::{Allocate, AllocateItem, Allocated, Full, Quota, Resource, Shortage, Usage};
 pub use stat::{
-    CACHED_READS_MAX, CachedReads, CopyStat, HOLDERS_MAX, Held, Holder, NamespaceStat, NodeStat, OWNERS_MAX,
-    OwnerStat, Stat,
+    CACHED_READS_MAX, CachedReads, CopyStat, HOLDERS_MAX, Held, Holder, Measured, NamespaceStat, NodeStat,
+    OWNERS_MAX, OwnerStat, Stat,
 };
 pub use stream::{
     Attach, Backlog, EndStream, GroupStat, OpenStream, Pull, Pulled, StreamEnd, StreamLimits, StreamStat,

@@ -45,7 +45,7 @@ use crate::{
     attributes::SampleAttributes,
     message::{
         Backlog, Cause, EndStream, Granted, LeaseOutcome, Leased, OpenStream, Pull, Pulled, PutOptions,
-        Reason, Refusal, Reply, StreamEnd,
+        Reason, Refusal, Reply, StreamEnd, StreamStat,
     },
     sabotage::sabotaged,
 };
@@ -70,6 +70,17 @@ pub(super) struct Streams {
     /// Streams with a change that pulls may wait for.
     changed: BTreeSet<StreamIndex>,
     pulls: BTreeMap<OpId, Pulling>,
+}
+
+/// A stream with its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedStream {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub stat: StreamStat,
 }
 
 /// A pull that waits.
@@ -129,6 +140,16 @@ impl Streams {
     fn change(&mut self, index: StreamIndex) -> Option<&mut Stream> {
         self.changed.insert(index);
         self.streams.get_mut(&index)
+    }
+
+    /// The first streams, by namespace and name.
+    pub(super) fn stats(&self, cx: &Context, limit: usize) -> Vec<NamedStream> {
+        let named = self.numbers.iter().filter_map(|((namespace, name), index)| {
+            let stat = self.streams.get(index)?.stat(cx.quotas.stream_granted(*index));
+            let namespace = cx.catalog.namespace_name(*namespace).to_owned();
+            Some(NamedStream { namespace, name: name.clone(), stat })
+        });
+        named.take(limit).collect()
     }
 
     /// A client is gone, and consumes no more samples.

@@ -43,7 +43,7 @@ fn answers_about_names_wait_for_a_confirmation() {
         assert!(cluster.replies.contains_key(&id), "{request:?}");
     }
     // What says nothing of names is answered at once.
-    for request in [ClientToMaster::Ping, ClientToMaster::Stat] {
+    for request in [ClientToMaster::Ping(Default::default()), ClientToMaster::Stat] {
         let id = cluster.send(request);
         assert!(cluster.replies.contains_key(&id));
     }

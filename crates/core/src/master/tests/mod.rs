@@ -490,7 +490,9 @@ fn full_store_evicts_the_oldest_unpinned_object() {
     cluster.wait(1);
     assert_eq!(cluster.put("new", UNIT, plain()), CommitOutcome::Stored(generation(4)));
     assert!(cluster.has("pinned") && cluster.has("young") && cluster.has("new") && !cluster.has("old"));
-    assert!(cluster.notices.contains(&Notice::Evicted(1, UNIT)));
+    let (bytes, cause) = (UNIT, EvictionCause::Memory);
+    let eviction = Eviction { bytes, cause, is_unread: true, is_lost: true };
+    assert!(cluster.notices.contains(&Notice::Evicted(eviction)));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::Tier;
 use crate::master::{
+    EvictionCause,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
     context::Context,
 };
@@ -65,7 +66,7 @@ impl Tier {
     }
 
     fn evict_cold(&mut self, cx: &mut Context, victim: ObjectIndex, node: Option<NodeIndex>) {
-        cx.count_eviction(victim);
+        cx.count_eviction(victim, EvictionCause::Promotion);
         let is_on_disk = self.leave_memory(cx, victim, node);
         assert!(is_on_disk, "{victim:?} is cold, but has no disk copy");
     }

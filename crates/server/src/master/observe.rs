@@ -1,0 +1,284 @@
+//! Measures requests, and shows the master to operators: metrics, snapshots, events.
+//!
+//! **Invariant:** at most [`UNANSWERED_MAX`] requests are timed while they wait. Further ones are not
+//! measured.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+use tiffin_core::message::{ClientToMaster, MemberToMaster, Reply, Request, Stat};
+use tiffin_core::{ConnId, RequestId, SegmentId};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::{Shared, State};
+use crate::metrics::{self, Asked, RequestKind, Shortage};
+use crate::watch::{self, History, Journal, Kind, Live};
+
+/// The maximum number of requests that are timed while they wait for an answer.
+const UNANSWERED_MAX: usize = 1 << 16;
+/// The maximum number of streams in metrics and snapshots.
+pub(super) const STREAMS_MAX: usize = 256;
+/// The maximum number of events in a snapshot.
+const EVENTS_MAX: usize = 200;
+/// The minimum time between two lines about slow requests, in milliseconds.
+const SLOW_LINE_REST_MS: u64 = 100;
+
+/// What operators watch.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    pub(super) journal: Journal,
+    // Held for one point or one snapshot, never across an await.
+    history: Mutex<History>,
+    live: Live,
+    /// When the last line about a slow request was written, in milliseconds since the start.
+    slow_line_ms: AtomicU64,
+}
+
+impl Watched {
+    fn history(&self) -> MutexGuard<'_, History> {
+        // A panic leaves no partial state.
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request whose answer is timed.
+pub(super) struct Timed {
+    pub(super) conn: ConnId,
+    pub(super) id: RequestId,
+    asked: Option<Asked>,
+    kind: RequestKind,
+    may_wait: bool,
+    began: Instant,
+    is_answered: Cell<bool>,
+}
+
+/// Requests that wait for their answer.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered(BTreeMap<(ConnId, RequestId), (RequestKind, bool, Instant)>);
+
+impl Unanswered {
+    /// Begins to time a request that was not answered at once.
+    pub(super) fn add(&mut self, timed: &Timed) {
+        if !timed.is_answered.get() && self.0.len() < UNANSWERED_MAX {
+            self.0.insert((timed.conn, timed.id), (timed.kind, timed.may_wait, timed.began));
+        }
+    }
+
+    /// The connection has ended: its requests get no answer.
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        let mut later = self.0.split_off(&(conn, RequestId(0)));
+        later.retain(|it, _| it.0 != conn);
+        self.0.append(&mut later);
+    }
+}
+
+impl Shared {
+    /// Counts a request and passes it to the core.
+    pub(super) fn asked(&self, conn: ConnId, id: RequestId, request: Request) {
+        if let Request::ClientToMaster(ClientToMaster::Ping(ping)) = &request {
+            self.counters.client_measured(&ping.measured);
+        }
+        let timed = Timed {
+            conn,
+            id,
+            asked: self.counters.asked(&request),
+            kind: RequestKind::of(&request),
+            may_wait: RequestKind::may_wait(&request),
+            began: Instant::now(),
+            is_answered: Cell::new(false),
+        };
+        self.handle(super::Event::Request(conn, id, request), Some(&timed));
+    }
+
+    /// Adds what a member has measured.
+    pub(super) fn measured(&self, segment: Option<SegmentId>, request: &Request) {
+        if let (Some(segment), Request::MemberToMaster(MemberToMaster::Heartbeat(beat))) = (segment, request)
+        {
+            self.counters.member_measured(segment, &beat.measured);
+        }
+    }
+
+    /// Counts an answer. `timed` is the request that is being handled.
+    pub(super) fn answered(
+        &self,
+        state: &mut State,
+        conn: ConnId,
+        id: RequestId,
+        reply: &Reply,
+        timed: Option<&Timed>,
+    ) {
+        let timed = timed.filter(|it| (it.conn, it.id) == (conn, id));
+        let shortage = self.counters.answered(timed.and_then(|it| it.asked), reply);
+        if shortage != Shortage::default() {
+            self.note_shortage(state.conns.get(&conn).map_or("", |it| &it.namespace), shortage);
+        }
+        match timed {
+            Some(it) if !it.is_answered.replace(true) => self.took(it.kind, it.may_wait, it.began),
+            Some(_) => {}
+            None => {
+                let waited = state.unanswered.0.remove(&(conn, id));
+                waited.into_iter().for_each(|(kind, may_wait, began)| self.took(kind, may_wait, began));
+            }
+        }
+    }
+
+    fn took(&self, kind: RequestKind, may_wait: bool, began: Instant) {
+        let took = began.elapsed();
+        self.counters.took(kind, took);
+        if self.slow.is_zero() || took < self.slow || may_wait {
+            return;
+        }
+        self.counters.was_slow();
+        let limit = humantime::format_duration(self.slow);
+        let text = format!("an answer took longer than {limit}");
+        self.watched.journal.add(Kind::SlowRequest, kind.name(), &text);
+        let (now, last) = (self.now().0, self.watched.slow_line_ms.load(Ordering::Relaxed));
+        if now.saturating_sub(last) >= SLOW_LINE_REST_MS || last == 0 {
+            self.watched.slow_line_ms.store(now.max(1), Ordering::Relaxed);
+            let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(operation = kind.name(), ms, "slow request");
+        }
+    }
+
+    fn note_shortage(&self, namespace: &str, shortage: Shortage) {
+        for (is_short, kind, text) in [
+            (shortage.over_quota, Kind::QuotaReached, "a put exceeds the quota of the namespace"),
+            (shortage.full, Kind::StoreFull, "a put found no memory: what is left is protected or in use"),
+            (shortage.behind, Kind::StreamFull, "a put waits for the consumers of its stream"),
+        ] {
+            if is_short {
+                self.watched.journal.add(kind, namespace, text);
+            }
+        }
+    }
+
+    /// The page `/metrics`.
+    pub(crate) fn metrics(&self) -> String {
+        let (stat, streams, waiting, undecided) = {
+            let state = self.lock();
+            let core = &state.core;
+            (core.stat(), core.streams(STREAMS_MAX), core.waiting_count(), core.undecided_count())
+        };
+        let snapshot = metrics::Snapshot {
+            streams: &streams,
+            transfers: self.counters.transfers(&stat),
+            waiting: waiting as u64,
+            undecided: undecided as u64,
+            events: self.watched.journal.counts(),
+            ..self.snapshot(&stat)
+        };
+        metrics::render(&snapshot)
+    }
+
+    /// The page `/metrics/summary`.
+    pub(crate) fn summary(&self) -> String {
+        let stat = self.stat();
+        metrics::summary(&self.snapshot(&stat))
+    }
+
+    fn snapshot<'a>(&'a self, stat: &'a Stat) -> metrics::Snapshot<'a> {
+        metrics::Snapshot {
+            connections: self.door.inside(),
+            refused: self.door.refused(),
+            uptime: self.started.elapsed(),
+            leads: self.ha_stat().map_or((true, 0, 0), |(leads, it)| (leads, it.won, it.lost)),
+            ..metrics::Snapshot::of(stat, &self.counters)
+        }
+    }
+
+    /// The snapshot for the page and `tiffin top`.
+    pub(crate) fn view(&self) -> Value {
+        let (stat, streams, waiting, drains) = {
+            let state = self.lock();
+            let stat = state.core.stat();
+            let drains = stat.nodes.iter().map(|it| it.info.segment);
+            let drains = drains.filter_map(|it| Some((it, state.core.drain_phase(it)?))).collect();
+            (stat, state.core.streams(STREAMS_MAX), state.core.waiting_count(), drains)
+        };
+        watch::render(&watch::Seen {
+            stat: &stat,
+            streams: &streams,
+            counters: &self.counters,
+            transfers: self.counters.transfers(&stat),
+            operations: self.watched.history().operations(),
+            events: &self.watched.journal.after(0, EVENTS_MAX),
+            awaited: self.awaited(),
+            uptime: self.started.elapsed(),
+            leads: self.ha_stat().is_none_or(|it| it.0),
+            connections: self.door.inside(),
+            waiting: waiting as u64,
+            drains,
+        })
+    }
+
+    /// The events with a greater number.
+    pub(crate) fn events_after(&self, number: u64) -> Value {
+        json!({"events": watch::events(&self.watched.journal.after(number, EVENTS_MAX))})
+    }
+
+    /// A stream of snapshots. `None` if there are too many.
+    pub(crate) fn open_stream(
+        &self,
+    ) -> Option<
+        impl axum::body::HttpBody<Data = axum::body::Bytes, Error = axum::Error> + Send + 'static + use<>,
+    > {
+        self.watched.live.open(&self.view().to_string())
+    }
+
+    /// Takes a point of the history, and sends a snapshot to those who watch.
+    fn observe(&self) {
+        let series = self.counters.series();
+        self.watched.history().push(series);
+        if self.watched.live.is_watched() {
+            self.watched.live.send(&self.view().to_string());
+        }
+    }
+}
+
+/// Takes points of the history until the future is dropped.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(watch::INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        shared.observe();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timed(conn: u64, id: u64) -> Timed {
+        Timed {
+            conn: ConnId(conn),
+            id: RequestId(id),
+            asked: None,
+            kind: RequestKind::of(&Request::Goodbye),
+            may_wait: false,
+            began: Instant::now(),
+            is_answered: Cell::new(false),
+        }
+    }
+
+    #[test]
+    fn unanswered_requests_are_bounded_and_end_with_their_connection() {
+        let mut unanswered = Unanswered::default();
+        for id in 0..UNANSWERED_MAX as u64 {
+            unanswered.add(&timed(id % 4, id));
+        }
+        assert_eq!(unanswered.0.len(), UNANSWERED_MAX);
+        unanswered.add(&timed(9, 0));
+        assert_eq!(unanswered.0.len(), UNANSWERED_MAX, "one more is not measured");
+        unanswered.forget(ConnId(1));
+        assert_eq!(unanswered.0.len(), UNANSWERED_MAX / 4 * 3);
+        assert!(unanswered.0.keys().all(|it| it.0 != ConnId(1)));
+        let answered = timed(9, 0);
+        answered.is_answered.set(true);
+        unanswered.add(&answered);
+        assert_eq!(unanswered.0.len(), UNANSWERED_MAX / 4 * 3, "it was answered at once");
+    }
+}
