@@ -16,7 +16,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
-.PHONY: clients conformance docs-mooncake test-ha
+.PHONY: clients conformance docs-mooncake test-ha check-page check-alerts
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -167,6 +167,17 @@ check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors w
 
 example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')
 	.venv-test/bin/python examples/hidden_states $(ARGS)
+
+check-alerts: ## Check the alert rules with promtool; installs Debian's prometheus
+	@command -v promtool >/dev/null || apt-get install -y --no-install-recommends prometheus || \
+	  { echo 'check-alerts: promtool is missing, and it cannot be installed' >&2; exit 1; }
+	promtool check rules deploy/prometheus/alerts.yml
+
+check-page: ## The live page in a real browser: login, live updates, escaping; screenshots in target/page; installs Debian's chromium
+	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core || \
+	  { echo 'check-page: chromium is missing, and it cannot be installed' >&2; exit 1; }
+	$(CARGO) build --locked -q -p tiffin-cli
+	$(PYTHON) deploy/check_page.py target/debug/tiffin target/page
 
 SEEDS ?= 1000000
 simulate: ## Run a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')

@@ -5,7 +5,8 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
-use tiffin_client::{Counters, Generation, Key, Losses, Route};
+use tiffin_client::measure::Series;
+use tiffin_client::{Counters, Generation, Key, Losses, Measures, Route};
 use tiffin_types::message::{
     Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
 };
@@ -44,7 +45,12 @@ pub(crate) fn resource(lacks: Resource) -> &'static str {
     }
 }
 
-pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn stats<'py>(
+    py: Python<'py>,
+    stat: &Stat,
+    counters: &Counters,
+    measures: &Measures,
+) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let living = |is_disk: bool| {
         let nodes = stat.nodes.iter().filter(move |it| it.alive && it.info.beside.is_some() == is_disk);
@@ -63,6 +69,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, counters: &Counters) -> P
         traffic(py, counters)?,
         usage(py, &living(true))?,
         tier(py, &stat.tier)?,
+        latencies(py, measures)?,
     ))
 }
 
@@ -145,6 +152,19 @@ fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyA
         tcp.read(),
         tcp.written(),
     ))
+}
+
+fn latencies<'py>(py: Python<'py>, measures: &Measures) -> PyResult<Bound<'py, PyTuple>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let latency = |(operation, path, counts): Series| {
+        let (count, seconds) = (counts.count(), |us: u64| us as f64 / 1e6);
+        let quantile = |quantile| seconds(counts.quantile_us(quantile).unwrap_or_default());
+        let mean = seconds(counts.sum_us) / count.max(1) as f64;
+        let fields =
+            (operation.name(), path.name(), count, mean, quantile(0.5), quantile(0.99), counts.bytes);
+        class(py, &CLASS, "Latency")?.call1(fields)
+    };
+    PyTuple::new(py, measures.series().into_iter().map(latency).collect::<PyResult<Vec<_>>>()?)
 }
 
 fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {

@@ -55,6 +55,7 @@ from .errors import (
 from .types import (
     Group,
     Holder,
+    Latency,
     Losses,
     Manifest,
     Namespace,
@@ -86,6 +87,7 @@ __all__ = [
     "InvalidArgument",
     "Lease",
     "Leased",
+    "Latency",
     "Losses",
     "Manifest",
     "Namespace",

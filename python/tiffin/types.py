@@ -9,6 +9,7 @@ from typing import NamedTuple
 __all__ = [
     "Group",
     "Holder",
+    "Latency",
     "Losses",
     "Manifest",
     "Namespace",
@@ -170,6 +171,24 @@ class Traffic(NamedTuple):
     tcp_written: int
 
 
+class Latency(NamedTuple):
+    """How long the calls of one kind took in this process, in seconds."""
+
+    #: Such as `put`, `get` or `exists`.
+    operation: str
+    #: `process`, `shared_memory`, `tcp` or `disk`; `master` if no bytes moved.
+    path: str
+    #: The number of calls.
+    count: int
+    mean: float
+    #: Half of the calls took at most this long, rounded up to a bound of the histogram.
+    p50: float
+    #: The same for 99 of 100 calls.
+    p99: float
+    #: The bytes that they moved.
+    size: int
+
+
 class Tier(NamedTuple):
     """Demotions, promotions and prefetches of the whole cluster, since the master started."""
 
@@ -232,6 +251,8 @@ class Stats(NamedTuple):
     disk_usage: Usage = Usage(0, 0, 0, 0, 0, 0)
     #: Demotions, promotions and prefetches, since the master started.
     tier: Tier = Tier()
+    #: The latencies of this store's calls, by operation and path.
+    latency: tuple[Latency, ...] = ()
 
 
 class Route(NamedTuple):

@@ -12,12 +12,14 @@ mod chaos;
 mod console;
 mod curve;
 mod doctor;
+mod events;
 mod get;
 mod input;
 mod kv;
 mod log;
 mod ls;
 mod master;
+mod master_pages;
 mod node;
 mod pin;
 mod progress;
@@ -30,6 +32,7 @@ mod show;
 mod signals;
 mod stat;
 mod store_client;
+mod top;
 mod torture;
 mod up;
 mod why;
@@ -75,6 +78,8 @@ enum Command {
     Get(get::Get),
     Ls(ls::Ls),
     Stat(stat::Stat),
+    Top(top::Top),
+    Events(events::Events),
     Rm(rm::Rm),
     Why(why::Why),
     Pin(pin::Pin),
@@ -159,6 +164,13 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Get(get) => unless_interrupted(get::run(get, context, console), signals).await,
         Command::Ls(ls) => unless_interrupted(ls::run(ls, context, console), signals).await,
         Command::Stat(stat) => unless_interrupted(stat::run(stat, context, console), signals).await,
+        // In raw mode the terminal sends no signal for Ctrl-C, and `SIGTERM` must restore the terminal.
+        Command::Top(top) => {
+            let done = unless_interrupted(top::run(top, context, console), signals).await;
+            ratatui::restore();
+            done
+        }
+        Command::Events(events) => unless_interrupted(events::run(events, context, console), signals).await,
         Command::Rm(rm) => unless_interrupted(rm::run(rm, context, console), signals).await,
         Command::Why(why) => unless_interrupted(why::run(why, context, console), signals).await,
         Command::Pin(pin) => unless_interrupted(pin::run(pin, context, console), signals).await,

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** no untrusted text reaches a terminal unescaped: a key may contain any bytes.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde_json::{Map, Value};
 use tiffin_types::units::Size;

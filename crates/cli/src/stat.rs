@@ -1,11 +1,12 @@
 //! `tiffin stat`: describes the store, or one object.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster, Usage};
-use tiffin_server::config::ClientArgs;
+use tiffin_server::config::{self, ClientArgs};
 use tiffin_types::Key;
 use tiffin_types::units::Count;
 
@@ -14,12 +15,22 @@ use crate::console::{Console, Failure, STATUS_OK};
 use crate::show::{self, Table};
 use crate::store_client::{StoreClient, key};
 
+/// Clears a terminal and moves to its first line.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+/// The minimum of `--watch`.
+const WATCH_PAUSE_MIN: Duration = Duration::from_millis(100);
+
 /// Describes the store: its nodes and their usage, how they are reached from here, and its namespaces. With a
 /// key: that object, and the nodes with its copies.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Stat {
     /// The object to describe.
     key: Option<OsString>,
+
+    /// Describes it again after this time, until it is interrupted.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    #[arg(value_parser = config::duration)]
+    watch: Option<Duration>,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -29,9 +40,17 @@ pub(crate) struct Stat {
 pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let key = stat.key.map(|text| key(&text)).transpose()?;
     let store = StoreClient::connect(stat.client, context).await?;
-    match key {
-        Some(key) => object(&key, &store, console).await?,
-        None => cluster(&store, console).await?,
+    loop {
+        if stat.watch.is_some() && !console.json && std::io::stdout().is_terminal() {
+            console.text(CLEAR)?;
+        }
+        match &key {
+            Some(key) => object(key, &store, console).await?,
+            None => cluster(&store, console).await?,
+        }
+        console.flush()?;
+        let Some(pause) = stat.watch else { break };
+        tokio::time::sleep(pause.max(WATCH_PAUSE_MIN)).await;
     }
     store.close().await;
     Ok(STATUS_OK)

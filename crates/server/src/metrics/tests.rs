@@ -155,3 +155,98 @@ fn sizes_fall_into_their_buckets() {
         assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
     }
 }
+
+/// The names of metrics in a file: words that begin as ours do.
+fn names_in(text: &str) -> BTreeSet<&str> {
+    let is_name = |it: &&str| {
+        ["tiffin_", "master_", "segment_", "mem_cache_", "valid_get_", "total_get_"]
+            .iter()
+            .any(|prefix| it.starts_with(prefix))
+    };
+    text.split(|it: char| !(it.is_ascii_alphanumeric() || it == '_')).filter(is_name).collect()
+}
+
+#[test]
+fn dashboard_and_alerts_name_only_metrics_that_exist() {
+    let reference = page::reference();
+    let exported = names_in(&reference);
+    for (file, text) in [
+        ("tiffin.json", include_str!("../../../../deploy/grafana/tiffin.json")),
+        ("alerts.yml", include_str!("../../../../deploy/prometheus/alerts.yml")),
+    ] {
+        let named = names_in(text);
+        assert!(named.len() > 5, "{file}");
+        for name in named {
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|it| name.strip_suffix(it));
+            assert!(
+                exported.contains(name) || base.is_some_and(|it| exported.contains(it)),
+                "{file}: {name}"
+            );
+        }
+    }
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../deploy/grafana/tiffin.json")).unwrap();
+    assert!(dashboard["panels"].as_array().unwrap().iter().all(|it| it["targets"][0]["expr"].is_string()));
+}
+
+#[test]
+fn latencies_are_exported_by_operation_and_path() {
+    let counters = Counters::default();
+    counters.took(RequestKind::of(&ClientToMaster::Stat.into()), Duration::from_micros(150));
+    let get = Measured { operation: 1, path: 2, counts: vec![0, 3], sum_us: 6, bytes: 99 };
+    counters.client_measured(&[get]);
+    let read = Measured { operation: 10, path: 4, counts: vec![1], sum_us: 1, bytes: 5 };
+    counters.member_measured(SegmentId(7), std::slice::from_ref(&read));
+    counters.member_measured(SegmentId(8), &[read]);
+    let info = NodeInfo { name: "n disk 1".into(), segment: SegmentId(7), ..NodeInfo::default() };
+    let stat = Stat { nodes: vec![NodeStat { info, ..NodeStat::default() }], ..Stat::default() };
+    let transfers = counters.transfers(&stat);
+    let page = render(&Snapshot { transfers, ..Snapshot::of(&stat, &counters) });
+    for expected in [
+        "tiffin_request_seconds_bucket{operation=\"stat\",le=\"0.0001\"} 0",
+        "tiffin_request_seconds_bucket{operation=\"stat\",le=\"0.0002\"} 1",
+        "tiffin_request_seconds_bucket{operation=\"stat\",le=\"+Inf\"} 1",
+        "tiffin_request_seconds_sum{operation=\"stat\"} 0.00015",
+        "tiffin_client_call_seconds_bucket{operation=\"get\",path=\"shared_memory\",le=\"0.000001\"} 0",
+        "tiffin_client_call_seconds_count{operation=\"get\",path=\"shared_memory\"} 3",
+        "tiffin_client_bytes_total{operation=\"get\",path=\"shared_memory\"} 99",
+        "tiffin_node_transfer_seconds_count{node=\"n disk 1\",operation=\"read\",path=\"disk\"} 1",
+        "tiffin_node_transferred_bytes_total{node=\"n disk 1\",operation=\"read\",path=\"disk\"} 5",
+    ] {
+        assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
+    }
+    assert_eq!(counters.members().len(), 1, "the other is not a member any more");
+}
+
+#[test]
+fn members_beyond_the_limit_are_not_counted() {
+    let counters = Counters::default();
+    let read = [Measured { operation: 10, path: 3, counts: vec![1], sum_us: 1, bytes: 5 }];
+    for segment in 0..=MEMBERS_MAX as u64 {
+        counters.member_measured(SegmentId(segment), &read);
+    }
+    assert_eq!(counters.members().len(), MEMBERS_MAX);
+    counters.member_measured(SegmentId(0), &read);
+    let (.., counts) = &counters.members()[&SegmentId(0)].series()[0];
+    assert_eq!(counts.count(), 2, "a known one is");
+}
+
+#[test]
+fn evictions_and_shortages_are_counted_by_cause() {
+    let counters = Counters::default();
+    for (cause, is_unread, is_lost) in [
+        (EvictionCause::Memory, true, true),
+        (EvictionCause::Memory, true, false),
+        (EvictionCause::Quota, false, true),
+        (EvictionCause::Promotion, false, false),
+    ] {
+        counters.evicted(&Eviction { bytes: 10, cause, is_unread, is_lost });
+    }
+    assert_eq!(counters.evictions(), [("memory", 2, 20), ("quota", 1, 10), ("promotion", 1, 10)]);
+    assert_eq!(counters.evicted_unread(), 1);
+    let items = vec![ReserveOutcome::OverQuota(Default::default()), ReserveOutcome::NoNode];
+    let reply = Reply::Reserved(tiffin_core::message::Reserved { items, ..Default::default() });
+    let shortage = counters.answered(None, &reply);
+    assert_eq!(shortage, Shortage { over_quota: true, full: true, behind: false });
+    assert_eq!(get(&counters.over_quota), 1);
+}

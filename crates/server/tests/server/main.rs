@@ -11,3 +11,4 @@ mod lanes;
 mod pages;
 mod starts;
 mod support;
+mod watch;

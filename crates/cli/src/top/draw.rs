@@ -1,0 +1,279 @@
+//! Draws `tiffin top`.
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Block, Cell, Gauge, Paragraph, Row, Sparkline, Table, Tabs, Wrap};
+use serde_json::Value;
+
+use super::rows::{self, TABS, number, percent, text};
+use super::state::State;
+use crate::show;
+
+/// The keys, for the last line and the help.
+const KEYS: &str = "q quit  tab list  ↑↓ row  enter open  s sort  r reverse  ? help";
+const HELP: [&str; 9] = [
+    "q, ctrl-c        quit",
+    "tab, ←, →, 1-5   another list",
+    "↑, ↓, j, k       another row",
+    "home, end        the first or last row",
+    "enter            what is behind the row",
+    "esc              back; quit if nothing is open",
+    "s                sort by the next column",
+    "r                reverse the order",
+    "?                this help",
+];
+
+/// Draws everything.
+pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
+    let [top, gauges, tabs, body, keys] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(3),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    frame.render_widget(title(state), top);
+    draw_tiers(&state.snapshot, frame, gauges);
+    let titles = TABS.iter().enumerate().map(|(at, it)| format!("{} {}", at + 1, it.title));
+    frame.render_widget(Tabs::new(titles).select(state.tab).padding(" ", " ").divider(""), tabs);
+    if state.is_help {
+        frame.render_widget(
+            Paragraph::new(Text::from_iter(HELP)).block(Block::bordered().title("keys")),
+            body,
+        );
+    } else if state.is_open {
+        draw_opened(state, frame, body);
+    } else {
+        draw_table(state, frame, body);
+    }
+    frame.render_widget(Paragraph::new(KEYS).dim(), keys);
+}
+
+fn title(state: &State) -> Paragraph<'static> {
+    let it = &state.snapshot;
+    let is = |name: &str| it[name].as_bool().unwrap_or_default();
+    let (word, style) = match (&state.problem, is("leads"), is("ready")) {
+        (Some(problem), ..) => (show::key(problem.as_bytes()), Style::new().red()),
+        (None, false, _) => ("stands by".to_owned(), Style::new().yellow()),
+        (None, _, false) => ("waiting for members".to_owned(), Style::new().yellow()),
+        (None, true, true) => ("ready".to_owned(), Style::new().green()),
+    };
+    let facts = format!(
+        "  epoch {}  up {}  {} clients  {} operations wait  version {}",
+        number(it, "epoch"),
+        humantime::format_duration(std::time::Duration::from_secs(number(it, "uptime_seconds"))),
+        number(it, "clients"),
+        number(it, "operations_waiting"),
+        text(it, "version")
+    );
+    let spans = vec![Span::from("tiffin ").bold(), Span::styled(word, style), Span::from(facts)];
+    Paragraph::new(Line::from(spans))
+}
+
+fn draw_tiers(snapshot: &Value, frame: &mut Frame<'_>, area: Rect) {
+    let tiers: Vec<_> = snapshot["tiers"].as_array().into_iter().flatten().collect();
+    let shown: Vec<_> =
+        tiers.iter().filter(|it| text(it, "tier") == "memory" || number(it, "capacity") > 0).collect();
+    let areas = Layout::horizontal(vec![Constraint::Fill(1); shown.len().max(1)]).spacing(1).split(area);
+    for (it, area) in shown.into_iter().zip(areas.iter()) {
+        let (used, capacity) = (number(it, "used"), number(it, "capacity"));
+        let label = format!(
+            "{} {} ({} of {})",
+            text(it, "tier"),
+            percent(used, capacity),
+            show::size(used),
+            show::size(capacity)
+        );
+        let ratio = (used as f64 / capacity.max(1) as f64).clamp(0.0, 1.0);
+        frame.render_widget(
+            Gauge::default().ratio(ratio).label(label).gauge_style(Style::new().blue()),
+            *area,
+        );
+    }
+}
+
+fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
+    let list = state.list();
+    let Some(tab) = TABS.get(state.tab) else { return };
+    let (sorted, is_reversed) = state.order.get(state.tab).copied().unwrap_or_default();
+    let head = tab.columns.iter().enumerate().map(|(at, name)| {
+        let mark = if at != sorted {
+            ""
+        } else if is_reversed {
+            " ▼"
+        } else {
+            " ▲"
+        };
+        Cell::from(Text::from(format!("{name}{mark}")).alignment(alignment(tab, at)))
+    });
+    let rows = list.rows.iter().map(|row| {
+        let cells = row.cells.iter().enumerate();
+        let cells =
+            cells.map(|(at, it)| Cell::from(Text::from(it.text.clone()).alignment(alignment(tab, at))));
+        Row::new(cells).style(if row.is_bad { Style::new().yellow() } else { Style::new() })
+    });
+    let widths = (0..tab.columns.len()).map(|at| match (at, tab.columns.len()) {
+        (_, 1) => Constraint::Fill(1),
+        (0, _) => Constraint::Fill(2),
+        _ => Constraint::Fill(1),
+    });
+    let table = Table::new(rows, widths)
+        .header(Row::new(head).bold())
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    if list.rows.is_empty() {
+        frame.render_widget(Paragraph::new("none").dim(), area);
+    } else {
+        frame.render_stateful_widget(table, area, &mut state.table);
+    }
+}
+
+/// Names and states are on the left, numbers on the right.
+fn alignment(tab: &rows::Tab, column: usize) -> Alignment {
+    let is_text = column == 0
+        || matches!(tab.columns.get(column).copied(), Some("tier" | "state" | "namespace" | "by" | "path"));
+    if is_text { Alignment::Left } else { Alignment::Right }
+}
+
+fn draw_opened(state: &State, frame: &mut Frame<'_>, area: Rect) {
+    let list = state.list();
+    let Some(row) = list.rows.get(state.selected()) else { return };
+    let title = row.cells.first().map(|it| it.text.clone()).unwrap_or_default();
+    let block = Block::bordered().title(title);
+    let inside = block.inner(area);
+    frame.render_widget(block, area);
+    let lines = row.inner.len().max(1) as u16;
+    let [text, chart] = Layout::vertical([Constraint::Min(lines), Constraint::Fill(1)]).areas(inside);
+    let shown = Text::from_iter(row.inner.iter().map(|it| Line::from(it.clone())));
+    if row.history.is_empty() {
+        frame.render_widget(Paragraph::new(shown).wrap(Wrap { trim: false }), inside);
+    } else {
+        frame.render_widget(Paragraph::new(shown), text);
+        let newest = row.history.len().saturating_sub(usize::from(chart.width));
+        let data = row.history.get(newest..).unwrap_or_default();
+        frame.render_widget(Sparkline::default().data(data), chart);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use serde_json::json;
+
+    use super::super::state::Flow;
+    use super::*;
+
+    fn snapshot() -> Value {
+        json!({
+            "version": "1", "epoch": 3, "uptime_seconds": 61, "clients": 2, "leads": true, "ready": true,
+            "operations_waiting": 0,
+            "tiers": [{"tier": "memory", "capacity": 1 << 30, "used": 1 << 29}, {"tier": "disk", "capacity": 0}],
+            "nodes": [
+                {"name": "alpha", "tier": "memory", "state": "ok", "used": 10, "capacity": 100, "objects": 7,
+                 "transfers": [{"operation": "read", "path": "tcp", "count": 5, "bytes": 2048, "p50_us": 20}]},
+                {"name": "beta\u{1b}[31m", "tier": "disk", "state": "not reachable", "used": 90, "capacity": 100,
+                 "objects": 1},
+            ],
+            "namespaces": [{"name": "default", "objects": 4, "used": 512, "quota": 1024, "waiting": 1,
+                            "owners": [{"owner": "run-7", "objects": 2, "bytes": 100}]}],
+            "streams": [{"name": "s", "namespace": "default", "samples": 3, "blocked": true,
+                         "groups": [{"group": "g", "lag": 2, "leased": 1, "consumers": 1}]}],
+            "operations": [{"side": "client", "operation": "get", "path": "shared_memory", "per_second": 12.5,
+                            "p50_us": 2, "p99_us": 2000, "total": 25, "rates": [1, 2, 30]}],
+            "events": [{"number": 1, "kind": "member_lost", "level": "error", "subject": "gamma",
+                        "text": "is lost, with 3 objects", "at_ms": 0, "count": 1}],
+        })
+    }
+
+    fn screen(state: &mut State) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(110, 12)).unwrap();
+        terminal.draw(|frame| draw(state, frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn press(state: &mut State, code: KeyCode) -> Flow {
+        state.press(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    fn shows(state: &mut State, words: &[&str]) {
+        let screen = screen(state);
+        for word in words {
+            assert!(screen.contains(word), "{word} is not in\n{screen}");
+        }
+    }
+
+    #[test]
+    fn lists_show_the_snapshot() {
+        let mut state = State::new(snapshot());
+        shows(
+            &mut state,
+            &["tiffin ready", "epoch 3", "up 1m 1s", "memory 50 %", "alpha", "not reachable", "90 %"],
+        );
+        assert!(!screen(&mut state).contains('\u{1b}'), "a name cannot control the terminal");
+        shows(&mut state, &["beta\\u{1b}[31m"]);
+        for (tab, words) in [
+            ('2', vec!["default", "50 % of 1.0 KiB"]),
+            ('3', vec!["puts wait"]),
+            ('4', vec!["get", "shared memory", "13", "2 µs", "2 ms"]),
+            ('5', vec!["member_lost", "gamma: is lost, with 3 objects"]),
+        ] {
+            press(&mut state, KeyCode::Char(tab));
+            shows(&mut state, &words);
+        }
+    }
+
+    #[test]
+    fn keys_sort_and_open() {
+        let mut state = State::new(snapshot());
+        let first = |state: &State| state.list().rows[0].cells[0].text.clone();
+        assert_eq!(first(&state), "alpha");
+        press(&mut state, KeyCode::Char('r'));
+        assert!(first(&state).starts_with("beta"));
+        // By tier, state, then fill, from the largest.
+        (0..3).for_each(|_| _ = press(&mut state, KeyCode::Char('s')));
+        assert!(first(&state).starts_with("beta"));
+        press(&mut state, KeyCode::Char('r'));
+        assert_eq!(first(&state), "alpha");
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["read through tcp: 5 transfers, 2.0 KiB, p50 20 µs, p99 -"]);
+        assert_eq!(press(&mut state, KeyCode::Esc), Flow::On, "it goes back first");
+        press(&mut state, KeyCode::Tab);
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["pinned by run-7: 2 objects, 100 B"]);
+        press(&mut state, KeyCode::Char('3'));
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["group g: lag 2, leased 1, 1 consumers"]);
+        press(&mut state, KeyCode::Char('4'));
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["rates of the last five minutes", "█"]);
+        press(&mut state, KeyCode::Char('?'));
+        shows(&mut state, &["sort by the next column"]);
+    }
+
+    #[test]
+    fn selection_stays_inside_the_list() {
+        let mut state = State::new(snapshot());
+        (0..5).for_each(|_| _ = press(&mut state, KeyCode::Down));
+        assert_eq!(state.selected(), 1);
+        state.update(json!({"nodes": []}));
+        assert_eq!(state.selected(), 0);
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["none"]);
+        state.lose("`a:1` did not answer".to_owned());
+        shows(&mut state, &["`a:1` did not answer"]);
+    }
+
+    #[test]
+    fn quit_keys_quit() {
+        for code in [KeyCode::Char('q'), KeyCode::Esc] {
+            assert_eq!(press(&mut State::new(snapshot()), code), Flow::Quit);
+        }
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(State::new(snapshot()).press(interrupt), Flow::Quit);
+        assert_eq!(press(&mut State::new(json!({})), KeyCode::Down), Flow::On, "a snapshot may be empty");
+    }
+}

@@ -1,0 +1,189 @@
+"""Opens the live page of a store in headless Chromium, uses it, and takes screenshots.
+
+Usage: check_page.py TIFFIN FOLDER. Chromium is driven through a pipe by its DevTools protocol.
+"""
+
+import base64
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TOKEN = "a token with spaces"
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+#: No step may take longer, in seconds.
+STEP_TIME_MAX = 60
+
+
+class Browser:
+    """A browser with one page."""
+
+    def __init__(self, profile: str) -> None:
+        """Start it."""
+        (read_theirs, self._write), (self._read, write_theirs) = os.pipe(), os.pipe()
+        # Chromium reads from descriptor 3 and writes to 4.
+        self._process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{read_theirs} 4>&{write_theirs}', "bash"]
+            + ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+            + ["--disable-dev-shm-usage", "--no-first-run", f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(read_theirs, write_theirs),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_theirs)
+        os.close(write_theirs)
+        self._buffer, self._number, self._session = b"", 0, None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Page.enable")
+
+    def call(self, method: str, **params: object) -> dict:
+        """Call a method of the protocol."""
+        self._number += 1
+        message: dict = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + STEP_TIME_MAX
+        while True:
+            while b"\0" not in self._buffer:
+                if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
+                    sys.exit(f"{method}: the browser does not answer")
+                more = os.read(self._read, 1 << 20)
+                if not more:
+                    sys.exit(f"{method}: the browser has ended")
+                self._buffer += more
+            one, self._buffer = self._buffer.split(b"\0", 1)
+            answer = json.loads(one)
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    sys.exit(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def run(self, script: str) -> object:
+        """Evaluate an expression in the page."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            sys.exit(f"{script}: {found['exceptionDetails']}")
+        return found["result"].get("value")
+
+    def until(self, script: str) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + STEP_TIME_MAX
+        while not self.run(script):
+            if time.monotonic() > deadline:
+                sys.exit(f"never true: {script}\n{self.run('document.body.innerText')}")
+            time.sleep(0.1)
+
+    def picture(self, path: Path, width: int, height: int, dark: bool) -> None:
+        """Take a screenshot of the whole page."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=scheme)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        wide = self.run("document.documentElement.scrollWidth")
+        if wide > width:
+            sys.exit(f"{path.name}: the page is {wide} pixels wide, more than {width}")
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(STEP_TIME_MAX)
+
+
+def main(tiffin: str, folder: Path) -> None:
+    """Start a store, use it, and look at its page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        environment = {**os.environ, "TIFFIN_TOKEN": TOKEN, "XDG_STATE_HOME": temporary}
+        up = subprocess.Popen(
+            [tiffin, "up", "--json", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--name", "left"]
+            + ["--memory", "64MiB", "--ssd", f"path={temporary}/disk,size=256MiB"],
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        try:
+            assert up.stdout
+            ready = json.loads(up.stdout.readline())
+            use(tiffin, ready, environment, temporary, folder)
+        finally:
+            up.terminate()
+            up.wait(STEP_TIME_MAX)
+
+
+def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Path) -> None:
+    """Use the store and its page."""
+    master, http = ready["master"], ready["http"]
+
+    def call(*arguments: str, check: bool = True) -> None:
+        subprocess.run(
+            [tiffin, *arguments, "--master", master], env=environment, check=check, capture_output=True
+        )
+
+    node = subprocess.Popen(
+        [tiffin, "node", "--json", "--master", master, "--name", HOSTILE, "--memory", "32MiB", "--pool", "off"],
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    assert node.stdout
+    node.stdout.readline()
+    for number in range(12):
+        call("put", f"key-{number}", "--value", "x" * 200_000)
+        call("get", f"key-{number}")
+    call("put", HOSTILE, "--value", "text")
+    call("pin", "key-1", "--owner", HOSTILE)
+    call("quota", "--namespace", "training", "--set", "1MiB")
+    call("put", "small", "--value", "x" * 900_000, "--namespace", "training")
+    call("put", "large", "--value", "x" * 1_200_000, "--namespace", "training", check=False)
+    browser = Browser(f"{temporary}/profile")
+    try:
+        browser.call("Page.navigate", url=f"http://{http}/")
+        browser.until("!document.getElementById('login').hidden")
+        browser.picture(folder / "login.png", 1280, 720, dark=False)
+        log_in(browser, "wrong")
+        browser.until("document.getElementById('login-problem').textContent.includes('wrong')")
+        log_in(browser, TOKEN)
+        browser.until("document.getElementById('state').textContent === 'ready'")
+        browser.until("document.body.innerText.includes('quota reached')")
+        browser.run(f"document.querySelector('#why [name=key]').value = {json.dumps(HOSTILE)}")
+        browser.run("document.querySelector('#why').requestSubmit()")
+        browser.until("document.getElementById('why-answer').textContent.includes('exists: generation')")
+        browser.run("document.querySelector('#nodes tr.opens').click()")
+        browser.until("document.querySelector('#nodes tr.inner') !== null")
+        # The page changes by itself when the node dies.
+        node.kill()
+        node.wait(STEP_TIME_MAX)
+        browser.until("document.body.innerText.includes('member lost')")
+        browser.until("[...document.querySelectorAll('#operations tbody tr')].length > 2")
+        if browser.run("document.title") != "tiffin" or browser.run("document.querySelectorAll('img').length"):
+            sys.exit("a name of a client was taken for markup")
+        if TOKEN in str(browser.run("document.documentElement.outerHTML + location.href + document.cookie")):
+            sys.exit("the token is in the page")
+        browser.picture(folder / "light.png", 1400, 1300, dark=False)
+        browser.picture(folder / "dark.png", 1400, 1300, dark=True)
+        browser.picture(folder / "phone.png", 390, 844, dark=False)
+        browser.picture(folder / "phone-dark.png", 390, 844, dark=True)
+        browser.run("document.getElementById('logout').click()")
+        browser.until("document.getElementById('login') && !document.getElementById('login').hidden")
+    finally:
+        browser.close()
+        node.kill()
+        node.wait(STEP_TIME_MAX)
+    print(f"the page works; screenshots are in {folder}")
+
+
+def log_in(browser: Browser, token: str) -> None:
+    """Type the token and submit."""
+    browser.run(f"document.getElementById('token').value = {json.dumps(token)}")
+    browser.run("document.getElementById('login-form').requestSubmit()")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
