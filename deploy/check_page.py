@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-TOKEN = "a token with spaces"
+TOKEN = "a-long-random-secret-of-this-test"
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 #: No step may take longer, in seconds.
 STEP_TIME_MAX = 60
@@ -122,9 +123,15 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
     """Use the store and its page."""
     master, http = ready["master"], ready["http"]
 
-    def call(*arguments: str, check: bool = True) -> None:
+    def call(*arguments: str, value: str = "", check: bool = True) -> None:
+        command = [tiffin, *arguments, "--master", master]
         subprocess.run(
-            [tiffin, *arguments, "--master", master], env=environment, check=check, capture_output=True
+            command,
+            env=environment,
+            check=check,
+            capture_output=True,
+            input=value.encode(),
+            timeout=STEP_TIME_MAX,
         )
 
     node = subprocess.Popen(
@@ -132,16 +139,30 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
         stdout=subprocess.PIPE,
         env=environment,
     )
-    assert node.stdout
-    node.stdout.readline()
-    for number in range(12):
-        call("put", f"key-{number}", "--value", "x" * 200_000)
+    try:
+        assert node.stdout
+        node.stdout.readline()
+        fill(call)
+        look(http, node, temporary, folder)
+    finally:
+        node.kill()
+        node.wait(STEP_TIME_MAX)
+
+
+def fill(call: Callable[..., None]) -> None:
+    """Put and get objects, and reach a quota."""
+    for number in range(6):
+        call("put", f"key-{number}", value="x" * 200_000)
         call("get", f"key-{number}")
     call("put", HOSTILE, "--value", "text")
     call("pin", "key-1", "--owner", HOSTILE)
     call("quota", "--namespace", "training", "--set", "1MiB")
-    call("put", "small", "--value", "x" * 900_000, "--namespace", "training")
-    call("put", "large", "--value", "x" * 1_200_000, "--namespace", "training", check=False)
+    call("put", "small", "--namespace", "training", value="x" * 900_000)
+    call("put", "large", "--namespace", "training", value="x" * 1_200_000, check=False)
+
+
+def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> None:
+    """Use the page."""
     browser = Browser(f"{temporary}/profile")
     try:
         browser.call("Page.navigate", url=f"http://{http}/")
@@ -174,8 +195,6 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
         browser.until("document.getElementById('login') && !document.getElementById('login').hidden")
     finally:
         browser.close()
-        node.kill()
-        node.wait(STEP_TIME_MAX)
     print(f"the page works; screenshots are in {folder}")
 
 

@@ -164,12 +164,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Get(get) => unless_interrupted(get::run(get, context, console), signals).await,
         Command::Ls(ls) => unless_interrupted(ls::run(ls, context, console), signals).await,
         Command::Stat(stat) => unless_interrupted(stat::run(stat, context, console), signals).await,
-        // In raw mode the terminal sends no signal for Ctrl-C, and `SIGTERM` must restore the terminal.
-        Command::Top(top) => {
-            let done = unless_interrupted(top::run(top, context, console), signals).await;
-            ratatui::restore();
-            done
-        }
+        Command::Top(top) => top::run(top, context, console, signals).await,
         Command::Events(events) => unless_interrupted(events::run(events, context, console), signals).await,
         Command::Rm(rm) => unless_interrupted(rm::run(rm, context, console), signals).await,
         Command::Why(why) => unless_interrupted(why::run(why, context, console), signals).await,

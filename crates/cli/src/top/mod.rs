@@ -16,6 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::master_pages::{MasterPages, PagesArgs};
+use crate::signals::Signals;
 use state::{Flow, State};
 
 /// The time between two snapshots.
@@ -33,7 +34,12 @@ pub(crate) struct Top {
 }
 
 /// Draws until the user quits.
-pub(crate) async fn run(top: Top, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+pub(crate) async fn run(
+    top: Top,
+    context: &Context,
+    console: &mut Console,
+    mut signals: Signals,
+) -> Result<i32, Failure> {
     let pages = MasterPages::new(top.pages, context)?;
     let first = pages.get("/api/tiffin/snapshot").await?;
     if console.json {
@@ -46,7 +52,11 @@ pub(crate) async fn run(top: Top, context: &Context, console: &mut Console) -> R
     }
     let fail = |error: std::io::Error| Failure::new("system", format!("cannot use the terminal: {error}"));
     let mut terminal = ratatui::try_init().map_err(fail)?;
-    let shown = show(&mut terminal, &pages, State::new(first)).await;
+    // The terminal is restored after a signal, too.
+    let shown = tokio::select! {
+        shown = show(&mut terminal, &pages, State::new(first)) => shown,
+        () = signals.next() => Ok(()),
+    };
     ratatui::try_restore().map_err(fail)?;
     shown.map_err(fail)?;
     Ok(STATUS_OK)
