@@ -166,7 +166,7 @@ def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> Non
     browser = Browser(f"{temporary}/profile")
     try:
         browser.call("Page.navigate", url=f"http://{http}/")
-        browser.until("!document.getElementById('login').hidden")
+        browser.until("document.getElementById('login')?.hidden === false")
         browser.picture(folder / "login.png", 1280, 720, dark=False)
         log_in(browser, "wrong")
         browser.until("document.getElementById('login-problem').textContent.includes('wrong')")
@@ -192,7 +192,7 @@ def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> Non
         browser.picture(folder / "phone.png", 390, 844, dark=False)
         browser.picture(folder / "phone-dark.png", 390, 844, dark=True)
         browser.run("document.getElementById('logout').click()")
-        browser.until("document.getElementById('login') && !document.getElementById('login').hidden")
+        browser.until("document.getElementById('login')?.hidden === false")
     finally:
         browser.close()
     print(f"the page works; screenshots are in {folder}")

@@ -45,9 +45,6 @@ impl MasterPages {
             Some(address) => address.to_string(),
             None => beside(&config.master.to_string())?,
         };
-        if config.token.contains(|it: char| it.is_control()) {
-            return Err(Failure::new("config", "the token contains a control character"));
-        }
         Ok(Self { address, token: config.token, time_max: config.timeout })
     }
 

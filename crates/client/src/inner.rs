@@ -401,6 +401,7 @@ impl Inner {
     /// have been reported to the master before.
     fn leave(&self) -> Vec<Connection> {
         self.report_uses();
+        self.report_measures();
         let mut connections = self.nodes.leave();
         connections.extend(self.master.current().map(|it| it.connection.clone()));
         connections
@@ -498,6 +499,15 @@ impl Inner {
             tracing::debug!(%error, "cannot report uses");
         }
         true
+    }
+
+    /// Sends what was measured since the last heartbeat, before the client leaves. The reply is ignored.
+    fn report_measures(&self) {
+        let (measured, reported) = self.measured.report();
+        let Some(master) = self.current_master().filter(|_| !measured.is_empty()) else { return };
+        if master.connection.tell(&ClientToMaster::Ping(Ping { measured })).is_ok() {
+            self.measured.arrived(reported);
+        }
     }
 
     /// Reports all uses of cached locations. The replies are ignored.

@@ -15,6 +15,7 @@ mod mistakes;
 mod servers;
 mod store;
 mod torture;
+mod watch;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};

@@ -1,0 +1,130 @@
+//! `tiffin top`, `tiffin events` and `tiffin stat --watch`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Stdio};
+
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::Value;
+
+use super::{Server, send};
+
+fn pages(server: &Server) -> &str {
+    server.ready["http"].as_str().unwrap()
+}
+
+/// Starts `tiffin top` in a terminal of its own. Returns the other end of the terminal.
+fn top(server: &Server) -> (Child, File) {
+    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&near).unwrap();
+    unlockpt(&near).unwrap();
+    tcsetwinsize(&near, Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let name = ptsname(&near, Vec::new()).unwrap().into_string().unwrap();
+    let far = || File::options().read(true).write(true).open(&name).unwrap();
+    let mut command = server.client(["top", "--http", pages(server)]);
+    let child = command.stdin(far()).stdout(far()).stderr(far()).spawn().unwrap();
+    (child, File::from(near))
+}
+
+/// Reads what is drawn until a text has appeared.
+fn read_until(terminal: &mut File, wanted: &str) {
+    let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+    while !seen.contains(wanted) {
+        let read = terminal.read(&mut buffer).unwrap();
+        seen.push_str(&String::from_utf8_lossy(&buffer[..read]));
+    }
+}
+
+#[test]
+fn top_draws_the_store_and_quits() {
+    let server = Server::up(&["--name", "here"]);
+    server.run(["put", "k", "--value", "v"]).ok();
+    for quit in [&b"q"[..], b"\x03"] {
+        let (mut child, mut terminal) = top(&server);
+        read_until(&mut terminal, "here");
+        // The list of namespaces, then its first row.
+        terminal.write_all(b"2").unwrap();
+        read_until(&mut terminal, "default");
+        terminal.write_all(quit).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{quit:?}");
+        // The alternate screen was left.
+        read_until(&mut terminal, "\x1b[?1049l");
+    }
+    let (mut child, mut terminal) = top(&server);
+    read_until(&mut terminal, "here");
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    read_until(&mut terminal, "\x1b[?1049l");
+}
+
+#[test]
+fn top_without_terminal_says_what_to_use() {
+    let server = Server::up(&["--name", "here"]);
+    let seen = server.run(["top", "--json", "--http", pages(&server)]).json();
+    assert_eq!(seen["nodes"][0]["name"], "here");
+    let refused = server.run(["top", "--http", pages(&server)]);
+    assert_eq!(refused.status, Some(1));
+    assert!(refused.stderr.contains("hint: use `tiffin stat --watch`"), "{}", refused.stderr);
+}
+
+#[test]
+fn client_that_ends_has_reported_its_latencies() {
+    let server = Server::up(&["--name", "here"]);
+    server.run(["put", "k", "--value", "v"]).ok();
+    server.run(["get", "k"]).ok();
+    // A point of the history is taken every two seconds.
+    loop {
+        let seen = server.run(["top", "--json", "--http", pages(&server)]).json();
+        let operations = seen["operations"].as_array().unwrap();
+        let has = |name: &str| {
+            operations.iter().any(|it| {
+                it["side"] == "client"
+                    && it["operation"] == name
+                    && it["path"] == "shared_memory"
+                    && it["total"] == 1
+            })
+        };
+        if has("put") && has("get") {
+            break;
+        }
+    }
+}
+
+#[test]
+fn events_are_followed() {
+    let server = Server::up(&["--name", "here"]);
+    let text = server.run(["events", "--no-follow", "--http", pages(&server)]).text();
+    assert!(text.contains("info     member_ready      here: is ready"), "{text}");
+    let mut command = server.client(["events", "--json", "--http", pages(&server)]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!((&next()["kind"], &next()["kind"]), (&"master_started".into(), &"member_ready".into()));
+    // A later one arrives by itself.
+    server.run(["quota", "--set", "1KiB"]).ok();
+    assert_eq!(server.run(["put", "k", "--value", &"x".repeat(5000)]).status, Some(1));
+    let event = next();
+    assert_eq!((&event["kind"], &event["subject"]), (&"quota_reached".into(), &"default".into()));
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // Pages that are not there.
+    let failure = server.run(["events", "--json", "--http", "127.0.0.1:1"]).error();
+    assert_eq!(failure["code"], "unreachable");
+    assert!(failure["hint"].as_str().unwrap().contains("--http"), "{failure}");
+}
+
+#[test]
+fn stat_is_repeated_until_it_is_interrupted() {
+    let server = Server::up(&["--name", "here"]);
+    let mut command = server.client(["stat", "--watch=100ms", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        let seen: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(seen["nodes"][0]["name"], "here");
+    }
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
