@@ -144,7 +144,7 @@ pub(crate) async fn run<'a>(
     let mut flights = Flights::new(inner, items, deadline);
     let began = Instant::now();
     let mut is_late = deadline.instant() <= began;
-    let (mut path, mut bytes) = (Path::Master, 0);
+    let (mut path, mut bytes, mut unopened) = (Path::Master, 0, Vec::new());
     while !is_late && !session.is_done() {
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {
@@ -171,7 +171,10 @@ pub(crate) async fn run<'a>(
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
             let to_read = ToRead { segment, cached_epoch, route: inner.nodes.current_route(segment), ops };
             bytes += to_read.ops.iter().map(ReadOp::bytes).sum::<u64>();
-            path = path.max(to_read.route.as_ref().map_or(Path::Tcp, |it| it.path()));
+            match &to_read.route {
+                Some(route) => path = path.max(route.path()),
+                None => unopened.push(segment),
+            }
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
                 let (number, watch) = watched.unzip();
@@ -197,6 +200,9 @@ pub(crate) async fn run<'a>(
     drop(running);
     let ended = Instant::now();
     let is_late = is_late || deadline.instant() <= ended;
+    // Routes that the reads have opened.
+    let opened = unopened.into_iter().filter_map(|it| inner.nodes.current_route(it));
+    let path = opened.fold(path, |path, route| path.max(route.path()));
     inner.measured.measures.record(Operation::Get, path, ended.duration_since(began), bytes);
     let asked = (0..items).map(|item| session.is_asked(item)).collect();
     Ended { outcomes: session.into_outcomes(), failures, is_late, asked }

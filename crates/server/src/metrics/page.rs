@@ -52,8 +52,8 @@ pub fn reference() -> String {
          This page is generated from the declarations in `crates/server/src/metrics`; `make docs` writes it.\n\n\
          The master exports all metrics on `/metrics` of its `--http` port. Clients and nodes have no port for \
          metrics: their heartbeats carry what they have measured, and the master adds it up. So latencies are those \
-         that clients see, and reads from cached locations, which the master does not serve, are included. What was \
-         measured since the last heartbeat (a few seconds) is lost when a client ends.\n\n\
+         that clients see, and reads from cached locations, which the master does not serve, are included. A client \
+         that is killed takes with it what it measured since its last heartbeat, a few seconds.\n\n\
          - Names that begin with `master_`, `segment_` and those of the cache counters are Mooncake's, so that its \
          dashboards work.\n\
          - A *path* is how bytes moved: `process`, `shared_memory`, `tcp`, `disk`; `master` is a call that moved \
