@@ -115,9 +115,10 @@ fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
             cells.map(|(at, it)| Cell::from(Text::from(it.text.clone()).alignment(alignment(tab, at))));
         Row::new(cells).style(if row.is_bad { Style::new().yellow() } else { Style::new() })
     });
-    let widths = (0..tab.columns.len()).map(|at| match (at, tab.columns.len()) {
-        (_, 1) => Constraint::Fill(1),
-        (0, _) => Constraint::Fill(2),
+    let widths = tab.columns.iter().enumerate().map(|(at, name)| match (at, *name) {
+        (0, _) => Constraint::Fill(3),
+        (_, "state" | "path" | "quota") => Constraint::Length(16),
+        (_, "tier" | "by" | "fill") => Constraint::Length(8),
         _ => Constraint::Fill(1),
     });
     let table = Table::new(rows, widths)
@@ -182,7 +183,7 @@ mod tests {
                             "owners": [{"owner": "run-7", "objects": 2, "bytes": 100}]}],
             "streams": [{"name": "s", "namespace": "default", "samples": 3, "blocked": true,
                          "groups": [{"group": "g", "lag": 2, "leased": 1, "consumers": 1}]}],
-            "operations": [{"side": "client", "operation": "get", "path": "shared_memory", "per_second": 12.5,
+            "operations": [{"side": "client", "operation": "get", "path": "shared_memory", "per_second": 13.2,
                             "p50_us": 2, "p99_us": 2000, "total": 25, "rates": [1, 2, 30]}],
             "events": [{"number": 1, "kind": "member_lost", "level": "error", "subject": "gamma",
                         "text": "is lost, with 3 objects", "at_ms": 0, "count": 1}],
@@ -190,7 +191,7 @@ mod tests {
     }
 
     fn screen(state: &mut State) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(110, 12)).unwrap();
+        let mut terminal = Terminal::new(TestBackend::new(110, 16)).unwrap();
         terminal.draw(|frame| draw(state, frame)).unwrap();
         terminal.backend().to_string()
     }
