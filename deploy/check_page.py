@@ -135,7 +135,8 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
         )
 
     node = subprocess.Popen(
-        [tiffin, "node", "--json", "--master", master, "--name", HOSTILE, "--memory", "32MiB", "--pool", "off"],
+        [tiffin, "node", "--json", "--master", master, "--name", HOSTILE]
+        + ["--memory", "32MiB", "--pool", "off"],
         stdout=subprocess.PIPE,
         env=environment,
     )
@@ -183,7 +184,8 @@ def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> Non
         node.wait(STEP_TIME_MAX)
         browser.until("document.body.innerText.includes('member lost')")
         browser.until("[...document.querySelectorAll('#operations tbody tr')].length > 2")
-        if browser.run("document.title") != "tiffin" or browser.run("document.querySelectorAll('img').length"):
+        images = browser.run("document.querySelectorAll('img').length")
+        if browser.run("document.title") != "tiffin" or images:
             sys.exit("a name of a client was taken for markup")
         if TOKEN in str(browser.run("document.documentElement.outerHTML + location.href + document.cookie")):
             sys.exit("the token is in the page")

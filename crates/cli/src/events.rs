@@ -75,7 +75,8 @@ mod tests {
         });
         assert_eq!(
             line(&event),
-            "2023-11-14T22:13:20Z  error    member_lost       le\\u{1b}ft: is lost,\\nwith 3 objects (2 times)"
+            "2023-11-14T22:13:20Z  error    member_lost       le\\u{1b}ft: is lost,\\nwith 3 objects \
+             (2 times)"
         );
         assert_eq!(line(&json!({})), "1970-01-01T00:00:00Z                             ");
     }

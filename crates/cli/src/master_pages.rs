@@ -1,6 +1,7 @@
 //! Reads the pages of a master, for commands that watch it.
 //!
-//! **Invariant:** a page has at most [`PAGE_BYTES_MAX`] bytes, and arrives within the time limit of the command.
+//! **Invariant:** a page has at most [`PAGE_BYTES_MAX`] bytes, and arrives within the time limit of the
+//! command.
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ impl MasterPages {
     /// Reads a page as JSON.
     pub(crate) async fn get(&self, path: &str) -> Result<Value, Failure> {
         let advice = format!(
-            "nothing answers at {}: name the master's pages with `--http` (`off` there means that there are none)",
+            "nothing answers at {}: name the master's pages with `--http`, if the master has any",
             self.address
         );
         let unreachable = |what: String| Failure::new("unreachable", what).hint(advice.clone());

@@ -130,6 +130,36 @@ async fn drive_piece<'a>(
     answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
 }
 
+/// What a session has read, for the measurements.
+struct Moved {
+    began: Instant,
+    path: Path,
+    bytes: u64,
+    /// Nodes to which there was no route yet.
+    unopened: Vec<SegmentId>,
+}
+
+impl Moved {
+    fn add(&mut self, to_read: &ToRead<'_>) {
+        self.bytes += to_read.ops.iter().map(ReadOp::bytes).sum::<u64>();
+        match &to_read.route {
+            Some(route) => self.path = self.path.max(route.path()),
+            None => self.unopened.push(to_read.segment),
+        }
+    }
+
+    /// Records how long the session took. Returns when it ended.
+    fn record(self, inner: &Inner) -> Instant {
+        let ended = Instant::now();
+        // The reads have opened these routes.
+        let opened = self.unopened.into_iter().filter_map(|it| inner.nodes.current_route(it));
+        let path = opened.fold(self.path, |path, route| path.max(route.path()));
+        let took = ended.duration_since(self.began);
+        inner.measured.measures.record(Operation::Get, path, took, self.bytes);
+        ended
+    }
+}
+
 /// Runs a session of `items` items to its end, or until the deadline.
 pub(crate) async fn run<'a>(
     inner: &Inner,
@@ -144,7 +174,7 @@ pub(crate) async fn run<'a>(
     let mut flights = Flights::new(inner, items, deadline);
     let began = Instant::now();
     let mut is_late = deadline.instant() <= began;
-    let (mut path, mut bytes, mut unopened) = (Path::Master, 0, Vec::new());
+    let mut moved = Moved { began, path: Path::Master, bytes: 0, unopened: Vec::new() };
     while !is_late && !session.is_done() {
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {
@@ -170,11 +200,7 @@ pub(crate) async fn run<'a>(
         for ((segment, cached_epoch), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
             let to_read = ToRead { segment, cached_epoch, route: inner.nodes.current_route(segment), ops };
-            bytes += to_read.ops.iter().map(ReadOp::bytes).sum::<u64>();
-            match &to_read.route {
-                Some(route) => path = path.max(route.path()),
-                None => unopened.push(segment),
-            }
+            moved.add(&to_read);
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
                 let (number, watch) = watched.unzip();
@@ -198,12 +224,7 @@ pub(crate) async fn run<'a>(
     }
     // Reads that lost against another copy end here: none accesses a buffer after the call.
     drop(running);
-    let ended = Instant::now();
-    let is_late = is_late || deadline.instant() <= ended;
-    // Routes that the reads have opened.
-    let opened = unopened.into_iter().filter_map(|it| inner.nodes.current_route(it));
-    let path = opened.fold(path, |path, route| path.max(route.path()));
-    inner.measured.measures.record(Operation::Get, path, ended.duration_since(began), bytes);
+    let is_late = is_late || deadline.instant() <= moved.record(inner);
     let asked = (0..items).map(|item| session.is_asked(item)).collect();
     Ended { outcomes: session.into_outcomes(), failures, is_late, asked }
 }

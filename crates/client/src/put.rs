@@ -99,8 +99,7 @@ async fn drive(
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     // Dropped last: the rest is released when no copy of this put can be in progress.
-    let held = Held::new(&inner.reservations, &inner.chores);
-    let held = &held;
+    let held = &Held::new(&inner.reservations, &inner.chores);
     let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.nodes.same_host());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
@@ -156,12 +155,9 @@ async fn drive(
         }
     }
     drop(running);
-    let ended = Instant::now();
-    let is_late = is_late || deadline.instant() <= ended;
     let outcomes = session.into_outcomes();
+    let is_late = is_late || deadline.instant() <= measure(inner, puts, &outcomes, began);
     learn(inner, puts, &outcomes);
-    let (path, bytes) = moved(inner, puts, &outcomes);
-    inner.measured.measures.record(Operation::Put, path, ended.duration_since(began), bytes);
     answers(puts, outcomes, unwritten, &failures, is_late)
 }
 
@@ -206,8 +202,9 @@ fn answers(
     answers.collect()
 }
 
-/// The path of the bytes, and their number.
-fn moved(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) -> (Path, u64) {
+/// Records how long the puts took, and by which path the bytes moved. Returns when they ended.
+fn measure(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome], began: Instant) -> Instant {
+    let ended = Instant::now();
     let (mut path, mut bytes, mut last) = (Path::Master, 0_u64, None);
     for (put, outcome) in puts.iter().zip(outcomes) {
         let PutOutcome::Stored { replicas, .. } = outcome else { continue };
@@ -220,7 +217,8 @@ fn moved(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) -> (Path, u64
             }
         }
     }
-    (path, bytes)
+    inner.measured.measures.record(Operation::Put, path, ended.duration_since(began), bytes);
+    ended
 }
 
 /// Caches the locations of the objects, for the next reads.

@@ -224,18 +224,13 @@ impl Counts {
 }
 
 /// The histograms of all operations and paths.
+#[derive(Default)]
 pub struct Measures {
     all: Box<[[Histogram; Path::ALL.len()]; Operation::ALL.len()]>,
 }
 
 /// One histogram of [`Measures`], by operation and path.
 pub type Series = (Operation, Path, Counts);
-
-impl Default for Measures {
-    fn default() -> Self {
-        Self { all: Box::default() }
-    }
-}
 
 impl fmt::Debug for Measures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

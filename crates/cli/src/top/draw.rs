@@ -172,12 +172,17 @@ mod tests {
         json!({
             "version": "1", "epoch": 3, "uptime_seconds": 61, "clients": 2, "leads": true, "ready": true,
             "operations_waiting": 0,
-            "tiers": [{"tier": "memory", "capacity": 1 << 30, "used": 1 << 29}, {"tier": "disk", "capacity": 0}],
+            "tiers": [
+                {"tier": "memory", "capacity": 1 << 30, "used": 1 << 29},
+                {"tier": "disk", "capacity": 0},
+            ],
             "nodes": [
                 {"name": "alpha", "tier": "memory", "state": "ok", "used": 10, "capacity": 100, "objects": 7,
-                 "transfers": [{"operation": "read", "path": "tcp", "count": 5, "bytes": 2048, "p50_us": 20}]},
-                {"name": "beta\u{1b}[31m", "tier": "disk", "state": "not reachable", "used": 90, "capacity": 100,
-                 "objects": 1},
+                 "transfers": [
+                    {"operation": "read", "path": "tcp", "count": 5, "bytes": 2048, "p50_us": 20},
+                 ]},
+                {"name": "beta\u{1b}[31m", "tier": "disk", "state": "not reachable", "used": 90,
+                 "capacity": 100, "objects": 1},
             ],
             "namespaces": [{"name": "default", "objects": 4, "used": 512, "quota": 1024, "waiting": 1,
                             "owners": [{"owner": "run-7", "objects": 2, "bytes": 100}]}],

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tiffin_core::master::Notice;
+use tiffin_core::master::{Eviction, Notice};
 
 use super::Shared;
 use crate::watch::Kind;
@@ -11,12 +11,7 @@ impl Shared {
     pub(super) fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Evicted(eviction) => {
-                self.counters.evicted(eviction);
-                if eviction.is_unread && eviction.is_lost {
-                    let text = "an object was evicted before it was read, and no disk has it";
-                    self.watched.journal.add(Kind::EvictedUnread, "", text);
-                }
-                tracing::debug!(?eviction, "evicted to free memory");
+                self.evicted(eviction);
             }
             Notice::Prefetched { keys, resident, running, failed, skipped } => {
                 tracing::info!(keys, resident, running, failed, skipped, "prefetch requested");
@@ -78,6 +73,15 @@ impl Shared {
             | Notice::AllReported
             | Notice::Superseded(..) => self.member_notice(notice),
         }
+    }
+
+    fn evicted(&self, eviction: &Eviction) {
+        self.counters.evicted(eviction);
+        if eviction.is_unread && eviction.is_lost {
+            let text = "an object was evicted before it was read, and no disk has it";
+            self.watched.journal.add(Kind::EvictedUnread, "", text);
+        }
+        tracing::debug!(?eviction, "evicted to free memory");
     }
 
     /// Adds a notice about a member to the events.

@@ -49,17 +49,19 @@ pub fn reference() -> String {
     let page = filled(&Snapshot::of(&stat, &counters));
     let mut text = String::from(
         "# Metrics\n\n\
-         This page is generated from the declarations in `crates/server/src/metrics`; `make docs` writes it.\n\n\
-         The master exports all metrics on `/metrics` of its `--http` port. Clients and nodes have no port for \
-         metrics: their heartbeats carry what they have measured, and the master adds it up. So latencies are those \
-         that clients see, and reads from cached locations, which the master does not serve, are included. A client \
-         that is killed takes with it what it measured since its last heartbeat, a few seconds.\n\n\
-         - Names that begin with `master_`, `segment_` and those of the cache counters are Mooncake's, so that its \
-         dashboards work.\n\
-         - A *path* is how bytes moved: `process`, `shared_memory`, `tcp`, `disk`; `master` is a call that moved \
-         none. A call with several paths counts for the last of them in this order.\n\
-         - Lists of streams end after the first 256, and owners of pins after the 64 with most bytes of each \
-         namespace.\n\
+         This page is generated from the declarations in `crates/server/src/metrics`; `make docs` writes \
+         it.\n\n\
+         The master exports all metrics on `/metrics` of its `--http` port. Clients and nodes have no \
+         port for metrics: their heartbeats carry what they have measured, and the master adds it up. So \
+         latencies are those that clients see, and reads from cached locations, which the master does \
+         not serve, are included. A client that is killed takes with it what it measured since its last \
+         heartbeat, a few seconds.\n\n\
+         - Names that begin with `master_`, `segment_` and those of the cache counters are Mooncake's, \
+         so that its dashboards work.\n\
+         - A *path* is how bytes moved: `process`, `shared_memory`, `tcp`, `disk`; `master` is a call \
+         that moved none. A call with several paths counts for the last of them in this order.\n\
+         - Lists of streams end after the first 256, and owners of pins after the 64 with most bytes of \
+         each namespace.\n\
          - [deploy/grafana](../deploy/grafana/tiffin.json) has a dashboard and \
          [deploy/prometheus](../deploy/prometheus/alerts.yml) alert rules.\n",
     );
@@ -159,8 +161,8 @@ fn nodes(page: &mut Page, nodes: &[NodeStat]) {
         }
     }
     let name = "tiffin_node_bytes";
-    let help = "Bytes of the node by `state`: `free`, `granted` (reserved by writers), `committed` (objects), \
-                `held` (removed, but in view), `metadata` (records and names of objects)";
+    let help = "Bytes of the node by `state`: `free`, `granted` (reserved by writers), `committed` \
+                (objects), `held` (removed, but in view), `metadata` (records and names of objects)";
     page.head(name, "gauge", &["node", "tier", "state"], help);
     for node in nodes {
         let usage = &node.usage;
@@ -240,8 +242,8 @@ fn lifetimes(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.counter("master_put_start_alloc_failures_total", "Objects of puts that found no memory", failures);
     let causes = ["memory", "quota", "promotion"];
     let name = "tiffin_evicted_objects_total";
-    let help = "Objects that left memory by `cause`: `memory` (a put needed memory on the node), `quota` (a put \
-                needed it within the quota), `promotion` (an object was promoted from a disk)";
+    let help = "Objects that left memory by `cause`: `memory` (a put needed memory on the node), `quota` \
+                (a put needed it within the quota), `promotion` (an object was promoted from a disk)";
     page.head(name, "counter", &["cause"], help);
     for (cause, counter) in causes.iter().zip(&counters.evictions) {
         page.sample(name, &[("cause", cause)], get(&counter.objects));

@@ -135,7 +135,10 @@ fn namespace(it: &NamespaceStat) -> Value {
 
 fn holders(holders: &[Holder]) -> Vec<Value> {
     let holders = holders.iter().take(HOLDERS_MAX);
-    let holder = |it: &Holder| json!({"kept": held_word(it.held), "by": it.who, "objects": it.objects, "bytes": it.bytes});
+    let holder = |it: &Holder| {
+        let kept = held_word(it.held);
+        json!({"kept": kept, "by": it.who, "objects": it.objects, "bytes": it.bytes})
+    };
     holders.map(holder).collect()
 }
 
