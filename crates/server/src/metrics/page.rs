@@ -8,10 +8,15 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::master::NamedStream;
-use tiffin_core::message::{Held, NamespaceStat, NodeStat, Stat, Usage};
+use tiffin_core::message::{GroupStat, Held, NamespaceStat, NodeStat, Stat, Usage};
 use tiffin_measure::{BOUNDS_US, Counts};
 
 use super::{Counters, OPS, REQUESTS, Snapshot, VALUE_SIZES, get};
+
+/// A metric of a thing: its name, its help text and its value.
+type Row<T> = (&'static str, &'static str, fn(&T) -> u64);
+/// The same with its kind after its name.
+type KindRow<T, V> = (&'static str, &'static str, &'static str, fn(&T) -> V);
 
 /// The page `/metrics`, in the text format of Prometheus.
 pub(crate) fn render(snapshot: &Snapshot<'_>) -> String {
@@ -127,7 +132,7 @@ fn cluster(page: &mut Page, snapshot: &Snapshot<'_>) {
 }
 
 fn segments(page: &mut Page, stat: &Stat) {
-    let rows: [(&str, &str, fn(&Usage) -> u64); 2] = [
+    let rows: [Row<Usage>; 2] = [
         ("segment_allocated_bytes", "Bytes in use, by node; disks are among them", allocated),
         ("segment_total_capacity_bytes", "Bytes in all, by node; disks are among them", |it| it.capacity),
     ];
@@ -145,7 +150,7 @@ pub(crate) fn tier(node: &NodeStat) -> &'static str {
 }
 
 fn nodes(page: &mut Page, nodes: &[NodeStat]) {
-    let rows: [(&str, &str, fn(&NodeStat) -> u64); 4] = [
+    let rows: [Row<NodeStat>; 4] = [
         ("alive", "Whether the node is connected and answers", |it| u64::from(it.alive)),
         ("owed_retires", "Removals that the node must apply before it is used again", |it| it.owed),
         ("objects", "Objects on the node", |it| it.usage.objects),
@@ -282,7 +287,7 @@ fn cache(page: &mut Page, counters: &Counters) {
 }
 
 fn namespaces(page: &mut Page, namespaces: &[NamespaceStat]) {
-    let rows: [(&str, &str, &str, fn(&NamespaceStat) -> Option<u64>); 12] = [
+    let rows: [KindRow<NamespaceStat, Option<u64>>; 12] = [
         ("objects", "gauge", "Objects", |it| Some(it.objects)),
         ("bytes", "gauge", "Bytes of objects, each counted once", |it| Some(it.bytes)),
         ("used_bytes", "gauge", "Memory in use, each copy counted, reservations included", |it| {
@@ -339,7 +344,7 @@ pub(crate) fn held_word(held: Held) -> &'static str {
 }
 
 fn streams(page: &mut Page, streams: &[NamedStream]) {
-    let rows: [(&str, &str, &str, fn(&NamedStream) -> u64); 6] = [
+    let rows: [KindRow<NamedStream, u64>; 6] = [
         ("samples", "gauge", "Samples in the stream", |it| it.stat.refs),
         ("bytes", "gauge", "Their bytes", |it| it.stat.bytes),
         ("in_flight_bytes", "gauge", "Bytes of samples that are put or reserved", |it| {
@@ -360,7 +365,7 @@ fn streams(page: &mut Page, streams: &[NamedStream]) {
             page.sample(&name, &[("namespace", &it.namespace), ("stream", &it.name)], value(it));
         }
     }
-    let rows: [(&str, &str, fn(&tiffin_core::message::GroupStat) -> u64); 3] = [
+    let rows: [Row<GroupStat>; 3] = [
         ("lag_samples", "Samples that no consumer of the group has leased", |it| it.ready),
         ("leased_samples", "Samples that consumers of the group lease", |it| it.out),
         ("consumers", "Consumers of the group", |it| it.consumers),
