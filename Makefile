@@ -44,7 +44,7 @@ check-unit: # All tests of the Rust crates, tidy among them; then those of the d
 	else \
 	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
 	fi
-	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-kv --lib
+	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-node -p tiffin-kv --lib
 
 check-docs: # The examples in doc comments run, and every link in them leads somewhere
 	$(CARGO) test --locked $(TESTED_CRATES) --doc
@@ -202,8 +202,7 @@ bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 records
 miri: ## Look for undefined behaviour in allocator, attributes, ranges and copy kernel (needs Miri, a part of nightly Rust)
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
 	  printf 'error: Miri is not installed\n\nhint: `rustup component add --toolchain nightly miri rust-src`\n' >&2; exit 1; }
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-core --lib -- \
-	  extent:: marks:: node::
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-types -p tiffin-node --lib
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p tiffin-transport --lib -- \
 	  buffer:: copy:: tcp::frame:: shm::wire:: tests::a_range
 

@@ -1,4 +1,4 @@
-//! Protobuf's wire format, directly from and to the types of `core`.
+//! Protobuf's wire format, directly from and to the types of `types`.
 //!
 //! A message is a sequence of fields; a field is a tag (number and wire type) and a value. Unknown numbers
 //! are skipped and missing ones have their default, so that neighbouring minor versions can talk to each

@@ -1,4 +1,4 @@
-//! Encodes and decodes the messages of `core`.
+//! Encodes and decodes the messages of `types`.
 //!
 //! [`frame`] is the envelope, [`codec`] its payload. Everything here is a function between bytes and values:
 //! no I/O, no tasks, no state except that of [`frame::Decoder`].

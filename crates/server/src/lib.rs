@@ -1,4 +1,4 @@
-//! The shells around the state machines of `core`: sockets, memory, clocks and tasks.
+//! The shells around the state machines of `core` and `node`: sockets, memory, clocks and tasks.
 //!
 //! - [`config`]: every setting, declared once.
 //! - [`master`]: owns a `core::master::Master`, which decides about names.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use tiffin_core::message::{
+use tiffin_types::message::{
     CachedReads, CallPart, ClientToMaster, CommitOutcome, DeleteOutcome, MemberToMaster, NodeStat, Pattern,
     Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat, Usage,
 };
@@ -564,8 +564,8 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tiffin_core::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
-    use tiffin_core::{Key, message::Found};
+    use tiffin_types::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
+    use tiffin_types::{Key, message::Found};
 
     use super::*;
 

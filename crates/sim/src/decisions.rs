@@ -1,6 +1,6 @@
 //! Decisions as the oracle sees them: which object gets its name, and what it replaces.
 
-use tiffin_core::{
+use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef,
     attributes::Attributes,
     message::{CommitOutcome, DecideItem, OnExists, Record, Replacement},

@@ -1,15 +1,15 @@
 //! The shell of the master: its connections, its clock, and its restarts.
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved};
+use tiffin_proto::Incoming;
+use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
-    extent::space_for,
-    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
     message::{
         ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
         VERSION_MAJOR, VERSION_MINOR, Welcome,
     },
+    space_for,
 };
-use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
@@ -378,7 +378,7 @@ impl World {
         // For promotions, the length of the name identifies the namespace.
         let is_of =
             |it: &u8, len: u64| (keyspace::namespace_name(*it).len() + keyspace::KEY_BYTES) as u64 == len;
-        let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
+        let items = allocate.items.iter().filter(|_| allocate.client == ClientId::PROMOTER);
         charged.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
         charged
     }

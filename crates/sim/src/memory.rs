@@ -6,12 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
-    ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
-    extent::space_for,
-    node::{Adopted, Found, SlotRecord, SlotState},
-};
+use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
+use tiffin_types::{ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
 
 use crate::keyspace::Name;
 
@@ -237,7 +234,7 @@ impl Memory {
     pub(crate) fn name(&self, record: &SlotRecord) -> Option<(&[u8], &[u8])> {
         let name_len = record.namespace_len + record.key_len;
         let spilled = match record.extents.len() {
-            0..=tiffin_core::node::EXTENTS_INLINE => 0,
+            0..=tiffin_node::EXTENTS_INLINE => 0,
             more => more as u64 * 16,
         };
         let start = (record.heap.offset + spilled) as usize;

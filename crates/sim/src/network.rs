@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 
-use tiffin_core::{
+use tiffin_proto::{Incoming, frame};
+use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId,
     message::{Hello, MasterToMember, Reply, RequestRef},
 };
-use tiffin_proto::{Incoming, frame};
 
 use crate::{
     coverage::Point,

@@ -1,15 +1,15 @@
 //! The shell of a storage node: it executes effects in order, maintains its link to the master, and serves
 //! bytes.
 
-use tiffin_core::{
+use tiffin_node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState};
+use tiffin_proto::Incoming;
+use tiffin_types::{
     ClientId, ConnId, SegmentId, SlotRef,
     message::{
         ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
         Welcome,
     },
-    node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState},
 };
-use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
@@ -473,14 +473,11 @@ pub(crate) fn node_name(node: usize, incarnation: u32) -> String {
 }
 
 /// The name of a record's object, from the heap.
-pub(crate) fn name_in_heap(
-    memory: &Memory,
-    record: &tiffin_core::node::SlotRecord,
-) -> Option<keyspace::Name> {
+pub(crate) fn name_in_heap(memory: &Memory, record: &tiffin_node::SlotRecord) -> Option<keyspace::Name> {
     if let Some(name) = memory.name_on_disk(record) {
         return Some(name);
     }
     let (namespace, key) = memory.name(record)?;
     let namespace = keyspace::namespace(namespace)?;
-    keyspace::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)
+    keyspace::Name::of(namespace, &tiffin_types::Key::new(key).ok()?)
 }

@@ -5,15 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Notice, Saved, SavedMember};
+use tiffin_node::SlotState;
+use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     attributes::Consumption,
-    master::{Effect, Notice, Saved, SavedMember},
     message::{
         Announced, DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence,
         Record, Registered, Reply, ResolveOutcome, Resolved,
     },
-    node::SlotState,
 };
 
 use crate::{

@@ -1,12 +1,9 @@
 //! The plan of a seed: sizes, rates and faults. Not every fault occurs in every world: some mutants show only
 //! in quiet ones.
 
-use tiffin_core::{
-    EXTENT_ALIGN, EXTENTS_MAX,
-    master::{RepairConfig, TierConfig},
-    message::Demotion,
-    node::SLOT_BYTES,
-};
+use tiffin_core::master::{RepairConfig, TierConfig};
+use tiffin_node::SLOT_BYTES;
+use tiffin_types::{EXTENT_ALIGN, EXTENTS_MAX, message::Demotion};
 
 use tiffin_sim_runner::Rng;
 

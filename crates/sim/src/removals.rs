@@ -1,6 +1,6 @@
 //! Removals as the oracle sees them: each must have a reason.
 
-use tiffin_core::{Generation, SegmentId, SlotRef, Tick};
+use tiffin_types::{Generation, SegmentId, SlotRef, Tick};
 
 use crate::{
     coverage::{Coverage, Point},

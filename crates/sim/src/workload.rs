@@ -1,6 +1,7 @@
 //! The workload of clients: puts, gets, views and deletes of the same few keys in too little memory.
 
-use tiffin_core::{
+use tiffin_session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach};
+use tiffin_types::{
     EXTENT_ALIGN, Generation,
     attributes::Consumption,
     message::{
@@ -10,7 +11,6 @@ use tiffin_core::{
         StreamLimits,
     },
 };
-use tiffin_session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach};
 
 use crate::{
     client::{ClientEvent, Kind},

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
+use tiffin_core::master::{Master, Saved};
+use tiffin_sim_runner::Rng;
+use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
-    master::{Master, Saved},
     message::{Reply, Request},
     sabotage::Sabotage,
 };
-use tiffin_sim_runner::Rng;
 
 use crate::{
     client::{Client, ClientEvent},

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 24] = [
+pub const DIRECTION: [(&str, &[&str]); 25] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-sim-runner", &[]),
@@ -11,6 +11,7 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
     ("tiffin-types", &["tiffin-sabotage"]),
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
+    ("tiffin-node", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-transport", &[]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
@@ -24,17 +25,27 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
         "tiffin-sim",
         &[
             "tiffin-core",
+            "tiffin-node",
             "tiffin-session",
             "tiffin-proto",
             "tiffin-sim-runner",
-            "tiffin-ssd",
             "tiffin-throttle",
+            "tiffin-types",
         ],
     ),
     ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-transport"]),
     (
         "tiffin-server",
-        &["tiffin-core", "tiffin-etcd", "tiffin-proto", "tiffin-transport", "tiffin-rpc", "tiffin-ssd"],
+        &[
+            "tiffin-types",
+            "tiffin-core",
+            "tiffin-node",
+            "tiffin-etcd",
+            "tiffin-proto",
+            "tiffin-transport",
+            "tiffin-rpc",
+            "tiffin-ssd",
+        ],
     ),
     ("tiffin-client", &["tiffin-types", "tiffin-session", "tiffin-proto", "tiffin-transport", "tiffin-rpc"]),
     ("tiffin-embedded", &["tiffin-client", "tiffin-server"]),
@@ -43,7 +54,6 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
         "tiffin-cli",
         &[
             "tiffin-types",
-            "tiffin-core",
             "tiffin-server",
             "tiffin-client",
             "tiffin-embedded",
@@ -67,8 +77,12 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
     ),
 ];
 
-/// Dependencies that would add a clock, randomness, tasks or logs to the deciding crates.
-const CORE_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
+/// The crates that decide, without I/O.
+const DECIDING_CRATES: [&str; 6] =
+    ["tiffin-types", "tiffin-session", "tiffin-core", "tiffin-node", "tiffin-throttle", "tiffin-kv"];
+
+/// Dependencies that would add a clock, randomness, tasks or logs to them.
+const DECIDING_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
 
 /// All problems of the manifest `text` of one crate.
 #[must_use]
@@ -95,11 +109,7 @@ pub fn check(path: &str, text: &str) -> Vec<String> {
         if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
             problems.push(format!("{path}:1: `{name}` must not depend on `{need}`"));
         }
-        if matches!(
-            name.as_str(),
-            "tiffin-types" | "tiffin-session" | "tiffin-core" | "tiffin-throttle" | "tiffin-kv"
-        ) && CORE_FORBIDDEN.contains(&need.as_str())
-        {
+        if DECIDING_CRATES.contains(&name.as_str()) && DECIDING_FORBIDDEN.contains(&need.as_str()) {
             problems.push(format!("{path}:1: `{name}` decides, and must not depend on `{need}`"));
         }
     }
@@ -190,6 +200,16 @@ mod tests {
             &["Cargo.toml:1: `tiffin-transport` must not depend on `tiffin-core`"],
         );
         expect(
+            "tiffin-node",
+            "[dependencies]\ntiffin-core.workspace = true",
+            &["Cargo.toml:1: `tiffin-node` must not depend on `tiffin-core`"],
+        );
+        expect(
+            "tiffin-core",
+            "[dependencies]\ntiffin-node.workspace = true",
+            &["Cargo.toml:1: `tiffin-core` must not depend on `tiffin-node`"],
+        );
+        expect(
             "tiffin-sim",
             "[target.'cfg(unix)'.dependencies]\ntiffin-server = '1'",
             &["Cargo.toml:1: `tiffin-sim` must not depend on `tiffin-server`"],
@@ -198,11 +218,11 @@ mod tests {
     }
 
     #[test]
-    fn core_has_no_clock_randomness_or_tasks() {
-        for forbidden in CORE_FORBIDDEN {
-            let problem =
-                format!("Cargo.toml:1: `tiffin-core` decides, and must not depend on `{forbidden}`");
-            expect("tiffin-core", &format!("[dependencies]\n{forbidden}.workspace = true"), &[&problem]);
+    fn decisions_have_no_clock_randomness_or_tasks() {
+        for (name, forbidden) in DECIDING_CRATES.iter().flat_map(|it| DECIDING_FORBIDDEN.map(|bad| (it, bad)))
+        {
+            let problem = format!("Cargo.toml:1: `{name}` decides, and must not depend on `{forbidden}`");
+            expect(name, &format!("[dependencies]\n{forbidden}.workspace = true"), &[&problem]);
         }
     }
 

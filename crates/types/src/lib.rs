@@ -69,6 +69,11 @@ impl fmt::Display for SegmentId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
+impl ClientId {
+    /// The client that reserves memory for promotions. No real client may have this id.
+    pub const PROMOTER: Self = Self(u64::MAX);
+}
+
 impl std::fmt::Display for ClientId {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "{:016x}", self.0)
@@ -195,6 +200,12 @@ impl Extent {
     pub fn end(self) -> u64 {
         self.offset.saturating_add(self.len)
     }
+}
+
+/// The space that `len` bytes take in a segment, with alignment. `None` if it overflows.
+#[must_use]
+pub fn space_for(len: u64) -> Option<u64> {
+    len.checked_next_multiple_of(EXTENT_ALIGN)
 }
 
 /// Space for one replica, until it is committed or released.

@@ -15,12 +15,12 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Key, RequestId, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, PutOptions, Reason, Record,
         SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
+    space_for,
 };
 
 /// The messages to the nodes of a batch other than the one that asks.

@@ -58,19 +58,19 @@ use quotas::Watches;
 use reserve::Reservations;
 pub use saved::POLICIES_MAX;
 use tier::{Fetched, Leaving, PromotionId};
-pub use tier::{PROMOTER, RepairConfig, TierConfig};
+pub use tier::{RepairConfig, TierConfig};
 use unreported::Parked;
 use why::Explanations;
 
 use crate::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
         Reply, Request, Resolve, Role, Stat, Viewer, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
+    space_for,
 };
 
 /// The settings of the operator.

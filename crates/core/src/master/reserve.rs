@@ -25,12 +25,12 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
         ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
+    space_for,
 };
 
 /// One part in this many of a node's memory stays free of offers, so that few puts must recall one.

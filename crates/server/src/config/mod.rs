@@ -23,10 +23,10 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
-use tiffin_core::NAMESPACE_DEFAULT;
 use tiffin_rpc::{Address, Masters};
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
+use tiffin_types::NAMESPACE_DEFAULT;
 
 use crate::events::EventsConfig;
 

@@ -26,15 +26,15 @@ use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
-use tiffin_core::message::{
-    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
-    wrong_direction,
-};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
 use tiffin_transport::peer::process_of;
+use tiffin_types::message::{
+    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
+    wrong_direction,
+};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

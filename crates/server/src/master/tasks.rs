@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::Tick;
 use tiffin_core::master::{Event, Saved};
 use tiffin_rpc::Listener;
+use tiffin_types::Tick;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 

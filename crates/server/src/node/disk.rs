@@ -13,17 +13,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tiffin_core::attributes::Attributes;
-use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
-use tiffin_core::message::{NodeInfo, Record, Usage};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{Generation, Key, SegmentId, SlotRef, Stamp};
+use tiffin_node::disk::{Disk, DiskConfig, Effect, Event};
 use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
 use tiffin_transport::tcp::{Fetch, FetchError, Fetched};
+use tiffin_types::attributes::Attributes;
+use tiffin_types::message::{NodeInfo, Record, Usage};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{Generation, Key, SegmentId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 

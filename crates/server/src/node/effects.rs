@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::{NodeInfo, Reply};
-use tiffin_core::node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
-use tiffin_core::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
+use tiffin_node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
 use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
+use tiffin_types::message::{NodeInfo, Reply};
+use tiffin_types::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;

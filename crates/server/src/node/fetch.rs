@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::message::FetchItem;
-use tiffin_core::node::Event;
+use tiffin_node::Event;
 use tiffin_transport::shm::{Shm, attach};
 use tiffin_transport::tcp::{Identity, Tcp};
 use tiffin_transport::{ReadOp, TransferError, Transport};
+use tiffin_types::message::FetchItem;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 

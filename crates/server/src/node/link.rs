@@ -15,13 +15,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{
-    Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
-};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{
     Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, dial, superseded,
+};
+use tiffin_types::RequestId;
+use tiffin_types::message::{
+    Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};

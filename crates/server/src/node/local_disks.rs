@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::{SegmentId, Stamp};
 use tiffin_ssd::Span;
 use tiffin_transport::copy::copy_in;
 use tiffin_transport::local::LocalDisk;
@@ -17,6 +16,7 @@ use tiffin_transport::tcp::FetchError;
 use tiffin_transport::{
     CHUNK_BYTES_MAX, Counters, Instant, Outcome, Outcomes, ReadOp, TargetBuf, TransferError,
 };
+use tiffin_types::{SegmentId, Stamp};
 use tokio::time::timeout_at;
 
 use super::disk::DiskMember;

@@ -24,14 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{
-    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
-    wrong_direction,
-};
-pub use tiffin_core::message::{DrainJob, DrainReport, DrainState, Record};
-use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
+use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, ListenError, Listener, Masters, Outbox};
 use tiffin_transport::Counters;
@@ -40,6 +33,13 @@ use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
+use tiffin_types::message::{
+    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
+    wrong_direction,
+};
+pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;

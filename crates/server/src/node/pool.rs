@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::node::{Event, Node};
-use tiffin_core::{ClientId, SegmentId};
+use tiffin_node::{Event, Node};
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{NodeMemory, SegmentError};
+use tiffin_types::{ClientId, SegmentId};
 
 use super::{Shared, core_config, disk_bytes, effects, geometry};
 use crate::StartError;

@@ -8,10 +8,10 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use serde_json::{Value, json};
-use tiffin_core::message::{CommitOutcome, Reason, Reply};
 use tiffin_rpc::{Address, CallError, Connection, Masters};
 use tiffin_server::config::HaConfig;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::message::{CommitOutcome, Reason, Reply};
 
 use crate::support::*;
 
@@ -223,8 +223,8 @@ async fn replaced_leader_answers_nothing_about_names() {
     assert_eq!(client.get("k", Way::Tcp).await, None);
     etcd.usurp();
     // The question arrives after another master has taken over. It is not answered: the connection ends.
-    let resolve = tiffin_core::message::Resolve { keys: vec![key("k")], ..Default::default() };
-    let request = tiffin_core::message::ClientToMaster::Resolve(resolve);
+    let resolve = tiffin_types::message::Resolve { keys: vec![key("k")], ..Default::default() };
+    let request = tiffin_types::message::ClientToMaster::Resolve(resolve);
     let answer = client.master.call(&request, patient()).await;
     assert!(matches!(answer, Err(CallError::Lost { .. })), "{answer:?}");
     until("it stands by", || master.epoch() == 0).await;
@@ -250,7 +250,7 @@ async fn leader_that_is_cut_off_steps_down_and_returns() {
     assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     etcd.kept.lock().unwrap().is_deaf = true;
     // What says nothing of names is still answered; the rest waits, and ends with the connection.
-    assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping).await, Reply::Done);
+    assert_eq!(client.ask(tiffin_types::message::ClientToMaster::Ping).await, Reply::Done);
     until("it stands by", || master.epoch() == 0).await;
     etcd.kept.lock().unwrap().is_deaf = false;
     leads(&master).await;

@@ -3,13 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
-    SlotRef, Stamp,
-    attributes::Attributes,
-    extent::space_for,
-    message::Record,
-    node::{SlotRecord, SlotState},
-};
+use tiffin_node::{SlotRecord, SlotState};
+use tiffin_types::{SlotRef, Stamp, attributes::Attributes, message::Record, space_for};
 
 use tiffin_sim_runner::Rng;
 
@@ -138,10 +133,10 @@ pub(crate) fn slot(record: &Record) -> SlotRecord {
         generation: record.generation,
         len: record.len,
         extents: Vec::new(),
-        heap: tiffin_core::Extent::default(),
+        heap: tiffin_types::Extent::default(),
         namespace_len: 0,
         key_len: 0,
-        attributes: tiffin_core::Extent::default(),
+        attributes: tiffin_types::Extent::default(),
         writer: None,
         hard_pin: !record.attributes.pins.is_empty(),
     }

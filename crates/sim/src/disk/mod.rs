@@ -5,17 +5,16 @@ mod log;
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
-    ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
-    disk::{Disk, DiskConfig, Effect, Event as CoreEvent},
-    extent::space_for,
-    master::PROMOTER,
+use tiffin_node::disk::{Disk, DiskConfig, Effect, Event as CoreEvent};
+use tiffin_proto::Incoming;
+use tiffin_types::{
+    ClientId, ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
     message::{
         AttributesItem, Hello, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR,
         VERSION_MINOR,
     },
+    space_for,
 };
-use tiffin_proto::Incoming;
 
 pub(crate) use log::{Appending, DiskCopy, DiskLog, Loading};
 
@@ -470,7 +469,7 @@ impl World {
     fn begin_load(&mut self, node: usize, stamp: Stamp, len: u64, into: SlotRef) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let segment = shell.segment;
-        let extents = shell.core.as_mut().and_then(|it| it.begin_store(PROMOTER, into, 0, len));
+        let extents = shell.core.as_mut().and_then(|it| it.begin_store(ClientId::PROMOTER, into, 0, len));
         let Some(disk) = shell.disk.as_mut() else { return };
         let from = (disk.segment, SlotRef::on_disk(stamp));
         let Some(extents) = extents else {

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
+use tiffin_node::{SlotRecord, SlotState};
+use tiffin_types::{
     ConnId, RequestId, SegmentId, Tick,
-    extent::space_for,
     message::{NodeStat, Reserve, ReserveOutcome, Reserved},
-    node::{SlotRecord, SlotState},
+    space_for,
 };
 
 use crate::{coverage::Point, keyspace, oracle::Oracle, world::World};

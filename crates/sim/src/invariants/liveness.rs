@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
+use tiffin_core::master::Master;
+use tiffin_node::{Node, SlotState, disk::Disk};
+use tiffin_types::{
     SegmentId, SlotRef,
-    disk::Disk,
-    master::Master,
     message::{ClientToMaster, DeleteMatching, NodeStat, Pattern, Reply, Resolve, ResolveOutcome},
-    node::{Node, SlotState},
 };
 
 use crate::{

@@ -1,11 +1,11 @@
 //! Memory: the usage counters are correct, memory is used once, and at the end every byte is accounted for.
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Notice};
+use tiffin_node::{Node, SlotRecord, SlotState};
+use tiffin_types::{
     Extent, Stamp,
-    extent::space_for,
-    master::{Effect, Notice},
     message::{Reply, ReserveOutcome},
-    node::{Node, SlotRecord, SlotState},
+    space_for,
 };
 
 use crate::{

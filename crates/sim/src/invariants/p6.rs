@@ -4,10 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Master};
+use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, Tick,
-    master::Effect,
-    master::Master,
     message::{
         Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
         Reserved, Resolve, ResolveOutcome,

@@ -3,10 +3,10 @@
 //! before the node returns. An object that the master has named without its node exists when the node
 //! returns.
 
-use tiffin_core::{
+use tiffin_node::SlotState;
+use tiffin_types::{
     ConnId, RequestId, SegmentId, SlotRef,
     message::{CommitOutcome, Replacement},
-    node::SlotState,
 };
 
 use crate::{

@@ -1,5 +1,7 @@
 //! Pins, waiting for space, quotas, samples and explanations, one rule per test.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::{
     Generation,
@@ -10,7 +12,6 @@ use crate::{
         Policy, PolicyChange, PutOptions, Quota, Release, Reserve, ReserveItem, ReserveOutcome,
         ResolveOutcome, SOFT_PIN_DEFAULT, Why,
     },
-    node,
 };
 
 fn owned(owner: &str) -> PutOptions {

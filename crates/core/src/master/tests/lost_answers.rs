@@ -1,5 +1,7 @@
 //! Cases that the simulation found: replies to nodes and clients may be lost, and messages may cross.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::{
     ATTRIBUTES_MAX, Location, OWNER_BYTES_MAX, SlotId, SlotRef, Stamp,
@@ -9,7 +11,6 @@ use crate::{
         NodeInfo, Pin, PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome,
         ResolveOutcome, Why,
     },
-    node,
 };
 
 impl Cluster {

@@ -20,15 +20,16 @@ mod tier_waiting;
 use std::collections::{BTreeSet, VecDeque};
 
 use self::tier::TestDisk;
+use tiffin_node::{self as node, Node, NodeConfig, disk};
+
 use super::*;
 use crate::{
-    Key, Location, Reservation, SlotId, Stamp, disk,
+    Key, Location, Reservation, SlotId, Stamp,
     message::{
         ClientToNode, Commit, CommitItem, CommitOutcome, Delete, DeleteMatching, DeleteOutcome,
         DeletedMatching, Exists, Full, List, NodeInfo, OnExists, Pattern, Presence, PutOptions, Reserve,
         ReserveItem, ReserveOutcome, Resolve, ResolveOutcome,
     },
-    node::{self, Node, NodeConfig},
 };
 
 pub(super) const CLIENT: ConnId = ConnId(1);

@@ -1,6 +1,8 @@
 //! Restarts of the master: the members it waits for, the requests that wait, the state that survives, and
 //! the epoch that wins.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::master::{saved::POLICIES_MAX, unreported::*};
 use crate::{
@@ -11,7 +13,6 @@ use crate::{
         Pattern, Policy, Presence, Pull, PutOptions, Record, Reserve, ReserveItem, ReserveOutcome, Resolve,
         ResolveOutcome,
     },
-    node,
 };
 
 const WAIT_MS: u64 = 500;

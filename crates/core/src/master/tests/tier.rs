@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use tiffin_node::{
+    self as node,
+    disk::{self, Disk, DiskConfig},
+};
+
 use super::*;
 use crate::{
     Key, Stamp,
-    disk::{self, Disk, DiskConfig},
     message::{
         Ahead, CommitOutcome, Delete, DeleteOutcome, Demotion, Exists, Found, NodeInfo, Pin, PinOutcome,
         Policy, Prefetch, PrefetchOutcome, Presence, PutOptions, Record, Reserve, ReserveItem,
         ReserveOutcome, Resolve, ResolveOutcome, TierStat, Why,
     },
-    node,
 };
 
 /// The disk of the node with the same index, with a log under the test's control.
@@ -147,7 +150,7 @@ impl Cluster {
                 self.has_stored(index, record, there);
             }
             disk::Effect::Load { len, into, .. } => {
-                let space = self.nodes[index].begin_store(PROMOTER, into, 0, len).is_some();
+                let space = self.nodes[index].begin_store(ClientId::PROMOTER, into, 0, len).is_some();
                 if space {
                     self.nodes[index].end_store(into);
                     // The node reports the freed memory to the master.

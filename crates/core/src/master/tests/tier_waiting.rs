@@ -1,5 +1,6 @@
 //! Evictions for promotions, and promotions that wait for memory.
 
+use tiffin_node::disk::{Disk, DiskConfig};
 use tiffin_throttle::Config;
 
 use std::collections::BTreeMap;
@@ -8,7 +9,6 @@ use super::{
     tier::{TestDisk, get, prefetch},
     *,
 };
-use crate::disk::{Disk, DiskConfig};
 use crate::message::{
     Ahead, Demotion, Exists, Policy, PrefetchOutcome, Presence, ReserveOutcome, Resolve, TierStat,
 };

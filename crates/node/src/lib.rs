@@ -1,14 +1,23 @@
-//! The state machine of one storage node: which bytes belong to which object, and which clients may access
-//! them.
+//! The decisions of a storage node and its disks, and no I/O.
+//!
+//! [`Node`] is the state machine of a node's memory: which bytes belong to which object, which clients may
+//! access them, and the stamps that make reads valid. [`disk::Disk`] decides about the copies on one disk.
 //!
 //! The shell passes in each [`Event`] with [`Node::handle`], then drains [`Node::poll_effect`] and carries
 //! out the effects *in order* before it does anything else: a reply must not overtake the memory that it
 //! describes. The data sockets call [`Node::begin_store`]/[`Node::end_store`] and
 //! [`Node::begin_send`]/[`Node::end_send`] around every copy.
+//!
+//! **Invariant:** the same events give the same effects. Nothing here reads a clock, draws a random number,
+//! starts a task, or depends on the order of a hash map.
+//!
+//! **Invariant:** no byte of user data and no pointer enters this crate, only extents and lengths.
 
 mod adopt;
 mod clients;
+pub mod disk;
 mod drain;
+pub mod extent;
 mod fetch;
 mod link;
 mod metadata;
@@ -32,7 +41,7 @@ pub use metadata::SLOT_BYTES;
 use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
 
-use crate::{
+use tiffin_types::{
     ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ConnId, Extent, RequestId, Reservation, SegmentId, SlotId,
     SlotRef,
     attributes::Attributes,
@@ -41,7 +50,7 @@ use crate::{
         DrainJob, DrainReport, FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal,
         Released, Reply, Settle, Settled, Shortage, Usage, Views, wrong_direction,
     },
-    sabotage::{Sabotage, sabotaged},
+    sabotage::{self, Sabotage, sabotaged},
 };
 
 /// The parameters of a node.
@@ -55,7 +64,8 @@ pub struct NodeConfig {
     pub slot_count: u32,
     /// Maximum number of bytes for names and long lists of extents. Only the part in use takes memory.
     pub heap_bytes: u64,
-    /// Both grow by this number of bytes at a time, a multiple of [`EXTENT_ALIGN`](crate::EXTENT_ALIGN).
+    /// Both grow by this number of bytes at a time, a multiple of
+    /// [`EXTENT_ALIGN`](tiffin_types::EXTENT_ALIGN).
     pub chunk_bytes: u64,
     /// Number of such chunks that take no capacity, so that few objects leave all of it.
     pub chunks_free: u64,
@@ -160,7 +170,7 @@ pub enum Effect {
     /// before any other event.
     Recall(Vec<SlotRef>),
     /// Read a copy of another member into a reservation, and say [`Event::Fetched`]. The bytes are bracketed
-    /// with [`Node::begin_store`] for the client [`PROMOTER`](crate::master::PROMOTER), and
+    /// with [`Node::begin_store`] for the client [`ClientId::PROMOTER`], and
     /// [`Node::end_store`].
     Fetch(FetchItem),
     /// Write these bytes into the heap.
@@ -176,7 +186,7 @@ pub enum Effect {
     /// Store that no stamp from this one on was used.
     StampHighWater(u64),
     /// Store the epoch of the master that the memory belongs to, and its
-    /// [`Registered::instance`](crate::message::Registered::instance). The instance is written first.
+    /// [`Registered::instance`](tiffin_types::message::Registered::instance). The instance is written first.
     Epoch(u64, u64),
     /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::tests::{Bench, CONN, GENERATION, UNIT, WRITER};
-use super::*;
-use crate::{
+use tiffin_types::{
     Generation, Location,
     message::{AllocateItem, Announced, Decide, Registered},
 };
+
+use super::tests::{Bench, CONN, GENERATION, UNIT, WRITER};
+use super::*;
 
 /// What the memory of a node says: the result of its effects.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +97,7 @@ fn committed_objects_are_announced_with_attributes() {
     let record = Record {
         slot_ref: location.slot_ref(),
         namespace: "default".into(),
-        key: crate::Key::new(b"pinned").unwrap(),
+        key: tiffin_types::Key::new(b"pinned").unwrap(),
         generation: Generation { epoch: 5, counter: 2 },
         len: 2 * UNIT,
         attributes: Attributes::default(),
@@ -160,7 +161,7 @@ fn memory_of_a_gone_writer_returns_after_the_master_was_asked() {
     let record = Record {
         slot_ref: published.slot_ref(),
         namespace: "default".into(),
-        key: crate::Key::new(b"published").unwrap(),
+        key: tiffin_types::Key::new(b"published").unwrap(),
         generation: GENERATION,
         len: UNIT,
         attributes: Attributes::default(),
@@ -316,7 +317,7 @@ fn many_extents_and_tables_are_adopted() {
     assert_eq!(before, after);
     bench.rejoin(Registered::default());
     let all: Vec<_> = bench.node.inventory().into_iter().map(|it| it.slot_ref).collect();
-    bench.master(MasterToMember::Retire(crate::message::Retire { slot_refs: all }));
+    bench.master(MasterToMember::Retire(tiffin_types::message::Retire { slot_refs: all }));
     assert_eq!(bench.node.usage().free, 64 * UNIT);
 }
 

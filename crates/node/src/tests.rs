@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{tests_adopt::Image, *};
-use crate::{
+use tiffin_types::{
     Key, Location, Reservation, Stamp,
     message::{AllocateItem, Announced, PutOptions, Record, Registered, Retire},
 };
+
+use super::{tests_adopt::Image, *};
 
 pub(super) const CONN: ConnId = ConnId(1);
 pub(super) const WRITER: ClientId = ClientId(7);
@@ -38,7 +39,7 @@ impl Bench {
             heap_bytes: 128 * u64::from(slot_count),
             chunk_bytes: 1 << 16,
             chunks_free: 2,
-            extents_max: crate::EXTENTS_MAX,
+            extents_max: tiffin_types::EXTENTS_MAX,
             sabotage: Sabotage::None,
         };
         let (claimed, recalls) = (BTreeSet::new(), Vec::new());
@@ -171,7 +172,7 @@ impl Bench {
     }
 }
 
-pub(super) const GENERATION: crate::Generation = crate::Generation { epoch: 5, counter: 1 };
+pub(super) const GENERATION: tiffin_types::Generation = tiffin_types::Generation { epoch: 5, counter: 1 };
 
 #[test]
 fn memory_is_written_before_requests_and_replies() {
@@ -691,7 +692,7 @@ fn requests_for_disks_and_store_are_rejected() {
         let Reply::Refused(refusal) = bench.master(request) else { panic!() };
         assert_eq!(refusal.reason, Reason::NotForYou);
     }
-    let store = ClientToNode::Store(crate::message::Store::default());
+    let store = ClientToNode::Store(tiffin_types::message::Store::default());
     assert!(
         matches!(bench.client(store), Some(Reply::Refused(refusal)) if refusal.reason == Reason::Invalid)
     );

@@ -1,12 +1,13 @@
 //! Offers: memory that a node preallocates for a client, and recalls when it is needed.
 
+use tiffin_types::{
+    Reservation,
+    message::{AllocateItem, AttributesItem, CommitOutcome, Registered},
+};
+
 use super::{
     tests::{Bench, UNIT, WRITER},
     *,
-};
-use crate::{
-    Reservation,
-    message::{AllocateItem, AttributesItem, CommitOutcome, Registered},
 };
 
 const OTHER: ClientId = ClientId(8);

@@ -17,14 +17,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Effect, NodeConfig, metadata::Metadata};
-use crate::{
+use tiffin_types::{
     ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
     attributes::Attributes,
-    extent::{FreeSpace, cut, space_for},
     message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
+    space_for,
 };
+
+use super::{Effect, NodeConfig, metadata::Metadata};
+use crate::extent::{FreeSpace, cut};
 
 /// Stamps are reserved in runs of this length, so that the mark that must survive a restart is rarely
 /// written.

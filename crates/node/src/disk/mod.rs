@@ -15,16 +15,17 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::{
+use tiffin_types::{
     RequestId, SegmentId, SlotRef, Stamp,
     attributes::Attributes,
     message::{
         Announce, Dropped, Heartbeat, MasterToMember, MemberToMaster, Moved, NodeInfo, Reason, Record,
         Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
     },
-    node::serves,
     sabotage::{Sabotage, sabotaged},
 };
+
+use crate::serves;
 
 /// Copies per announcement.
 const ANNOUNCE_ITEMS_MAX: usize = 8192;
@@ -80,8 +81,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Write an object of the node's memory to the log, and pass in [`Event::Stored`]. The bytes are read
-    /// between [`begin_demotion`](crate::node::Node::begin_demotion) and
-    /// [`end_demotion`](crate::node::Node::end_demotion).
+    /// between [`begin_demotion`](crate::Node::begin_demotion) and
+    /// [`end_demotion`](crate::Node::end_demotion).
     Store {
         /// The copy in memory.
         source: SlotRef,
@@ -89,8 +90,8 @@ pub enum Effect {
         record: Record,
     },
     /// Read a copy into a reservation of the node's memory, and pass in [`Event::Loaded`]. The bytes are
-    /// written between [`begin_store`](crate::node::Node::begin_store), on behalf of
-    /// [`PROMOTER`](crate::master::PROMOTER), and [`end_store`](crate::node::Node::end_store).
+    /// written between [`begin_store`](crate::Node::begin_store), on behalf of
+    /// [`ClientId::PROMOTER`](tiffin_types::ClientId::PROMOTER), and [`end_store`](crate::Node::end_store).
     Load {
         /// The copy.
         stamp: Stamp,

@@ -1,10 +1,11 @@
 //! Tests of a single disk: its messages, and when it sends them.
 
-use super::*;
-use crate::{
+use tiffin_types::{
     Generation, Key, SlotId,
     message::{Announced, AttributesItem, DemoteItem, PromoteItem, Retire},
 };
+
+use super::*;
 
 const SOURCE: SlotRef = SlotRef { slot: SlotId(1), stamp: Stamp(5) };
 
@@ -305,7 +306,7 @@ fn unreadable_copy_is_not_promoted() {
     disk.handle(Event::Loaded(SOURCE, false));
     assert_eq!(moved(&effects(&mut disk)), [false]);
     assert!(matches!(
-        answers(&ask(&mut disk, 4, MasterToMember::Settle(crate::message::Settle::default())))[..],
+        answers(&ask(&mut disk, 4, MasterToMember::Settle(tiffin_types::message::Settle::default())))[..],
         [(4, Reply::Refused(_))]
     ));
 }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{EXTENT_ALIGN, Extent};
+use tiffin_types::{EXTENT_ALIGN, Extent, space_for};
 
 /// The free runs of one segment.
 #[derive(Clone, Debug)]
@@ -192,12 +192,6 @@ impl FreeSpace {
     }
 }
 
-/// The space that `len` bytes take, with alignment. `None` if it overflows.
-#[must_use]
-pub fn space_for(len: u64) -> Option<u64> {
-    len.checked_next_multiple_of(EXTENT_ALIGN)
-}
-
 /// The part of an object's extents that holds `len` bytes from `offset` on. `None` if the object is
 /// shorter.
 #[must_use]
@@ -224,8 +218,9 @@ pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
 mod tests {
     use proptest::prelude::*;
 
+    use tiffin_types::EXTENTS_MAX;
+
     use super::*;
-    use crate::EXTENTS_MAX;
 
     #[test]
     fn smallest_run_that_fits_is_used() {

@@ -3,8 +3,9 @@
 //! **Invariant:** a transfer counts as a use of its slot from its begin to its end, so the memory is not
 //! reused meanwhile.
 
+use tiffin_types::{ClientId, Extent, SlotRef, sabotage::sabotaged};
+
 use super::{Node, SlotState};
-use crate::{ClientId, Extent, SlotRef, sabotage::sabotaged};
 
 impl Node {
     /// Before bytes from a socket are stored: where they go, if the reservation is this client's and valid.
@@ -21,7 +22,7 @@ impl Node {
         }
         let extents = self.slots.cut(slot_ref, offset, len)?;
         self.slots.claim(slot_ref, &mut self.effects);
-        if !(client == crate::master::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
+        if !(client == ClientId::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
             self.slots.begin_use(slot_ref);
         }
         Some(extents)

@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Effect, Node, fetch::Fetches, slots::SlotState};
-use crate::{
+use tiffin_types::{
     ConnId, RequestId, SlotRef,
     message::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
@@ -16,6 +15,8 @@ use crate::{
     },
     sabotage::{Sabotage, sabotaged},
 };
+
+use super::{Effect, Node, fetch::Fetches, slots::SlotState};
 
 /// Objects per announcement, so that a large node neither sends a huge frame nor stalls the master.
 const ANNOUNCE_ITEMS_MAX: usize = 8192;

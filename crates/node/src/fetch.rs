@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Effect, Node, SlotState, refuse};
-use crate::{
-    BATCH_ITEMS_MAX, RequestId, SlotRef,
-    master::PROMOTER,
+use tiffin_types::{
+    BATCH_ITEMS_MAX, ClientId, RequestId, SlotRef,
     message::{FetchItem, Moved, Reason, Reply},
 };
+
+use super::{Effect, Node, SlotState, refuse};
 
 /// Requests that the node has not answered yet. They end with the link that they came through.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl Node {
         let order: Vec<_> = items.iter().map(|it| it.into).collect();
         let mut fetching = Fetching { order, left: BTreeSet::new(), done: BTreeSet::new() };
         for item in items {
-            if self.slots.state(item.into) == Some(SlotState::Reserved(PROMOTER)) {
+            if self.slots.state(item.into) == Some(SlotState::Reserved(ClientId::PROMOTER)) {
                 fetching.left.insert(item.into);
                 self.effects.push_back(Effect::Fetch(item));
             }

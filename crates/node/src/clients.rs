@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use tiffin_types::{
     ClientId, ConnId, SlotRef, VIEWERS_MAX,
     message::{Viewer, Views},
 };
@@ -232,8 +232,9 @@ impl Clients {
 
 #[cfg(test)]
 mod tests {
+    use tiffin_types::{SlotId, Stamp};
+
     use super::*;
-    use crate::{SlotId, Stamp};
 
     const WHO: ClientId = ClientId(1);
     const SLOT_REF: SlotRef = SlotRef { slot: SlotId(3), stamp: Stamp(9) };

@@ -13,12 +13,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use tiffin_types::{EXTENT_ALIGN, Extent, SlotId, message::AllocateItem, space_for};
+
 use super::{Effect, NodeConfig};
-use crate::{
-    EXTENT_ALIGN, Extent, SlotId,
-    extent::{FreeSpace, space_for},
-    message::AllocateItem,
-};
+use crate::extent::FreeSpace;
 
 /// Bytes of one slot record.
 pub const SLOT_BYTES: u64 = 128;
@@ -452,8 +450,9 @@ impl Heap {
 mod tests {
     use proptest::prelude::*;
 
+    use tiffin_types::{SegmentId, sabotage::Sabotage};
+
     use super::*;
-    use crate::{SegmentId, sabotage::Sabotage};
 
     fn config(chunks_free: u64) -> NodeConfig {
         NodeConfig {

@@ -13,13 +13,14 @@
 //!
 //! **Invariant:** no cached location counts before the node is a member again.
 
-use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, slots::Identity};
-use crate::{
+use tiffin_types::{
     BATCH_ITEMS_MAX, ClientId, Generation, Key, SlotId, SlotRef,
     attributes::Attributes,
     message::{CommitItem, DecideItem, PutOptions},
     sabotage::sabotaged,
 };
+
+use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, slots::Identity};
 
 /// No put has this generation: what replaces only it is stored only if that was decided before.
 const NEVER: Generation = Generation { epoch: u64::MAX, counter: u64::MAX };

@@ -1,7 +1,8 @@
 //! A node that takes no new objects: because it leaves soon, or because an operator drains it.
 
+use tiffin_types::message::{Drain, DrainReport, MemberToMaster, Released};
+
 use super::{Effect, Node};
-use crate::message::{Drain, DrainReport, MemberToMaster, Released};
 
 impl Node {
     /// The master starts or stops a drain job.
