@@ -13,6 +13,8 @@
 //!
 //! **Invariant:** no cached location counts before the node is a member again.
 
+use std::collections::BTreeSet;
+
 use tiffin_types::{
     BATCH_ITEMS_MAX, ClientId, Generation, Key, SlotId, SlotRef,
     attributes::Attributes,
@@ -92,7 +94,13 @@ impl Node {
                 node.clients.list(client);
             }
         }
+        let mut stamps = BTreeSet::new();
         for found in adopted.slots {
+            let stamp = found.record.stamp;
+            if stamp.0 >= adopted.stamp_high_water || !stamps.insert(stamp) {
+                let what = "its stamp belongs to another use";
+                return Err(Damage::Slot { slot: found.slot, what });
+            }
             node.adopt_slot(found)?;
         }
         if !node.slots.pay_for_adopted(&mut node.effects) {

@@ -328,7 +328,8 @@ fn damaged_memory_is_refused_with_the_slot() {
     let good = bench.image.adopted(&[]);
     let config = bench.node.config;
     type Harm = fn(&mut Found);
-    let harms: [Harm; 6] = [
+    let harms: [Harm; 7] = [
+        |it| it.record.stamp = tiffin_types::Stamp(u64::MAX),
         |it| it.record.extents[0].offset += UNIT,
         |it| it.record.extents[0].offset += 1,
         |it| it.record.extents[0].offset = u64::MAX - 63,
@@ -346,6 +347,14 @@ fn damaged_memory_is_refused_with_the_slot() {
     let slot = one.slot;
     let Err(Damage::Slot { slot: named, .. }) = Node::adopt(config, twice) else { panic!() };
     assert_eq!(named, slot);
+    let mut alike = good.clone();
+    alike.slots[1].record.stamp = good.slots[0].record.stamp;
+    let what = "its stamp belongs to another use";
+    let damage = Damage::Slot { slot: good.slots[1].slot, what };
+    assert_eq!(Node::adopt(config, alike).err(), Some(damage));
+    let mut low = good.clone();
+    low.stamp_high_water = 1;
+    assert!(matches!(Node::adopt(config, low), Err(Damage::Slot { .. })));
     let small = NodeConfig { chunks_free: 0, capacity: 2 * UNIT, ..config };
     assert_eq!(Node::adopt(small, good).err(), Some(Damage::Space));
 }

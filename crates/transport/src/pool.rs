@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock, fstat, fstatfs, fstatvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, fstatfs, fstatvfs};
 
 use crate::layout::{self, Geometry, header};
 
@@ -24,6 +24,8 @@ const CONTROL: &str = "control";
 const DATA: &str = "data";
 const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
+/// Bytes that are allocated between two lines of progress.
+const ALLOCATE_BYTES: u64 = 8 << 30;
 /// Bytes of the lock file that are read: it names a process.
 const HOLDER_BYTES_MAX: u64 = 32;
 
@@ -104,7 +106,19 @@ impl PoolError {
     /// Whether this machine has no place for the pool: no tmpfs, or not enough space on it.
     #[must_use]
     pub fn has_no_place(&self) -> bool {
-        matches!(self, Self::NoSpace { .. } | Self::NotMemory { .. } | Self::System { .. })
+        use io::ErrorKind as Kind;
+        match self {
+            Self::NoSpace { .. } | Self::NotMemory { .. } => true,
+            Self::System { source, .. } => matches!(
+                source.kind(),
+                Kind::NotFound
+                    | Kind::PermissionDenied
+                    | Kind::NotADirectory
+                    | Kind::ReadOnlyFilesystem
+                    | Kind::StorageFull
+            ),
+            Self::NotPrivate { .. } | Self::InUse { .. } | Self::Invalid { .. } => false,
+        }
     }
 }
 
@@ -249,27 +263,56 @@ impl Pool {
     /// The files, with these sizes. Those of another size, or of a creation that was cut off, are emptied.
     pub(crate) fn files(&self, geometry: &Geometry) -> Result<[OwnedFd; 3], PoolError> {
         let is_new = self.find()?.is_none();
-        let open = |(name, bytes): (&str, u64)| {
+        let open = |(name, _): (&str, u64)| {
             let file = file_options().create(true).open(self.folder.join(name));
             let file = file.map_err(|error| self.failed("opening a file", error))?;
-            if is_new {
-                let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
-                sized.map_err(|error| self.failed("sizing a file", error))?;
-            }
             if !is_private(&file) {
                 let what = format!("`{name}` belongs to another user, or others may use it");
                 return Err(PoolError::NotPrivate { path: self.folder.clone(), what });
             }
-            Ok(OwnedFd::from(file))
+            Ok(file)
         };
         let [control, data, claims] = sizes(geometry).map(open);
         let files = [control?, data?, claims?];
         // The lock of a running node may have been removed.
-        let [control, ..] = &files;
+        let [control, data, _] = &files;
         if flock(control, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(PoolError::InUse { path: self.folder.clone(), holder: "unknown".to_owned() });
         }
-        Ok(files)
+        if is_new {
+            for (file, (_, bytes)) in files.iter().zip(sizes(geometry)) {
+                let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
+                sized.map_err(|error| self.failed("sizing a file", error))?;
+            }
+            self.allocate(data, geometry.data_bytes).inspect_err(|_| {
+                // Nothing was stored there, and others need the space.
+                let _kept = data.set_len(0);
+            })?;
+        }
+        Ok(files.map(OwnedFd::from))
+    }
+
+    /// Allocates every page of the data segment: once the tmpfs is full, a store into a page that it does not
+    /// have would kill the process that stores, be it the node or a client.
+    fn allocate(&self, data: &File, bytes: u64) -> Result<(), PoolError> {
+        let mut done = 0;
+        while done < bytes {
+            let len = ALLOCATE_BYTES.min(bytes - done);
+            match fallocate(data, FallocateFlags::empty(), done, len) {
+                Ok(()) => done += len,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::NOSPC) => {
+                    self.check_space(bytes - done)?;
+                    let what = "allocating `data`";
+                    return Err(self.failed(what, io::ErrorKind::StorageFull.into()));
+                }
+                Err(error) => return Err(self.failed("allocating `data`", error.into())),
+            }
+            if done < bytes {
+                tracing::info!(path = %self.folder.display(), done, of = bytes, "a memory pool is allocated");
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of memory that its files have.
@@ -279,8 +322,7 @@ impl Pool {
         [CONTROL, DATA, CLAIMS].into_iter().map(present).sum()
     }
 
-    /// Checks that its tmpfs has `wanted` more bytes. A store into a page that the tmpfs cannot provide would
-    /// kill the process.
+    /// Checks that its tmpfs has `wanted` more bytes.
     pub(crate) fn check_space(&self, wanted: u64) -> Result<(), PoolError> {
         let folder = File::open(&self.folder).map_err(|error| self.failed("opening the folder", error))?;
         let found = fstatvfs(&folder).map_err(|error| self.failed("examining the tmpfs", error.into()))?;
@@ -446,6 +488,15 @@ mod tests {
         assert!(error.contains("making the folder failed") && error.contains("hint: "), "{error}");
         let error = Pool::open(Path::new("/proc/self")).unwrap_err().to_string();
         assert!(error.contains("is not on a tmpfs\n\nhint: "), "{error}");
+    }
+
+    #[test]
+    fn pages_of_new_objects_exist_before_the_first_put() {
+        let folder = folder("allocated");
+        let (memory, _writer) = open(&folder).unwrap();
+        let allocated = std::fs::metadata(folder.join(DATA)).unwrap().blocks() * 512;
+        assert_eq!(allocated, GEOMETRY.data_bytes);
+        memory.pool().unwrap().discard().unwrap();
     }
 
     #[test]

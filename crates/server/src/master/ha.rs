@@ -8,6 +8,7 @@
 //! replaces a newer one: a transaction whose answer was lost may be applied late, so each requires the head
 //! that the master knows, and each attempt has a generation of its own.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -347,7 +348,10 @@ fn write_plan(keys: &Keys, token: i64, to: Written, bytes: &[u8], chunk_max: usi
 pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
     loop {
         let epoch = stand_by(&shared, &ha).await;
-        let (why, ()) = tokio::join!(lead(&shared, &ha), load_quotas(&shared));
+        let why = tokio::select! {
+            why = lead(&shared, &ha) => why,
+            never = load_quotas(&shared) => match never {},
+        };
         *lock(&ha.term) = None;
         // The last known leader was this master.
         *lock(&ha.leader) = None;
@@ -363,10 +367,20 @@ pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
     }
 }
 
-/// Sets the quotas of tenants that a file says.
-async fn load_quotas(shared: &Shared) {
+/// Sets the quotas of tenants that a file says, and then waits.
+async fn load_quotas(shared: &Shared) -> Infallible {
     if let Err(error) = shared.load_quotas().await {
         tracing::error!(%error, "the quotas of tenants are those of the last leader");
+    }
+    std::future::pending().await
+}
+
+/// Keeps the lease while the state is read: a large one takes longer than standbys wait for a beat.
+async fn keep_lease(ha: &Ha, lease: LeaseId) -> Infallible {
+    loop {
+        // If etcd does not answer, the state cannot be read either.
+        let _failed = ha.etcd.keep_alive(lease, soon()).await;
+        sleep(BEAT).await;
     }
 }
 
@@ -381,7 +395,11 @@ async fn stand_by(shared: &Shared, ha: &Ha) -> u64 {
         if let (Ok(seen), Some(token)) = (seen, campaign)
             && let Ok(Some(term)) = ha.campaign(token, &seen).await
         {
-            match ha.load().await {
+            let loaded = tokio::select! {
+                loaded = ha.load() => loaded,
+                never = keep_lease(ha, term.lease) => match never {},
+            };
+            match loaded {
                 Ok(saved) => {
                     lock(&ha.election).won(began, term.token);
                     ha.won.fetch_add(1, Ordering::Relaxed);

@@ -315,19 +315,19 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
         epoch: reader.epoch(),
         instance: reader.instance(),
         stamp_high_water: reader.stamp_high_water(),
-        slots: scanned.into_iter().filter_map(found).collect(),
+        slots: scanned.into_iter().filter_map(|it| found(it).transpose()).collect::<Result<_, _>>()?,
         clients: clients.into_iter().map(ClientId).collect(),
     })
 }
 
-/// The reverse of [`written`].
-fn found(scanned: control::Scanned) -> Option<Found> {
+/// The reverse of [`written`]. `None` if the slot is free.
+fn found(scanned: control::Scanned) -> Result<Option<Found>, String> {
     let control::Scanned { slot, record, namespace, key, attributes } = scanned;
     let is_spilled = record.extents.len() > EXTENTS_INLINE;
     let spilled = if is_spilled { record.extents.len() as u64 * SPILLED_EXTENT_BYTES } else { 0 };
     let writer = ClientId(record.writer);
     let state = match record.state {
-        control::SlotState::Free => return None,
+        control::SlotState::Free => return Ok(None),
         control::SlotState::Reserved => SlotState::Reserved(writer),
         control::SlotState::Offered => SlotState::Offered(writer),
         // The core does not ask how far a retired use had come.
@@ -340,7 +340,10 @@ fn found(scanned: control::Scanned) -> Option<Found> {
         offset: record.namespace.offset.saturating_sub(spilled),
         len: record.name_bytes.saturating_add(spilled),
     };
-    Some(Found {
+    if is_spilled && record.spill_offset != heap.offset {
+        return Err(format!("slot {slot} is damaged"));
+    }
+    Ok(Some(Found {
         slot: SlotId(slot),
         is_retired: record.state == control::SlotState::Retired,
         record: SlotRecord {
@@ -359,5 +362,5 @@ fn found(scanned: control::Scanned) -> Option<Found> {
         namespace,
         key,
         attributes,
-    })
+    }))
 }

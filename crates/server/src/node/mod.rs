@@ -123,6 +123,7 @@ pub(crate) struct Shared {
     disks: OnceLock<Vec<Weak<DiskMember>>>,
     /// Clients that map the memory since an earlier process of the node, and have not attached to this one.
     mapped_by: Mutex<BTreeSet<ClientId>>,
+    sources: fetch::Sources,
     pool_on_stop: PoolEnd,
 }
 
@@ -192,6 +193,7 @@ impl NodeServer {
             decided: Notify::new(),
             disks: OnceLock::new(),
             mapped_by: Mutex::new(mapped_by),
+            sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
         });
         // What the core says of adopted memory is written before a client is served.
