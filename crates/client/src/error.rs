@@ -220,6 +220,10 @@ impl Error {
             Self::NoNode { .. } => {
                 "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
             }
+            Self::Full { usage, .. } if usage.unlisted > 0 => {
+                "a node was restarted, and waits for clients of its earlier process to say what they view: try \
+                 again, and end clients that are stopped"
+            }
             Self::Full { .. } => "delete or unpin objects, add a node, or let the put wait longer",
             Self::OverQuota { quota, .. } if quota.is_never_enough() => {
                 "raise the quota of the namespace, or split the object"

@@ -37,7 +37,7 @@ use clients::Clients;
 use fetch::Fetches;
 use link::Link;
 pub(crate) use link::serves;
-pub use metadata::SLOT_BYTES;
+pub use metadata::{SLOT_BYTES, Table, TableRange};
 use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
 
@@ -69,6 +69,9 @@ pub struct NodeConfig {
     pub chunk_bytes: u64,
     /// Number of such chunks that take no capacity, so that few objects leave all of it.
     pub chunks_free: u64,
+    /// Memory that was withheld must be allocated before objects use it again, which may fail: other
+    /// programs can fill the file system of a memory pool.
+    pub restores: bool,
     /// Maximum number of extents of one object.
     pub extents_max: usize,
     /// For the simulation only.
@@ -128,6 +131,8 @@ pub enum Event {
     /// The results of an [`Effect::Recall`]: true for recalled offers. No client has written there, or
     /// will. The others are claimed.
     Recalled(Vec<(SlotRef, bool)>),
+    /// The result of an [`Effect::Restore`]: whether the memory was allocated.
+    Restored(Vec<Extent>, bool),
     /// The copy of an [`Effect::Fetch`] into this reservation has ended: whether all its bytes are there, and
     /// were valid at their source after they were read.
     Fetched(SlotRef, bool),
@@ -183,6 +188,11 @@ pub enum Effect {
     /// No object may use these bytes of the data segment, because records or names take as many: return
     /// their memory to the system.
     Withhold(Extent),
+    /// Allocate this memory, which was withheld, and pass in an [`Event::Restored`] before any other event.
+    /// Only with [`NodeConfig::restores`].
+    Restore(Vec<Extent>),
+    /// Records or names are written there from now on: it needs memory.
+    Back(TableRange),
     /// Store that no stamp from this one on was used.
     StampHighWater(u64),
     /// Store the epoch of the master that the memory belongs to, and its
@@ -307,6 +317,7 @@ impl Node {
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
+            Event::Restored(extents, is_allocated) => self.slots.restored(extents, is_allocated),
             Event::Fetched(into, is_whole) => self.fetched(into, is_whole),
             Event::Drain => {
                 self.leaves = true;
@@ -356,6 +367,11 @@ impl Node {
     /// Every run of bytes that is withheld from objects; see [`Effect::Withhold`].
     pub fn withheld(&self) -> impl Iterator<Item = Extent> + '_ {
         self.slots.withheld()
+    }
+
+    /// Every range of the tables that has records or names; see [`Effect::Back`].
+    pub fn backed(&self) -> impl Iterator<Item = TableRange> + '_ {
+        self.slots.backed()
     }
 
     /// The epoch of the master that it last belonged to.

@@ -7,9 +7,13 @@
 //! Withheld ranges shorter than a page stay with the data segment.
 //!
 //! A chunk without any use is *idle*. It counts as free, and is released when bytes are missing, not
-//! before: so records that come and go at the edge of a chunk cost nothing.
+//! before: so records that come and go at the edge of a chunk cost nothing. In a memory pool the bytes of a
+//! released chunk must first be allocated again ([`Effect::Restore`]), which other programs can prevent. So
+//! there a chunk is released while it is idle, apart from a few, and its bytes count as free once they are
+//! allocated.
 //!
-//! **Invariant:** the withheld bytes are those of the backed chunks beyond the ones without charge.
+//! **Invariant:** the withheld bytes are those of the backed chunks beyond the ones without charge, and those
+//! that could not be allocated again.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -21,6 +25,27 @@ use crate::extent::FreeSpace;
 /// Bytes of one slot record.
 pub const SLOT_BYTES: u64 = 128;
 
+/// Idle chunks that keep their memory in a pool.
+const IDLE_KEPT: usize = 4;
+
+/// A table of the control segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// The slot records.
+    Slots,
+    /// Names, attributes and long lists of extents.
+    Heap,
+}
+
+/// A range of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableRange {
+    /// Which table.
+    pub table: Table,
+    /// The range, from the beginning of the table.
+    pub bytes: Extent,
+}
+
 /// Both tables, and the bytes withheld for them.
 #[derive(Debug)]
 pub(super) struct Metadata {
@@ -30,6 +55,12 @@ pub(super) struct Metadata {
     heap: Heap,
     /// Bytes of the data segment that no object may use. A range that is free here is withheld there.
     withheld: FreeSpace,
+    /// See [`NodeConfig::restores`].
+    restores: bool,
+    /// Bytes that are being allocated again.
+    restoring: u64,
+    /// Withheld bytes of released chunks, because they could not be allocated again.
+    unrestored: u64,
 }
 
 impl Metadata {
@@ -40,16 +71,22 @@ impl Metadata {
             slots: SlotTable::new(config.slot_count, config.chunk_bytes),
             heap: Heap::new(config.heap_bytes, config.chunk_bytes),
             withheld: FreeSpace::all_used(config.capacity),
+            restores: config.restores,
+            restoring: 0,
+            unrestored: 0,
         }
     }
 
     /// Bytes that the tables in use are charged with, without idle chunks.
     pub(super) fn charged(&self) -> u64 {
-        self.withheld.free() - self.reclaimable()
+        self.withheld.free() + self.restoring - self.reclaimable()
     }
 
     /// Withheld bytes that [`Self::trim`] would return.
     pub(super) fn reclaimable(&self) -> u64 {
+        if self.restores {
+            return 0;
+        }
         let idle = (self.slots.table.idle.len() + self.heap.table.idle.len()) as u64;
         (idle * self.chunk).min(self.withheld.free())
     }
@@ -68,6 +105,7 @@ impl Metadata {
         if self.slots.open.is_empty() {
             let first = self.slots.table.unbacked_run(1)?;
             self.pay(1, space, effects).then(|| self.slots.back(first))?;
+            effects.push_back(Effect::Back(self.slots.range(first)));
         }
         self.slots.take()
     }
@@ -89,6 +127,7 @@ impl Metadata {
         let count = space_for(len)?.div_ceil(self.chunk);
         let first = self.heap.table.unbacked_run(count)?;
         self.pay(count, space, effects).then(|| self.heap.back(first, count))?;
+        effects.push_back(Effect::Back(self.heap.range(first, count)));
         self.heap.take(len)
     }
 
@@ -116,12 +155,49 @@ impl Metadata {
 
     /// Releases idle chunks, as far as they were paid for, and returns their bytes to objects.
     pub(super) fn trim(&mut self, space: &mut FreeSpace) {
-        while self.withheld.free() > 0 {
+        while !self.restores && self.withheld.free() > 0 {
             if !(self.heap.release_idle() || self.slots.release_idle()) {
                 return;
             }
-            self.refund(space);
+            self.released().into_iter().for_each(|it| space.give_back(it));
         }
+    }
+
+    /// Releases idle chunks that were paid for, apart from a few, and asks for their memory.
+    pub(super) fn restore_idle(&mut self, effects: &mut VecDeque<Effect>) {
+        while self.restores
+            && self.withheld.free() > self.unrestored
+            && self.slots.table.idle.len() + self.heap.table.idle.len() > IDLE_KEPT
+            && (self.heap.release_idle() || self.slots.release_idle())
+        {
+            let mut extents = self.released();
+            // What could not be allocated before is tried again.
+            let again = std::mem::take(&mut self.unrestored);
+            extents.extend(self.withheld.take(again, usize::MAX).into_iter().flatten());
+            if !extents.is_empty() {
+                self.restoring += extents.iter().map(|it| it.len).sum::<u64>();
+                effects.push_back(Effect::Restore(extents));
+            }
+        }
+    }
+
+    /// The bytes of [`Self::restore_idle`] are allocated, or could not be.
+    pub(super) fn restored(&mut self, extents: Vec<Extent>, is_allocated: bool, space: &mut FreeSpace) {
+        for extent in extents {
+            self.restoring -= extent.len;
+            if is_allocated {
+                space.give_back(extent);
+            } else {
+                self.withheld.give_back(extent);
+                self.unrestored += extent.len;
+            }
+        }
+    }
+
+    /// Every range of both tables that is backed by memory.
+    pub(super) fn backed_ranges(&self) -> impl Iterator<Item = TableRange> + '_ {
+        let slots = self.slots.table.backed_chunks().map(|it| self.slots.range(it));
+        slots.chain(self.heap.table.backed_chunks().map(|it| self.heap.range(it, 1)))
     }
 
     /// The number of bytes of values that must be removed so that a table can grow by `len` bytes.
@@ -133,7 +209,7 @@ impl Metadata {
     pub(super) fn name_max(&self, space: &FreeSpace) -> u64 {
         let unpaid = self.chunks_free.saturating_sub(self.backed());
         let idle = self.reclaimable() / self.chunk;
-        let mut growth = unpaid + idle + space.free() / self.chunk;
+        let mut growth = unpaid + idle + (space.free() + self.unrestored) / self.chunk;
         if self.slots.open.is_empty() {
             if growth == 0 || self.slots.table.is_full() {
                 return 0;
@@ -158,7 +234,7 @@ impl Metadata {
     /// Panics with the numbers if the withheld bytes are not the cost of the tables.
     pub(super) fn assert_paid(&self) {
         let cost = self.backed().saturating_sub(self.chunks_free) * self.chunk;
-        assert_eq!(self.withheld.free(), cost, "{} chunks are backed", self.backed());
+        assert_eq!(self.withheld.free(), cost + self.unrestored, "{} chunks are backed", self.backed());
     }
 
     fn backed(&self) -> u64 {
@@ -168,7 +244,12 @@ impl Metadata {
     /// Withholds the bytes of `count` further chunks; nothing if there are not enough.
     fn pay(&mut self, count: u64, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
         let unpaid = self.chunks_free.saturating_sub(self.backed());
-        self.withhold(count.saturating_sub(unpaid), space, effects)
+        let owed = count.saturating_sub(unpaid);
+        // Bytes that are withheld for nothing pay first.
+        let paid = owed.min(self.unrestored / self.chunk);
+        let is_paid = self.withhold(owed - paid, space, effects);
+        self.unrestored -= if is_paid { paid * self.chunk } else { 0 };
+        is_paid
     }
 
     fn withhold(&mut self, owed: u64, space: &mut FreeSpace, effects: &mut VecDeque<Effect>) -> bool {
@@ -192,18 +273,16 @@ impl Metadata {
         true
     }
 
-    /// Returns the bytes of one chunk after it was released.
-    fn refund(&mut self, space: &mut FreeSpace) {
-        if self.backed() >= self.chunks_free {
-            let extents = self.withheld.take(self.chunk, usize::MAX).unwrap_or_default();
-            extents.into_iter().for_each(|it| space.give_back(it));
-        }
+    /// The bytes that were paid for a chunk which was just released.
+    fn released(&mut self) -> Vec<Extent> {
+        let is_paid = self.backed() >= self.chunks_free;
+        is_paid.then(|| self.withheld.take(self.chunk, usize::MAX)).flatten().unwrap_or_default()
     }
 }
 
 /// Which chunks of a table are backed by memory, and which of these are idle.
 #[derive(Debug)]
-struct Table {
+struct Chunks {
     /// Chunks from here on were never backed.
     end: u64,
     /// Chunks before `end` that are not backed.
@@ -213,7 +292,7 @@ struct Table {
     chunks_max: u64,
 }
 
-impl Table {
+impl Chunks {
     fn new(chunks_max: u64) -> Self {
         Self { end: 0, holes: BTreeSet::new(), idle: BTreeSet::new(), backed: 0, chunks_max }
     }
@@ -224,6 +303,10 @@ impl Table {
 
     fn is_full(&self) -> bool {
         self.backed == self.chunks_max
+    }
+
+    fn backed_chunks(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.end).filter(|it| !self.holes.contains(it))
     }
 
     /// The first of `count` consecutive chunks that are not backed.
@@ -266,7 +349,7 @@ impl Table {
 /// The slots, by chunk; low ones are used first, so that the last chunks become idle.
 #[derive(Debug)]
 struct SlotTable {
-    table: Table,
+    table: Chunks,
     slot_count: u64,
     per_chunk: u64,
     /// The unused slots of each backed chunk.
@@ -279,7 +362,7 @@ impl SlotTable {
     fn new(slot_count: u32, chunk: u64) -> Self {
         let per_chunk = (chunk / SLOT_BYTES).max(1);
         let slot_count = u64::from(slot_count);
-        let table = Table::new(slot_count.div_ceil(per_chunk));
+        let table = Chunks::new(slot_count.div_ceil(per_chunk));
         Self { table, slot_count, per_chunk, unused: Vec::new(), open: BTreeSet::new() }
     }
 
@@ -351,6 +434,12 @@ impl SlotTable {
         true
     }
 
+    /// The bytes of a chunk.
+    fn range(&self, chunk: u64) -> TableRange {
+        let (offset, len) = (chunk * self.per_chunk * SLOT_BYTES, self.size(chunk) as u64 * SLOT_BYTES);
+        TableRange { table: Table::Slots, bytes: Extent { offset, len } }
+    }
+
     fn size(&self, chunk: u64) -> usize {
         let first = chunk * self.per_chunk;
         (self.slot_count.saturating_sub(first)).min(self.per_chunk) as usize
@@ -360,7 +449,7 @@ impl SlotTable {
 /// The heap; its free runs are in backed chunks only.
 #[derive(Debug)]
 struct Heap {
-    table: Table,
+    table: Chunks,
     chunk: u64,
     space: FreeSpace,
     /// Bytes in use of each chunk.
@@ -370,7 +459,7 @@ struct Heap {
 impl Heap {
     fn new(bytes: u64, chunk: u64) -> Self {
         let space = FreeSpace::all_used(bytes);
-        Self { table: Table::new(bytes.div_ceil(chunk)), chunk, space, used: Vec::new() }
+        Self { table: Chunks::new(bytes.div_ceil(chunk)), chunk, space, used: Vec::new() }
     }
 
     fn back(&mut self, first: u64, count: u64) {
@@ -385,6 +474,11 @@ impl Heap {
     fn run(&self, first: u64, count: u64) -> Extent {
         let offset = first * self.chunk;
         Extent { offset, len: (count * self.chunk).min(self.space.capacity().saturating_sub(offset)) }
+    }
+
+    /// The same, of the table.
+    fn range(&self, first: u64, count: u64) -> TableRange {
+        TableRange { table: Table::Heap, bytes: self.run(first, count) }
     }
 
     fn take(&mut self, len: u64) -> Option<Extent> {
@@ -462,6 +556,7 @@ mod tests {
             heap_bytes: 20 * 64,
             chunk_bytes: 256,
             chunks_free,
+            restores: false,
             extents_max: 1,
             sabotage: Sabotage::None,
         }
@@ -536,6 +631,50 @@ mod tests {
             prop_assert_eq!(metadata.charged(), 0);
             metadata.trim(&mut space);
             prop_assert_eq!(space.free(), config.capacity);
+        }
+
+        /// In a memory pool, objects get only bytes that were allocated again, and all others stay withheld.
+        #[test]
+        fn bytes_that_cannot_be_allocated_stay_withheld(
+            steps in prop::collection::vec((0u8..4, 1u64..600, 0usize..64, any::<bool>()), 1..200),
+            chunks_free in 0u64..4,
+        ) {
+            let config = NodeConfig { restores: true, slot_count: 64, ..config(chunks_free) };
+            let (mut space, mut effects) = (FreeSpace::new(config.capacity), VecDeque::new());
+            let mut metadata = Metadata::new(&config);
+            let (mut slots, mut names) = (Vec::new(), Vec::new());
+            for (what, len, pick, is_allocated) in steps {
+                match what {
+                    0 => slots.extend(metadata.take_slot(&mut space, &mut effects)),
+                    1 => names.extend(metadata.take_heap(len, &mut space, &mut effects)),
+                    2 if !slots.is_empty() => {
+                        metadata.give_back_slot(slots.swap_remove(pick % slots.len()));
+                    }
+                    3 if !names.is_empty() => {
+                        metadata.give_back_heap(names.swap_remove(pick % names.len()));
+                    }
+                    _ => metadata.trim(&mut space),
+                }
+                metadata.restore_idle(&mut effects);
+                prop_assert_eq!(space.free() + metadata.charged(), config.capacity);
+                for effect in std::mem::take(&mut effects) {
+                    if let Effect::Restore(extents) = effect {
+                        metadata.restored(extents, is_allocated, &mut space);
+                    }
+                }
+                metadata.assert_paid();
+                prop_assert_eq!(space.free() + metadata.charged(), config.capacity);
+            }
+            slots.into_iter().for_each(|it| metadata.give_back_slot(it));
+            names.into_iter().for_each(|it| metadata.give_back_heap(it));
+            metadata.restore_idle(&mut effects);
+            for effect in effects {
+                if let Effect::Restore(extents) = effect {
+                    metadata.restored(extents, true, &mut space);
+                }
+            }
+            let kept = IDLE_KEPT as u64 * config.chunk_bytes + metadata.unrestored;
+            prop_assert!(metadata.charged() <= kept, "{} of {kept}", metadata.charged());
         }
     }
 }

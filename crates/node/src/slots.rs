@@ -25,7 +25,10 @@ use tiffin_types::{
     space_for,
 };
 
-use super::{Effect, NodeConfig, metadata::Metadata};
+use super::{
+    Effect, NodeConfig,
+    metadata::{Metadata, TableRange},
+};
 use crate::extent::{FreeSpace, cut};
 
 /// Stamps are reserved in runs of this length, so that the mark that must survive a restart is rarely
@@ -299,6 +302,7 @@ impl Slots {
             objects: self.objects,
             offered: self.offered,
             metadata: self.metadata.charged(),
+            unlisted: if self.unlisted_below > 0 { self.held } else { 0 },
             // Offers can be recalled, so any name may fit.
             name_max: self.offers.is_empty().then(|| self.metadata.name_max(&self.space)),
         }
@@ -307,6 +311,18 @@ impl Slots {
     /// Number of times that something was freed, so that there may be more space than before.
     pub(super) fn freed(&self) -> u64 {
         self.freed
+    }
+
+    /// Memory that was withheld is allocated, or could not be.
+    pub(super) fn restored(&mut self, extents: Vec<Extent>, is_allocated: bool) {
+        let is_allocated = is_allocated || sabotaged!(self.config.sabotage, UseUnrestored);
+        self.freed += u64::from(is_allocated);
+        self.metadata.restored(extents, is_allocated, &mut self.space);
+    }
+
+    /// Ranges of the tables that are in use.
+    pub(super) fn backed(&self) -> impl Iterator<Item = TableRange> + '_ {
+        self.metadata.backed_ranges()
     }
 
     /// Bytes of the data segment that objects may not use, because records and names take as many.
@@ -626,7 +642,7 @@ impl Slots {
             self.held += allocation;
             self.retired.insert(slot_ref, memory);
         } else {
-            self.free_memory(slot_ref.slot, &memory);
+            self.free_memory(slot_ref.slot, &memory, effects);
         }
         true
     }
@@ -699,14 +715,15 @@ impl Slots {
         let Some(memory) = self.retired.remove(&slot_ref) else { return };
         self.held -= space_of(&memory.extents);
         effects.push_back(Effect::Reclaim { slot: slot_ref.slot });
-        self.free_memory(slot_ref.slot, &memory);
+        self.free_memory(slot_ref.slot, &memory, effects);
     }
 
-    fn free_memory(&mut self, slot: SlotId, memory: &Retired) {
+    fn free_memory(&mut self, slot: SlotId, memory: &Retired, effects: &mut VecDeque<Effect>) {
         self.freed += 1;
         self.metadata.give_back_slot(slot);
         memory.extents.iter().for_each(|&extent| self.space.give_back(extent));
         memory.heap.iter().for_each(|&extent| self.metadata.give_back_heap(extent));
+        self.metadata.restore_idle(effects);
     }
 
     fn get(&self, slot_ref: SlotRef) -> Option<&Slot> {

@@ -137,6 +137,7 @@ fn node_side() {
         heap_bytes: 1 << 24,
         chunk_bytes: 16 << 10,
         chunks_free: 8,
+        restores: false,
         extents_max: EXTENTS_MAX,
         sabotage: Sabotage::None,
     };

@@ -77,7 +77,7 @@ message! {
     Reserved { 1 => items, 2 => nodes, 3 => same_host }
     Usage {
         1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects, 7 => offered,
-        8 => metadata, 9 => name_max,
+        8 => metadata, 9 => name_max, 10 => unlisted,
     }
     Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
     NodeInfo {

@@ -4,7 +4,7 @@
 //! [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, like a mapping: clients that
 //! mapped it can still read it. A memory pool can also be adopted by the node's next process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
@@ -44,6 +44,8 @@ pub(crate) struct Memory {
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
     /// The retired uses whose memory is still in use, by slot.
     parked: BTreeMap<SlotId, SlotRecord>,
+    /// Units that are withheld from objects, and whose memory was returned to the system.
+    withheld: BTreeSet<usize>,
     /// The node's process is alive, or the next one can adopt the memory.
     pub(crate) alive: bool,
     /// The node's process is alive.
@@ -66,6 +68,7 @@ impl Memory {
             heap: vec![0; heap_bytes as usize],
             claims: BTreeMap::new(),
             parked: BTreeMap::new(),
+            withheld: BTreeSet::new(),
             alive: true,
             runs: true,
             member: false,
@@ -73,6 +76,23 @@ impl Memory {
             instance: 0,
             stamp_high_water: 1,
         }
+    }
+
+    pub(crate) fn withhold(&mut self, extent: Extent) {
+        self.withheld.extend(units(extent));
+    }
+
+    pub(crate) fn restore(&mut self, extent: Extent) {
+        units(extent).for_each(|it| _ = self.withheld.remove(&it));
+    }
+
+    /// A new process allocates all memory before it serves.
+    pub(crate) fn restore_all(&mut self) {
+        self.withheld.clear();
+    }
+
+    pub(crate) fn is_withheld(&self, unit: usize) -> bool {
+        self.withheld.contains(&unit)
     }
 
     /// What a process finds that adopts the memory, while these clients map it.

@@ -4,7 +4,7 @@
 use tiffin_node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState};
 use tiffin_proto::Incoming;
 use tiffin_types::{
-    ClientId, ConnId, SegmentId, SlotRef,
+    ClientId, ConnId, Extent, SegmentId, SlotRef,
     message::{
         ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
         Welcome,
@@ -23,6 +23,8 @@ use crate::{
 
 /// Heartbeat interval of a node.
 const BEAT_MS: u64 = 50;
+/// How often the file system of a memory pool is full.
+const RESTORE_FAILURE_PERCENT: u64 = 30;
 
 /// A node's own event.
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl World {
             heap_bytes: self.plan.heap_bytes,
             chunk_bytes: self.plan.chunk_bytes,
             chunks_free: self.plan.chunks_free,
+            restores: self.plan.has_pool(node),
             extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
@@ -126,6 +129,7 @@ impl World {
         });
         let Some(memory) = self.memories.get_mut(&segment) else { return Node::new(config) };
         memory.runs = true;
+        memory.restore_all();
         let adopted = memory.adopted(clients);
         if adopted.slots.iter().any(|it| it.is_retired) {
             self.coverage.hit(Point::PoolHasRetired);
@@ -347,6 +351,9 @@ impl World {
                 | Effect::Reclaim { .. }
                 | Effect::Heap { .. }
                 | Effect::Withhold(_) => self.store(segment, effect),
+                Effect::Restore(extents) => self.restore(node, extents),
+                // The simulated tables always have memory.
+                Effect::Back(_) => (),
                 Effect::Recall(slot_refs) => self.recall(node, &slot_refs),
                 Effect::Fetch(item) => self.begin_fetch(node, item),
                 Effect::StampHighWater(mark) => {
@@ -391,9 +398,25 @@ impl World {
         }
     }
 
+    /// Allocates memory of a pool again, unless other programs have filled its file system.
+    fn restore(&mut self, node: usize, extents: Vec<Extent>) {
+        let is_allocated = !self.rng.percent(RESTORE_FAILURE_PERCENT);
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        self.log.line(self.now, "restore", &[shell.segment.0, u64::from(is_allocated)], &[]);
+        self.coverage.hit(if is_allocated { Point::Restored } else { Point::NotRestored });
+        if let Some(memory) = self.memories.get_mut(&shell.segment).filter(|_| is_allocated) {
+            extents.iter().for_each(|it| memory.restore(*it));
+        }
+        if let Some(core) = shell.core.as_mut() {
+            core.handle(CoreEvent::Restored(extents, is_allocated));
+        }
+    }
+
     /// Applies an effect to the control memory.
     fn store(&mut self, segment: SegmentId, effect: Effect) {
         self.log.note(|| format!("{segment} {effect:?}"));
+        let node = self.nodes.iter().position(|it| it.segment == segment);
+        let has_pool = node.is_some_and(|it| self.plan.has_pool(it));
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         match effect {
             Effect::Slot { slot, record } => {
@@ -432,6 +455,9 @@ impl World {
                 self.log.line(self.now, "withhold", &[segment.0, extent.offset, extent.len], &[]);
                 self.coverage.hit(Point::Withheld);
                 self.oracle.withheld(memory, extent);
+                if has_pool {
+                    memory.withhold(extent);
+                }
             }
             _ => (),
         }

@@ -10,12 +10,13 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, fstatfs, fstatvfs};
 
+use crate::Extent;
 use crate::layout::{self, Geometry, header};
 
 /// The type of a tmpfs, as `statfs` names it.
@@ -284,7 +285,8 @@ impl Pool {
                 let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
                 sized.map_err(|error| self.failed("sizing a file", error))?;
             }
-            self.allocate(data, geometry.data_bytes).inspect_err(|_| {
+            let all = Extent { offset: 0, len: geometry.data_bytes };
+            self.allocate(data.as_fd(), all).inspect_err(|_| {
                 // Nothing was stored there, and others need the space.
                 let _kept = data.set_len(0);
             })?;
@@ -292,13 +294,13 @@ impl Pool {
         Ok(files.map(OwnedFd::from))
     }
 
-    /// Allocates every page of the data segment: once the tmpfs is full, a store into a page that it does not
-    /// have would kill the process that stores, be it the node or a client.
-    fn allocate(&self, data: &File, bytes: u64) -> Result<(), PoolError> {
-        let mut done = 0;
+    /// Allocates pages of the data segment: once the tmpfs is full, a store into a page that it does not have
+    /// would kill the process that stores, be it the node or a client.
+    pub(crate) fn allocate(&self, data: BorrowedFd<'_>, extent: Extent) -> Result<(), PoolError> {
+        let (bytes, mut done) = (extent.len, 0);
         while done < bytes {
             let len = ALLOCATE_BYTES.min(bytes - done);
-            match fallocate(data, FallocateFlags::empty(), done, len) {
+            match fallocate(data, FallocateFlags::KEEP_SIZE, extent.offset + done, len) {
                 Ok(()) => done += len,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(rustix::io::Errno::NOSPC) => {
@@ -361,7 +363,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::Extent;
     use crate::control::{SlotRecord, SlotState};
     use crate::segment::{NodeMemory, SegmentError};
 
@@ -496,6 +497,29 @@ mod tests {
         let (memory, _writer) = open(&folder).unwrap();
         let allocated = std::fs::metadata(folder.join(DATA)).unwrap().blocks() * 512;
         assert_eq!(allocated, GEOMETRY.data_bytes);
+        memory.pool().unwrap().discard().unwrap();
+    }
+
+    #[test]
+    fn adopted_pool_has_all_pages_but_those_withheld() {
+        let folder = folder("settled");
+        let (memory, mut writer) = open(&folder).unwrap();
+        let page = rustix::param::page_size() as u64;
+        let withheld = Extent { offset: 4 * page, len: 4 * page };
+        let returned = Extent { offset: 16 * page, len: 8 * page };
+        memory.return_pages(withheld);
+        memory.return_pages(returned);
+        writer.write_slot(40, &SlotRecord { stamp: 1, ..SlotRecord::default() });
+        let data = || std::fs::metadata(folder.join(DATA)).unwrap().blocks() * 512;
+        assert_eq!(data(), GEOMETRY.data_bytes - 12 * page);
+        memory.settle_pool(&[withheld], &[]).unwrap();
+        assert_eq!(data(), GEOMETRY.data_bytes - 4 * page);
+        memory.restore_pages(withheld).unwrap();
+        assert_eq!(data(), GEOMETRY.data_bytes);
+        // No process maps it, so unused records have no page any more: only the header has.
+        assert_eq!(std::fs::metadata(folder.join(CONTROL)).unwrap().blocks() * 512, layout::HEADER_BYTES);
+        memory.back(Extent { offset: layout::HEADER_BYTES, len: page }).unwrap();
+        assert!(std::fs::metadata(folder.join(CONTROL)).unwrap().blocks() * 512 > layout::HEADER_BYTES);
         memory.pool().unwrap().discard().unwrap();
     }
 

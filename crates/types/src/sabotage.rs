@@ -32,6 +32,10 @@ tiffin_sabotage::variants! {
         ForgetOldViews: "a restarted node waits for the lists of views";
         /// A node that is started again on its memory reuses what was retired and in view.
         ForgetParked: "a restarted node knows what was in view";
+        /// The master evicts on and on, although a restarted node cannot free the memory yet.
+        EvictUnlisted: "no eviction while enough memory waits for lists of views";
+        /// The node uses memory again that could not be allocated.
+        UseUnrestored: "objects get no memory that is not there";
         /// A node that is started again on its memory shows itself as a member at once.
         AdoptAsMember: "a restarted node applies its retires first";
         /// A node that is started again on its memory uses stamps again.

@@ -432,17 +432,9 @@ fn reservation() -> impl Strategy<Value = Reservation> {
 
 fn usage() -> impl Strategy<Value = Usage> {
     let counts = (number(), number(), number(), number(), number(), number(), number());
-    (counts, number(), option::of(number())).prop_map(
-        |((capacity, free, granted, committed, held, objects, offered), metadata, name_max)| Usage {
-            capacity,
-            free,
-            granted,
-            committed,
-            held,
-            objects,
-            offered,
-            metadata,
-            name_max,
+    (counts, number(), option::of(number()), number()).prop_map(
+        |((capacity, free, granted, committed, held, objects, offered), metadata, name_max, unlisted)| {
+            Usage { capacity, free, granted, committed, held, objects, offered, metadata, name_max, unlisted }
         },
     )
 }

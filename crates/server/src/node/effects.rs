@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tiffin_node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
+use tiffin_node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState, Table, TableRange};
 use tiffin_rpc::{Masters, Outbox, SendError};
-use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
+use tiffin_transport::layout::{self, SPILLED_EXTENT_BYTES};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
@@ -17,6 +17,9 @@ use super::disk::DiskMember;
 use super::link::{self, LinkEvent};
 use super::{Shared, State};
 use crate::supervise::faults::{Point, strike};
+
+/// What to do when a memory pool gets no more memory.
+const POOL_FULL: &str = "give the memory pool a tmpfs of its own, or enlarge it (`mount -o remount,size=…`)";
 
 /// A reply to send after the lock is released.
 type Answer = (Outbox, RequestId, Reply);
@@ -62,6 +65,9 @@ impl State {
     /// Carries out the core's effects in order, except replies to clients, which are sent last.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
         strike(Point::NodeCore);
+        if self.supervisor.failure().is_some() {
+            return;
+        }
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
@@ -80,6 +86,21 @@ impl State {
                 }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
+                Effect::Restore(extents) => {
+                    let restored = extents.iter().try_for_each(|it| self.memory.restore_pages(extent(*it)));
+                    if let Err(error) = &restored {
+                        tracing::warn!(%error, hint = POOL_FULL, "memory is not given back to objects");
+                    }
+                    self.core.handle(Event::Restored(extents, restored.is_ok()));
+                }
+                Effect::Back(range) => {
+                    if let Err(error) = self.memory.back(in_control(&self.memory, range)) {
+                        let why = format!("{error}; its file system is full\n\nhint: {POOL_FULL}");
+                        self.supervisor.fail("the memory pool", &why);
+                        // A store into a page that does not exist would kill the process without a word.
+                        return;
+                    }
+                }
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch(epoch, instance) => self.writer.set_epoch(epoch, instance),
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
@@ -318,6 +339,15 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
         slots: scanned.into_iter().filter_map(|it| found(it).transpose()).collect::<Result<_, _>>()?,
         clients: clients.into_iter().map(ClientId).collect(),
     })
+}
+
+/// Where a range of a table is in the control segment.
+pub(super) fn in_control(memory: &NodeMemory, range: TableRange) -> transport::Extent {
+    let base = match range.table {
+        Table::Slots => layout::HEADER_BYTES,
+        Table::Heap => memory.geometry().heap_at(),
+    };
+    transport::Extent { offset: base + range.bytes.offset, len: range.bytes.len }
 }
 
 /// The reverse of [`written`]. `None` if the slot is free.

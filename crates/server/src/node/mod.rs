@@ -129,6 +129,7 @@ pub(crate) struct Shared {
 
 struct State {
     core: Node,
+    supervisor: Arc<Supervisor>,
     writer: ControlWriter,
     memory: Arc<NodeMemory>,
     conns: BTreeMap<ConnId, ReplyPath>,
@@ -161,14 +162,17 @@ impl NodeServer {
         let segment =
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
-        let (geometry, segment) = (memory.geometry(), core_config(&memory.geometry()).segment);
+        let geometry = memory.geometry();
+        let segment = SegmentId(geometry.segment);
         let (sockets, mut info) = bind(&config, segment).await?;
         info.outlives = memory.pool().is_some();
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
+        let supervisor = Supervisor::new();
         let state = State {
             core,
+            supervisor: Arc::clone(&supervisor),
             writer,
             memory: Arc::clone(&memory),
             conns: BTreeMap::new(),
@@ -177,7 +181,6 @@ impl NodeServer {
             drain_job: watch::Sender::new(None),
             fetches,
         };
-        let supervisor = Supervisor::new();
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
             supervisor,
@@ -574,7 +577,7 @@ fn disk_bytes(config: &NodeConfig) -> u64 {
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-fn core_config(geometry: &Geometry) -> CoreConfig {
+fn core_config(geometry: &Geometry, restores: bool) -> CoreConfig {
     CoreConfig {
         segment: SegmentId(geometry.segment),
         capacity: geometry.data_bytes,
@@ -582,6 +585,7 @@ fn core_config(geometry: &Geometry) -> CoreConfig {
         heap_bytes: geometry.heap_bytes,
         chunk_bytes: CHUNK_BYTES,
         chunks_free: CHUNKS_FREE,
+        restores,
         extents_max: EXTENTS_MAX,
         sabotage: Sabotage::default(),
     }

@@ -37,7 +37,7 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
     let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
     let create = || -> Result<Opened, StartError> {
         let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
-        let core = Node::new(core_config(&wanted));
+        let core = Node::new(core_config(&wanted, false));
         Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
     };
     let Some(folder) = &config.pool else { return create() };
@@ -68,7 +68,11 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
     let adopted = effects::adopted(&memory).map_err(invalid)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
-    let core = Node::adopt(core_config(&found), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let core =
+        Node::adopt(core_config(&found, true), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let withheld: Vec<_> = core.withheld().map(effects::extent).collect();
+    let in_use: Vec<_> = core.backed().map(|it| effects::in_control(&memory, it)).collect();
+    memory.settle_pool(&withheld, &in_use)?;
     let path = folder.display();
     if found.segment != segment.0 {
         let segment = SegmentId(found.segment);

@@ -20,6 +20,9 @@ impl Oracle {
     /// Memory is reserved for a writer: it must not belong to another use.
     pub(crate) fn reserved(&mut self, memory: &Memory, record: &SlotRecord) {
         for unit in record.extents.iter().flat_map(|it| units(*it)) {
+            if memory.is_withheld(unit) {
+                return self.fail("memory", || format!("unit {unit} of {record:?} has no memory"));
+            }
             if let Some(other) = memory.covered_by(unit, record.stamp) {
                 return self.fail("memory", || format!("unit {unit} of {record:?} is {other:?}'s"));
             }

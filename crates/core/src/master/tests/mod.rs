@@ -131,6 +131,7 @@ impl Cluster {
             heap_bytes: 1 << 16,
             chunk_bytes: 1 << 16,
             chunks_free: 2,
+            restores: false,
             extents_max: crate::EXTENTS_MAX,
             sabotage: Sabotage::None,
         };
