@@ -2,7 +2,7 @@
 //!
 //! - [`config`]: every setting, declared once.
 //! - [`master`]: owns a `core::master::Master`, which decides about names.
-//! - [`node`]: owns a `core::node::Node` and the memory with the objects' bytes.
+//! - [`node`]: owns a `tiffin_node::Node` and the memory with the objects' bytes.
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: pages for operators and their tools: metrics, health, keys, segments.
 //! - [`events`]: messages for routers about stored and removed objects.

@@ -2,6 +2,11 @@
 
 use toml::{Table, Value};
 
+use crate::tree::File;
+
+/// How the source of a test begins.
+const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
+
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
 pub const DIRECTION: [(&str, &[&str]); 25] = [
     ("tiffin-sabotage", &[]),
@@ -136,6 +141,47 @@ pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<Strin
     problems
 }
 
+/// Tests and examples in the sources that no command runs, because the manifest switches off the tests
+/// (`test = false`) or examples (`doctest = false`) of their target. Crates that have none switch them off,
+/// so that nothing is compiled for an empty run.
+#[must_use]
+pub fn hidden_tests(path: &str, text: &str, files: &[File]) -> Vec<String> {
+    let manifest: Table = text.parse().unwrap_or_default();
+    let folder = path.strip_suffix("Cargo.toml").unwrap_or(path);
+    let is_off = |target: &Value, what: &str| target.get(what).and_then(Value::as_bool) == Some(false);
+    let mut problems = Vec::new();
+    if let Some(library) = manifest.get("lib") {
+        let sources = format!("{folder}src/");
+        for file in files.iter().filter(|it| it.path.starts_with(&sources)) {
+            if is_off(library, "test") && TEST_MARKS.iter().any(|it| file.text.contains(it)) {
+                problems.push(format!("{}:1: has tests, which `test = false` in {path} hides", file.path));
+            }
+            if is_off(library, "doctest") && has_examples(&file.text) {
+                problems
+                    .push(format!("{}:1: has examples, which `doctest = false` in {path} hides", file.path));
+            }
+        }
+    }
+    for program in manifest.get("bin").and_then(Value::as_array).into_iter().flatten() {
+        let Some(source) = program.get("path").and_then(Value::as_str) else { continue };
+        let file = files.iter().find(|it| it.path.strip_prefix(folder) == Some(source));
+        if is_off(program, "test")
+            && file.is_some_and(|it| TEST_MARKS.iter().any(|mark| it.text.contains(mark)))
+        {
+            problems.push(format!("{folder}{source}:1: has tests, which `test = false` in {path} hides"));
+        }
+    }
+    problems
+}
+
+/// Whether a doc comment has a block of code.
+fn has_examples(text: &str) -> bool {
+    text.lines().map(str::trim_start).any(|line| {
+        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        comment.is_some_and(|it| it.trim_start().starts_with("```"))
+    })
+}
+
 /// Those of the folders that a plain `cargo build` does not build.
 #[must_use]
 pub fn missing_default_members<'a>(workspace: &str, folders: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
@@ -239,6 +285,32 @@ mod tests {
                 "Cargo.toml:1: `tiffin-core` does not inherit the lints of the workspace",
                 "Cargo.toml:1: `tiffin-core` does not inherit the version of the workspace",
             ]
+        );
+    }
+
+    #[test]
+    fn tests_that_a_manifest_hides_are_found() {
+        let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+        let files = [
+            file("crates/a/src/lib.rs", "/// ```\n/// a();\n/// ```\npub fn a() {}\n"),
+            file("crates/a/src/b.rs", "#[test]\nfn c() {}\n"),
+            file("crates/a/src/main.rs", "#[tokio::test]\nasync fn d() {}\n"),
+            file("crates/b/src/lib.rs", "#[test]\nfn e() {}\n"),
+        ];
+        let hidden = |manifest: &str| hidden_tests("crates/a/Cargo.toml", manifest, &files);
+        assert_eq!(hidden("[lib]\ntest = true\n[[bin]]\nname = 'a'\npath = 'src/main.rs'\n"), [""; 0]);
+        let tests = "has tests, which `test = false` in crates/a/Cargo.toml hides";
+        assert_eq!(
+            hidden("[lib]\ntest = false\n"),
+            [format!("crates/a/src/b.rs:1: {tests}"), format!("crates/a/src/main.rs:1: {tests}")]
+        );
+        assert_eq!(
+            hidden("[[bin]]\npath = 'src/main.rs'\ntest = false\n"),
+            [format!("crates/a/src/main.rs:1: {tests}")]
+        );
+        assert_eq!(
+            hidden("[lib]\ndoctest = false\n"),
+            ["crates/a/src/lib.rs:1: has examples, which `doctest = false` in crates/a/Cargo.toml hides"]
         );
     }
 

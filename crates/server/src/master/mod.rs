@@ -13,6 +13,7 @@ mod notices;
 mod pages;
 mod state;
 mod tasks;
+mod visit;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,13 +27,9 @@ use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
-use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
+use tiffin_rpc::{Address, Listener, Outbox, SendError};
 use tiffin_transport::peer::process_of;
-use tiffin_types::message::{
-    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
-    wrong_direction,
-};
+use tiffin_types::message::{List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Stat};
 use tiffin_types::sabotage::Sabotage;
 use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
@@ -41,9 +38,9 @@ use tokio::time::Instant;
 
 use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
-use crate::listen::{Door, Host};
+use crate::listen::Door;
 use crate::metrics::{self, Counters};
-use crate::reply_path::{self, ReplyPath};
+use crate::reply_path::ReplyPath;
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::{StartError, host, http};
@@ -52,8 +49,6 @@ use crate::{StartError, host, http};
 const BEATS_PER_SILENCE: u32 = 4;
 /// The maximum time between heartbeats.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
-/// How long the refusal of a standby may take.
-const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
 /// The exclusive upper bound of a generation's first counter. It leaves most of the 40 bits for later ones.
 const FIRST_COUNTER_MAX: u64 = 1 << 39;
 
@@ -278,66 +273,6 @@ impl Drop for MasterServer {
     }
 }
 
-impl Host for Shared {
-    fn door(&self) -> &Door {
-        &self.door
-    }
-
-    fn supervisor(&self) -> &Arc<Supervisor> {
-        &self.supervisor
-    }
-
-    async fn visit(self: Arc<Self>, greeting: Greeting) {
-        let hello = greeting.hello.clone();
-        let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
-        let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
-        if let Some(refusal) = self.standby_refusal() {
-            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
-        }
-        let epoch = self.epoch();
-        let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
-        if hello.role == Role::Lane {
-            let clients = reply_path::add_lane(self.lock().clients(), &greeting);
-            return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
-                match request {
-                    Request::ClientToMaster(request) => self.asked(conn, id, request.into()),
-                    Request::Hello(_)
-                    | Request::Goodbye
-                    | Request::MemberToMaster(_)
-                    | Request::MasterToMember(_)
-                    | Request::ClientToNode(_) => outbox.reply(id, &wrong_direction("a lane to the master")),
-                }
-            })
-            .await;
-        }
-        if hello.role == Role::Ledger {
-            let (outbox, mut inbox) = greeting.welcome(welcome);
-            let segment = hello.home.unwrap_or_default();
-            // A ledger needs a Unix socket: across a network, delivery is not certain.
-            if matches!(outbox.peer(), Peer::Unix { .. }) {
-                outbox.enlarge_buffer();
-                self.lock().ledgers.insert(segment, outbox.clone());
-            }
-            // A node sends nothing on a ledger.
-            while inbox.next().await.is_some() {}
-            let mut state = self.lock();
-            if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
-                state.ledgers.remove(&segment);
-            }
-            return;
-        }
-        // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let Some(visit) = Visit::begin(&self, hello, epoch, greeting.outbox().clone()) else { return };
-        let (_, mut inbox) = greeting.welcome(welcome);
-        while let Some(message) = inbox.next().await {
-            match message {
-                Incoming::Request(id, request) => self.asked(visit.conn, id, request),
-                Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
-            }
-        }
-    }
-}
-
 /// Opens the durable state, and takes the next epoch. With several masters the epoch is 0 until this one
 /// leads.
 async fn open_store(
@@ -355,58 +290,6 @@ async fn open_store(
     saved.epoch = state::next_epoch(saved.epoch);
     folder.write_first(&saved)?;
     Ok((Some(Store::Folder(Arc::new(folder))), saved))
-}
-
-/// A connection that the core knows, until it is dropped.
-struct Visit<'a> {
-    shared: &'a Shared,
-    conn: ConnId,
-}
-
-impl<'a> Visit<'a> {
-    /// `None` if that epoch has ended meanwhile: the connection is closed.
-    fn begin(shared: &'a Arc<Shared>, hello: Hello, epoch: u64, outbox: Outbox) -> Option<Self> {
-        let is_node = hello.role == Role::Node;
-        let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
-        let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
-        let own = i32::try_from(std::process::id()).ok();
-        let is_inside =
-            is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
-        let conn = {
-            let mut state = shared.lock();
-            if !state.leads || shared.epoch() != epoch {
-                outbox.close();
-                return None;
-            }
-            let ledger = segment.and_then(|it| state.ledgers.remove(&it));
-            state.next_conn += 1;
-            let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { replies: ReplyPath::new(&hello, outbox), is_node, ledger });
-            conn
-        };
-        shared.handle(Event::Opened(conn, hello), None);
-        if is_near {
-            shared.handle(Event::SameHost(conn), None);
-        }
-        if is_inside {
-            shared.handle(Event::SameProcess(conn), None);
-        } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
-            shared.watch_process(conn, segment, pid);
-        }
-        Some(Self { shared, conn })
-    }
-}
-
-impl Drop for Visit<'_> {
-    // In a destructor, so that the core learns of the end even when the task is cancelled.
-    fn drop(&mut self) {
-        if self.shared.state.has_failed() {
-            return;
-        }
-        let conn = self.shared.lock().conns.remove(&self.conn);
-        conn.into_iter().for_each(Conn::close);
-        self.shared.handle(Event::Closed(self.conn), None);
-    }
 }
 
 impl Shared {

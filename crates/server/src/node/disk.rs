@@ -1,5 +1,5 @@
-//! The shell of a disk member: it owns the `core::disk::Disk` and its log, and moves bytes between the log
-//! and the memory of its node. The node starts it, and clients read through it.
+//! The shell of a disk member: it owns the `tiffin_node::disk::Disk` and its log, and moves bytes between the
+//! log and the memory of its node. The node starts it, and clients read through it.
 //!
 //! The log names records by ids, the cluster names copies by stamps. The stamp is stored with the record,
 //! before its attributes. The segment id of the disk, its epoch and the number of its master are stored in a

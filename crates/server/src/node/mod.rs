@@ -1,4 +1,4 @@
-//! A storage node's shell: it owns the `core::node::Node`, its memory and its sockets.
+//! A storage node's shell: it owns the `tiffin_node::Node`, its memory and its sockets.
 //!
 //! One lock guards the core and the writer of the control segment. Effects on memory are carried out under
 //! it, in order, and messages to the master are sent under it. Replies to clients are sent after it is

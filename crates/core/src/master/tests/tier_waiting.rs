@@ -6,7 +6,7 @@ use tiffin_throttle::Config;
 use std::collections::BTreeMap;
 
 use super::{
-    tier::{TestDisk, get, prefetch},
+    test_disk::{TestDisk, get, prefetch},
     *,
 };
 use crate::message::{
