@@ -217,6 +217,16 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
+    /// Mutants that the tests of `master` must notice: simulated clusters have one master, no drain jobs and no
+    /// puts that replace one generation only.
+    OF_MASTERS {
+        /// The master answers after a write of its state that began before it decided.
+        AnswerDeposed: "an answer is confirmed after it was decided";
+        /// The master lets an object without pins replace one that was pinned meanwhile.
+        ReplacePinned: "a put that replaces one generation has its pins";
+        /// The master does not send a drain job again to a node that returns without it.
+        ForgetDrains: "a node that returns is drained again";
+    }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {
         /// The master delivers a sample to a second consumer of a group while the first has it.
