@@ -124,16 +124,7 @@ impl Cluster {
     /// Adds a node, which joins.
     pub(super) fn add_node(&mut self, capacity: u64, change: impl Fn(&mut NodeConfig)) {
         let segment = self.nodes.len() as u64 + 1;
-        let mut config = NodeConfig {
-            segment: SegmentId(segment),
-            capacity,
-            slot_count: 64,
-            heap_bytes: 1 << 16,
-            chunk_bytes: 1 << 16,
-            chunks_free: 2,
-            extents_max: crate::EXTENTS_MAX,
-            sabotage: Sabotage::None,
-        };
+        let mut config = node_config(segment, capacity);
         change(&mut config);
         self.nodes.push(Node::new(config));
         self.links.push(ConnId(0));
@@ -371,6 +362,19 @@ impl Cluster {
             None => None,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
+    NodeConfig {
+        segment: SegmentId(segment),
+        capacity,
+        slot_count: 64,
+        heap_bytes: 1 << 16,
+        chunk_bytes: 1 << 16,
+        chunks_free: 2,
+        extents_max: crate::EXTENTS_MAX,
+        sabotage: Sabotage::None,
     }
 }
 
