@@ -38,6 +38,8 @@ tiffin_sabotage::variants! {
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.
         LoseThePool: "a memory pool outlives its process";
+        /// The master takes a memory pool for lost when another node listens on its address.
+        ReplaceThePool: "a memory pool stays when its address is used again";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.

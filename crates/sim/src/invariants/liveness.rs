@@ -79,6 +79,9 @@ impl World {
             }
         }
         for node in 0..self.nodes.len() {
+            if self.nodes.get(node).is_some_and(|it| it.left_pool.is_some()) {
+                self.crash_node(node, 20);
+            }
             let Some(disk) = self.disk(node) else { continue };
             (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.lose_completions) =
                 (0, 0, 0, 0);

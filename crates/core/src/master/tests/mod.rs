@@ -8,6 +8,7 @@ mod drops;
 mod lifetimes;
 mod lost_answers;
 mod offers;
+mod pools;
 mod publish;
 mod repair;
 mod restart;
