@@ -219,8 +219,8 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Mutants that the tests of `master` must notice: simulated clusters have one master, no drain jobs and no
-    /// puts that replace one generation only.
+    /// Mutants that the tests of `master` must notice: simulated clusters have one master, no drain jobs and
+    /// no puts that replace one generation only.
     OF_MASTERS {
         /// The master answers after a write of its state that began before it decided.
         AnswerDeposed: "an answer is confirmed after it was decided";

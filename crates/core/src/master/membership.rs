@@ -89,6 +89,9 @@ impl Membership {
             o.unreported.insert(node);
         }
         for ended in predecessors(o, node) {
+            let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
+            // If it is found after all, on another machine of that name, it starts empty.
+            pool.into_iter().for_each(|it| o.cx.members.forget(it));
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));

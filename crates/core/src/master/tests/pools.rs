@@ -66,6 +66,13 @@ fn pool_of_an_earlier_boot_is_lost() {
     cluster.link_at(1, "h/boot2", true);
     assert!(!cluster.has("kept"));
     assert_eq!(cluster.master.stat().nodes.len(), 1);
+    // It was another machine of that name, and a later master finds the pool.
+    cluster.restart_alone(6);
+    cluster.link_at(1, "h/boot2", true);
+    cluster.unlink(1);
+    cluster.link_at(0, "h/boot1", true);
+    assert!(!cluster.has("kept") && !cluster.has("deleted"));
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
 }
 
 #[cfg(feature = "sabotage")]
