@@ -369,6 +369,12 @@ impl Node {
         self.slots.withheld()
     }
 
+    /// See [`NodeConfig::restores`].
+    #[must_use]
+    pub fn restores(&self) -> bool {
+        self.config.restores
+    }
+
     /// Every range of the tables that has records or names; see [`Effect::Back`].
     pub fn backed(&self) -> impl Iterator<Item = TableRange> + '_ {
         self.slots.backed()

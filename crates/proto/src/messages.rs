@@ -206,7 +206,7 @@ message! {
     Backlog { 1 => refs, 2 => bytes, 3 => limits }
 
     Saved { 1 => epoch, 2 => members, 3 => policies, 4 => forgotten }
-    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed }
+    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed, 7 => outlives }
     SavedPolicy { 1 => namespace, 2 => policy }
     Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
 }

@@ -106,6 +106,7 @@ mod tests {
             host: "host/1".into(),
             beside: (segment % 2 == 0).then_some(SegmentId(segment + 1)),
             tcp: "host:7402".into(),
+            outlives: segment % 3 == 0,
             owed: vec![7; 24],
         };
         let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };

@@ -47,6 +47,8 @@ points! {
     PoolHasRetired,
     /// There are prepared objects in it.
     PoolHasPrepared,
+    /// A node does not find its memory, and begins with other memory.
+    PoolNotFound,
     /// A client listed views to a node that adopted its memory.
     PoolViewsListed,
     /// A fault: a node is stopped, then continued.

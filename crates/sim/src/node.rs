@@ -65,6 +65,10 @@ pub(crate) struct NodeShell {
     pub(crate) disk: Option<Box<DiskShell>>,
     /// The node's memory pool, which the next process adopts.
     pub(crate) keeps_pool: bool,
+    /// Its memory pool, while its process runs on other memory because it did not find the pool.
+    pub(crate) left_pool: Option<SegmentId>,
+    /// Its name.
+    name: String,
 }
 
 impl NodeShell {
@@ -79,14 +83,24 @@ impl NodeShell {
             barred_until: 0,
             disk: None,
             keeps_pool: false,
+            left_pool: None,
+            name: String::new(),
         }
+    }
+
+    /// The memory that the next process finds, if there is any.
+    fn found(&self) -> Option<SegmentId> {
+        self.left_pool.or(self.keeps_pool.then_some(self.segment))
     }
 }
 
 impl World {
     /// A node starts, on its memory pool or with a new and empty segment.
     pub(crate) fn start_node(&mut self, node: usize) {
-        let adopted = self.nodes.get(node).filter(|it| it.keeps_pool).map(|it| it.segment);
+        let found = self.nodes.get(node).and_then(NodeShell::found);
+        let strays = found.is_some() && self.phase == Phase::Faults && self.plan.stray_percent > 0;
+        let left_pool = found.filter(|_| strays && self.rng.percent(self.plan.stray_percent));
+        let adopted = found.filter(|_| left_pool.is_none());
         let segment = adopted.unwrap_or_else(|| SegmentId(self.rng.any()));
         let config = NodeConfig {
             segment,
@@ -103,11 +117,19 @@ impl World {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
-        *shell = NodeShell { core: Some(core), incarnation, segment, disk, ..NodeShell::absent() };
+        // A process that did not find its memory has the name and address of the one before.
+        let name = if left_pool.is_some() { shell.name.clone() } else { node_name(node, incarnation) };
+        self.oracle.node_starts(segment, &name);
+        let core = Some(core);
+        *shell = NodeShell { core, incarnation, segment, disk, left_pool, name, ..NodeShell::absent() };
         if adopted.is_none() {
             self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
         }
-        self.oracle.node_starts(segment, &node_name(node, incarnation));
+        if left_pool.is_some() {
+            self.coverage.hit(Point::PoolNotFound);
+            let ends = self.now + self.rng.delay(100, 900);
+            self.at(ends, Event::StrayEnds(node, incarnation));
+        }
         self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
         self.drain_node(node);
         self.node_at(0, node, NodeEvent::Link);
@@ -149,7 +171,9 @@ impl World {
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
         shell.core = None;
         let (segment, link) = (shell.segment, shell.link.take());
-        shell.keeps_pool = self.plan.has_pool(node) && !self.rng.percent(self.plan.pool_loss_percent);
+        shell.keeps_pool = self.plan.has_pool(node)
+            && shell.left_pool.is_none()
+            && !self.rng.percent(self.plan.pool_loss_percent);
         if let Some(memory) = self.memories.get_mut(&segment) {
             (memory.alive, memory.runs) = (shell.keeps_pool, false);
             if shell.keeps_pool {
@@ -202,10 +226,10 @@ impl World {
         match incoming {
             Incoming::Reply(_, Reply::Welcome(_)) => {
                 shell.linked = true;
-                let name = node_name(node, shell.incarnation);
-                let host = format!("host{node}");
-                let outlives = self.plan.has_pool(node);
-                let info = NodeInfo { segment: shell.segment, name, host, outlives, ..NodeInfo::default() };
+                let (segment, name) = (shell.segment, shell.name.clone());
+                let (host, tcp) = (format!("host{node}"), format!("host{node}:7500"));
+                let outlives = self.plan.has_pool(node) && shell.left_pool.is_none();
+                let info = NodeInfo { segment, name, host, tcp, outlives, ..NodeInfo::default() };
                 self.node_handles(node, CoreEvent::Linked(info));
             }
             Incoming::Reply(id, reply) => {
@@ -488,12 +512,15 @@ impl World {
             let has_any = is_used(it.segment) || !it.log.appending.is_empty();
             self.oracle.knows(it.segment) || !has_any
         });
-        let mut nodes = self.nodes.iter().filter(|it| it.core.is_some() || it.keeps_pool);
-        of_disks && nodes.all(|it| self.oracle.knows(it.segment) || !is_used(it.segment))
+        let nodes = self.nodes.iter().filter(|it| it.core.is_some() || it.keeps_pool);
+        let left = self.nodes.iter().filter_map(|it| it.left_pool);
+        let mut nodes = nodes.map(|it| it.segment).chain(left);
+        of_disks && nodes.all(|it| self.oracle.knows(it) || !is_used(it))
     }
 }
 
-/// Unique for each process of each node, so that the master's notices can be distinguished.
+/// Unique for each process of each node, so that the master's notices can be distinguished. One that does not
+/// find its memory has the name of the process before.
 pub(crate) fn node_name(node: usize, incarnation: u32) -> String {
     format!("n{node}.{incarnation}")
 }

@@ -197,7 +197,7 @@ pub(crate) struct Oracle {
     pub(crate) undecided: BTreeSet<(SegmentId, SlotRef)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     pub(crate) cause: Cause,
-    node_names: BTreeMap<String, SegmentId>,
+    node_names: BTreeMap<String, Vec<SegmentId>>,
     /// Nodes that the master has registered, and not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
     /// Lost nodes, and whether the master knew their objects.
@@ -299,11 +299,15 @@ impl Oracle {
     }
 
     pub(crate) fn node_starts(&mut self, segment: SegmentId, name: &str) {
-        self.node_names.insert(name.to_owned(), segment);
+        let named = self.node_names.entry(name.to_owned()).or_default();
+        if !named.contains(&segment) {
+            named.push(segment);
+        }
     }
 
-    pub(crate) fn segment_of(&self, node: &str) -> Option<SegmentId> {
-        self.node_names.get(node).copied()
+    /// The segments of that name, the oldest first.
+    pub(crate) fn segments_of(&self, node: &str) -> &[SegmentId] {
+        self.node_names.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// Whether this epoch knows what a node holds, or ignores it.
@@ -479,24 +483,21 @@ impl Oracle {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
-            Effect::Notice(Notice::NodeReady(name)) => {
-                if let Some(segment) = self.node_names.get(name) {
-                    self.lost.remove(segment);
-                    self.joined.insert(*segment);
+            Effect::Notice(Notice::NodeReady(_)) => {
+                if let Some(segment) = segment {
+                    self.lost.remove(&segment);
+                    self.joined.insert(segment);
                 }
             }
-            Effect::Notice(Notice::NodeAbsent { node, .. }) => {
-                if let Some(segment) = self.node_names.get(node).copied() {
-                    self.gives_up(segment);
-                }
+            Effect::Notice(Notice::NodeAbsent { .. }) => {
+                segment.into_iter().for_each(|it| self.gives_up(it));
             }
-            Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
-                if let Some(segment) = self.node_names.get(name) {
-                    self.roster.remove(segment);
-                    self.joined.remove(segment);
+            Effect::Notice(Notice::NodeLost(..) | Notice::NodeLeft(..)) => {
+                if let Some(segment) = segment {
+                    self.roster.remove(&segment);
+                    self.joined.remove(&segment);
                     // If it returns, it starts empty.
-                    self.lost.insert(*segment, true);
-                    let segment = *segment;
+                    self.lost.insert(segment, true);
                     self.tier.lost(segment);
                 }
             }

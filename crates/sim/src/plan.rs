@@ -79,6 +79,8 @@ pub(crate) struct Plan {
     pub(crate) pools: usize,
     /// Percentage of crashes of these nodes that lose the memory all the same.
     pub(crate) pool_loss_percent: u64,
+    /// Percentage of starts of these nodes that do not find the memory, and begin with other memory.
+    pub(crate) stray_percent: u64,
     /// The most copies that a put asks for.
     pub(crate) copies_max: u64,
     /// Memory for records and names is short.
@@ -184,6 +186,14 @@ impl Plan {
             (self.fault_gap, self.pool_loss_percent) = (self.fault_gap.min(60), 0);
             (self.view_percent, self.sharing_percent) = (self.view_percent.max(30), 100);
             self.away_ms_max = *rng.pick(&[400, 2000]).unwrap_or(&400);
+        }
+    }
+
+    /// In some of these worlds a node is started so that it does not find its memory, and later so that it
+    /// does.
+    pub(crate) fn draw_strays(&mut self, rng: &mut Rng) {
+        if self.pools > 0 && rng.percent(40) {
+            self.stray_percent = *rng.pick(&[20, 60]).unwrap_or(&20);
         }
     }
 
@@ -332,6 +342,7 @@ impl Plan {
             regress_percent: 0,
             pools: 0,
             pool_loss_percent: 0,
+            stray_percent: 0,
             copies_max: 2,
             has_little_metadata: false,
             has_many_copies: false,

@@ -3,7 +3,7 @@
 //! The parties are the production state machines; this crate is their shell. **Invariant:** every event goes
 //! through the queue, which is processed in order: the same seed gives the same run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::master::{Master, Saved};
 use tiffin_sim_runner::Rng;
@@ -72,6 +72,8 @@ pub(crate) enum Event {
     /// The state of this process of the master is saved.
     MasterSaved(u64),
     NodeStarts(usize),
+    /// This process of a node, which did not find its memory, ends.
+    StrayEnds(usize, u32),
     /// The kernel tells this incarnation of the master that the process behind a connection has ended.
     NodeEnded(u64, ConnId),
     ClientStarts(usize),
@@ -167,6 +169,8 @@ pub(crate) struct World {
     pub(crate) registered: BTreeMap<SegmentId, ConnId>,
     pub(crate) nodes: Vec<NodeShell>,
     pub(crate) memories: BTreeMap<SegmentId, Memory>,
+    /// The master's members after the last event, where two may have one name.
+    pub(crate) members: BTreeSet<SegmentId>,
     pub(crate) clients: Vec<Client>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
     pub(crate) next_conn: u64,
@@ -197,6 +201,7 @@ impl World {
         plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
         plan.draw_copies(&mut Rng::new((!seed).rotate_left(16)));
         plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
+        plan.draw_strays(&mut Rng::new(seed.rotate_left(8)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -217,6 +222,7 @@ impl World {
             registered: BTreeMap::new(),
             nodes: Vec::new(),
             memories: BTreeMap::new(),
+            members: BTreeSet::new(),
             clients: Vec::new(),
             conns: BTreeMap::new(),
             next_conn: 0,
@@ -334,6 +340,11 @@ impl World {
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
+            Event::StrayEnds(node, incarnation) => {
+                if incarnation == self.incarnation(Party::Node(node)) && self.phase == Phase::Faults {
+                    self.crash_node(node, 20);
+                }
+            }
             Event::NodeEnded(incarnation, conn) => {
                 if incarnation == self.master_incarnation {
                     self.node_ended(conn);

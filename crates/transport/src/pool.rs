@@ -200,14 +200,24 @@ impl Pool {
 
     /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
     pub fn discard(&self) -> io::Result<()> {
-        // Without the control segment there is no pool, whatever happens to the rest.
-        for name in [CONTROL, DATA, CLAIMS, LOCK] {
-            match std::fs::remove_file(self.folder.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        self.disown()?;
+        for name in [DATA, CLAIMS, LOCK] {
+            self.remove(name)?;
         }
         std::fs::remove_dir(&self.folder)
+    }
+
+    /// From now on no process can adopt it. Without the control segment there is no pool, whatever happens to
+    /// the rest. This process still has the lock.
+    pub fn disown(&self) -> io::Result<()> {
+        self.remove(CONTROL)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The sizes of the segment that is there. `None` if there is none, or its creation was cut off.

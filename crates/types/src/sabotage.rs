@@ -42,6 +42,8 @@ tiffin_sabotage::variants! {
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.
         LoseThePool: "a memory pool outlives its process";
+        /// The master takes a memory pool for lost when another node listens on its address.
+        ReplaceThePool: "a memory pool stays when its address is used again";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.
@@ -220,6 +222,16 @@ tiffin_sabotage::variants! {
     OF_DISKS {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
+    }
+    /// Mutants that the tests of `master` must notice: simulated clusters have one master, no drain jobs and
+    /// no puts that replace one generation only.
+    OF_MASTERS {
+        /// The master answers after a write of its state that began before it decided.
+        AnswerDeposed: "an answer is confirmed after it was decided";
+        /// The master lets an object without pins replace one that was pinned meanwhile.
+        ReplacePinned: "a put that replaces one generation has its pins";
+        /// The master does not send a drain job again to a node that returns without it.
+        ForgetDrains: "a node that returns is drained again";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

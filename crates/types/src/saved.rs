@@ -43,6 +43,8 @@ pub struct SavedMember {
     pub beside: Option<SegmentId>,
     /// Its address for other hosts; empty if it has none.
     pub tcp: String,
+    /// Its memory outlives its process.
+    pub outlives: bool,
     /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, little-endian.
     pub owed: Vec<u8>,
 }
@@ -51,9 +53,10 @@ impl SavedMember {
     /// A member without pending retires.
     #[must_use]
     pub fn of(info: &NodeInfo) -> Self {
-        let NodeInfo { segment, name, host, beside, tcp, .. } = info;
+        let NodeInfo { segment, name, host, beside, tcp, outlives, .. } = info;
         let (name, host, tcp) = (name.clone(), host.clone(), tcp.clone());
-        Self { segment: *segment, name, host, beside: *beside, tcp, owed: Vec::new() }
+        let owed = Vec::new();
+        Self { segment: *segment, name, host, beside: *beside, tcp, outlives: *outlives, owed }
     }
 
     /// With these pending retires.
@@ -71,8 +74,8 @@ impl SavedMember {
     /// What is known of it before it registers.
     #[must_use]
     pub fn info(self) -> NodeInfo {
-        let Self { segment, name, host, beside, tcp, owed: _ } = self;
-        NodeInfo { segment, name, host, beside, tcp, ..NodeInfo::default() }
+        let Self { segment, name, host, beside, tcp, outlives, owed: _ } = self;
+        NodeInfo { segment, name, host, beside, tcp, outlives, ..NodeInfo::default() }
     }
 }
 

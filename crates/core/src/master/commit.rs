@@ -160,7 +160,8 @@ impl Objects {
     }
 
     /// For a put that replaces only one generation: the generation of the object that it must not replace,
-    /// or zero if there is no object. `None` if the put may proceed.
+    /// or zero if there is no object. `None` if the put may proceed. That generation is the expected one if
+    /// the object is a sample, or has other pins than the put.
     pub(super) fn not_replaceable(
         &self,
         namespace: NamespaceIndex,
@@ -172,8 +173,11 @@ impl Objects {
         let Some(object) = index.and_then(|index| self.cx.catalog.get(index)) else {
             return Some(Generation::default());
         };
-        let is_it =
-            object.generation() == expected && object.attributes().is_none_or(|it| it.sample.is_none());
+        // A pin that was set or ended after the writer looked must not be lost, or come back.
+        let none = Attributes::default();
+        let (has, wanted) = (object.attributes().unwrap_or(&none), Attributes::of(options));
+        let has_pins = has.pins == wanted.pins || sabotaged!(self.cx.config.sabotage, ReplacePinned);
+        let is_it = object.generation() == expected && has.sample.is_none() && has_pins;
         (!is_it).then(|| object.generation())
     }
 

@@ -89,6 +89,9 @@ impl Membership {
             o.unreported.insert(node);
         }
         for ended in predecessors(o, node) {
+            let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
+            // If it is found after all, on another machine of that name, it starts empty.
+            pool.into_iter().for_each(|it| o.cx.members.forget(it));
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
@@ -153,7 +156,8 @@ impl Membership {
 }
 
 /// The members that a node replaces. It listens on their address, so their processes have ended, and their
-/// memory with them.
+/// memory with them. A memory pool stays until its machine boots again: another node may have the address
+/// while the pool waits for its own.
 fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let machine = |it: &NodeInfo| it.host.split('/').next().unwrap_or_default().to_owned();
     let Some(new) = o.cx.members.get(node).filter(|it| !it.is_disk() && !it.info.tcp.is_empty()) else {
@@ -162,8 +166,10 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let is_same = |it: &NodeInfo| {
         (&it.name, &it.tcp, machine(it)) == (&new.info.name, &new.info.tcp, machine(&new.info))
     };
+    let loses_pools = sabotaged!(o.cx.config.sabotage, ReplaceThePool);
+    let stays = |it: &NodeInfo| it.outlives && it.host == new.info.host && !loses_pools;
     let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
-    others.filter(|(_, it)| is_same(&it.info)).map(|(at, _)| at).collect()
+    others.filter(|(_, it)| is_same(&it.info) && !stays(&it.info)).map(|(at, _)| at).collect()
 }
 
 fn is_of_this_master(o: &Objects, register: &Register) -> bool {

@@ -654,7 +654,11 @@ impl Master {
         let o = &mut self.objects;
         let reply = match (request, node) {
             (MemberToMaster::Register(register), _) => return self.register(conn, id, *register),
-            (MemberToMaster::Announce(announce), Some(node)) => membership::announce(o, node, announce),
+            (MemberToMaster::Announce(announce), Some(node)) => {
+                let reply = membership::announce(o, node, announce);
+                o.cx.reply(conn, id, reply);
+                return self.drains.joined(&mut o.cx, node);
+            }
             (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
                 let Some(decide) = self.park_decide(conn, id, node, decide) else { return };

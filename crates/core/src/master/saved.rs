@@ -110,7 +110,7 @@ impl Context {
     /// Emits an effect once that version is synced.
     pub(super) fn when_saved(&mut self, version: u64, effect: Effect) {
         if version <= self.saving.synced || !self.config.durable {
-            return self.effects.push_back(effect);
+            return self.reply_confirmed(effect);
         }
         self.saving.held.push_back((version, Held::Effect(effect)));
     }
@@ -122,8 +122,12 @@ impl Context {
         self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
-    /// Answers once what was to be saved before is synced.
+    /// Answers once what was to be saved before is synced. With several masters that write may have begun
+    /// before this answer was decided, and confirms nothing: another one does.
     pub(super) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        if self.config.confirms && !sabotaged!(self.config.sabotage, AnswerDeposed) {
+            return self.reply_when_saved(conn, id, reply);
+        }
         self.when_saved(self.saving.version, Effect::Reply(conn, id, reply));
     }
 

@@ -531,8 +531,10 @@ impl Shared {
 
     /// Replaces the core after a member has served a later epoch; see [`tasks`].
     fn replace_core(&self, saved: Saved) {
-        self.swap_core(saved, true);
-        tracing::warn!(epoch = self.epoch(), "the master goes on with a greater epoch");
+        let epoch = saved.epoch;
+        if self.swap_core(saved, true) {
+            tracing::warn!(epoch, "the master goes on with a greater epoch");
+        }
     }
 
     /// This master leads now, with what the last leader has saved.
@@ -547,10 +549,14 @@ impl Shared {
         ledgers.into_values().for_each(|it| it.close());
     }
 
-    fn swap_core(&self, saved: Saved, leads: bool) {
+    /// `false` if it should lead, and has stepped down meanwhile: then nothing changes.
+    fn swap_core(&self, saved: Saved, leads: bool) -> bool {
         let conns = {
             let mut state = self.lock();
             let epoch = saved.epoch;
+            if leads && self.ha().is_some_and(|it| !it.leads_in(epoch)) {
+                return false;
+            }
             let now = self.now();
             state.core = Master::recover_at(now, CoreConfig { epoch, ..self.config }, saved);
             (state.unsaved, state.restart, state.unconfirmed, state.leads) = (None, None, None, leads);
@@ -561,6 +567,7 @@ impl Shared {
             std::mem::take(&mut state.conns)
         };
         conns.into_values().for_each(Conn::close);
+        true
     }
 
     fn drain(

@@ -338,8 +338,10 @@ impl NodeServer {
         // valid.
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
+        // After the goodbye they are answered without its memory, too, which must not be adopted any more.
         if let Some(master) = master
             && !keeps
+            && pool::disown(&self.shared.memory)
             && master.request(LEAVING, RequestRef::Goodbye).is_ok()
         {
             // The master answers by closing the link. If it does not, it notices when the node closes.

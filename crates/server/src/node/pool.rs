@@ -98,6 +98,17 @@ pub(super) fn discard(memory: &NodeMemory) {
     }
 }
 
+/// From now on no process can adopt the memory. `false` if that failed.
+pub(super) fn disown(memory: &NodeMemory) -> bool {
+    let Some(pool) = memory.pool() else { return true };
+    let disowned = pool.disown();
+    if let Err(error) = &disowned {
+        let hint = "remove the folder, then declare the node lost with `tiffin node forget`";
+        tracing::warn!(path = %pool.folder().display(), %error, hint, "the memory pool is not removed");
+    }
+    disowned.is_ok()
+}
+
 /// Tells the core which earlier clients do not map the memory any more, until it knows of all.
 pub(super) async fn watch(shared: Weak<Shared>) {
     loop {

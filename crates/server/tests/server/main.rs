@@ -9,5 +9,6 @@ mod ha;
 mod hostile;
 mod lanes;
 mod pages;
+mod pools;
 mod starts;
 mod support;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use tiffin_core::master::{Effect, Master};
 use tiffin_types::{
-    ClientId, ConnId, Generation, RequestId, Tick,
+    ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
     message::{
         Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
         Reserved, Resolve, ResolveOutcome,
@@ -249,8 +249,8 @@ impl Oracle {
 impl World {
     /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
     /// restores them.
-    pub(crate) fn leases_end_with(&mut self, node: &str) {
-        let (Some(lost), Some(master)) = (self.oracle.segment_of(node), &self.master) else { return };
+    pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
+        let Some(master) = &self.master else { return };
         let places = self.oracle.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
         let is_gone = |generation: &Generation| {
             let name = self.oracle.objects.get(generation).map(|it| it.name);

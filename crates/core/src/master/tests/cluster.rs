@@ -105,17 +105,7 @@ impl Cluster {
     /// Adds a node, which joins.
     pub(in crate::master) fn add_node(&mut self, capacity: u64, change: impl Fn(&mut NodeConfig)) {
         let segment = self.nodes.len() as u64 + 1;
-        let mut config = NodeConfig {
-            segment: SegmentId(segment),
-            capacity,
-            slot_count: 64,
-            heap_bytes: 1 << 16,
-            chunk_bytes: 1 << 16,
-            chunks_free: 2,
-            restores: false,
-            extents_max: crate::EXTENTS_MAX,
-            sabotage: Sabotage::None,
-        };
+        let mut config = node_config(segment, capacity);
         change(&mut config);
         self.nodes.push(Node::new(config));
         self.links.push(ConnId(0));
@@ -378,4 +368,19 @@ pub(in crate::master) fn twice() -> PutOptions {
 
 pub(in crate::master) fn generation(counter: u64) -> Generation {
     Generation { epoch: 5, counter }
+}
+
+/// The sizes of a node of the tests.
+pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
+    NodeConfig {
+        segment: SegmentId(segment),
+        capacity,
+        slot_count: 64,
+        heap_bytes: 1 << 16,
+        chunk_bytes: 1 << 16,
+        chunks_free: 2,
+        restores: false,
+        extents_max: crate::EXTENTS_MAX,
+        sabotage: Sabotage::None,
+    }
 }

@@ -2,12 +2,14 @@
 
 mod absent;
 mod cluster;
+mod conditional;
 mod confirmed;
 mod drain;
 mod drops;
 mod lifetimes;
 mod lost_answers;
 mod offers;
+mod pools;
 mod publish;
 mod repair;
 mod restart;
