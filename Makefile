@@ -73,7 +73,12 @@ conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.v
 clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (several gigabytes)
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
-	$(if $(TORCH),.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge)
+ifdef TORCH
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni
+	.venv-torch/bin/pip install -q --disable-pip-version-check cloudpickle msgspec pyzmq tensordict
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients_torch.py
+endif
 
 docs-mooncake: .venv-test/wheels ## Write the tables of docs/mooncake-compat.md from the installed wheels
 	.venv-test/bin/python python-mooncake/support.py
