@@ -64,15 +64,21 @@ check-wheel: .venv-test/wheels # The wheels can be built, and installed where th
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
 
-conformance: .venv-test/wheels $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences
+CONFORMANCE_VENV = $(if $(TORCH),.venv-torch,.venv-test)
+conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences; TORCH=1 adds tensors (several gigabytes)
 	$(if $(PEER),@bash bench/peer-needs.sh)
-	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy)
-	.venv-test/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
+	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy $(if $(TORCH),safetensors torch))
+	$(CONFORMANCE_VENV)/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
 
 clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (several gigabytes)
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
-	$(if $(TORCH),.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge)
+ifdef TORCH
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni
+	.venv-torch/bin/pip install -q --disable-pip-version-check cloudpickle msgspec pyzmq tensordict
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients_torch.py
+endif
 
 docs-mooncake: .venv-test/wheels ## Write the tables of docs/mooncake-compat.md from the installed wheels
 	.venv-test/bin/python python-mooncake/support.py

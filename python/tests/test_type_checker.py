@@ -1,5 +1,6 @@
 """Type checkers: no errors in the installed packages, and the right errors in code of users."""
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -100,6 +101,15 @@ def check(folder, *arguments):
 @pytest.mark.parametrize("package", ["tiffin", "mooncake"])
 def test_installed_package_has_no_errors(tmp_path, package):
     assert check(tmp_path, "-p", package) == ""
+
+
+def test_packages_have_no_errors_without_optional_ones(tmp_path):
+    """Checked as if nothing else were installed: neither numpy, nor torch, nor msgpack."""
+    for package in ("tiffin", "mooncake"):
+        found = importlib.util.find_spec(package)
+        assert found is not None and found.origin is not None
+        (tmp_path / package).symlink_to(pathlib.Path(found.origin).parent)
+    assert check(tmp_path, "--no-site-packages", "-p", "tiffin", "-p", "mooncake") == ""
 
 
 def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):

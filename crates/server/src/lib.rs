@@ -37,7 +37,7 @@ pub use listen::CONNECTIONS_MAX;
 pub use master::MasterServer;
 pub use node::NodeServer;
 pub use tenants::TenantFileError;
-pub use tiffin_rpc::{Address, ListenError, host};
+pub use tiffin_rpc::{Address, ListenError, Masters, host};
 pub use tiffin_transport::Limit;
 pub use tiffin_transport::segment::{Fit, SegmentError};
 pub use up::{Embedded, Up};

@@ -150,7 +150,7 @@ impl MooncakeDistributedStore {
     ///     `BufferHandle` objects share
     /// :param protocol: "tcp", or "rpc_only" for a client that moves no bytes
     /// :param rdma_devices: has no effect
-    /// :param master_server_addr: host:port of the master
+    /// :param master_server_addr: host:port of the master, or "etcd://host:2379" to find it in etcd
     /// :param engine: has no effect
     /// :param enable_ssd_offload: whether the segment has a disk, for objects that do not fit its memory
     /// :param ssd_offload_path: a directory on that disk, which ranks may share; default:

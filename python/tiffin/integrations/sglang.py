@@ -168,7 +168,7 @@ def _prefix(config: Any, tag: str) -> str:
 
 
 def _first_page(pool: Any) -> Any:
-    import numpy
+    import numpy  # type: ignore[import-not-found, unused-ignore]
 
     return numpy.arange(getattr(pool, "page_size", 1))
 

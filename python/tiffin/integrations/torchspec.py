@@ -34,7 +34,7 @@ class EagleStore:
 
     def put(self, base: str, tensors: Mapping[str, Any]) -> list[str]:
         """Store a sample's tensors in one batch, directly from their memory, and return their keys."""
-        import numpy as np
+        import numpy as np  # type: ignore[import-not-found, unused-ignore]
 
         arrays = {_key(base, name): np.ascontiguousarray(array) for name, array in tensors.items()}
         keys, pointers = list(arrays), [array.ctypes.data for array in arrays.values()]
@@ -55,7 +55,7 @@ class EagleStore:
 
     def get(self, base: str, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:
         """Read a sample's tensors in one batch into fresh memory."""
-        import numpy as np
+        import numpy as np  # type: ignore[import-not-found, unused-ignore]
 
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
         keys = [_key(base, name) for name in arrays]
