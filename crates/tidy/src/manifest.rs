@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 24] = [
+pub const DIRECTION: [(&str, &[&str]); 26] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-sim-runner", &[]),
@@ -11,7 +11,9 @@ pub const DIRECTION: [(&str, &[&str]); 24] = [
     ("tiffin-types", &["tiffin-sabotage"]),
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
-    ("tiffin-transport", &[]),
+    ("tiffin-gpu", &[]),
+    ("tiffin-gpu-standin", &[]),
+    ("tiffin-transport", &["tiffin-gpu"]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
     ("tiffin-etcd", &[]),

@@ -14,6 +14,13 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
     // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
+    // Calls the CUDA driver, whose functions it finds at run time.
+    "crates/gpu/src/driver.rs",
+    "crates/gpu/src/ffi.rs",
+    "crates/gpu/src/transfer.rs",
+    "crates/gpu/tests/",
+    // Implements the functions of the driver, for tests.
+    "crates/gpu-standin/",
     // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
@@ -36,6 +43,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
+    // Gives mapped and device memory to the CUDA driver, and waits until it is done.
+    "crates/transport/src/device.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",

@@ -23,7 +23,7 @@ use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
-use crate::lock;
+use crate::{device, lock};
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
@@ -142,7 +142,8 @@ impl NodeMemory {
         pool.check_space(absent)?;
         let [control_file, data_file, claims_file] = pool.files(&geometry)?;
         let map = |file: &OwnedFd, bytes| {
-            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+            let map = map.and_then(|it| it.for_devices(file.as_fd())).map(Arc::new);
             map.map_err(|source| SegmentError::System { what: "mapping a memory pool", source })
         };
         let control = map(&control_file, geometry.control_bytes())?;
@@ -209,7 +210,7 @@ impl NodeMemory {
     }
 
     /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
-    /// later access allocates the pages again.
+    /// later access allocates the pages again. Pages stay while a process has registered some with a device.
     pub fn return_pages(&self, extent: Extent) {
         let page = page_size() as u64;
         let start = extent.offset.next_multiple_of(page);
@@ -218,9 +219,11 @@ impl NodeMemory {
             return;
         }
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = fallocate(&self.data_file, how, start, end - start) {
-            tracing::debug!(%error, "memory is not given back");
-        }
+        device::unless_registered(self.data_file.as_fd(), || {
+            if let Err(error) = fallocate(&self.data_file, how, start, end - start) {
+                tracing::debug!(%error, "memory is not given back");
+            }
+        });
     }
 
     /// The sizes and the id.
@@ -321,7 +324,8 @@ fn memory_file(name: &'static str, bytes: u64) -> Result<(OwnedFd, Map), Segment
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(name, flags).map_err(io::Error::from).map_err(fail("making a memory file"))?;
     ftruncate(&file, bytes).map_err(io::Error::from).map_err(fail("sizing a memory file"))?;
-    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map_err(fail("mapping a memory file"))?;
+    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+    let map = map.and_then(|it| it.for_devices(file.as_fd())).map_err(fail("mapping a memory file"))?;
     Ok((file, map))
 }
 

@@ -1,0 +1,211 @@
+//! Copies between segments and the memory of devices.
+//!
+//! A device reads and writes the mapped segment itself where that is registered with its driver; other parts
+//! go through pinned memory (see [`tiffin_gpu`]). The protocol of stamps is that of every copy: the slot is
+//! checked before, the transfer completes, and the slot is checked again.
+//!
+//! **Invariant:** a future of this module that is dropped waits for the device first. Copies that have begun
+//! depend on nothing but the device, so that this takes as long as a copy.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant as StdInstant};
+
+use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
+use tiffin_gpu::{DeviceError, Direction, Piece, Place, Populated, Registration, Stage, Transfer};
+
+use crate::buffer::{Buf, SourceBuf, TargetBuf};
+use crate::copy::{copy, copy_raw};
+use crate::{Instant, Outcome, TransferError, lock};
+
+/// How long a thread polls a transfer before it lets other tasks run.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+
+/// A copy between ranges of the same length.
+pub type Pair<'a> = (SourceBuf<'a>, TargetBuf<'a>);
+
+/// The copies of one direction, device and stream.
+struct Group {
+    place: Place,
+    direction: Direction,
+    pieces: Vec<Piece>,
+    /// The lists that they are from.
+    lists: Vec<usize>,
+}
+
+/// Copies lists of pairs, of which some concern devices: one outcome for each list. Host memory is copied by
+/// the processor. A pair of two devices is an error: segments are host memory.
+pub async fn copy_lists(lists: &[Vec<Pair<'_>>], deadline: Instant) -> Vec<Outcome> {
+    let mut outcomes = vec![Ok(()); lists.len()];
+    for group in grouped(lists, &mut outcomes) {
+        let Group { place, direction, pieces, lists } = group;
+        // SAFETY: the ranges are mapped or allocated, as their types promise, for longer than this call.
+        let begun = unsafe { Transfer::new(&place, direction, pieces, copy_raw) };
+        let ended = match begun {
+            Ok(transfer) => run(transfer, deadline).await,
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = ended {
+            lists.iter().for_each(|list| set_error(&mut outcomes, *list, &error));
+        }
+    }
+    outcomes
+}
+
+/// The copies of devices, together where one transfer can do them. Those of host memory are done here.
+fn grouped(lists: &[Vec<Pair<'_>>], outcomes: &mut [Outcome]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (number, list) in lists.iter().enumerate() {
+        for (source, target) in list {
+            let (place, direction) = match (source.place(), target.place()) {
+                (None, None) => {
+                    copy(*source, *target);
+                    continue;
+                }
+                (Some(place), None) => (place, Direction::Save),
+                (None, Some(place)) => (place, Direction::Load),
+                (Some(first), Some(second)) => {
+                    let error = DeviceError::TwoDevices { first: first.device(), second: second.device() };
+                    set_error(outcomes, number, &error.into());
+                    continue;
+                }
+            };
+            let from = source.as_ptr().expose_provenance() as u64;
+            let to = target.as_mut_ptr().expose_provenance() as u64;
+            let (device, host) = if direction == Direction::Save { (from, to) } else { (to, from) };
+            let piece = Piece { device, host, len: source.len() as u64 };
+            let fits = |it: &&mut Group| it.place == *place && it.direction == direction;
+            match groups.iter_mut().rev().find(fits) {
+                Some(group) => {
+                    group.pieces.push(piece);
+                    if group.lists.last() != Some(&number) {
+                        group.lists.push(number);
+                    }
+                }
+                None => {
+                    groups.push(Group { place: *place, direction, pieces: vec![piece], lists: vec![number] });
+                }
+            }
+        }
+    }
+    groups
+}
+
+fn set_error(outcomes: &mut [Outcome], number: usize, error: &TransferError) {
+    if let Some(outcome) = outcomes.get_mut(number).filter(|it| it.is_ok()) {
+        *outcome = Err(error.clone());
+    }
+}
+
+/// Runs a transfer to its end, or until the deadline.
+async fn run(mut transfer: Transfer, deadline: Instant) -> Outcome {
+    loop {
+        let began = StdInstant::now();
+        while began.elapsed() < SPIN_TIME {
+            if transfer.poll()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        if Instant::now() >= deadline {
+            return Err(TransferError::Timeout);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Whether some of the ranges are on a device.
+pub(crate) fn has_device<B: Buf>(bufs: &[B]) -> bool {
+    bufs.iter().any(|it| it.device().is_some())
+}
+
+/// A chunk of pinned memory for bytes that cross a socket. It waits for a free one; the caller has a deadline.
+pub(crate) async fn take_stage(device: u32) -> Result<Stage, TransferError> {
+    loop {
+        if let Some(stage) = Stage::take(device)? {
+            return Ok(stage);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The first `len` bytes of a chunk, to be filled.
+///
+/// # Panics
+/// If the chunk is shorter: chunks of the data socket are never longer than those of pinned memory.
+pub(crate) fn staged_target<'a>(stage: &Stage, len: u64) -> TargetBuf<'a> {
+    assert!(len <= stage.bytes(), "{len} bytes in a chunk of {}", stage.bytes());
+    let start = std::ptr::with_exposed_provenance_mut(stage.start() as usize);
+    let Some(start) = NonNull::new(start) else { return TargetBuf::from(&mut [] as &mut [u8]) };
+    // SAFETY: pinned memory stays mapped until the process ends, and others access it only by opaque copies.
+    unsafe { TargetBuf::new(start, len as usize) }
+}
+
+/// A mapping's registration with the driver, made at the first transfer of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Access {
+    /// The mapped file.
+    file: Option<OwnedFd>,
+    registration: OnceLock<Registration>,
+}
+
+impl Access {
+    /// For a mapping of this file.
+    pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self { file: Some(file.try_clone_to_owned()?), registration: OnceLock::new() })
+    }
+
+    /// A device is about to access the mapping: registers what is not registered yet, in the background.
+    pub(crate) fn prepare(&self, start: u64, len: u64, is_read_only: bool, device: u32) {
+        let Some(file) = &self.file else { return };
+        let registration = self.registration.get_or_init(|| {
+            let pages = Box::new(Pages { file: lock::reopen(file.as_fd(), OFlags::RDONLY).ok() });
+            Registration::new(start, len, is_read_only, pages)
+        });
+        if registration.bytes() < len {
+            registration.extend(device);
+        }
+    }
+
+    /// Unregisters the mapping: called before it is unmapped.
+    pub(crate) fn end(&mut self) {
+        drop(self.registration.take());
+    }
+
+    #[cfg(test)]
+    pub(crate) fn registration(&self) -> Option<&Registration> {
+        self.registration.get()
+    }
+}
+
+/// The pages of a memory file that exist.
+///
+/// A device would keep using a page that the node returns to the system and later allocates anew. So the
+/// owner of a registration holds a shared lock of the file, and the node returns pages only while nobody
+/// does.
+struct Pages {
+    /// An open file description of its own, which owns the lock.
+    file: Option<OwnedFd>,
+}
+
+impl Populated for Pages {
+    fn next(&self, offset: u64) -> Option<(u64, u64)> {
+        let file = self.file.as_ref()?;
+        flock(file, FlockOperation::NonBlockingLockShared).ok()?;
+        // At the end of the file the seek fails.
+        let start = seek(file, SeekFrom::Data(offset)).ok()?;
+        let end = seek(file, SeekFrom::Hole(start)).ok()?;
+        (start < end).then(|| (start, end - start))
+    }
+}
+
+/// Runs `punch`, unless a process has registered pages of the file with a device.
+pub(crate) fn unless_registered(file: BorrowedFd<'_>, punch: impl FnOnce()) {
+    if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        punch();
+        let _unlocked = flock(file, FlockOperation::Unlock);
+    }
+}
