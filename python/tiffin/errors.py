@@ -162,6 +162,10 @@ class NodeDown(Error):
     nodes: list[str]
 
 
+class DeviceError(Error):
+    """A device could not copy the bytes: its memory is not allocated, or a call of the CUDA driver failed."""
+
+
 class Leased(Error):
     """A lease protects the object from removal."""
 

@@ -63,9 +63,20 @@ pub(crate) struct Pinned {
 
 /// Work on a stream.
 pub(crate) enum Work {
-    Copy { target: u64, source: u64, len: u64 },
-    Fill { target: u64, value: u8, len: u64 },
-    Kernel { units: u64, count: u32 },
+    Copy {
+        target: u64,
+        source: u64,
+        len: u64,
+    },
+    Fill {
+        target: u64,
+        value: u8,
+        len: u64,
+    },
+    Kernel {
+        units: u64,
+        count: u32,
+    },
     /// Waits for work of other streams: each up to a number.
     Wait(Vec<(u64, u64)>),
 }

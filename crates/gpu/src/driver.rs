@@ -310,7 +310,12 @@ impl Current<'_> {
     }
 
     /// Pins mapped memory. Returns its address for kernels.
-    pub(crate) fn register(&self, start: u64, len: u64, is_read_only: bool) -> Result<DevicePtr, DeviceError> {
+    pub(crate) fn register(
+        &self,
+        start: u64,
+        len: u64,
+        is_read_only: bool,
+    ) -> Result<DevicePtr, DeviceError> {
         let flags = HOST_PORTABLE | HOST_MAPPED | if is_read_only { HOST_READ_ONLY } else { 0 };
         // SAFETY: the driver checks the range; the owner keeps it mapped until it is unregistered.
         let status = unsafe { (self.driver.functions.register_host)(address(start), len as usize, flags) };
@@ -393,14 +398,21 @@ impl Current<'_> {
     ///
     /// # Safety
     /// The host's side must stay mapped, and both sides must be free to use, until the stream has done it.
-    pub(crate) unsafe fn copy(&self, way: Direction, piece: Piece, stream: Opaque) -> Result<(), DeviceError> {
+    pub(crate) unsafe fn copy(
+        &self,
+        way: Direction,
+        piece: Piece,
+        stream: Opaque,
+    ) -> Result<(), DeviceError> {
         let Piece { device, host, len } = piece;
         let (host, len, stream) = (address(host), len as usize, stream.handle());
         let functions = &self.driver.functions;
         // SAFETY: the caller's contract.
         let (call, status) = unsafe {
             match way {
-                Direction::Load => ("cuMemcpyHtoDAsync", (functions.copy_to_device)(device, host, len, stream)),
+                Direction::Load => {
+                    ("cuMemcpyHtoDAsync", (functions.copy_to_device)(device, host, len, stream))
+                }
                 Direction::Save => ("cuMemcpyDtoHAsync", (functions.copy_to_host)(host, device, len, stream)),
             }
         };

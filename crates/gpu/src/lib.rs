@@ -31,6 +31,8 @@ pub use crate::registered::{PIECES_MAX, Populated, Registration, registered_byte
 pub use crate::settings::{Load, Settings};
 pub use crate::transfer::{HostCopy, Transfer};
 
+use std::time::Duration;
+
 use crate::device::Chunk;
 use crate::driver::{Allocation, DEVICES_MAX, Driver};
 
@@ -109,12 +111,25 @@ pub struct Finder {
 }
 
 impl Finder {
+    /// The device of bytes that are in the allocation found last. The driver is not asked.
+    #[must_use]
+    pub fn known(&self, start: u64, len: u64) -> Option<u32> {
+        let end = start.checked_add(len)?;
+        self.last.filter(|it| it.start <= start && end <= it.end()).map(|it| it.device)
+    }
+
+    /// Start and end of the allocation found last.
+    #[must_use]
+    pub fn last(&self) -> Option<(u64, u64)> {
+        self.last.map(|it| (it.start, it.end()))
+    }
+
     /// The device that has all of these bytes. The driver is not loaded if this process has not.
     pub fn find(&mut self, start: u64, len: u64) -> Result<u32, DeviceError> {
         let not_device = || DeviceError::NotDevice { start, len };
         let end = start.checked_add(len).ok_or_else(not_device)?;
-        if let Some(last) = self.last.filter(|it| it.start <= start && end <= it.end()) {
-            return Ok(last.device);
+        if let Some(device) = self.known(start, len) {
+            return Ok(device);
         }
         let driver = Driver::loaded()?;
         let first = driver.allocation(start)?.ok_or_else(not_device)?;
@@ -143,6 +158,17 @@ impl Finder {
 pub fn find(start: u64, len: u64) -> Result<&'static Place, DeviceError> {
     let device = Finder::default().find(start, len)?;
     Place::legacy(device).ok_or(DeviceError::NotDevice { start, len })
+}
+
+/// Copies a few bytes from a device to new memory, and waits for them at most for `time_max`; `None` if that
+/// passes.
+pub fn read(
+    place: &Place,
+    start: u64,
+    len: usize,
+    time_max: Duration,
+) -> Result<Option<Vec<u8>>, DeviceError> {
+    transfer::read(place, start, len, time_max)
 }
 
 /// A chunk of the pinned ring, for bytes that come from a socket or a disk, or go there.

@@ -11,6 +11,7 @@
 //! neither the device nor this process accesses its memory for it.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use crate::device::{Chunk, Device, GATHER_PARTS, Gather, Lane, UNIT_WORDS, UNITS_MAX};
 use crate::driver::{Current, Driver, Opaque};
@@ -276,6 +277,36 @@ impl Drop for Transfer {
     }
 }
 
+/// See [`crate::read`].
+pub(crate) fn read(
+    place: &Place,
+    start: u64,
+    len: usize,
+    time_max: Duration,
+) -> Result<Option<Vec<u8>>, DeviceError> {
+    /// # Safety
+    /// See [`HostCopy`]. The source is pinned memory, which no other process writes.
+    unsafe fn plain(source: *const u8, target: *mut u8, len: usize) {
+        // SAFETY: the same contract, and the ring and the target do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
+    }
+    let mut bytes = vec![0; len];
+    let host = bytes.as_mut_ptr().expose_provenance() as u64;
+    let piece = Piece { device: start, host, len: len as u64 };
+    // SAFETY: the target lives longer than the transfer. The caller has found the source to be allocated, and
+    // keeps it so.
+    let mut transfer = unsafe { Transfer::new(place, Direction::Save, vec![piece], plain)? };
+    let began = Instant::now();
+    while !transfer.poll()? {
+        if began.elapsed() >= time_max {
+            return Ok(None);
+        }
+        std::thread::yield_now();
+    }
+    drop(transfer);
+    Ok(Some(bytes))
+}
+
 impl Flight {
     /// Gives back what a finished flight has used.
     fn end(self, device: &Device) {
@@ -400,7 +431,9 @@ fn gather_and_copy(
     while !left.is_empty() {
         let part = number % GATHER_PARTS;
         let start = gather.start + part as u64 * gather.part_bytes;
-        let (Some(gathered), Some(copied)) = (gather.gathered.get(part), gather.copied.get(part)) else { break };
+        let (Some(gathered), Some(copied)) = (gather.gathered.get(part), gather.copied.get(part)) else {
+            break;
+        };
         let (units, runs) = next_part(&mut left, start, gather.part_bytes, UNITS_MAX - first);
         if units.is_empty() {
             // The memory for lists is used up: it is free again when the first stream has no work.

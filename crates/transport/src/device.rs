@@ -7,7 +7,6 @@
 //! **Invariant:** a future of this module that is dropped waits for the device first. Copies that have begun
 //! depend on nothing but the device, so that this takes as long as a copy.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -23,6 +22,9 @@ use crate::{Instant, Outcome, TransferError, lock};
 
 /// How long a thread polls a transfer before it lets other tasks run.
 const SPIN_TIME: Duration = Duration::from_micros(50);
+
+/// The deadline of copies whose caller has one.
+const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 
 /// A copy between ranges of the same length.
 pub type Pair<'a> = (SourceBuf<'a>, TargetBuf<'a>);
@@ -142,6 +144,33 @@ pub(crate) fn staged_target<'a>(stage: &Stage, len: u64) -> TargetBuf<'a> {
     let Some(start) = NonNull::new(start) else { return TargetBuf::from(&mut [] as &mut [u8]) };
     // SAFETY: pinned memory stays mapped until the process ends, and others access it only by opaque copies.
     unsafe { TargetBuf::new(start, len as usize) }
+}
+
+/// Copies ranges, of which some are on a device, into one range of host memory. The caller has a deadline.
+pub(crate) async fn gather(sources: &[SourceBuf<'_>], target: TargetBuf<'_>) -> Outcome {
+    let (mut left, mut pairs) = (target, Vec::with_capacity(sources.len()));
+    for source in sources {
+        let (now, later) = left.split_at(source.len());
+        left = later;
+        pairs.push((source.split_at(now.len()).0, now));
+    }
+    copy_list(pairs).await
+}
+
+/// Copies a range of host memory into ranges, of which some are on a device. The caller has a deadline.
+pub async fn scatter(source: SourceBuf<'_>, targets: &[TargetBuf<'_>]) -> Outcome {
+    let (mut left, mut pairs) = (source, Vec::with_capacity(targets.len()));
+    for target in targets {
+        let (now, later) = left.split_at(target.len());
+        left = later;
+        pairs.push((now, target.split_at(now.len()).0));
+    }
+    copy_list(pairs).await
+}
+
+async fn copy_list(pairs: Vec<Pair<'_>>) -> Outcome {
+    let deadline = Instant::now() + FOR_EVER;
+    copy_lists(&[pairs], deadline).await.pop().unwrap_or(Ok(()))
 }
 
 /// A mapping's registration with the driver, made at the first transfer of a device.

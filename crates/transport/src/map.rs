@@ -17,9 +17,9 @@ use rustix::param::page_size;
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
-use crate::{device, process};
 use crate::seams::point;
 use crate::stamp::Words;
+use crate::{device, process};
 
 /// Size of a huge page, and alignment of its address and file offset.
 const HUGE_PAGE_BYTES: usize = 2 << 20;

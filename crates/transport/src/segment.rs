@@ -23,10 +23,10 @@ use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
-use crate::{device, lock};
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
+use crate::{device, lock};
 
 /// Memory of a control segment that is not counted against the data segment; a node counts more than that.
 const CONTROL_BYTES_FREE: u64 = 1 << 20;

@@ -48,6 +48,7 @@ pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) 
     if !nodes.is_empty() {
         tell_unconfirmed(&Error::Unconfirmed { nodes: nodes.into_iter().collect() });
     }
+    tell_device(stored.iter().filter_map(|it| it.as_ref().err()));
     let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
     Ok(merge(known, codes))
 }
@@ -67,11 +68,19 @@ pub(super) fn get_into(
     let deadline = Deadline::after(open.call_time);
     let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let read = ask(py, open, deadline, async |client| client.get_into(&gets, options, deadline).await)?;
+    tell_device(read.iter().filter_map(|it| it.as_ref().err()));
     let codes = read.into_iter().map(|read| match read {
         Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
         Err(error) => codes::of(&error),
     });
     Ok(open.sessions.refine(&keys, merge(known, codes)))
+}
+
+/// Prints one line for the first failure of a device.
+fn tell_device<'e>(mut errors: impl Iterator<Item = &'e Error>) {
+    if let Some(error) = errors.find(|it| matches!(it, Error::Device { .. })) {
+        tell(&format!("{error} ({}); hint: {}", codes::of(error), error.hint().unwrap_or_default()));
+    }
 }
 
 /// Gets objects that fit the local buffer, and `None` for the others.
