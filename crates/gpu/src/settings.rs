@@ -10,6 +10,8 @@ const MIB: u64 = 1 << 20;
 /// Smallest and largest chunk of the pinned ring. A chunk of the data socket must fit.
 const CHUNK_BYTES: (u64, u64) = (4 * MIB, 256 * MIB);
 
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
 /// Whether other work computes on the device during transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
@@ -86,9 +88,13 @@ impl Settings {
         }
     }
 
+    /// Sets the settings of this process. False if they are in use already.
+    pub fn install(self) -> bool {
+        SETTINGS.set(self).is_ok()
+    }
+
     /// The settings of this process.
     pub fn get() -> &'static Self {
-        static SETTINGS: OnceLock<Settings> = OnceLock::new();
         #[expect(clippy::disallowed_methods, reason = "this is the settings struct of this crate")]
         SETTINGS.get_or_init(|| Self::from_pairs(|name| std::env::var(name).ok()))
     }
