@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::{
@@ -10,6 +11,8 @@ use support::{
 use tiffin_gpu::policy::Direction::{Load, Save};
 use tiffin_gpu::{DeviceError, Finder, Piece, Place, Stage, Stream, find};
 
+/// Bytes of the memory in [`check`].
+const LEN: usize = 13 << 20;
 const PLACE: Place = Place::new(0, Stream::Legacy);
 
 /// Copies between two ranges of equal length in pieces of these lengths, every second one skipped on request.
@@ -33,7 +36,7 @@ fn scattered(device: u64, host: u64, page: u64, count: u64) -> Vec<Piece> {
 #[test]
 fn bytes_arrive_in_all_shapes() {
     let (_turn, standin) = standin();
-    let (len, mut host) = (20 << 20, Host::new(20 << 20));
+    let (len, mut host) = (LEN, Host::new(LEN));
     let device = standin.alloc(len);
     let lists: &[(&[u64], u64)] = &[
         (&[1], 0),
@@ -65,9 +68,16 @@ fn bytes_arrive_in_all_shapes() {
     assert_eq!(standin.counts().pending, 0);
 }
 
+/// Bytes that differ everywhere, and from those of another seed.
+fn shifted(seed: u64) -> Vec<u8> {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| pattern(LEN + 4096, 1));
+    bytes[seed as usize * 3 % 4096..][..LEN].to_vec()
+}
+
 /// Saves and loads a list, and compares everything, also what lies between the pieces.
 fn check(standin: &support::Standin, host: &mut Host, device: u64, list: &[Piece], seed: u64) {
-    let (on_device, on_host) = (pattern(20 << 20, seed), pattern(20 << 20, seed + 1000));
+    let (on_device, on_host) = (shifted(seed), shifted(seed + 1000));
     standin.write(device, &on_device);
     host.bytes().copy_from_slice(&on_host);
     let range = |start: u64, base: u64, len: u64| (start - base) as usize..(start - base + len) as usize;
@@ -87,7 +97,7 @@ fn check(standin: &support::Standin, host: &mut Host, device: u64, list: &[Piece
     run(&PLACE, Load, list).unwrap();
     // The source may be reused at once.
     host.bytes().fill(0);
-    assert!(standin.read(device, 20 << 20) == expected, "load {list:?}");
+    assert!(standin.read(device, LEN) == expected, "load {list:?}");
 }
 
 #[test]

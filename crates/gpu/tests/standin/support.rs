@@ -7,39 +7,39 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tiffin_gpu::{Direction, Piece, Place, Populated, Registration, Settings, Transfer};
 
 /// The kinds of [`Standin::fail`].
-pub const COPY: u32 = 0;
-pub const RUNNING: u32 = 1;
-pub const REGISTER: u32 = 2;
-pub const ALLOCATE_HOST: u32 = 3;
-pub const LAUNCH: u32 = 4;
-pub const ALLOCATE: u32 = 5;
+pub(crate) const COPY: u32 = 0;
+pub(crate) const RUNNING: u32 = 1;
+pub(crate) const REGISTER: u32 = 2;
+pub(crate) const ALLOCATE_HOST: u32 = 3;
+pub(crate) const LAUNCH: u32 = 4;
+pub(crate) const ALLOCATE: u32 = 5;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct Counts {
-    pub registered_bytes: u64,
-    pub copies: u64,
-    pub batched: u64,
-    pub launches: u64,
-    pub pending: u64,
-    pub device_bytes: u64,
-    pub registered_bytes_peak: u64,
+pub(crate) struct Counts {
+    pub(crate) registered_bytes: u64,
+    pub(crate) copies: u64,
+    pub(crate) batched: u64,
+    pub(crate) launches: u64,
+    pub(crate) pending: u64,
+    pub(crate) device_bytes: u64,
+    pub(crate) registered_bytes_peak: u64,
 }
 
 /// The library, loaded, with the primary context of device 0 current in this thread.
-pub struct Standin {
+pub(crate) struct Standin {
     library: usize,
 }
 
 /// The stand-in has one state, so tests take turns.
-pub fn standin() -> (MutexGuard<'static, ()>, Standin) {
+pub(crate) fn standin() -> (MutexGuard<'static, ()>, Standin) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     (turn, Standin::load())
 }
 
 /// The settings of all tests here: small limits, so that they are reached.
-pub fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         library: Some(library()),
         ring_bytes_max: 16 << 20,
@@ -82,7 +82,7 @@ impl Standin {
     }
 
     /// Makes the context of a device current in this thread.
-    pub fn enter(&self, device: i32) {
+    pub(crate) fn enter(&self, device: i32) {
         let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> i32 =
             self.symbol("cuDevicePrimaryCtxRetain");
         let push: unsafe extern "C" fn(*mut c_void) -> i32 = self.symbol("cuCtxPushCurrent_v2");
@@ -91,7 +91,7 @@ impl Standin {
         unsafe { assert_eq!((retain(&raw mut context, device), push(context)), (0, 0)) };
     }
 
-    pub fn alloc(&self, len: usize) -> u64 {
+    pub(crate) fn alloc(&self, len: usize) -> u64 {
         let alloc: unsafe extern "C" fn(*mut u64, usize) -> i32 = self.symbol("cuMemAlloc_v2");
         let mut address = 0;
         // SAFETY: the target is valid.
@@ -99,19 +99,19 @@ impl Standin {
         address
     }
 
-    pub fn free(&self, address: u64) {
+    pub(crate) fn free(&self, address: u64) {
         let free: unsafe extern "C" fn(u64) -> i32 = self.symbol("cuMemFree_v2");
         // SAFETY: the stand-in checks the address.
         assert_eq!(unsafe { free(address) }, 0);
     }
 
-    pub fn write(&self, address: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         let copy: unsafe extern "C" fn(u64, *const u8, usize) -> i32 = self.symbol("cuMemcpyHtoD_v2");
         // SAFETY: the source is valid, and the stand-in checks the target.
         assert_eq!(unsafe { copy(address, bytes.as_ptr(), bytes.len()) }, 0);
     }
 
-    pub fn read(&self, address: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
         let copy: unsafe extern "C" fn(*mut u8, u64, usize) -> i32 = self.symbol("cuMemcpyDtoH_v2");
         let mut bytes = vec![0; len];
         // SAFETY: the target is valid, and the stand-in checks the source.
@@ -120,13 +120,13 @@ impl Standin {
     }
 
     /// Fills memory in the order of a stream.
-    pub fn fill(&self, address: u64, value: u8, len: usize, stream: u64) {
+    pub(crate) fn fill(&self, address: u64, value: u8, len: usize, stream: u64) {
         let fill: unsafe extern "C" fn(u64, u8, usize, u64) -> i32 = self.symbol("cuMemsetD8Async");
         // SAFETY: the stand-in checks address and stream.
         assert_eq!(unsafe { fill(address, value, len, stream) }, 0);
     }
 
-    pub fn stream(&self, flags: u32) -> u64 {
+    pub(crate) fn stream(&self, flags: u32) -> u64 {
         let create: unsafe extern "C" fn(*mut u64, u32) -> i32 = self.symbol("cuStreamCreate");
         let mut stream = 0;
         // SAFETY: the target is valid.
@@ -134,19 +134,19 @@ impl Standin {
         stream
     }
 
-    pub fn fail(&self, kind: u32, after: u64, count: u64) {
+    pub(crate) fn fail(&self, kind: u32, after: u64, count: u64) {
         let fail: unsafe extern "C" fn(u32, u64, u64) -> i32 = self.symbol("standin_fail");
         // SAFETY: it only stores numbers.
         assert_eq!(unsafe { fail(kind, after, count) }, 0);
     }
 
-    pub fn seed(&self, seed: u64, is_eager: bool) {
+    pub(crate) fn seed(&self, seed: u64, is_eager: bool) {
         let set: unsafe extern "C" fn(u64, i32) -> i32 = self.symbol("standin_seed");
         // SAFETY: it only stores numbers.
         assert_eq!(unsafe { set(seed, i32::from(is_eager)) }, 0);
     }
 
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         let get: unsafe extern "C" fn(*mut Counts) -> i32 = self.symbol("standin_counts");
         let mut counts = Counts::default();
         // SAFETY: the target is valid.
@@ -156,13 +156,13 @@ impl Standin {
 }
 
 /// Host memory of whole pages.
-pub struct Host {
+pub(crate) struct Host {
     start: u64,
     len: usize,
 }
 
 impl Host {
-    pub fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let len = len.next_multiple_of(4096);
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: the kernel chooses an unused address.
@@ -170,18 +170,18 @@ impl Host {
         Self { start: start.expose_provenance() as u64, len }
     }
 
-    pub fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    pub fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         let start = std::ptr::with_exposed_provenance_mut(self.start as usize);
         // SAFETY: the memory is mapped, and only this value names it.
         unsafe { std::slice::from_raw_parts_mut(start, self.len) }
     }
 
     /// Registers all of it, and waits for that.
-    pub fn register(&self, is_read_only: bool) -> Registration {
+    pub(crate) fn register(&self, is_read_only: bool) -> Registration {
         let registration =
             Registration::new(self.start, self.len as u64, is_read_only, Box::new(Whole(self.len)));
         registration.extend(0);
@@ -216,20 +216,20 @@ unsafe fn plain(source: *const u8, target: *mut u8, len: usize) {
 }
 
 /// A transfer of memory that the test keeps.
-pub fn transfer(place: &Place, direction: Direction, pieces: &[Piece]) -> Transfer {
+pub(crate) fn transfer(place: &Place, direction: Direction, pieces: &[Piece]) -> Transfer {
     // SAFETY: the tests keep all memory until the transfer has ended.
     unsafe { Transfer::new(place, direction, pieces.to_vec(), plain) }.unwrap()
 }
 
 /// Runs a transfer to its end.
-pub fn run(place: &Place, direction: Direction, pieces: &[Piece]) -> Result<(), tiffin_gpu::DeviceError> {
+pub(crate) fn run(place: &Place, direction: Direction, pieces: &[Piece]) -> Result<(), tiffin_gpu::DeviceError> {
     let mut transfer = transfer(place, direction, pieces);
     while !transfer.poll()? {}
     Ok(())
 }
 
 /// Bytes that differ everywhere.
-pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
         state ^= state << 13;
