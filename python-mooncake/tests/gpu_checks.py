@@ -5,7 +5,6 @@ with `standin_` need the stand-in. `test_gpu.py` runs all of them.
 """
 
 import contextlib
-import io
 import os
 import random
 import sys
@@ -208,7 +207,7 @@ def told():
     finally:
         os.dup2(saved, 2)
         os.close(saved)
-        with io.open(reader) as file:
+        with open(reader) as file:
             lines += [it for it in file.read().splitlines() if it.startswith("mooncake.store:")]
 
 

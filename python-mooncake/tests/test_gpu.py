@@ -1,6 +1,6 @@
-"""Device pointers in the drop-in: over the stand-in for the CUDA driver, or with `TIFFIN_TEST_GPU=1` over a GPU.
+"""Device pointers in the drop-in: over the stand-in for the CUDA driver, or over a GPU.
 
-`make test-gpu` is the latter.
+`make test-gpu` sets `TIFFIN_TEST_GPU`, which is the latter.
 """
 
 import os

@@ -203,11 +203,6 @@ impl Access {
     pub(crate) fn end(&mut self) {
         drop(self.registration.take());
     }
-
-    #[cfg(test)]
-    pub(crate) fn registration(&self) -> Option<&Registration> {
-        self.registration.get()
-    }
 }
 
 /// The pages of a memory file that exist.
@@ -236,5 +231,54 @@ pub(crate) fn unless_registered(file: BorrowedFd<'_>, punch: impl FnOnce()) {
     if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
         punch();
         let _unlocked = flock(file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::fstat;
+
+    use super::*;
+    use crate::Extent;
+    use crate::layout::Geometry;
+    use crate::segment::NodeMemory;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn registered_pages_are_not_returned() {
+        let geometry = Geometry { segment: 1, data_bytes: 4 * MIB, slot_count: 4, heap_bytes: 0 };
+        let (memory, _writer) = NodeMemory::create(geometry).unwrap();
+        let all = Extent { offset: 0, len: 4 * MIB };
+        let present = || fstat(&memory.data_file).unwrap().st_blocks as u64 * 512;
+        memory.data.populate(all).unwrap();
+        assert_eq!(present(), 4 * MIB);
+
+        // Two processes may register the same file.
+        let registered = [(); 2].map(|()| {
+            let pages = Pages { file: Some(lock::reopen(memory.data_file.as_fd(), OFlags::RDONLY).unwrap()) };
+            assert_eq!(pages.next(0), Some((0, 4 * MIB)));
+            assert_eq!(pages.next(4 * MIB), None);
+            pages
+        });
+        memory.return_pages(all);
+        assert_eq!(present(), 4 * MIB, "a device would keep the old page");
+        drop(registered);
+        memory.return_pages(Extent { offset: MIB, len: MIB });
+        assert_eq!(present(), 3 * MIB);
+        let pages = Pages { file: Some(lock::reopen(memory.data_file.as_fd(), OFlags::RDONLY).unwrap()) };
+        assert_eq!((pages.next(0), pages.next(MIB)), (Some((0, MIB)), Some((2 * MIB, 2 * MIB))));
+    }
+
+    #[tokio::test]
+    async fn device_memory_without_a_driver_is_an_error() {
+        let (place, mut bytes) = (Place::new(0, tiffin_gpu::Stream::Legacy), [0; 8]);
+        let start = NonNull::from(&mut bytes).cast();
+        // SAFETY: nothing accesses the memory, because there is no driver.
+        let source = unsafe { SourceBuf::on_device(start, 8, &place) };
+        let mut target = [7; 8];
+        let pairs = vec![(source, TargetBuf::from(&mut target[..]))];
+        let outcomes = copy_lists(&[pairs, Vec::new()], Instant::now() + FOR_EVER).await;
+        assert_eq!(outcomes, [Err(TransferError::Device(DeviceError::NoDriver)), Ok(())]);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_client::arena::Block;
+use tiffin_client::gpu;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, OnExists, Patience,
     Pattern, Presences, Put, ResolveOptions,
@@ -267,12 +268,18 @@ pub(super) async fn is_answered(client: &Client, deadline: Deadline) -> bool {
 }
 
 /// The bytes that the client has written and read, by transport.
-pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(&'static str, (u64, u64))>> {
+pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(String, (u64, u64))>> {
     let deadline = Deadline::after(open.call_time);
     let counted = open.handle.call(py, deadline, async |client| {
         let counters = client.counters();
         let ways = [("local", &counters.local), ("shared_memory", &counters.shm), ("tcp", &counters.tcp)];
-        Ok(ways.into_iter().map(|(way, moved)| (way, (moved.written(), moved.read()))).collect())
+        let ways = ways.map(|(way, moved)| (way.to_owned(), (moved.written(), moved.read())));
+        // Bytes of devices are counted per process, and are part of those above.
+        let devices = gpu::counted().into_iter().flat_map(|it| {
+            let name = format!("cuda:{}", it.device);
+            [(format!("{name} ring"), (it.ringed, 0)), (name, (it.saved, it.loaded))]
+        });
+        Ok(ways.into_iter().chain(devices).collect())
     })?;
     Ok(counted.unwrap_or_default())
 }

@@ -199,6 +199,12 @@ pub(super) fn peek<'py>(
     Some(PyBytes::new(py, &bytes))
 }
 
+/// The number of the CUDA device that has these bytes; `None` for memory of this process.
+#[pyfunction]
+pub(super) fn device_at(address: Number, len: Number) -> Option<u32> {
+    gpu::find(address.0, len.0).ok().map(gpu::Place::device)
+}
+
 /// Whether all of these bytes are in one range of registered memory, or in the local buffer.
 #[pyfunction]
 pub(super) fn is_registered(

@@ -1,4 +1,9 @@
 //! Transfers over the stand-in for the driver.
+#![expect(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "the functions beside the tests are tests, too"
+)]
 
 mod support;
 

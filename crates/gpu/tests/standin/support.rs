@@ -222,7 +222,11 @@ pub(crate) fn transfer(place: &Place, direction: Direction, pieces: &[Piece]) ->
 }
 
 /// Runs a transfer to its end.
-pub(crate) fn run(place: &Place, direction: Direction, pieces: &[Piece]) -> Result<(), tiffin_gpu::DeviceError> {
+pub(crate) fn run(
+    place: &Place,
+    direction: Direction,
+    pieces: &[Piece],
+) -> Result<(), tiffin_gpu::DeviceError> {
     let mut transfer = transfer(place, direction, pieces);
     while !transfer.poll()? {}
     Ok(())
