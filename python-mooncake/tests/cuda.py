@@ -8,7 +8,7 @@ import os
 
 NON_BLOCKING = 1
 # What the stand-in can let fail: see `standin_fail`.
-COPY, RUNNING, REGISTER, ALLOCATE_HOST, LAUNCH, ALLOCATE, LOAD_MODULE = range(7)
+COPY, RUNNING, REGISTER, ALLOCATE_HOST, LAUNCH, ALLOCATE, LOAD_MODULE, BATCH = range(8)
 
 
 class Counts(ctypes.Structure):

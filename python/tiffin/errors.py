@@ -34,6 +34,7 @@ __all__ = [
     "Closed",
     "Consumed",
     "Contended",
+    "DeviceError",
     "EndOfStream",
     "Error",
     "Exists",

@@ -187,7 +187,7 @@ export! {
     /// Waits for all work.
     fn cuCtxSynchronize() {
         within(|state, _| {
-            let marks: Vec<_> = state.streams.keys().copied().filter_map(|it| state.marks(it)).flatten().collect();
+            let marks = state.all_marks();
             state.run_all(&marks)
         })
     }
@@ -242,7 +242,7 @@ export! {
     /// Frees device memory, after all work.
     fn cuMemFree_v2(address: u64) {
         within(|state, _| {
-            let marks: Vec<_> = state.streams.keys().copied().filter_map(|it| state.marks(it)).flatten().collect();
+            let marks = state.all_marks();
             state.run_all(&marks);
             memory::free(state, address)
         })
@@ -322,12 +322,14 @@ export! {
 
     /// Copies to the device, in the order of a stream.
     fn cuMemcpyHtoDAsync_v2(target: u64, source: *const c_void, len: usize, stream: Handle) {
-        within(|state, _| copy(state, (target, number(source), len as u64), number(source), stream_of(stream)))
+        let source = number(source);
+        within(|state, _| copy(state, (target, source, len as u64), source, stream_of(stream)))
     }
 
     /// Copies to the host, in the order of a stream.
     fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: u64, len: usize, stream: Handle) {
-        within(|state, _| copy(state, (number(target), source, len as u64), number(target), stream_of(stream)))
+        let target = number(target);
+        within(|state, _| copy(state, (target, source, len as u64), target, stream_of(stream)))
     }
 
     /// Copies on the device, in the order of a stream.
@@ -368,6 +370,9 @@ export! {
             return INVALID_VALUE;
         }
         within(|state, _| {
+            if state.fails(Failing::Batch) {
+                return NOT_SUPPORTED;
+            }
             for at in 0..count {
                 // SAFETY: the lists have that many entries.
                 let (target, source, len) =
@@ -512,6 +517,7 @@ export! {
             Failing::Launch,
             Failing::Allocate,
             Failing::LoadModule,
+            Failing::Batch,
         ];
         let Some(kind) = kinds.get(kind as usize).copied() else { return NOT_SUPPORTED };
         with(|state| {

@@ -43,6 +43,8 @@ pub(crate) enum Failing {
     Launch,
     Allocate,
     LoadModule,
+    /// A list of copies, as a driver that does not support it.
+    Batch,
 }
 
 /// Device memory. The process cannot access it at its address, as with a real device.
@@ -242,6 +244,11 @@ impl State {
             marks.extend(self.streams.get(&LEGACY).map(|it| (LEGACY, it.next())));
         }
         Some(marks)
+    }
+
+    /// The present end of all streams.
+    pub(crate) fn all_marks(&self) -> Vec<(u64, u64)> {
+        self.streams.keys().filter_map(|it| self.marks(*it)).flatten().collect()
     }
 
     pub(crate) fn record(&mut self, event: u64, stream: u64) -> i32 {

@@ -3,7 +3,7 @@
 //! **Invariant:** a lane or a gather buffer has one owner, and returns only after its streams have no work.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::DeviceError;
@@ -21,6 +21,10 @@ pub(crate) const UNIT_WORDS: usize = 3;
 /// Parts of the gather buffer: some are filled while others are copied.
 pub(crate) const GATHER_PARTS: usize = 4;
 
+/// Statuses of the driver for a call that it does not support.
+const INVALID_VALUE: i32 = 1;
+const NOT_SUPPORTED: i32 = 801;
+
 /// The copy kernel, from `kernels/copy.cu`.
 const PTX: &[u8] = concat!(include_str!("../kernels/copy.ptx"), "\0").as_bytes();
 const KERNEL: &CStr = c"tiffin_copy";
@@ -34,6 +38,8 @@ pub(crate) struct Device {
     kernel: OnceLock<Option<Opaque>>,
     lanes: Mutex<Lanes>,
     gather: Mutex<Gathering>,
+    /// Whether lists of copies work.
+    has_batch: AtomicBool,
     saved: AtomicU64,
     loaded: AtomicU64,
     ringed: AtomicU64,
@@ -96,6 +102,7 @@ impl Device {
             kernel: OnceLock::new(),
             lanes: Mutex::default(),
             gather: Mutex::new(if can_gather { Gathering::NotMade } else { Gathering::Never }),
+            has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
             loaded: AtomicU64::new(0),
             ringed: AtomicU64::new(0),
@@ -161,7 +168,17 @@ impl Device {
     /// What is possible now.
     pub(crate) fn abilities(&self, current: &Current<'_>) -> Abilities {
         let gather = matches!(*lock(&self.gather), Gathering::NotMade | Gathering::Free(_));
-        Abilities { batch: self.driver.has_batch(), kernel: self.kernel(current).is_some(), gather }
+        let batch = self.has_batch.load(Ordering::Relaxed);
+        Abilities { batch, kernel: self.kernel(current).is_some(), gather }
+    }
+
+    /// Whether a list of copies failed because this driver takes no such lists: then none is made again.
+    pub(crate) fn refuses_batches(&self, error: &DeviceError) -> bool {
+        let is_refused = matches!(error, DeviceError::Failed { code: INVALID_VALUE | NOT_SUPPORTED, .. });
+        if is_refused && self.has_batch.swap(false, Ordering::Relaxed) {
+            tracing::warn!(device = self.ordinal, "pages are copied one by one: {error}");
+        }
+        is_refused
     }
 
     /// The gather buffer; `None` if another transfer uses it or there is no memory for it.

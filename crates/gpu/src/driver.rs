@@ -447,8 +447,8 @@ impl Current<'_> {
         let (attributes, mut first, mut failed) = (&raw mut attributes, 0_usize, usize::MAX);
         let (first, stream) = (&raw mut first, stream.handle());
         let functions = &self.driver.functions;
-        // SAFETY: the lists have `count` entries each, and the attributes apply from the first on; the rest is
-        // the caller's contract.
+        // SAFETY: the lists have `count` entries each, and the attributes apply from the first on; the rest
+        // is the caller's contract.
         let status = unsafe {
             match (functions.copy_batch_2, functions.copy_batch_1) {
                 (Some(copy), _) => copy(targets, sources, sizes, count, attributes, first, 1, stream),

@@ -45,10 +45,14 @@ macro_rules! functions {
                 Ok(Self {
                     // SAFETY: the symbol is a function of the driver, or of a stand-in, with this signature.
                     $($name: unsafe { transmute_copy(&library.symbol($symbol).ok_or($symbol)?) },)*
-                    // SAFETY: as above.
-                    copy_batch_2: library.symbol("cuMemcpyBatchAsync_v2").map(|it| unsafe { transmute_copy(&it) }),
-                    // SAFETY: as above.
-                    copy_batch_1: library.symbol("cuMemcpyBatchAsync").map(|it| unsafe { transmute_copy(&it) }),
+                    copy_batch_2: library
+                        .symbol("cuMemcpyBatchAsync_v2")
+                        // SAFETY: as above.
+                        .map(|it| unsafe { transmute_copy(&it) }),
+                    copy_batch_1: library
+                        .symbol("cuMemcpyBatchAsync")
+                        // SAFETY: as above.
+                        .map(|it| unsafe { transmute_copy(&it) }),
                 })
             }
         }
@@ -110,7 +114,8 @@ functions! {
     load_module = "cuModuleLoadData"(*mut Handle, *const c_void);
     module_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
     launch = "cuLaunchKernel"(
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
+        *mut *mut c_void
     );
 }
 

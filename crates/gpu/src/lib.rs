@@ -196,6 +196,49 @@ impl Stage {
     }
 }
 
+/// Device memory that this process has allocated.
+pub struct Memory {
+    device: &'static device::Device,
+    start: u64,
+    len: u64,
+}
+
+impl Memory {
+    /// Allocates memory of a device. The driver is loaded if necessary.
+    pub fn allocate(device: u32, len: u64) -> Result<Self, DeviceError> {
+        let device = Driver::load()?.device(device)?;
+        let start = device.enter()?.allocate(len)?;
+        Ok(Self { device, start, len })
+    }
+
+    /// Its address on the device.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Number of bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // In a forked child, and when the driver has shut down, there is nothing to free.
+        if let Ok(current) = self.device.enter() {
+            let _freed = current.free(self.start);
+        }
+    }
+}
+
 /// Whether a device can access read-only mappings directly.
 #[must_use]
 pub fn can_register_read_only(device: u32) -> bool {

@@ -22,8 +22,8 @@ impl Piece {
     }
 }
 
-/// Sorts by host address, merges copies that are adjacent on both sides, and removes empty ones. Copies of one
-/// transfer do not overlap, so that their order is free.
+/// Sorts by host address, merges copies that are adjacent on both sides, and removes empty ones. Copies of
+/// one transfer do not overlap, so that their order is free.
 #[must_use]
 pub fn merged(mut pieces: Vec<Piece>) -> Vec<Piece> {
     pieces.retain(|it| it.len > 0);

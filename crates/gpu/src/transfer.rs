@@ -7,8 +7,8 @@
 //! memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the device
 //! while the other is filled or emptied.
 //!
-//! **Invariant:** when [`Transfer::poll`] has returned `Ok(true)` or an error, and after a transfer is dropped,
-//! neither the device nor this process accesses its memory for it.
+//! **Invariant:** when [`Transfer::poll`] has returned `Ok(true)` or an error, and after a transfer is
+//! dropped, neither the device nor this process accesses its memory for it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -233,7 +233,7 @@ impl Transfer {
             let (now, later) = piece.split_at((chunk.bytes() - used).min(most));
             let at = chunk.start() + used;
             if self.direction == Direction::Load {
-                // SAFETY: the source is mapped, as the caller of `new` promised, and no flight uses the chunk.
+                // SAFETY: the source is mapped, as the caller of `new` promised. No flight uses the chunk.
                 unsafe { (self.copy)(pointer(now.host).cast_const(), pointer(at), now.len as usize) };
             }
             let mapped = registered::find(at).map_or(at, |(mapped, _)| mapped);
@@ -345,7 +345,14 @@ fn submit(
             current.record(done, second)
         }
         _ => {
-            copy_all(current, direction, &pieces, way == Way::Batch, stream)?;
+            let mut copied = copy_all(current, direction, &pieces, way == Way::Batch, stream);
+            if way == Way::Batch
+                && let Err(error) = &copied
+                && device.refuses_batches(error)
+            {
+                copied = copy_all(current, direction, &pieces, false, stream);
+            }
+            copied?;
             current.record(done, stream)
         }
     }

@@ -13,18 +13,24 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant as StdInstant};
 
-use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
-use tiffin_gpu::{DeviceError, Direction, Piece, Place, Populated, Registration, Stage, Transfer};
+use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, fstat, seek};
+use rustix::io::Errno;
+use tiffin_gpu::{DeviceError, Direction, Piece, Place, Populated, Registration, Stage, Stream, Transfer};
 
 use crate::buffer::{Buf, SourceBuf, TargetBuf};
 use crate::copy::{copy, copy_raw};
-use crate::{Instant, Outcome, TransferError, lock};
+use crate::layout::Geometry;
+use crate::segment::NodeMemory;
+use crate::{Extent, Instant, Outcome, TransferError, lock};
 
 /// How long a thread polls a transfer before it lets other tasks run.
 const SPIN_TIME: Duration = Duration::from_micros(50);
 
 /// The deadline of copies whose caller has one.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
+
+/// Number of copies in each direction that are measured.
+const MEASURE_ROUNDS: usize = 8;
 
 /// A copy between ranges of the same length.
 pub type Pair<'a> = (SourceBuf<'a>, TargetBuf<'a>);
@@ -124,7 +130,8 @@ pub(crate) fn has_device<B: Buf>(bufs: &[B]) -> bool {
     bufs.iter().any(|it| it.device().is_some())
 }
 
-/// A chunk of pinned memory for bytes that cross a socket. It waits for a free one; the caller has a deadline.
+/// A chunk of pinned memory for bytes that cross a socket. It waits for a free one; the caller has a
+/// deadline.
 pub(crate) async fn take_stage(device: u32) -> Result<Stage, TransferError> {
     loop {
         if let Some(stage) = Stage::take(device)? {
@@ -191,7 +198,11 @@ impl Access {
     pub(crate) fn prepare(&self, start: u64, len: u64, is_read_only: bool, device: u32) {
         let Some(file) = &self.file else { return };
         let registration = self.registration.get_or_init(|| {
-            let pages = Box::new(Pages { file: lock::reopen(file.as_fd(), OFlags::RDONLY).ok() });
+            let reopened = lock::reopen(file.as_fd(), OFlags::RDONLY);
+            if let Err(error) = &reopened {
+                tracing::warn!(%error, "devices cannot access the segment directly: opening it again failed");
+            }
+            let pages = Box::new(Pages { file: reopened.ok() });
             Registration::new(start, len, is_read_only, pages)
         });
         if registration.bytes() < len {
@@ -218,12 +229,69 @@ struct Pages {
 impl Populated for Pages {
     fn next(&self, offset: u64) -> Option<(u64, u64)> {
         let file = self.file.as_ref()?;
-        flock(file, FlockOperation::NonBlockingLockShared).ok()?;
-        // At the end of the file the seek fails.
-        let start = seek(file, SeekFrom::Data(offset)).ok()?;
-        let end = seek(file, SeekFrom::Hole(start)).ok()?;
+        // Where a kernel has no such locks, the node has none either, and returns no pages.
+        if flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+            return None;
+        }
+        let (start, end) = match seek(file, SeekFrom::Data(offset)) {
+            Ok(start) => (start, seek(file, SeekFrom::Hole(start)).ok()?),
+            // There is no page after the offset.
+            Err(Errno::NXIO) => return None,
+            // The kernel cannot tell (gVisor): registering creates pages that do not exist.
+            Err(_) => (offset, u64::try_from(fstat(file).ok()?.st_size).ok()?),
+        };
         (start < end).then(|| (start, end - start))
     }
+}
+
+/// How fast a device copies to and from a segment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The device accesses the segment directly.
+    pub is_registered: bool,
+    /// Bytes per second from the device.
+    pub save_rate: f64,
+    /// Bytes per second to the device.
+    pub load_rate: f64,
+}
+
+/// Copies a segment of this size to a device and back a few times, and returns the best rates. The segment
+/// is made for that, and registered if that is possible in `time_max`.
+pub async fn measure(device: u32, bytes: u64, time_max: Duration) -> Result<Measured, String> {
+    let on_device = tiffin_gpu::Memory::allocate(device, bytes).map_err(|error| error.to_string())?;
+    let geometry = Geometry { segment: 1, data_bytes: bytes, slot_count: 1, heap_bytes: 0 };
+    let (memory, _writer) = NodeMemory::create(geometry).map_err(|error| error.to_string())?;
+    let all = Extent { offset: 0, len: bytes };
+    memory.data.populate(all).map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + time_max;
+    memory.data.prepare_for(device);
+    let is_whole = || tiffin_gpu::mapped_address(memory.data.start_address(), bytes).is_some();
+    while !is_whole() && Instant::now() < deadline {
+        tokio::task::yield_now().await;
+    }
+    let place = Place::new(device, Stream::Synchronized);
+    let start = std::ptr::with_exposed_provenance_mut(on_device.start() as usize);
+    let (start, len) = (NonNull::new(start).ok_or("the device gave no memory")?, bytes as usize);
+    let mut rates = [0_f64; 2];
+    for _ in 0..MEASURE_ROUNDS {
+        for (rate, is_save) in rates.iter_mut().zip([true, false]) {
+            let (Some(source), Some(target)) = (memory.data.source(all), memory.data.target(all)) else {
+                return Err("the segment is not mapped".to_owned());
+            };
+            // SAFETY: the memory of the device lives longer than the copy, and nothing else uses it.
+            let pair = unsafe {
+                match is_save {
+                    true => (SourceBuf::on_device(start, len, &place), target),
+                    false => (source, TargetBuf::on_device(start, len, &place)),
+                }
+            };
+            let began = StdInstant::now();
+            copy_list(vec![pair]).await.map_err(|error| error.to_string())?;
+            *rate = rate.max(bytes as f64 / began.elapsed().as_secs_f64());
+        }
+    }
+    let [save_rate, load_rate] = rates;
+    Ok(Measured { is_registered: is_whole(), save_rate, load_rate })
 }
 
 /// Runs `punch`, unless a process has registered pages of the file with a device.
@@ -236,12 +304,7 @@ pub(crate) fn unless_registered(file: BorrowedFd<'_>, punch: impl FnOnce()) {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::fstat;
-
     use super::*;
-    use crate::Extent;
-    use crate::layout::Geometry;
-    use crate::segment::NodeMemory;
 
     const MIB: u64 = 1 << 20;
 

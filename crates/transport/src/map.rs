@@ -68,10 +68,15 @@ impl Map {
         Ok(self)
     }
 
+    /// The address of the first byte.
+    pub(crate) fn start_address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
     /// A device is about to access the mapping.
     pub(crate) fn prepare_for(&self, device: u32) {
         if self.is_here() {
-            let start = self.start.as_ptr().expose_provenance() as u64;
+            let start = self.start_address();
             self.device.prepare(start, self.len(), self.access == Access::ReadOnly, device);
         }
     }

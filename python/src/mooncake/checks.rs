@@ -56,7 +56,8 @@ impl Devices {
 /// Checks the ranges of each key. If some cannot be accessed in this way, one line on standard error names
 /// them.
 pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access: Access) -> Checked {
-    let region = |&(start, len): &(u64, u64)| open.registry.region(start, len, access);
+    let registered = open.registry.view();
+    let region = |&(start, len): &(u64, u64)| registered.region(start, len, access);
     let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for range in ranges.iter().flatten() {
         if let Some(region) = region(range) {
@@ -72,10 +73,10 @@ pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access
         if range.0 == 0 || range.0.checked_add(range.1).is_none() {
             return true;
         }
-        if region(range).is_some_and(|it| whole.contains(&it)) || devices.place(range.0, range.1).is_some() {
+        if devices.place(range.0, range.1).is_some() || region(range).is_some_and(|it| whole.contains(&it)) {
             return true;
         }
-        if !open.registry.is_on_device(range.0) && is_probed(*range, access) {
+        if !registered.is_on_device(range.0) && is_probed(*range, access) {
             return true;
         }
         let found = devices.find(range.0, range.1);
@@ -85,6 +86,7 @@ pub(super) fn usable(open: &Open, call: &str, ranges: &[Vec<(u64, u64)>], access
         found.is_ok()
     };
     let usable: Vec<_> = ranges.iter().map(|ranges| ranges.iter().all(&mut is_usable)).collect();
+    drop(registered);
     if let Some(((start, len), error)) = refused {
         let count = usable.iter().filter(|is_usable| !**is_usable).count();
         let of = if ranges.len() > 1 { format!(" {count} of {} keys,", ranges.len()) } else { String::new() };
@@ -100,7 +102,7 @@ pub(super) fn find(
     len: u64,
     access: Access,
 ) -> Result<Option<&'static Place>, DeviceError> {
-    let is_host = match open.registry.region(start, len, access) {
+    let is_host = match open.registry.view().region(start, len, access) {
         Some(_) if is_mapped(start as usize, len as usize) => true,
         _ => is_probed((start, len), access),
     };

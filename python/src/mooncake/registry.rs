@@ -65,22 +65,30 @@ impl Registry {
         self.lock().range(..=start).next_back().is_some_and(|(at, it)| end <= at + it.len)
     }
 
+    /// The ranges, for many questions. Nothing is registered meanwhile.
+    pub(crate) fn view(&self) -> View<'_> {
+        View(self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The registered ranges at one moment.
+pub(crate) struct View<'r>(MutexGuard<'r, BTreeMap<u64, Registered>>);
+
+impl View<'_> {
     /// Whether the address is in a range on a device.
     pub(crate) fn is_on_device(&self, start: u64) -> bool {
-        let ranges = self.lock();
-        let found = ranges.range(..=start).next_back();
+        let found = self.0.range(..=start).next_back();
         found.is_some_and(|(at, it)| it.is_on_device && start - at < it.len)
     }
 
     /// The start of the range of host memory that contains all of those bytes and permits the access.
     pub(crate) fn region(&self, start: u64, len: u64, access: Access) -> Option<u64> {
         let end = start.checked_add(len)?;
-        let ranges = self.lock();
-        let (at, it) = ranges.range(..=start).next_back()?;
+        let (at, it) = self.0.range(..=start).next_back()?;
         (end <= at + it.len && !it.is_on_device && (it.is_writable || access == Access::Read)).then_some(*at)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

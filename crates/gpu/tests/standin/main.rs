@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::{
-    ALLOCATE, ALLOCATE_HOST, COPY, Host, LAUNCH, REGISTER, RUNNING, pattern, run, standin, transfer,
+    ALLOCATE, ALLOCATE_HOST, BATCH, COPY, Host, LAUNCH, REGISTER, RUNNING, pattern, run, standin, transfer,
 };
 use tiffin_gpu::policy::Direction::{Load, Save};
 use tiffin_gpu::{DeviceError, Finder, Piece, Place, Stage, Stream, find};
@@ -223,6 +223,26 @@ fn failed_copies_are_errors_and_break_nothing() {
         assert!(host.bytes()[..4096] == pattern(16 << 20, 7)[page..page + 4096]);
         drop(registration);
     }
+    standin.free(device);
+}
+
+#[test]
+fn refused_lists_are_copied_one_by_one() {
+    let (_turn, standin) = standin();
+    standin.enter(1);
+    let (device, mut host) = (standin.alloc(16 << 20), Host::new(8 << 20));
+    let registration = host.register(false);
+    standin.write(device, &pattern(16 << 20, 2));
+    let (place, list) = (Place::legacy(1).unwrap(), scattered(device, host.start(), 512 << 10, 10));
+    standin.fail(BATCH, 0, 1);
+    let before = standin.counts();
+    run(place, Save, &list).unwrap();
+    assert_eq!(standin.counts().copies - before.copies, 10);
+    assert!(host.bytes()[..512 << 10] == pattern(16 << 20, 2)[9 << 20..][..512 << 10]);
+    // Device 1 gets no list again; others do.
+    run(place, Save, &list).unwrap();
+    assert_eq!(standin.counts().batched, before.batched);
+    drop(registration);
     standin.free(device);
 }
 

@@ -13,6 +13,7 @@ pub(crate) const REGISTER: u32 = 2;
 pub(crate) const ALLOCATE_HOST: u32 = 3;
 pub(crate) const LAUNCH: u32 = 4;
 pub(crate) const ALLOCATE: u32 = 5;
+pub(crate) const BATCH: u32 = 7;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
