@@ -256,6 +256,16 @@ impl MappedRange {
         self.source().map(SourceBuf::as_ptr)
     }
 
+    /// The address at which kernels of a device read the bytes in place. `None` while they are not registered
+    /// with the driver: the first call begins that, in the background, and may be repeated. The caller must
+    /// hold the view until the kernels have ended.
+    #[must_use]
+    pub fn device_address(&self, device: u32) -> Option<u64> {
+        let start = self.as_ptr()?.expose_provenance() as u64;
+        self.map.prepare_for(device);
+        tiffin_gpu::mapped_address(start, self.extent.len)
+    }
+
     /// A copy of the bytes; `None` in a forked child.
     #[must_use]
     pub fn to_vec(&self) -> Option<Vec<u8>> {
