@@ -11,7 +11,7 @@ from importlib import metadata
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "nvidia-cuda-nvrtc-cu11"
-OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14", b"--restrict")
+OPTIONS = (b"--gpu-architecture=compute_75", b"--std=c++14", b"--restrict")
 
 
 def main() -> int:
