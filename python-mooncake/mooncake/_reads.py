@@ -127,7 +127,7 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
     # It may have been replaced between the two reads.
     if header is None or not formats.is_shard_of(header, axes):
         return None
-    return _view(into, header, header.data_offset, size)
+    return _view(into, header, header.data_offset)
 
 
 class Head(NamedTuple):

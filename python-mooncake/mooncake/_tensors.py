@@ -131,21 +131,26 @@ class _DeviceBytes:
         }
 
 
+def at_address(address: int, size: int) -> Any:
+    """Memory of this process at an address. The caller keeps it mapped."""
+    return (ctypes.c_char * size).from_address(address)
+
+
 def bytes_at(torch: Any, address: int, size: int) -> Any:
     """A tensor of the bytes at an address, on the host or on a CUDA device. The caller keeps them there."""
     device = _native.device_at(address, size)
     if device is None:
-        return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+        return torch.frombuffer(at_address(address, size), dtype=torch.uint8)
     return torch.as_tensor(_DeviceBytes(address, size), device=f"cuda:{device}")
 
 
 def over_address(torch: Any, address: int, header: Header, offset: int) -> Any:
-    """A tensor over the bytes at an address, after an offset. A tensor without dimensions has one."""
-    dtype, shape = torch_type(torch, header.dtype), header.shape or (1,)
-    if header.data_bytes == 0:
-        return torch.empty(shape, dtype=dtype)
+    """A tensor over the bytes at an address, after an offset, on the host or on a CUDA device."""
+    size = offset + header.data_bytes
+    if _native.device_at(address, size) is None or header.data_bytes == 0:
+        return over(torch, at_address(address, size), header, offset)
     elements = bytes_at(torch, address + offset, header.data_bytes)
-    return elements.view(dtype).reshape(shape)
+    return elements.view(torch_type(torch, header.dtype)).reshape(header.shape or (1,))
 
 
 def serialize(tensor: Any) -> tuple[bytes, int, int, Any]:

@@ -92,3 +92,19 @@ def test_tensor_calls_take_device_tensors(store):
     tensor = torch.randn(1000, 300, device="cuda")
     assert store.put_tensor("tensor", tensor) == 0
     assert torch.equal(store.get_tensor("tensor"), tensor.cpu())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(50):
+            tensor = (tensor @ torch.eye(300, device="cuda")) + 1
+        assert store.put_tensor("side stream", tensor) == 0
+    assert torch.equal(store.get_tensor("side stream"), tensor.cpu())
+
+
+def test_tensor_is_read_into_device_memory(store):
+    tensor = torch.randn(100, 30)
+    assert store.put_tensor("into", tensor) == 0
+    size = 304 + tensor.nbytes
+    buffer = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    assert store.register_buffer(buffer.data_ptr(), size) == 0
+    found = store.get_tensor_into("into", buffer.data_ptr(), size)
+    assert found.device.type == "cuda" and torch.equal(found.cpu(), tensor)
+    assert store.unregister_buffer(buffer.data_ptr()) == 0

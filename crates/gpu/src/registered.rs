@@ -84,6 +84,7 @@ struct Shared {
     start: u64,
     len: u64,
     is_read_only: bool,
+    process: u32,
     populated: Box<dyn Populated>,
     is_running: AtomicBool,
     is_ended: AtomicBool,
@@ -104,6 +105,7 @@ impl Registration {
             start,
             len,
             is_read_only,
+            process: std::process::id(),
             populated,
             is_running: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
@@ -154,6 +156,11 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // In a forked child another thread of the parent may hold the lock for ever, and the memory is not
+        // mapped.
+        if self.shared.process != std::process::id() {
+            return;
+        }
         self.shared.is_ended.store(true, Ordering::Relaxed);
         // The thread registers only under the lock, and checks the flag first.
         let mut pieces = self.shared.lock();
