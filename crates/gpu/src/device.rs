@@ -1,6 +1,7 @@
 //! One device: its primary context, and the streams, lists and memory that transfers use.
 //!
-//! **Invariant:** a lane or a gather buffer has one owner, and returns only after its streams have no work.
+//! **Invariant:** a channel or a gather buffer has one owner, and returns only after its streams have no
+//! work.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use crate::registered;
 use crate::settings::Settings;
 
 /// Maximum number of transfers in flight on one device; further ones wait.
-pub const LANES_MAX: usize = 16;
+pub const CHANNELS_MAX: usize = 16;
 /// Maximum number of units in the list of one kernel.
 pub(crate) const UNITS_MAX: usize = 16 << 10;
 /// Size of a unit in the list: source, target, length.
@@ -36,7 +37,7 @@ pub(crate) struct Device {
     context: Opaque,
     can_register_read_only: bool,
     kernel: OnceLock<Option<Opaque>>,
-    lanes: Mutex<Lanes>,
+    channels: Mutex<Channels>,
     gather: Mutex<Gathering>,
     /// Whether lists of copies work.
     has_batch: AtomicBool,
@@ -46,8 +47,8 @@ pub(crate) struct Device {
 }
 
 #[derive(Default)]
-struct Lanes {
-    free: Vec<Lane>,
+struct Channels {
+    free: Vec<Channel>,
     made: usize,
 }
 
@@ -62,7 +63,7 @@ enum Gathering {
 }
 
 /// What one part of a transfer needs to run.
-pub(crate) struct Lane {
+pub(crate) struct Channel {
     pub(crate) stream: Opaque,
     /// For copies that follow a gather.
     pub(crate) second: Opaque,
@@ -100,7 +101,7 @@ impl Device {
             context: driver.primary_context(handle)?,
             can_register_read_only: driver.can_register_read_only(handle),
             kernel: OnceLock::new(),
-            lanes: Mutex::default(),
+            channels: Mutex::default(),
             gather: Mutex::new(if can_gather { Gathering::NotMade } else { Gathering::Never }),
             has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
@@ -126,28 +127,28 @@ impl Device {
         self.driver.enter(self.context)
     }
 
-    /// A free lane; `None` if all are in use.
-    pub(crate) fn take_lane(&self, current: &Current<'_>) -> Result<Option<Lane>, DeviceError> {
-        let mut lanes = lock(&self.lanes);
-        if let Some(lane) = lanes.free.pop() {
-            return Ok(Some(lane));
+    /// A free channel; `None` if all are in use.
+    pub(crate) fn take_channel(&self, current: &Current<'_>) -> Result<Option<Channel>, DeviceError> {
+        let mut channels = lock(&self.channels);
+        if let Some(channel) = channels.free.pop() {
+            return Ok(Some(channel));
         }
-        if lanes.made == LANES_MAX {
+        if channels.made == CHANNELS_MAX {
             return Ok(None);
         }
-        let lane = Lane::new(current)?;
-        lanes.made += 1;
-        Ok(Some(lane))
+        let channel = Channel::new(current)?;
+        channels.made += 1;
+        Ok(Some(channel))
     }
 
-    /// Returns a lane whose streams have no work.
-    pub(crate) fn return_lane(&self, lane: Lane) {
-        lock(&self.lanes).free.push(lane);
+    /// Returns a channel whose streams have no work.
+    pub(crate) fn return_channel(&self, channel: Channel) {
+        lock(&self.channels).free.push(channel);
     }
 
-    /// Another lane may be made instead of one whose streams failed.
-    pub(crate) fn discard_lane(&self) {
-        lock(&self.lanes).made -= 1;
+    /// Another channel may be made instead of one whose streams failed.
+    pub(crate) fn discard_channel(&self) {
+        lock(&self.channels).made -= 1;
     }
 
     /// The copy kernel; `None` if the device cannot load it, or it is switched off.
@@ -222,7 +223,7 @@ impl Device {
     }
 }
 
-impl Lane {
+impl Channel {
     fn new(current: &Current<'_>) -> Result<Self, DeviceError> {
         Ok(Self {
             stream: current.create_stream()?,
@@ -244,14 +245,14 @@ impl Lane {
         Ok(*self.units.insert(Units { host, device }))
     }
 
-    /// Waits until its streams have no work, then gives it back. Lanes of broken streams are discarded.
+    /// Waits until its streams have no work, then gives it back. Channels of broken streams are discarded.
     pub(crate) fn finish(self, device: &Device, current: &Current<'_>) -> Result<(), DeviceError> {
         let finished = current.synchronize(self.stream).and(current.synchronize(self.second));
         match finished {
-            Ok(()) => device.return_lane(self),
+            Ok(()) => device.return_channel(self),
             Err(_) => {
                 current.destroy(&[self.stream, self.second], &[self.done, self.ordered]);
-                device.discard_lane();
+                device.discard_channel();
             }
         }
         finished

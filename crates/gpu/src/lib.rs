@@ -23,7 +23,7 @@ mod registered;
 mod settings;
 mod transfer;
 
-pub use crate::device::LANES_MAX;
+pub use crate::device::CHANNELS_MAX;
 pub use crate::error::DeviceError;
 pub use crate::pieces::Piece;
 pub use crate::policy::Direction;

@@ -3,8 +3,8 @@
 //! It first waits until the caller's stream has finished the work that it had, and only then begins copies.
 //! So a transfer that has begun depends on nothing but itself, and can always be waited for.
 //!
-//! Copies run in *flights*: a list of copies on one lane. Registered host memory is accessed directly. Other
-//! memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the device
+//! Copies run in *flights*: a list of copies on one channel. Registered host memory is accessed directly.
+//! Other memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the device
 //! while the other is filled or emptied.
 //!
 //! **Invariant:** when [`Transfer::poll`] has returned `Ok(true)` or an error, and after a transfer is
@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::device::{Chunk, Device, GATHER_PARTS, Gather, Lane, UNIT_WORDS, UNITS_MAX};
+use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
 use crate::driver::{Current, Driver, Opaque};
 use crate::pieces::{Piece, divided, host_runs, merged};
 use crate::policy::{Direction, Shape, Way, choose};
@@ -51,7 +51,7 @@ struct Direct {
 }
 
 struct Flight {
-    lane: Lane,
+    channel: Channel,
     gather: Option<Gather>,
     /// The chunk that it goes through, and the pieces of the caller in it, in order.
     staged: Option<(Chunk, Vec<Piece>)>,
@@ -60,7 +60,7 @@ struct Flight {
 
 enum Order {
     NotBegun,
-    Waiting(Lane),
+    Waiting(Channel),
     Done,
 }
 
@@ -130,22 +130,22 @@ impl Transfer {
     /// Whether the caller's stream has finished what it had when this transfer began.
     fn is_ordered(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
         if let (Order::NotBegun, Some(stream)) = (&self.order, self.stream) {
-            let Some(lane) = self.device.take_lane(current)? else { return Ok(false) };
-            let recorded = current.record(lane.ordered, stream);
-            let event = lane.ordered;
-            self.order = Order::Waiting(lane);
+            let Some(channel) = self.device.take_channel(current)? else { return Ok(false) };
+            let recorded = current.record(channel.ordered, stream);
+            let event = channel.ordered;
+            self.order = Order::Waiting(channel);
             recorded?;
             if self.load == Load::Auto {
                 self.load = if current.is_done(event)? { Load::Idle } else { Load::Busy };
             }
         }
-        if let Order::Waiting(lane) = &self.order
-            && !current.is_done(lane.ordered)?
+        if let Order::Waiting(channel) = &self.order
+            && !current.is_done(channel.ordered)?
         {
             return Ok(false);
         }
-        if let Order::Waiting(lane) = std::mem::replace(&mut self.order, Order::Done) {
-            self.device.return_lane(lane);
+        if let Order::Waiting(channel) = std::mem::replace(&mut self.order, Order::Done) {
+            self.device.return_channel(channel);
         }
         Ok(true)
     }
@@ -153,7 +153,7 @@ impl Transfer {
     /// Ends flights that have landed, in order.
     fn retire(&mut self, current: &Current<'_>) -> Result<(), DeviceError> {
         while let Some(flight) = self.flights.front() {
-            if !current.is_done(flight.lane.done)? {
+            if !current.is_done(flight.channel.done)? {
                 break;
             }
             let Some(flight) = self.flights.pop_front() else { break };
@@ -173,18 +173,18 @@ impl Transfer {
         Ok(())
     }
 
-    /// Begins the next flight. False if it must wait for a lane or a chunk.
+    /// Begins the next flight. False if it must wait for a channel or a chunk.
     fn begin_flight(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
         let Some(first) = self.todo.front().copied() else { return Ok(false) };
-        let Some(lane) = self.device.take_lane(current)? else { return Ok(false) };
-        let mut flight = Flight { lane, gather: None, staged: None, bytes: 0 };
+        let Some(channel) = self.device.take_channel(current)? else { return Ok(false) };
+        let mut flight = Flight { channel, gather: None, staged: None, bytes: 0 };
         let direct = if registered::find(first.host).is_some() {
             self.next_direct()
         } else {
             let chunk = match Chunk::take(current) {
                 Ok(Some(chunk)) => chunk,
                 other => {
-                    self.device.return_lane(flight.lane);
+                    self.device.return_channel(flight.channel);
                     return other.map(|_| false);
                 }
             };
@@ -252,14 +252,14 @@ impl Transfer {
     /// Waits for copies that have begun, without using their bytes.
     fn abandon(&mut self, current: &Current<'_>) {
         for flight in self.flights.drain(..) {
-            let Flight { lane, gather, .. } = flight;
-            let finished = lane.finish(self.device, current);
+            let Flight { channel, gather, .. } = flight;
+            let finished = channel.finish(self.device, current);
             if let (Ok(()), Some(gather)) = (finished, gather) {
                 self.device.return_gather(gather);
             }
         }
-        if let Order::Waiting(lane) = std::mem::replace(&mut self.order, Order::Done) {
-            self.device.return_lane(lane);
+        if let Order::Waiting(channel) = std::mem::replace(&mut self.order, Order::Done) {
+            self.device.return_channel(channel);
         }
         self.todo.clear();
     }
@@ -310,7 +310,7 @@ pub(crate) fn read(
 impl Flight {
     /// Gives back what a finished flight has used.
     fn end(self, device: &Device) {
-        device.return_lane(self.lane);
+        device.return_channel(self.channel);
         if let Some(gather) = self.gather {
             device.return_gather(gather);
         }
@@ -333,15 +333,15 @@ fn submit(
         flight.gather = device.take_gather(current);
         way = if flight.gather.is_some() { way } else { Way::Engine };
     }
-    let (stream, second, done) = (flight.lane.stream, flight.lane.second, flight.lane.done);
+    let (stream, second, done) = (flight.channel.stream, flight.channel.second, flight.channel.done);
     match (way, device.kernel(current), &flight.gather) {
         (Way::Kernel, Some(kernel), _) => {
             let units = kernel_units(direction, list, flight.bytes);
-            launch(current, &mut flight.lane, kernel, GRID, &units)?;
+            launch(current, &mut flight.channel, kernel, GRID, &units)?;
             current.record(done, stream)
         }
         (Way::Gather, Some(kernel), Some(gather)) => {
-            gather_and_copy(current, &mut flight.lane, gather, kernel, &pieces)?;
+            gather_and_copy(current, &mut flight.channel, gather, kernel, &pieces)?;
             current.record(done, second)
         }
         _ => {
@@ -392,31 +392,31 @@ fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; 
 /// Writes the list and launches the kernel over it.
 fn launch(
     current: &Current<'_>,
-    lane: &mut Lane,
+    channel: &mut Channel,
     kernel: Opaque,
     grid: (u32, u32),
     list: &[[u64; UNIT_WORDS]],
 ) -> Result<(), DeviceError> {
-    launch_at(current, lane, kernel, grid, 0, list)
+    launch_at(current, channel, kernel, grid, 0, list)
 }
 
-/// The same with the list at an offset of the lane's memory for lists.
+/// The same with the list at an offset of the channel's memory for lists.
 fn launch_at(
     current: &Current<'_>,
-    lane: &mut Lane,
+    channel: &mut Channel,
     kernel: Opaque,
     grid: (u32, u32),
     first: usize,
     list: &[[u64; UNIT_WORDS]],
 ) -> Result<(), DeviceError> {
     assert!(first + list.len() <= UNITS_MAX, "a list of {} units at {first}", list.len());
-    let (units, stream) = (lane.units(current)?, lane.stream);
+    let (units, stream) = (channel.units(current)?, channel.stream);
     let (offset, len) = ((first * UNIT_WORDS * 8) as u64, list.len() * UNIT_WORDS);
     let target = pointer(units.host + offset).cast::<u64>();
-    // SAFETY: the lane's memory has space for `UNITS_MAX` units, and no work of this lane reads this part.
+    // SAFETY: the channel's memory has space for `UNITS_MAX` units, and no work of it reads this part.
     unsafe { std::ptr::copy_nonoverlapping(list.as_ptr().cast::<u64>(), target, len) };
     let piece = Piece { device: units.device + offset, host: units.host + offset, len: (len * 8) as u64 };
-    // SAFETY: both sides belong to the lane, which is kept until its streams have no work. The units name
+    // SAFETY: both sides belong to the channel, which is kept until its streams have no work. The units name
     // memory that stays as the caller of `Transfer::new` promised.
     unsafe {
         current.copy(Direction::Load, piece, stream)?;
@@ -427,12 +427,12 @@ fn launch_at(
 /// Gathers parts on the first stream, and copies each from there on the second.
 fn gather_and_copy(
     current: &Current<'_>,
-    lane: &mut Lane,
+    channel: &mut Channel,
     gather: &Gather,
     kernel: Opaque,
     pieces: &[Piece],
 ) -> Result<(), DeviceError> {
-    let (stream, second) = (lane.stream, lane.second);
+    let (stream, second) = (channel.stream, channel.second);
     let mut left: VecDeque<Piece> = pieces.iter().copied().collect();
     let (mut number, mut first) = (0, 0);
     while !left.is_empty() {
@@ -451,7 +451,7 @@ fn gather_and_copy(
         if number >= GATHER_PARTS {
             current.wait(stream, *copied)?;
         }
-        launch_at(current, lane, kernel, GATHER_GRID, first, &units)?;
+        launch_at(current, channel, kernel, GATHER_GRID, first, &units)?;
         current.record(*gathered, stream)?;
         current.wait(second, *gathered)?;
         copy_all(current, Direction::Save, &runs, false, second)?;

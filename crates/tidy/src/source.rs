@@ -54,6 +54,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/probe.rs",
     "crates/transport/src/process.rs",
     "crates/transport/src/tcp/stream.rs",
+    "crates/transport/tests/device.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
     "python/src/mooncake/owned.rs",

@@ -313,11 +313,11 @@ fn exhausted_ring_makes_transfers_wait() {
 }
 
 #[test]
-fn more_transfers_than_lanes_wait_for_each_other() {
+fn more_transfers_than_channels_wait_for_each_other() {
     let (_turn, standin) = standin();
     let (device, host) = (standin.alloc(1 << 20), Host::new(1 << 20));
     let registration = host.register(false);
-    let count = tiffin_gpu::LANES_MAX + 5;
+    let count = tiffin_gpu::CHANNELS_MAX + 5;
     let list = [Piece { device, host: host.start(), len: 1 << 20 }];
     let mut transfers: Vec<_> = (0..count).map(|_| transfer(&PLACE, Save, &list)).collect();
     while !transfers.is_empty() {
