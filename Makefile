@@ -16,7 +16,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
-.PHONY: clients conformance docs-mooncake test-ha
+.PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -62,7 +62,28 @@ check-instructions: # The hot paths take no more instructions than they did; ski
 check-wheel: .venv-test/wheels # The wheels can be built, and installed where there is nothing else
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
+	$(CARGO) build -q --locked -p tiffin-gpu-standin
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
+
+# These two build nothing and need no network: the machine with the GPU gets a copy of this tree and of the wheels in
+# `dist`. Torch is that of the machine's Python.
+.venv-gpu/ready: $(wildcard dist/*.whl)
+	@ls dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl >/dev/null || { printf '\nhint: copy the wheels into dist\n' >&2; exit 1; }
+	@rm -rf $(@D) && $(PYTHON) -m venv --system-site-packages $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-index --no-deps --force-reinstall dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+	@touch $@
+
+test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
+	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
+	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py $(ARGS)
+
+bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
+	.venv-gpu/bin/python bench/gpu.py $(ARGS)
+
+kernels: ## Compile the copy kernel to PTX, which needs no GPU
+	@rm -rf .venv-kernels && $(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/pip install -q --disable-pip-version-check nvidia-cuda-nvrtc-cu11==11.8.89
+	.venv-kernels/bin/python crates/gpu/kernels/compile.py
 
 CONFORMANCE_VENV = $(if $(TORCH),.venv-torch,.venv-test)
 conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences; TORCH=1 adds tensors (several gigabytes)

@@ -76,6 +76,12 @@ pub enum Error {
         /// Which one, and what was observed.
         what: String,
     },
+    /// A device could not copy the bytes of an object. Nothing was stored.
+    #[error("{what}")]
+    Device {
+        /// The problem.
+        what: String,
+    },
     /// The name of the master's host, or of a node's, has no address.
     #[error("{what}")]
     UnknownHost {
@@ -239,6 +245,9 @@ impl Error {
             Self::Unreachable { .. } => {
                 "check that a server listens there and that this machine can reach it"
             }
+            Self::Device { .. } => {
+                "keep device memory allocated until the call returns; `tiffin doctor` checks the CUDA driver"
+            }
             Self::NoHandshake { .. } => {
                 "another program may listen there: check the address; or the server is stopped, overloaded \
                  or shutting down"
@@ -311,6 +320,7 @@ impl Error {
             | Self::WrongGroup { .. }
             | Self::WrongPort { .. }
             | Self::Invalid { .. }
+            | Self::Device { .. }
             | Self::Unauthenticated { .. }
             | Self::Closed
             | Self::Forked => false,

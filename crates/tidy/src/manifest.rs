@@ -8,7 +8,7 @@ use crate::tree::File;
 const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 25] = [
+pub const DIRECTION: [(&str, &[&str]); 27] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-sim-runner", &[]),
@@ -17,7 +17,9 @@ pub const DIRECTION: [(&str, &[&str]); 25] = [
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
     ("tiffin-node", &["tiffin-sabotage", "tiffin-types"]),
-    ("tiffin-transport", &[]),
+    ("tiffin-gpu", &[]),
+    ("tiffin-gpu-standin", &[]),
+    ("tiffin-transport", &["tiffin-gpu"]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
     ("tiffin-etcd", &[]),

@@ -14,6 +14,15 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
     // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
+    // Calls the CUDA driver, whose functions it finds at run time.
+    "crates/gpu/src/driver.rs",
+    "crates/gpu/src/ffi.rs",
+    "crates/gpu/src/transfer.rs",
+    "crates/gpu/tests/standin/main.rs",
+    "crates/gpu/tests/standin/support.rs",
+    // Implements the functions of the driver, for tests.
+    "crates/gpu-standin/src/lib.rs",
+    "crates/gpu-standin/src/memory.rs",
     // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
@@ -36,6 +45,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
+    // Gives mapped and device memory to the CUDA driver, and waits until it is done.
+    "crates/transport/src/device.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
@@ -43,6 +54,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/probe.rs",
     "crates/transport/src/process.rs",
     "crates/transport/src/tcp/stream.rs",
+    "crates/transport/tests/device.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
     "python/src/mooncake/owned.rs",

@@ -23,10 +23,10 @@ use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
 use crate::layout::{DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
-use crate::lock;
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
+use crate::{device, lock};
 
 /// Memory of a control segment that is not counted against the data segment; a node counts more than that.
 const CONTROL_BYTES_FREE: u64 = 1 << 20;
@@ -144,7 +144,8 @@ impl NodeMemory {
         }
         let [control_file, data_file, claims_file] = pool.files(&geometry)?;
         let map = |file: &OwnedFd, bytes| {
-            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+            let map = map.and_then(|it| it.for_devices(file.as_fd())).map(Arc::new);
             map.map_err(|source| SegmentError::System { what: "mapping a memory pool", source })
         };
         let control = map(&control_file, geometry.control_bytes())?;
@@ -211,9 +212,9 @@ impl NodeMemory {
     }
 
     /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
-    /// later access allocates the pages again.
+    /// later access allocates the pages again. Pages stay while a process has registered some with a device.
     pub fn return_pages(&self, extent: Extent) {
-        punch(&self.data_file, extent);
+        device::unless_registered(self.data_file.as_fd(), || punch(&self.data_file, extent));
     }
 
     /// Allocates the pages of this range of the data segment, which [`Self::return_pages`] has returned.
@@ -378,7 +379,8 @@ fn memory_file(name: &'static str, bytes: u64) -> Result<(OwnedFd, Map), Segment
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(name, flags).map_err(io::Error::from).map_err(fail("making a memory file"))?;
     ftruncate(&file, bytes).map_err(io::Error::from).map_err(fail("sizing a memory file"))?;
-    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map_err(fail("mapping a memory file"))?;
+    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+    let map = map.and_then(|it| it.for_devices(file.as_fd())).map_err(fail("mapping a memory file"))?;
     Ok((file, map))
 }
 
