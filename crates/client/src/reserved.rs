@@ -102,8 +102,8 @@ impl Reserved {
         }
     }
 
-    /// Sets how many copies the object is to have. If these are more than there is space for, the master makes
-    /// the others.
+    /// Sets how many copies the object is to have. If these are more than there is space for, the master
+    /// makes the others.
     pub(crate) fn for_copies(mut self, replicas: u32) -> Self {
         self.space.options.replicas = replicas;
         self
