@@ -4,8 +4,8 @@
 //! So a transfer that has begun depends on nothing but itself, and can always be waited for.
 //!
 //! Copies run in *flights*: a list of copies on one channel. Registered host memory is accessed directly.
-//! Other memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the device
-//! while the other is filled or emptied.
+//! Other memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the
+//! device while the other is filled or emptied.
 //!
 //! **Invariant:** when [`Transfer::poll`] has returned `Ok(true)` or an error, and after a transfer is
 //! dropped, neither the device nor this process accesses its memory for it.
