@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use tiffin_core::{
-    ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
+    ClientId, ConnId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
     extent::space_for,
+    message::Settle,
     node::{Adopted, Found, SlotRecord, SlotState},
 };
 use tiffin_session::{Seen, SeenState};
@@ -58,6 +59,9 @@ pub(crate) struct Memory {
     pub(crate) instance: u64,
     /// No stamp from here on was used.
     pub(crate) stamp_high_water: u64,
+    /// The journal of the ledger: the messages of this connection, which the master has recorded in memory
+    /// that outlives both.
+    pub(crate) journal: (ConnId, Vec<Settle>),
 }
 
 impl Memory {
@@ -75,6 +79,7 @@ impl Memory {
             epoch: 0,
             instance: 0,
             stamp_high_water: 1,
+            journal: (ConnId(0), Vec::new()),
         }
     }
 
@@ -90,6 +95,7 @@ impl Memory {
             stamp_high_water: self.stamp_high_water,
             slots,
             clients,
+            ledger: self.journal.1.clone(),
         }
     }
 

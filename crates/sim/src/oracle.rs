@@ -214,8 +214,6 @@ pub(crate) struct Oracle {
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
-    /// Those of them whose node's process ended before it had read the ledger; its memory has outlived it.
-    pub(crate) unread: BTreeSet<(SegmentId, SlotRef)>,
     /// Objects that this epoch named through the ledger.
     pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
@@ -226,6 +224,8 @@ pub(crate) struct Oracle {
     pub(crate) released: BTreeSet<Generation>,
     /// Groups that consumed a sample while others had it leased.
     pub(crate) deferred: BTreeSet<(Generation, String)>,
+    /// Groups that have consumed a sample according to a member that has joined.
+    pub(crate) announced_acks: BTreeSet<(Generation, String)>,
     /// Groups that consumed a sample, or tried, at another time.
     pub(crate) acked_for_good: BTreeSet<(Generation, String)>,
     /// Unanswered pulls with their group; and the group of each pulled lease.
@@ -327,7 +327,6 @@ impl Oracle {
         self.deleting.clear();
         self.retired.clear();
         self.ledger_commits.clear();
-        self.unread_are_lost(memories);
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -639,6 +638,9 @@ impl Oracle {
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
             self.ledger_commits.retain(|it| it.0 != segment);
+            // A put that was decided before may be answered later.
+            let on_node = self.generation_of.keys().filter(|it| it.0 == segment);
+            self.retires_sent.extend(on_node);
         }
         // Objects that were deleted before the node joined this epoch are not pending.
         let owes = |it: &ObjectHistory| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
@@ -650,6 +652,8 @@ impl Oracle {
     }
 
     fn adopted(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
+        let acked = record.attributes.sample.iter().flat_map(|it| &it.acked);
+        self.announced_acks.extend(acked.map(|it| (record.generation, it.clone())));
         // The same copy may have been decided again, and its node did not know yet.
         let anew = self.generation_of.get(&(segment, record.slot_ref)).copied();
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {

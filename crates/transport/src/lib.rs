@@ -34,6 +34,7 @@ pub mod copy;
 pub mod faults;
 mod fields;
 pub mod hedge;
+pub mod journal;
 pub mod layout;
 pub mod local;
 mod lock;

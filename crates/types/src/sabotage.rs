@@ -34,6 +34,8 @@ tiffin_sabotage::variants! {
         ForgetParked: "a restarted node knows what was in view";
         /// A node that is started again on its memory shows itself as a member at once.
         AdoptAsMember: "a restarted node applies its retires first";
+        /// A node that is started again on its memory does not commit what was published and not read.
+        ForgetLedger: "a restarted node reads its ledger";
         /// A node that is started again on its memory uses stamps again.
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.

@@ -9,6 +9,7 @@
 //! never sleeps past the time at which the core wants to be woken.
 
 mod ha;
+mod ledger;
 mod notices;
 mod pages;
 mod state;
@@ -22,13 +23,13 @@ use std::time::Duration;
 
 use ha::Ha;
 pub(crate) use ha::HaStat;
+use ledger::Ledger;
 use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_core::message::{
-    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
-    wrong_direction,
+    Hello, List, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome, wrong_direction,
 };
 use tiffin_core::sabotage::Sabotage;
 use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
@@ -105,7 +106,7 @@ struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
     /// Ledgers of nodes that have not opened their first connection yet.
-    ledgers: BTreeMap<SegmentId, Outbox>,
+    ledgers: BTreeMap<SegmentId, Ledger>,
     next_conn: u64,
     /// Pages that wait for a reply.
     pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
@@ -136,7 +137,9 @@ struct Conn {
     replies: ReplyPath,
     is_node: bool,
     /// The ledger of a node on the master's host.
-    ledger: Option<Outbox>,
+    ledger: Option<Ledger>,
+    /// Its memory outlives it: only what is recorded in its journal is certain to arrive.
+    needs_journal: bool,
 }
 
 impl Conn {
@@ -311,17 +314,18 @@ impl Host for Shared {
             .await;
         }
         if hello.role == Role::Ledger {
-            let (outbox, mut inbox) = greeting.welcome(welcome);
-            let segment = hello.home.unwrap_or_default();
+            let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
             // A ledger needs a Unix socket: across a network, delivery is not certain.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
-                outbox.enlarge_buffer();
-                self.lock().ledgers.insert(segment, outbox.clone());
+                let ledger = Ledger::open(outbox, &hello).await;
+                self.lock().ledgers.insert(segment, ledger);
             }
+            // A welcomed node opens its first connection, which takes the ledger.
+            let (_, mut inbox) = greeting.welcome(welcome);
             // A node sends nothing on a ledger.
             while inbox.next().await.is_some() {}
             let mut state = self.lock();
-            if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
+            if state.ledgers.get(&segment).is_some_and(Ledger::is_closed) {
                 state.ledgers.remove(&segment);
             }
             return;
@@ -381,7 +385,9 @@ impl<'a> Visit<'a> {
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { replies: ReplyPath::new(&hello, outbox), is_node, ledger });
+            let needs_journal = is_node && ledger::needs_journal(&hello);
+            let replies = ReplyPath::new(&hello, outbox);
+            state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal });
             conn
         };
         shared.handle(Event::Opened(conn, hello), None);
@@ -621,6 +627,10 @@ impl Shared {
         {
             let mut state = self.lock();
             let now = self.now();
+            if let Event::Reply(conn, id, reply) = &event {
+                let ledger = state.conns.get_mut(conn).and_then(|it| it.ledger.as_mut());
+                ledger.into_iter().for_each(|it| it.replied(*id, reply));
+            }
             state.core.handle(now, event);
             self.drain(&mut state, now, asked, &mut answers);
         }
@@ -753,18 +763,6 @@ impl Shared {
 impl State {
     fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
         self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
-    }
-
-    /// Whether the message is in the node's socket, and so certain to arrive.
-    fn send_ledger(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
-        let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
-        match ledger.map(|it| it.send_if_buffered(id, request)) {
-            Some(Ok(is_there)) => is_there,
-            // A full or missing ledger: the request goes through the ordinary connection.
-            None | Some(Err(_)) => {
-                self.ask(now, conn, id, |outbox| outbox.send_if_buffered(id, request)) == Some(true)
-            }
-        }
     }
 
     /// Sends through a connection, if it is open.

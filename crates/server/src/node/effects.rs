@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
 use super::link::{self, LinkEvent};
-use super::{Shared, State};
+use super::{Shared, State, pool};
 use crate::supervise::faults::{Point, strike};
 
 /// A reply to send after the lock is released.
@@ -163,6 +163,10 @@ impl link::Linked for Shared {
 
     fn has_ledger(&self) -> bool {
         true
+    }
+
+    fn make_journal(&self) -> Option<(String, u64)> {
+        pool::make_journal(&self.memory)
     }
 
     fn has_reservations(&self) -> bool {
@@ -317,6 +321,7 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
         stamp_high_water: reader.stamp_high_water(),
         slots: scanned.into_iter().filter_map(found).collect(),
         clients: clients.into_iter().map(ClientId).collect(),
+        ledger: Vec::new(),
     })
 }
 
