@@ -214,6 +214,8 @@ pub(crate) struct Oracle {
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
+    /// Written objects whose predecessors were retired for them.
+    pub(crate) successors: BTreeMap<(SegmentId, SlotRef), Name>,
     /// Objects that this epoch named through the ledger.
     pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
@@ -409,6 +411,7 @@ impl Oracle {
         complete: bool,
     ) {
         let mut victims = Vec::new();
+        self.successors.retain(|_, name| !names.contains(name));
         for name in names {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
@@ -486,6 +489,7 @@ impl Oracle {
             }
             Effect::Notice(Notice::NodeAbsent { node, .. }) => {
                 if let Some(segment) = self.node_names.get(node).copied() {
+                    self.successors.retain(|it, _| it.0 != segment);
                     self.gives_up(segment);
                 }
             }
@@ -496,6 +500,7 @@ impl Oracle {
                     // If it returns, it starts empty.
                     self.lost.insert(*segment, true);
                     let segment = *segment;
+                    self.successors.retain(|it, _| it.0 != segment);
                     self.tier.lost(segment);
                 }
             }
@@ -662,7 +667,10 @@ impl Oracle {
         self.tier.arrives((segment, record.slot_ref), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.from_new_node) {
             self.check_not_older(segment, name, record, memories);
-            self.removed_is_not_restored(segment, name, record.generation);
+            // A node that had stored an object, and not retired its predecessor, reports both.
+            if !self.retired.contains(&(segment, record.slot_ref)) {
+                self.removed_is_not_restored(segment, name, record.generation);
+            }
             self.newest.insert(name, record.generation);
             let was_gone = self.objects.get(&record.generation).is_some_and(ObjectHistory::is_gone);
             if was_gone {

@@ -90,6 +90,8 @@ pub(crate) struct Plan {
     pub(crate) has_many_copies: bool,
     /// How long it usually takes at most to save the master's state.
     pub(crate) save_ms_max: u64,
+    /// Percentage of puts that replace one generation only.
+    pub(crate) replaces_percent: u64,
 }
 
 impl Plan {
@@ -187,6 +189,15 @@ impl Plan {
             (self.fault_gap, self.pool_loss_percent) = (self.fault_gap.min(60), 0);
             (self.view_percent, self.sharing_percent) = (self.view_percent.max(30), 100);
             self.away_ms_max = *rng.pick(&[400, 2000]).unwrap_or(&400);
+        }
+    }
+
+    /// In some worlds many puts replace one generation only.
+    pub(crate) fn draw_replaces(&mut self, rng: &mut Rng) {
+        self.replaces_percent = if rng.percent(25) { *rng.pick(&[30, 80]).unwrap_or(&30) } else { 0 };
+        if self.replaces_percent > 0 {
+            let weight = self.faults.get_mut(Fault::MasterCrash as usize);
+            weight.into_iter().for_each(|it| *it = (*it).max(4));
         }
     }
 
@@ -339,6 +350,7 @@ impl Plan {
             has_little_metadata: false,
             has_many_copies: false,
             save_ms_max: 40,
+            replaces_percent: 0,
         }
     }
 }

@@ -70,7 +70,9 @@ tiffin_sabotage::variants! {
         ForgetPendingRetires: "a repeated delete waits too";
         /// The master removes objects that were put after a drop began.
         DropNewer: "a drop spares newer objects";
-        /// The master answers a replacement before the nodes have confirmed the retire of the old object.
+        /// The master retires a replaced object before the new one is stored.
+        RetireFirst: "a replaced object is retired after the new one is stored";
+        /// The node releases a reservation that before the nodes have confirmed the retire of the old object.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
         /// The master readmits a node without its pending retires.
         ForgetOwedRetires: "pending retires are applied on return";

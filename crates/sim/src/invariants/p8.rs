@@ -2,7 +2,7 @@
 //! between. An object that the master has named without its node exists when the node returns.
 
 use tiffin_core::{
-    ConnId, RequestId, SegmentId, SlotRef,
+    ConnId, Generation, RequestId, SegmentId, SlotRef,
     message::{CommitOutcome, Replacement},
 };
 
@@ -23,6 +23,12 @@ impl Oracle {
     pub(crate) fn decide_answered(&mut self, to: (ConnId, RequestId), outcomes: &[CommitOutcome]) {
         let nameless = |it: &CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
         let places = self.places(to);
+        for (place, outcome) in places.iter().zip(outcomes) {
+            let Some(name) = self.successors.remove(place) else { continue };
+            if *outcome == CommitOutcome::Exists(Generation::default()) {
+                self.fail("p8", || format!("{name:?} was retired in favour of {place:?}, which got no name"));
+            }
+        }
         let nameless = places.into_iter().zip(outcomes).filter(|(_, outcome)| nameless(outcome));
         self.retires_sent.extend(nameless.map(|(place, _)| place));
     }
