@@ -116,6 +116,13 @@ impl World {
                     self.coverage.hit(Point::FaultNodeCrash);
                     let down = self.rng.delay(50, 600);
                     self.crash_node(node, down);
+                    // The processes of a host may be killed together.
+                    let is_near = self.plan.has_pool(node) && node < self.plan.same_host_nodes;
+                    if is_near && self.is_up(Party::Master) && self.rng.once_in(3) {
+                        self.coverage.hit(Point::FaultMasterCrash);
+                        let down = self.rng.delay(30, 200);
+                        self.crash_master(down);
+                    }
                 }
             }
             Fault::NodeStop => {

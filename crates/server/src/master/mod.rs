@@ -679,7 +679,11 @@ impl Shared {
             let mut state = self.lock();
             let epoch = saved.epoch;
             let now = self.now();
-            state.core = Master::recover_at(now, CoreConfig { epoch, ..self.config }, saved);
+            let config = CoreConfig { epoch, ..self.config };
+            state.core = match leads {
+                true => state.core.succeed(now, config, saved),
+                false => Master::recover_at(now, config, saved),
+            };
             (state.unsaved, state.restart, state.unconfirmed, state.leads) = (None, None, None, leads);
             state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
