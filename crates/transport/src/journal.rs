@@ -5,7 +5,7 @@
 //! again reads the journal and applies what the earlier process has not read. The node makes a new file for
 //! each connection to a master, so a master that was replaced writes into a file that nothing reads.
 //!
-//! The master uses `pwrite` and does not map the file, because a store into a truncated mapping would kill it.
+//! The master uses `pwrite` and does not map the file: a store into a truncated mapping would kill it.
 //!
 //! **Invariant:** a record is overwritten only after the node has applied its message.
 
