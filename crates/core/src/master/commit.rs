@@ -143,8 +143,7 @@ impl Objects {
         {
             return (CommitOutcome::Exists(other), self.give_back(&replicas, home_asks, others));
         }
-        // What is replaced is retired after the home has stored the object, so that a master that dies between
-        // both leaves one of them.
+        // The home stores the object before its predecessor is retired, so that one stays if the master dies.
         let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
         let Some((index, object)) = existing else {
             let home_asks = home_asks && (before.is_empty() || retires_first);
@@ -161,10 +160,7 @@ impl Objects {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
             if home_asks && !before.is_empty() && !retires_first {
-                let record = self.record(index, item.slot_ref);
-                let entry = others.entry(home).or_default();
-                entry.1.push((index, generation, item.slot_ref));
-                entry.0.commit.extend(record);
+                self.tell_again(home, index, item.slot_ref, others);
             }
             return (CommitOutcome::Stored(generation), before);
         }
@@ -179,17 +175,19 @@ impl Objects {
         (CommitOutcome::Replaced(generation), old)
     }
 
-    /// A copy of an object, as its node records it.
-    fn record(&self, index: ObjectIndex, slot_ref: SlotRef) -> Option<Record> {
-        let object = self.cx.catalog.get(index)?;
-        Some(Record {
+    /// Adds the message to a node about its copy of an object that has its name already.
+    fn tell_again(&self, node: NodeIndex, index: ObjectIndex, slot_ref: SlotRef, others: &mut Others) {
+        let Some(object) = self.cx.catalog.get(index) else { return };
+        let entry = others.entry(node).or_default();
+        entry.1.push((index, object.generation(), slot_ref));
+        entry.0.commit.push(Record {
             slot_ref,
             namespace: self.cx.catalog.namespace_name(object.namespace()).to_owned(),
             key: object.key().clone(),
             generation: object.generation(),
             len: object.len(),
             attributes: object.attributes().cloned().unwrap_or_default(),
-        })
+        });
     }
 
     /// For a put that replaces only one generation: the generation of the object that it must not replace,
