@@ -18,11 +18,11 @@ use std::collections::BTreeSet;
 use tiffin_types::{
     BATCH_ITEMS_MAX, ClientId, Generation, Key, SlotId, SlotRef,
     attributes::Attributes,
-    message::{CommitItem, DecideItem, PutOptions},
+    message::{CommitItem, DecideItem, PutOptions, Record, Settle},
     sabotage::sabotaged,
 };
 
-use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, slots::Identity};
+use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, Slots, slots::Identity};
 
 /// No put has this generation: what replaces only it is stored only if that was decided before.
 const NEVER: Generation = Generation { epoch: u64::MAX, counter: u64::MAX };
@@ -57,6 +57,8 @@ pub struct Adopted {
     pub slots: Vec<Found>,
     /// The clients that map the memory now.
     pub clients: Vec<ClientId>,
+    /// What the journal of the ledger says, in order. The node may have applied some of it.
+    pub ledger: Vec<Settle>,
 }
 
 /// Why memory cannot be adopted.
@@ -106,6 +108,9 @@ impl Node {
         if !node.slots.pay_for_adopted(&mut node.effects) {
             return Err(Damage::Space);
         }
+        for settle in adopted.ledger {
+            node.commit_unread(settle);
+        }
         for client in node.clients.unreachable_ones() {
             node.strip(client);
         }
@@ -150,6 +155,20 @@ impl Node {
             Some(SlotState::Prepared | SlotState::Committed) | None => (),
         }
         Ok(())
+    }
+
+    /// Commits what the master has published, and the earlier process has not read. What it has read may have
+    /// got another generation since, and stays. Reservations that the master has ended are left to their
+    /// writers and to the master.
+    fn commit_unread(&mut self, settle: Settle) {
+        if sabotaged!(self.config.sabotage, ForgetLedger) {
+            return;
+        }
+        let is_unread = |slots: &Slots, it: &Record| {
+            slots.state(it.slot_ref).is_some_and(|it| it != SlotState::Committed)
+        };
+        let unread = settle.commit.into_iter().filter(|it| is_unread(&self.slots, it)).collect();
+        self.commit_all(unread);
     }
 
     /// Asks the master which prepared objects it has stored. It stores none that it does not know: the pool

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use tiffin_types::{
-    Generation, Location,
-    message::{AllocateItem, Announced, Decide, Registered},
+    Generation, Key, Location,
+    message::{AllocateItem, Announced, Decide, Registered, Retire},
 };
 
 use super::tests::{Bench, CONN, GENERATION, UNIT, WRITER};
@@ -59,7 +59,8 @@ impl Image {
         let parked = self.parked.iter().map(|(slot, it)| self.found(*slot, it, true));
         let (epoch, instance) = self.master;
         let slots = used.chain(parked).collect();
-        Adopted { epoch, instance, stamp_high_water: self.mark, slots, clients: clients.to_vec() }
+        let (clients, ledger) = (clients.to_vec(), Vec::new());
+        Adopted { epoch, instance, stamp_high_water: self.mark, slots, clients, ledger }
     }
 }
 
@@ -230,6 +231,35 @@ fn prepared_object_is_stored_only_if_that_was_decided() {
         let is_stored = matches!(outcome, CommitOutcome::Stored(_));
         assert_eq!((bench.node.inventory().len(), bench.free()), if is_stored { (1, 7) } else { (0, 8) });
     }
+}
+
+#[test]
+fn published_object_that_was_not_read_is_committed() {
+    let mut bench = Bench::new();
+    let [unread, read, retired] = [0; 3].map(|_| bench.reserve(UNIT).unwrap().location.slot_ref());
+    let record = |slot_ref, generation| Record {
+        slot_ref,
+        namespace: "default".to_owned(),
+        key: Key::new(b"k").unwrap(),
+        generation,
+        len: UNIT,
+        attributes: Attributes::default(),
+    };
+    let later = Generation { counter: GENERATION.counter + 1, ..GENERATION };
+    let settle = Settle { commit: vec![record(read, later)], abort: Vec::new() };
+    bench.handle(Event::LedgerRead(vec![(RequestId(7), settle)]));
+    bench.handle(Event::MasterRequest(
+        RequestId(8),
+        MasterToMember::Retire(Retire { slot_refs: vec![retired] }),
+    ));
+    let mut adopted = bench.image.adopted(&[]);
+    let commit = [unread, read, retired].map(|it| record(it, GENERATION)).to_vec();
+    adopted.ledger = vec![Settle { commit, abort: vec![unread, read] }];
+    bench.node = Node::adopt(bench.node.config, adopted).unwrap();
+    bench.drain();
+    let inventory = bench.node.inventory();
+    let kept: Vec<_> = inventory.iter().map(|it| (it.slot_ref, it.generation)).collect();
+    assert_eq!(kept, [(unread, GENERATION), (read, later)]);
 }
 
 #[test]

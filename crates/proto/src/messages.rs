@@ -60,7 +60,7 @@ message! {
 
     Hello {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
-        9 => host, 10 => lane,
+        9 => host, 10 => lane, 11 => journal, 12 => journal_id,
     }
     Welcome {
         1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases, 7 => tenants,

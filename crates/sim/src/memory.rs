@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
-use tiffin_types::{ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
+use tiffin_types::message::Settle;
+use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
 
 use crate::keyspace::Name;
 
@@ -57,6 +58,9 @@ pub(crate) struct Memory {
     pub(crate) instance: u64,
     /// No stamp from here on was used.
     pub(crate) stamp_high_water: u64,
+    /// The journal of the ledger: the messages of this connection, which the master has recorded in memory
+    /// that outlives both.
+    pub(crate) journal: (ConnId, Vec<Settle>),
 }
 
 impl Memory {
@@ -75,6 +79,7 @@ impl Memory {
             epoch: 0,
             instance: 0,
             stamp_high_water: 1,
+            journal: (ConnId(0), Vec::new()),
         }
     }
 
@@ -107,6 +112,7 @@ impl Memory {
             stamp_high_water: self.stamp_high_water,
             slots,
             clients,
+            ledger: self.journal.1.clone(),
         }
     }
 

@@ -162,6 +162,12 @@ impl World {
         let delay = self.rng.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
         if let Some(it) = self.conns.get_mut(&conn) {
             it.ledger.push_back(frame);
+            let memory = it.segment.and_then(|it| self.memories.get_mut(&it));
+            if let (MasterToMember::Settle(settle), Some(memory)) = (request, memory)
+                && memory.journal.0 == conn
+            {
+                memory.journal.1.push(settle.clone());
+            }
         }
         self.at(self.now + delay, Event::ReadLedger(conn));
     }

@@ -176,9 +176,6 @@ impl World {
             && !self.rng.percent(self.plan.pool_loss_percent);
         if let Some(memory) = self.memories.get_mut(&segment) {
             (memory.alive, memory.runs) = (shell.keeps_pool, false);
-            if shell.keeps_pool {
-                self.oracle.pool_is_left(segment, memory, self.master.is_some());
-            }
         }
         self.close_all_of(Party::Node(node));
         if let Some(link) = link {
@@ -340,6 +337,9 @@ impl World {
         let conn = self.open(Party::Node(node), Party::Master, hello);
         if let Some(shell) = self.nodes.get_mut(node) {
             shell.link = Some(conn);
+            // The node makes a new journal, so that an earlier master writes into one that it has left.
+            let memory = self.memories.get_mut(&shell.segment);
+            memory.into_iter().for_each(|it| it.journal = (conn, Vec::new()));
         }
     }
 

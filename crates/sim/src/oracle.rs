@@ -214,8 +214,8 @@ pub(crate) struct Oracle {
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
-    /// Those of them whose node's process ended before it had read the ledger; its memory has outlived it.
-    pub(crate) unread: BTreeSet<(SegmentId, SlotRef)>,
+    /// Written objects whose predecessors were retired for them.
+    pub(crate) successors: BTreeMap<(SegmentId, SlotRef), Name>,
     /// Objects that this epoch named through the ledger.
     pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
@@ -226,6 +226,8 @@ pub(crate) struct Oracle {
     pub(crate) released: BTreeSet<Generation>,
     /// Groups that consumed a sample while others had it leased.
     pub(crate) deferred: BTreeSet<(Generation, String)>,
+    /// Groups that have consumed a sample according to a member that has joined.
+    pub(crate) announced_acks: BTreeSet<(Generation, String)>,
     /// Groups that consumed a sample, or tried, at another time.
     pub(crate) acked_for_good: BTreeSet<(Generation, String)>,
     /// Unanswered pulls with their group; and the group of each pulled lease.
@@ -331,7 +333,6 @@ impl Oracle {
         self.deleting.clear();
         self.retired.clear();
         self.ledger_commits.clear();
-        self.unread_are_lost(memories);
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -414,6 +415,7 @@ impl Oracle {
         complete: bool,
     ) {
         let mut victims = Vec::new();
+        self.successors.retain(|_, name| !names.contains(name));
         for name in names {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
@@ -490,7 +492,10 @@ impl Oracle {
                 }
             }
             Effect::Notice(Notice::NodeAbsent { .. }) => {
-                segment.into_iter().for_each(|it| self.gives_up(it));
+                if let Some(segment) = segment {
+                    self.successors.retain(|it, _| it.0 != segment);
+                    self.gives_up(segment);
+                }
             }
             Effect::Notice(Notice::NodeLost(..) | Notice::NodeLeft(..)) => {
                 if let Some(segment) = segment {
@@ -498,6 +503,7 @@ impl Oracle {
                     self.joined.remove(&segment);
                     // If it returns, it starts empty.
                     self.lost.insert(segment, true);
+                    self.successors.retain(|it, _| it.0 != segment);
                     self.tier.lost(segment);
                 }
             }
@@ -640,6 +646,9 @@ impl Oracle {
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
             self.ledger_commits.retain(|it| it.0 != segment);
+            // A put that was decided before may be answered later.
+            let on_node = self.generation_of.keys().filter(|it| it.0 == segment);
+            self.retires_sent.extend(on_node);
         }
         // Objects that were deleted before the node joined this epoch are not pending.
         let owes = |it: &ObjectHistory| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
@@ -651,6 +660,8 @@ impl Oracle {
     }
 
     fn adopted(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
+        let acked = record.attributes.sample.iter().flat_map(|it| &it.acked);
+        self.announced_acks.extend(acked.map(|it| (record.generation, it.clone())));
         // The same copy may have been decided again, and its node did not know yet.
         let anew = self.generation_of.get(&(segment, record.slot_ref)).copied();
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
@@ -659,7 +670,10 @@ impl Oracle {
         self.tier.arrives((segment, record.slot_ref), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.from_new_node) {
             self.check_not_older(segment, name, record, memories);
-            self.removed_is_not_restored(segment, name, record.generation);
+            // A node that had stored an object, and not retired its predecessor, reports both.
+            if !self.retired.contains(&(segment, record.slot_ref)) {
+                self.removed_is_not_restored(segment, name, record.generation);
+            }
             self.newest.insert(name, record.generation);
             let was_gone = self.objects.get(&record.generation).is_some_and(ObjectHistory::is_gone);
             if was_gone {

@@ -89,6 +89,8 @@ pub(crate) struct Plan {
     pub(crate) has_many_copies: bool,
     /// How long it usually takes at most to save the master's state.
     pub(crate) save_ms_max: u64,
+    /// Percentage of puts that replace one generation only.
+    pub(crate) replaces_percent: u64,
 }
 
 impl Plan {
@@ -194,6 +196,15 @@ impl Plan {
     pub(crate) fn draw_strays(&mut self, rng: &mut Rng) {
         if self.pools > 0 && rng.percent(40) {
             self.stray_percent = *rng.pick(&[20, 60]).unwrap_or(&20);
+        }
+    }
+
+    /// In some worlds many puts replace one generation only.
+    pub(crate) fn draw_replaces(&mut self, rng: &mut Rng) {
+        self.replaces_percent = if rng.percent(25) { *rng.pick(&[30, 80]).unwrap_or(&30) } else { 0 };
+        if self.replaces_percent > 0 {
+            let weight = self.faults.get_mut(Fault::MasterCrash as usize);
+            weight.into_iter().for_each(|it| *it = (*it).max(4));
         }
     }
 
@@ -347,6 +358,7 @@ impl Plan {
             has_little_metadata: false,
             has_many_copies: false,
             save_ms_max: 40,
+            replaces_percent: 0,
         }
     }
 }

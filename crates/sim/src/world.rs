@@ -202,6 +202,7 @@ impl World {
         plan.draw_copies(&mut Rng::new((!seed).rotate_left(16)));
         plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
         plan.draw_strays(&mut Rng::new(seed.rotate_left(8)));
+        plan.draw_replaces(&mut Rng::new(seed.rotate_left(40)));
         let mut world = Self {
             sabotage,
             now: 0,

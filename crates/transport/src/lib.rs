@@ -37,6 +37,7 @@ pub mod device;
 pub mod faults;
 mod fields;
 pub mod hedge;
+pub mod journal;
 pub mod layout;
 pub mod local;
 mod lock;

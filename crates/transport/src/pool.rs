@@ -1,7 +1,8 @@
 //! A memory pool: the files of a node's memory in a folder of a tmpfs, where they outlive the node's process.
 //!
 //! The folder has the files `control`, `data` and `claims`, whose content is that of the memory files of a
-//! node without a pool (see `docs/format.md`), and `lock`, which the running node has locked.
+//! node without a pool (see `docs/format.md`), `lock`, which the running node has locked, and `ledger`, the
+//! journal of the ledger.
 //!
 //! **Invariant:** one process at a time has a pool: it holds the lock until it ends, however it ends.
 //!
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, fstatfs, fstatvfs};
 
 use crate::Extent;
+use crate::journal;
 use crate::layout::{self, Geometry, header};
 
 /// The type of a tmpfs, as `statfs` names it.
@@ -27,6 +29,8 @@ const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
 /// Bytes that are allocated between two lines of progress.
 const ALLOCATE_BYTES: u64 = 8 << 30;
+/// The journal of the ledger, see [`journal`]; and its name while it is made.
+const JOURNALS: [&str; 2] = ["ledger", "ledger.new"];
 /// Bytes of the lock file that are read: it names a process.
 const HOLDER_BYTES_MAX: u64 = 32;
 
@@ -201,7 +205,8 @@ impl Pool {
     /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
     pub fn discard(&self) -> io::Result<()> {
         self.disown()?;
-        for name in [DATA, CLAIMS, LOCK] {
+        let [journal, unfinished] = JOURNALS;
+        for name in [DATA, CLAIMS, journal, unfinished, LOCK] {
             self.remove(name)?;
         }
         std::fs::remove_dir(&self.folder)
@@ -325,6 +330,20 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Makes an empty journal of the ledger, with this id, in place of the earlier one. Returns where it is.
+    pub fn make_journal(&self, id: u64) -> io::Result<PathBuf> {
+        let path = self.folder.join(JOURNALS[0]);
+        journal::create(&path, id).map(|()| path)
+    }
+
+    /// The messages in the journal of the ledger, in order. There are none if there is no journal.
+    pub fn read_journal(&self) -> Result<Vec<Vec<u8>>, PoolError> {
+        match journal::read(&self.folder.join(JOURNALS[0])) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => read.map_err(|error| self.failed("reading `ledger`", error)),
+        }
     }
 
     /// Bytes of memory that its files have.

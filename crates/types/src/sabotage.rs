@@ -38,6 +38,8 @@ tiffin_sabotage::variants! {
         UseUnrestored: "objects get no memory that is not there";
         /// A node that is started again on its memory shows itself as a member at once.
         AdoptAsMember: "a restarted node applies its retires first";
+        /// A node that is started again on its memory does not commit what was published and not read.
+        ForgetLedger: "a restarted node reads its ledger";
         /// A node that is started again on its memory uses stamps again.
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.
@@ -74,7 +76,9 @@ tiffin_sabotage::variants! {
         ForgetPendingRetires: "a repeated delete waits too";
         /// The master removes objects that were put after a drop began.
         DropNewer: "a drop spares newer objects";
-        /// The master answers a replacement before the nodes have confirmed the retire of the old object.
+        /// The master retires a replaced object before the new one is stored.
+        RetireFirst: "a replaced object is retired after the new one is stored";
+        /// The node releases a reservation that before the nodes have confirmed the retire of the old object.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
         /// The master readmits a node without its pending retires.
         ForgetOwedRetires: "pending retires are applied on return";

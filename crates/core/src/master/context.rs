@@ -33,6 +33,17 @@ const RETIRE_MAX: usize = 1 << 14;
 const POLL_PAUSE_MS: u64 = 2;
 
 /// See the module.
+/// Copies of replaced objects that are retired after their successors are stored. If the master dies between
+/// both, a key has the old or the new object, and not neither.
+#[derive(Debug)]
+pub(super) struct HeldRetires {
+    /// The node of the successors.
+    pub(super) home: NodeIndex,
+    pub(super) copies: Vec<(NodeIndex, SlotRef)>,
+    /// The operation whose answer waits for the retires.
+    pub(super) op: OpId,
+}
+
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) config: MasterConfig,
@@ -47,6 +58,9 @@ pub(super) struct Context {
     /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
     pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
+    /// Copies of replaced objects that are retired once a message about their successors is certain to
+    /// arrive.
+    pub(super) held_retires: BTreeMap<RequestId, HeldRetires>,
     pub(super) effects: VecDeque<Effect>,
     /// Number of objects evicted since the master started, and their bytes.
     pub(super) evicted: (u64, u64),
@@ -71,6 +85,7 @@ impl Context {
             confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
+            held_retires: BTreeMap::new(),
             effects: VecDeque::new(),
             evicted: (0, 0),
             next_id: 0,
@@ -150,6 +165,17 @@ impl Context {
             }
         }
         asked
+    }
+
+    /// Retires what waited for this node: it has received every message that an earlier connection lost, or
+    /// is lost itself.
+    pub(super) fn release_retires(&mut self, home: NodeIndex) {
+        let waits = &self.waits;
+        let is_over = |id: &RequestId, it: &mut HeldRetires| it.home == home && !waits.contains_key(id);
+        let released: Vec<_> = self.held_retires.extract_if(.., is_over).collect();
+        for (_, held) in released {
+            self.retire(held.copies, None);
+        }
     }
 
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.

@@ -144,6 +144,7 @@ impl Membership {
             o.lose_copy(index, node, Cause::NodeLost);
             lost += u64::from(o.cx.catalog.get(index).is_none());
         }
+        o.cx.release_retires(node);
         o.cx.quotas.end_grants_on(node);
         o.cx.pending_retires.forget(node);
         o.tier.forget_member(node);
@@ -331,6 +332,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     member.standing = Standing::Ready;
     member.from_earlier_life = false;
     let name = member.info.name.clone();
+    o.cx.release_retires(node);
     o.cx.quotas.note_change();
     o.tier.wake();
     o.tier.members_changed(&o.cx);
@@ -467,7 +469,7 @@ impl Master {
                     if let Some(member) = self.objects.cx.members.get_mut(node) {
                         member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
                     }
-                    self.retires.not_published(&mut self.objects, id, op);
+                    self.retires.not_published(&mut self.objects, node, id, op);
                 }
                 None => (),
             }
@@ -576,7 +578,7 @@ impl Master {
             _ => None,
         });
         for (id, op) in published.collect::<Vec<_>>() {
-            self.retires.not_published(&mut self.objects, id, op);
+            self.retires.not_published(&mut self.objects, node, id, op);
         }
     }
 }

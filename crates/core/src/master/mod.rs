@@ -250,6 +250,21 @@ impl Master {
     /// The same on a clock that runs already: the members are away since `now`.
     #[must_use]
     pub fn recover_at(now: Tick, config: MasterConfig, saved: Saved) -> Self {
+        let mut master = Self::empty(now, config);
+        master.restore(saved, Vec::new());
+        master
+    }
+
+    /// The same in place of a master whose process goes on. Memory in that process is not in the roster, but
+    /// has not ended: it must report as well.
+    #[must_use]
+    pub fn succeed(&self, now: Tick, config: MasterConfig, saved: Saved) -> Self {
+        let mut master = Self::empty(now, config);
+        master.restore(saved, self.objects.cx.members_in_same_process());
+        master
+    }
+
+    fn empty(now: Tick, config: MasterConfig) -> Self {
         let mut master = Self {
             objects: Objects::new(Context::new(config)),
             reservations: Reservations::default(),
@@ -262,7 +277,6 @@ impl Master {
             lease_end: None,
         };
         master.objects.cx.now = now;
-        master.restore(saved);
         master
     }
 

@@ -67,11 +67,6 @@ impl Context {
     /// The state that the state folder should contain now.
     fn saved(&self) -> Saved {
         let recorded = self.members.iter().filter(|(_, it)| it.is_recorded);
-        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
-        let member = |it: &Member| {
-            let owed = it.owed.iter().chain(&it.told_owed).chain(&it.retiring);
-            SavedMember::of(&it.info).owing(owed.filter(|_| !forgets_owed))
-        };
         let policies = self.quotas.policies().map(|(namespace, policy)| SavedPolicy {
             namespace: self.catalog.namespace_name(namespace).to_owned(),
             policy: policy.clone(),
@@ -79,10 +74,23 @@ impl Context {
         let policies = policies.filter(|_| !sabotaged!(self.config.sabotage, ForgetPolicies));
         Saved {
             epoch: self.config.epoch,
-            members: recorded.map(|(_, it)| member(it)).collect(),
+            members: recorded.map(|(_, it)| self.saved_member(it)).collect(),
             policies: policies.collect(),
             forgotten: self.members.forgotten().collect(),
         }
+    }
+
+    fn saved_member(&self, member: &Member) -> SavedMember {
+        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
+        let owed = member.owed.iter().chain(&member.told_owed).chain(&member.retiring);
+        SavedMember::of(&member.info).owing(owed.filter(|_| !forgets_owed))
+    }
+
+    /// The members that are in the master's process, and not in the roster.
+    pub(super) fn members_in_same_process(&self) -> Vec<SavedMember> {
+        let is_inside = |it: &&Member| it.conn.is_some_and(|it| self.connections.is_in_same_process(it));
+        let inside = self.members.iter().map(|it| it.1).filter(is_inside);
+        inside.filter(|it| !it.is_recorded).map(|it| self.saved_member(it)).collect()
     }
 
     /// Requests a write of the current state, if there is a state folder. Returns the version that contains
@@ -169,8 +177,8 @@ impl Master {
         self.objects.cx.saved()
     }
 
-    /// Restores the saved state of an earlier master.
-    pub(super) fn restore(&mut self, saved: Saved) {
+    /// Restores the saved state of an earlier master. Members that are not in the roster must report, too.
+    pub(super) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
             self.objects.cx.quotas.set_policy(namespace, saved.policy);
@@ -179,8 +187,12 @@ impl Master {
         for member in saved.members {
             if !sabotaged!(self.objects.cx.config.sabotage, ForgetRoster) {
                 let owed = member.owed_slot_refs();
-                self.objects.expect_report(member.info(), owed);
+                self.objects.expect_report(member.info(), owed, true);
             }
+        }
+        for member in unrecorded {
+            let owed = member.owed_slot_refs();
+            self.objects.expect_report(member.info(), owed, false);
         }
         self.objects.tell_unreported();
     }

@@ -113,19 +113,23 @@ pub(super) fn node_info() -> impl Strategy<Value = NodeInfo> {
 
 pub(super) fn hello() -> impl Strategy<Value = Hello> {
     let role = select(&[Role::Client, Role::Node, Role::Ledger, Role::Lane][..]);
-    let numbers = (small(), small(), number(), option::of(segment()), small());
-    (numbers, role, text(), text(), text(), text()).prop_map(
-        |((major, minor, client, home, lane), role, token, namespace, label, host)| Hello {
-            major,
-            minor,
-            token,
-            namespace,
-            role,
-            client: ClientId(client),
-            label,
-            home,
-            host,
-            lane,
+    let numbers = (small(), small(), number(), option::of(segment()), small(), number());
+    (numbers, role, text(), text(), text(), text(), text()).prop_map(
+        |((major, minor, client, home, lane, journal_id), role, token, namespace, label, host, journal)| {
+            Hello {
+                major,
+                minor,
+                token,
+                namespace,
+                role,
+                client: ClientId(client),
+                label,
+                home,
+                host,
+                lane,
+                journal,
+                journal_id,
+            }
         },
     )
 }

@@ -9,6 +9,7 @@
 //! never sleeps past the time at which the core wants to be woken.
 
 mod ha;
+mod ledger;
 mod notices;
 mod pages;
 mod state;
@@ -23,13 +24,14 @@ use std::time::Duration;
 
 use ha::Ha;
 pub(crate) use ha::HaStat;
+use ledger::Ledger;
 use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_rpc::{Address, Listener, Outbox, SendError};
 use tiffin_transport::peer::process_of;
-use tiffin_types::message::{List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Stat};
+use tiffin_types::message::{List, Reason, Refusal, Reply, Request, Resolve, Stat};
 use tiffin_types::sabotage::Sabotage;
 use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
@@ -100,7 +102,7 @@ struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
     /// Ledgers of nodes that have not opened their first connection yet.
-    ledgers: BTreeMap<SegmentId, Outbox>,
+    ledgers: BTreeMap<SegmentId, Ledger>,
     next_conn: u64,
     /// Pages that wait for a reply.
     pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
@@ -131,7 +133,9 @@ struct Conn {
     replies: ReplyPath,
     is_node: bool,
     /// The ledger of a node on the master's host.
-    ledger: Option<Outbox>,
+    ledger: Option<Ledger>,
+    /// Its memory outlives it: only what is recorded in its journal is certain to arrive.
+    needs_journal: bool,
 }
 
 impl Conn {
@@ -504,6 +508,10 @@ impl Shared {
         {
             let mut state = self.lock();
             let now = self.now();
+            if let Event::Reply(conn, id, reply) = &event {
+                let ledger = state.conns.get_mut(conn).and_then(|it| it.ledger.as_mut());
+                ledger.into_iter().for_each(|it| it.replied(*id, reply));
+            }
             state.core.handle(now, event);
             self.drain(&mut state, now, asked, &mut answers);
         }
@@ -558,7 +566,11 @@ impl Shared {
                 return false;
             }
             let now = self.now();
-            state.core = Master::recover_at(now, CoreConfig { epoch, ..self.config }, saved);
+            let config = CoreConfig { epoch, ..self.config };
+            state.core = match leads {
+                true => state.core.succeed(now, config, saved),
+                false => Master::recover_at(now, config, saved),
+            };
             (state.unsaved, state.restart, state.unconfirmed, state.leads) = (None, None, None, leads);
             state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
@@ -643,18 +655,6 @@ impl Shared {
 impl State {
     fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
         self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
-    }
-
-    /// Whether the message is in the node's socket, and so certain to arrive.
-    fn send_ledger(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
-        let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
-        match ledger.map(|it| it.send_if_buffered(id, request)) {
-            Some(Ok(is_there)) => is_there,
-            // A full or missing ledger: the request goes through the ordinary connection.
-            None | Some(Err(_)) => {
-                self.ask(now, conn, id, |outbox| outbox.send_if_buffered(id, request)) == Some(true)
-            }
-        }
     }
 
     /// Sends through a connection, if it is open.

@@ -10,6 +10,7 @@ use tiffin_types::ConnId;
 use tiffin_types::message::{Hello, Request, Role, Welcome, wrong_direction};
 use tokio::time::Instant;
 
+use super::ledger::{self, Ledger};
 use super::{Conn, Shared};
 use crate::listen::{Door, Host};
 use crate::reply_path::{self, ReplyPath};
@@ -51,17 +52,18 @@ impl Host for Shared {
             .await;
         }
         if hello.role == Role::Ledger {
-            let (outbox, mut inbox) = greeting.welcome(welcome);
-            let segment = hello.home.unwrap_or_default();
+            let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
             // A ledger needs a Unix socket: across a network, delivery is not certain.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
-                outbox.enlarge_buffer();
-                self.lock().ledgers.insert(segment, outbox.clone());
+                let ledger = Ledger::open(outbox, &hello).await;
+                self.lock().ledgers.insert(segment, ledger);
             }
+            // A welcomed node opens its first connection, which takes the ledger.
+            let (_, mut inbox) = greeting.welcome(welcome);
             // A node sends nothing on a ledger.
             while inbox.next().await.is_some() {}
             let mut state = self.lock();
-            if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
+            if state.ledgers.get(&segment).is_some_and(Ledger::is_closed) {
                 state.ledgers.remove(&segment);
             }
             return;
@@ -102,7 +104,9 @@ impl<'a> Visit<'a> {
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
-            state.conns.insert(conn, Conn { replies: ReplyPath::new(&hello, outbox), is_node, ledger });
+            let needs_journal = is_node && ledger::needs_journal(&hello);
+            let replies = ReplyPath::new(&hello, outbox);
+            state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal });
             conn
         };
         shared.handle(Event::Opened(conn, hello), None);

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
 use super::link::{self, LinkEvent};
-use super::{Shared, State};
+use super::{Shared, State, pool};
 use crate::supervise::faults::{Point, strike};
 
 /// What to do when a memory pool gets no more memory.
@@ -186,6 +186,10 @@ impl link::Linked for Shared {
         true
     }
 
+    fn make_journal(&self) -> Option<(String, u64)> {
+        pool::make_journal(&self.memory)
+    }
+
     fn has_reservations(&self) -> bool {
         // An offer may have been claimed and published as well.
         let usage = self.lock().core.usage();
@@ -338,6 +342,7 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
         stamp_high_water: reader.stamp_high_water(),
         slots: scanned.into_iter().filter_map(|it| found(it).transpose()).collect::<Result<_, _>>()?,
         clients: clients.into_iter().map(ClientId).collect(),
+        ledger: Vec::new(),
     })
 }
 

@@ -124,6 +124,11 @@ pub(super) trait Linked: Send + Sync {
     fn has_ledger(&self) -> bool {
         false
     }
+    /// Makes an empty journal of the ledger, if the member's memory outlives its process. Returns its path
+    /// and its id.
+    fn make_journal(&self) -> Option<(String, u64)> {
+        None
+    }
     /// Whether there are reservations that may be published.
     fn has_reservations(&self) -> bool {
         false
@@ -134,7 +139,10 @@ pub(super) trait Linked: Send + Sync {
 pub(super) async fn run(shared: Arc<impl Linked>) {
     let mut pause = PAUSE_MIN;
     while !shared.is_leaving() {
+        let (journal, journal_id) = shared.make_journal().unwrap_or_default();
         let hello = Hello {
+            journal,
+            journal_id,
             token: shared.token().to_owned(),
             role: Role::Node,
             label: host::label(),

@@ -10,15 +10,18 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_node::{Event, Node};
+use tiffin_proto::Incoming;
+use tiffin_proto::frame::Decoder;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{NodeMemory, SegmentError};
+use tiffin_types::message::{MasterToMember, Request, Settle};
 use tiffin_types::{ClientId, SegmentId};
 
 use super::{Shared, core_config, disk_bytes, effects, geometry};
-use crate::StartError;
 use crate::config::NodeConfig;
+use crate::{StartError, host};
 
 /// How often the locks of earlier clients are examined. It decides nothing: only the lock does.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
@@ -65,7 +68,8 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
         None => StartError::Disk(what),
     };
-    let adopted = effects::adopted(&memory).map_err(invalid)?;
+    let mut adopted = effects::adopted(&memory).map_err(invalid)?;
+    adopted.ledger = unread(&memory)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
     let core =
@@ -86,6 +90,36 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         );
     }
     Ok(Opened { memory, writer, core, mapped_by })
+}
+
+/// The messages that the journal of the ledger has. Those that cannot be decoded are left out: a master of
+/// another version may have written them.
+fn unread(memory: &NodeMemory) -> Result<Vec<Settle>, StartError> {
+    let Some(pool) = memory.pool() else { return Ok(Vec::new()) };
+    let messages = pool.read_journal().map_err(SegmentError::from)?;
+    let settle = |frame: Vec<u8>| {
+        let mut frames = Decoder::new();
+        frames.push(&frame);
+        let (header, payload) = frames.pop().ok().flatten()?;
+        match tiffin_proto::decode(&header, payload) {
+            Ok(Incoming::Request(_, Request::MasterToMember(MasterToMember::Settle(settle)))) => Some(settle),
+            _ => None,
+        }
+    };
+    Ok(messages.into_iter().filter_map(settle).collect())
+}
+
+/// Makes an empty journal of the ledger, if the memory is in a pool. Returns its path and its id. Where it
+/// cannot be made, the master finds none, and waits for the node instead.
+pub(super) fn make_journal(memory: &NodeMemory) -> Option<(String, u64)> {
+    let pool = memory.pool()?;
+    let id = host::draw().unwrap_or_default();
+    let path = pool.make_journal(id).unwrap_or_else(|error| {
+        let hint = "free some memory on its tmpfs; small puts are slower without";
+        tracing::warn!(path = %pool.folder().display(), %error, hint, "the pool has no journal");
+        pool.folder().to_owned()
+    });
+    Some((path.to_string_lossy().into_owned(), id))
 }
 
 /// Removes the pool, if the memory is in one.

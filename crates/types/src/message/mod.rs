@@ -91,6 +91,11 @@ pub struct Hello {
     /// From a [`Role::Lane`]: its number, which the ids of its requests contain
     /// ([`RequestId::lane`](crate::RequestId::lane)).
     pub lane: u32,
+    /// From a node whose memory outlives its process: the path of the journal of its ledger, see
+    /// [`Role::Ledger`]. The master relies on a message only if it has recorded it there.
+    pub journal: String,
+    /// The random number in that journal.
+    pub journal_id: u64,
 }
 
 /// The role of the side that connects.

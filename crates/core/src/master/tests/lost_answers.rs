@@ -56,6 +56,29 @@ impl Cluster {
 }
 
 #[test]
+fn replaced_object_stays_until_its_successor_is_stored() {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    let on = |name: &str| PutOptions { preferred: vec![name.into()], ..plain() };
+    let CommitOutcome::Stored(old) = cluster.put("k", UNIT, on("node1")) else { panic!("not stored") };
+    let on_exists = crate::message::OnExists::Replace;
+    let options = PutOptions { replaces: Some(old), on_exists, ..on("node2") };
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, options.clone()) else { panic!("full") };
+    // Neither node is on the master's host.
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    let id = cluster.send_commit("k", UNIT, options, &space);
+    assert_eq!(cluster.nodes[0].inventory().len(), 1, "its successor is not stored yet");
+    // The master dies before the node of the new object has received anything.
+    cluster.held_up[1].clear();
+    cluster.let_go(1);
+    cluster.restart_master(6);
+    assert!(cluster.has("k"));
+    let held: Vec<_> = cluster.nodes.iter().map(|it| it.inventory().len()).collect();
+    assert_eq!(held, [0, 1], "the put is decided again");
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Committed(_))));
+}
+
+#[test]
 fn retire_is_owed_until_the_node_receives_it() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
     cluster.put("k", UNIT, plain());
