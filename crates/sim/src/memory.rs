@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
-use tiffin_types::{ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
+use tiffin_types::{ClientId, ClusterId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
 
 use crate::keyspace::Name;
 
@@ -53,6 +53,7 @@ pub(crate) struct Memory {
     /// The epoch that the memory says, and the number of that master.
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
+    pub(crate) cluster: ClusterId,
     /// No stamp from here on was used.
     pub(crate) stamp_high_water: u64,
 }
@@ -71,6 +72,7 @@ impl Memory {
             member: false,
             epoch: 0,
             instance: 0,
+            cluster: ClusterId(0),
             stamp_high_water: 1,
         }
     }
@@ -84,6 +86,7 @@ impl Memory {
         Adopted {
             epoch: self.epoch,
             instance: self.instance,
+            cluster: self.cluster,
             stamp_high_water: self.stamp_high_water,
             slots,
             clients,

@@ -360,13 +360,13 @@ impl World {
                         memory.member = member;
                     }
                 }
-                Effect::Epoch(epoch, instance) => {
+                Effect::Epoch { epoch, instance, cluster } => {
                     self.log.line(self.now, "epoch", &[segment.0, epoch], &[]);
                     if let Some(memory) = self.memories.get_mut(&segment) {
-                        (memory.epoch, memory.instance) = (epoch, instance);
+                        (memory.epoch, memory.instance, memory.cluster) = (epoch, instance, cluster);
                     }
                 }
-                Effect::RejectMaster { .. } => {
+                Effect::RejectMaster { .. } | Effect::Refused(_) => {
                     if let Some(link) = link {
                         self.break_conn(link);
                     }

@@ -406,7 +406,7 @@ mod tests {
         writer.park(5);
         writer.reclaim(5);
         writer.set_stamp_high_water(11);
-        writer.set_epoch(5, 55);
+        writer.set_epoch(5, 55, 555);
         crate::copy::copy_in(b"bytes", memory.targets(&record.extents).unwrap()[0]);
         drop((memory, writer));
 
@@ -422,6 +422,7 @@ mod tests {
         assert_eq!(found[1].record, retired, "it has the stamp that it had");
         let reader = memory.reader();
         assert_eq!((reader.stamp_high_water(), reader.epoch(), reader.instance()), (11, 5, 55));
+        assert_eq!(reader.cluster(), 555);
         let source = memory.data.source(record.extents[0]).unwrap();
         let mut bytes = [0; 5];
         crate::copy::copy_out(source, &mut bytes);

@@ -38,6 +38,10 @@ tiffin_sabotage::variants! {
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.
         LoseThePool: "a memory pool outlives its process";
+        /// The master accepts members of any cluster.
+        JoinAnyCluster: "members of another cluster are refused";
+        /// The master does not save the id of its cluster.
+        ForgetCluster: "the id of the cluster survives a restart";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Effect, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
+    cluster::Cluster,
     confirmed::Confirming,
     connections::Connections,
     deadlines::Deadlines,
@@ -43,6 +44,7 @@ pub(super) struct Context {
     pub(super) quotas: Quotas,
     pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
+    pub(super) cluster: Cluster,
     pub(super) confirming: Confirming,
     /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
@@ -68,6 +70,7 @@ impl Context {
             quotas: Quotas::default(),
             pending_retires: PendingRetires::default(),
             saving: Saving::default(),
+            cluster: Cluster::default(),
             confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),

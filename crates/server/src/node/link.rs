@@ -21,7 +21,7 @@ use tiffin_rpc::{
 };
 use tiffin_types::RequestId;
 use tiffin_types::message::{
-    Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
+    Hello, MasterToMember, NodeInfo, Reason, Refusal, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
@@ -118,6 +118,8 @@ pub(super) trait Linked: Send + Sync {
     fn status(&self) -> &watch::Sender<LinkStatus>;
     /// Sets the connection for messages to the master. Returns the previous one.
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
+    /// Why the master has refused the member, if it has since this was last asked.
+    fn take_refusal(&self) -> Option<Refusal>;
     /// Passes an event to the core.
     fn hear(&self, said: LinkEvent);
     /// Whether the member has a ledger.
@@ -159,7 +161,8 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
                 if *shared.status().borrow() == LinkStatus::Member {
                     pause = PAUSE_MIN;
                 }
-                set_status(&*shared, LinkStatus::Unreachable(why));
+                let refused = shared.take_refusal().map(|it| status_of(&CallError::Refused(it)));
+                set_status(&*shared, refused.unwrap_or(LinkStatus::Unreachable(why)));
             }
             Err(error) => set_status(&*shared, status_of(&error)),
         }

@@ -34,7 +34,7 @@ use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
 use tiffin_types::message::{
-    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
+    ClientToNode, FetchItem, Hello, NodeInfo, Refusal, Reply, Request, RequestRef, Role, Usage, Welcome,
     wrong_direction,
 };
 pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
@@ -117,6 +117,8 @@ pub(crate) struct Shared {
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not reopened.
     is_leaving: AtomicBool,
+    /// Notified when the node may register: the cluster of its memory or of its disks is known, if there is one.
+    may_register: Notify,
     /// Notified after a decision: slots may have become objects.
     decided: Notify,
     /// The disk members of this node, once they are open.
@@ -134,6 +136,8 @@ struct State {
     conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
+    /// Why the master has refused the node.
+    refusal: Option<Refusal>,
     /// The drain job of this node.
     drain_job: watch::Sender<Option<DrainJob>>,
     /// Copies of other members' objects that are to be read.
@@ -174,6 +178,7 @@ impl NodeServer {
             conns: BTreeMap::new(),
             next_conn: 0,
             master: None,
+            refusal: None,
             drain_job: watch::Sender::new(None),
             fetches,
         };
@@ -190,6 +195,7 @@ impl NodeServer {
             door: Door::new(config.token.clone(), false),
             status,
             is_leaving: AtomicBool::new(false),
+            may_register: Notify::new(),
             decided: Notify::new(),
             disks: OnceLock::new(),
             mapped_by: Mutex::new(mapped_by),
@@ -203,11 +209,20 @@ impl NodeServer {
             let populated = Arc::downgrade(&shared);
             shared.memory.populate_ahead(pages, move || withhold_again(&populated));
         }
+        if config.ssd.is_empty() || shared.lock().core.cluster().known().is_some() {
+            shared.may_register.notify_one();
+        }
         let mut tasks = spawn(&shared, sockets, heard, fetched);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
+        // New memory joins the cluster of its disks. If it registered first, a master without its state would
+        // take the cluster for a new one, and refuse the disks.
+        for disk in &disks {
+            shared.lock().core.join_cluster(disk.cluster());
+        }
+        shared.may_register.notify_one();
         // The disks are set once, here.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
@@ -650,7 +665,12 @@ fn spawn(
     }
     let fetching = fetch::run(Arc::clone(shared), fetched);
     handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));
-    handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
+    let linked = Arc::clone(shared);
+    let linking = async move {
+        linked.may_register.notified().await;
+        link::run(linked).await;
+    };
+    handles.push(tasks.spawn(watch.watch("the link to the master", linking)));
     let abandoned = Arc::clone(shared);
     tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));
     tasks

@@ -4,6 +4,7 @@ mod absent;
 mod confirmed;
 mod drain;
 mod drops;
+mod identity;
 mod lifetimes;
 mod lost_answers;
 mod offers;
