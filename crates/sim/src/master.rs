@@ -403,6 +403,9 @@ impl World {
 
     fn notice(&mut self, notice: &Notice) {
         self.log.note(|| format!("{notice:?}"));
+        if let Notice::OtherCluster { cluster, .. } = notice {
+            self.member_is_refused(*cluster);
+        }
         if let Notice::NodeLost(node, _) | Notice::NodeLeft(node, _) = notice {
             self.leases_end_with(node);
         }
@@ -414,6 +417,7 @@ impl World {
             Notice::NodeAbsent { .. } => Point::NodeAbsentWithProtected,
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
+            Notice::OtherCluster { .. } => Point::OtherCluster,
             Notice::Evicted(..) => Point::Evicted,
             Notice::Prefetched { .. } => Point::Prefetched,
             Notice::AwaitingReports(_) => Point::AwaitedReports,

@@ -96,8 +96,9 @@ impl World {
             extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
-        let core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
+        let mut core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
         let Some(shell) = self.nodes.get_mut(node) else { return };
+        shell.disk.iter().for_each(|it| core.join_cluster(it.log.cluster));
         let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
         *shell = NodeShell { core: Some(core), incarnation, segment, disk, ..NodeShell::absent() };

@@ -24,10 +24,13 @@ const CONTROL: &str = "control";
 const DATA: &str = "data";
 const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
+const MASTER: &str = "master";
 /// Bytes that are allocated between two lines of progress.
 const ALLOCATE_BYTES: u64 = 8 << 30;
 /// Bytes of the lock file that are read: it names a process.
 const HOLDER_BYTES_MAX: u64 = 32;
+/// Bytes of the file with the address of the master that are read.
+const MASTER_BYTES_MAX: u64 = 4096;
 
 /// Why a memory pool cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -149,6 +152,30 @@ impl Pool {
         folder.join(CONTROL).exists()
     }
 
+    /// Whether a process has the pool in a folder. Another one may take it at any time: only [`Pool::open`]
+    /// is certain.
+    #[must_use]
+    pub fn is_in_use(folder: &Path) -> bool {
+        let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
+        // The lock ends with the descriptor.
+        flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+
+    /// The address of the master that its node was last started with, as it was given.
+    #[must_use]
+    pub fn master_in(folder: &Path) -> Option<String> {
+        let mut text = String::new();
+        let file = File::open(folder.join(MASTER)).ok()?;
+        file.take(MASTER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    /// Stores the address of the master, for [`Self::master_in`].
+    pub fn set_master(&self, master: &str) -> io::Result<()> {
+        let mut file = file_options().create(true).truncate(true).open(self.folder.join(MASTER))?;
+        file.write_all(master.as_bytes())
+    }
+
     /// Makes the folder if it does not exist, and locks it.
     pub fn open(folder: &Path) -> Result<Self, PoolError> {
         let path = || folder.to_owned();
@@ -200,7 +227,7 @@ impl Pool {
     /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
     pub fn discard(&self) -> io::Result<()> {
         // Without the control segment there is no pool, whatever happens to the rest.
-        for name in [CONTROL, DATA, CLAIMS, LOCK] {
+        for name in [CONTROL, DATA, CLAIMS, LOCK, MASTER] {
             match std::fs::remove_file(self.folder.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
