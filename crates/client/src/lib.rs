@@ -147,7 +147,7 @@ pub use tiffin_types::message::{
     Pattern, Policy, PolicyChange, PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat,
     StreamLimits, StreamStat, TierStat, Usage, Why,
 };
-pub use tiffin_types::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
+pub use tiffin_types::{ClientId, ClusterId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use types::{
     Fetched, GetInto, Info, Object, Part, Presences, Put, PutEffect, Replica, Route, Stored, Watermark, Way,
 };
