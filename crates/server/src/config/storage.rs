@@ -47,8 +47,8 @@ pub struct StorageArgs {
     pub ssd: Vec<SsdConfig>,
 
     /// The folder on a tmpfs in which the memory outlives the process: a node that is started again adopts
-    /// it. `off` for memory that ends with the process. Default for a `tiffin node` that has a name:
-    /// `/dev/shm/tiffin-UID/name-NAME`; for one with a fixed port: `/dev/shm/tiffin-UID/port-PORT`; else `off`.
+    /// it. `off` for memory that ends with the process. Default: `/dev/shm/tiffin-UID/name-NAME` for a
+    /// `tiffin node` that has a name, `/dev/shm/tiffin-UID/port-PORT` for one with a fixed port, else `off`.
     #[arg(long, env = "TIFFIN_NODE_POOL", value_name = "FOLDER")]
     #[serde(deserialize_with = "file::text")]
     pub pool: Option<OffOr<PathBuf>>,
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(pool("", "localhost:7500"), folder("port-7500"));
         assert_eq!(pool("left", "127.0.0.1:0"), folder("name-left"));
         assert_eq!(pool("left", "127.0.0.1:7500"), folder("name-left"));
-        assert_eq!(pool("../../etc", "127.0.0.1:0"), folder("name-%2E%2E%2F..%2Fetc"));
+        assert_eq!(pool("../../etc", "127.0.0.1:0"), folder("name-%2E.%2F..%2Fetc"));
     }
 
     #[test]
