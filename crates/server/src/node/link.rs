@@ -298,8 +298,10 @@ async fn converse(
                     (looked, pause) = (heard.last(), again);
                 }
                 match message {
-                    Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
-                        return refusal.message;
+                    Incoming::Reply(id, Reply::Refused(refusal)) if !shared.is_member() => {
+                        let why = refusal.message.clone();
+                        shared.hear(LinkEvent::Reply(id, Reply::Refused(refusal)));
+                        return why;
                     }
                     message => heed(shared, outbox, message),
                 }
