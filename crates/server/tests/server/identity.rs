@@ -10,7 +10,9 @@ use crate::support::{Raw, Way, hello, patient, start_master, start_node};
 async fn refusal(master: &MasterServer, config: &NodeConfig) -> String {
     let config = NodeConfig { master: master.address().clone().into(), ..config.clone() };
     let node = NodeServer::start(config).await.unwrap();
-    match node.joined(patient()).await {
+    let joined = node.joined(patient()).await;
+    node.leave(patient()).await;
+    match joined {
         Err(JoinError::Refused { why, .. }) => why,
         other => panic!("{other:?}"),
     }
