@@ -49,7 +49,8 @@ enum Command {
 /// more. If it comes back nevertheless, it starts empty.
 #[derive(Debug, clap::Args)]
 struct Forget {
-    /// Its name, as `tiffin stat` shows it. If several have it, the segment of the one to forget, in hexadecimal.
+    /// Its name, as `tiffin stat` shows it. If several have it, the segment of the one to forget, in
+    /// hexadecimal.
     name: String,
 
     #[command(flatten)]

@@ -1,10 +1,10 @@
 //! A node of another cluster that is started with the master of this one by mistake.
 //!
-//! Its memory has objects with the names of this cluster, and with generations that would win. It tries to join
-//! again and again, while all other faults occur.
+//! Its memory has objects with the names of this cluster, and with generations that would win. It tries to
+//! join again and again, while all other faults occur.
 //!
-//! **Invariant:** the master refuses it, so that no object of one cluster is visible in the other; and the node
-//! keeps everything that its memory says.
+//! **Invariant:** the master refuses it, so that no object of one cluster is visible in the other; and the
+//! node keeps everything that its memory says.
 
 use tiffin_node::{Adopted, Effect, Event as CoreEvent, Found, Node, NodeConfig, SlotRecord, SlotState};
 use tiffin_proto::Incoming;
@@ -135,8 +135,8 @@ impl World {
         }
     }
 
-    /// The master has refused a member. If the member is one of this cluster, whose master has lost its state,
-    /// the operator says so.
+    /// The master has refused a member. If the member is one of this cluster, whose master has lost its
+    /// state, the operator says so.
     pub(crate) fn member_is_refused(&mut self, cluster: ClusterId) {
         if self.foreigner.as_ref().is_none_or(|it| it.cluster != cluster) {
             let delay = self.rng.delay(5, 100);

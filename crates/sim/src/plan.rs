@@ -199,8 +199,8 @@ impl Plan {
         };
     }
 
-    /// In some worlds a node of another cluster is started with the master. A master that loses its state cannot
-    /// tell that node from its own, so it does not in these worlds.
+    /// In some worlds a node of another cluster is started with the master. A master that loses its state
+    /// cannot tell that node from its own, so it does not in these worlds.
     pub(crate) fn draw_foreigner(&mut self, rng: &mut Rng) {
         if rng.percent(12) {
             (self.has_foreigner, self.state_loss_percent) = (true, 0);

@@ -65,13 +65,14 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Maximum epoch of a master, and maximum number of stamps of a segment. Greater ones come from damaged memory.
+/// Maximum epoch of a master, and maximum number of stamps of a segment. Greater ones come from damaged
+/// memory.
 pub const EPOCH_MAX: u64 = 1 << 62;
 /// See [`EPOCH_MAX`].
 pub const STAMPS_MAX: u64 = 1 << 62;
 
-/// Identifies a cluster: its master's state and all its members have the same number. Drawn at random when the
-/// first member registers. Zero where no cluster is known.
+/// Identifies a cluster: its master's state and all its members have the same number. Drawn at random when
+/// the first member registers. Zero where no cluster is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 

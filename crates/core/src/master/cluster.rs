@@ -91,8 +91,8 @@ impl Context {
             None => {
                 let (own, other) = (self.cluster.id(), register.cluster);
                 let message = format!(
-                    "`{name}` belongs to cluster {other}, and this is the master of cluster {own}\n\nhint: name \
-                     the master of its cluster, or start it with an empty pool and empty disks; if both were \
+                    "`{name}` belongs to cluster {other}, and this is the master of cluster {own}\n\nhint: \
+                     name the master of its cluster, or start it with an empty pool and empty disks; if both were \
                      one cluster before its master lost its state, run `tiffin node admit {other}`"
                 );
                 self.notice(Notice::OtherCluster { node: name.clone(), cluster: other, own });

@@ -267,7 +267,6 @@ impl Objects {
             replicas,
         };
         let Some(index) = self.cx.catalog.insert(self.cx.now, new) else { return generation };
-        self.cx.cluster.close();
         self.cx.notice_stored(index);
         if is_sample {
             self.leases.arrive(namespace, self.cx.now, index);

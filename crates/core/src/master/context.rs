@@ -226,6 +226,7 @@ impl Context {
 
     /// Emits a notice for an object that was added to the catalog.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        self.cluster.close();
         self.notice_tiers();
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
         let namespace = self.catalog.namespace_name(object.namespace()).to_owned();

@@ -183,8 +183,8 @@ fn absent_member(members: &Members, name: &str) -> Result<(NodeIndex, SegmentId)
             let shown = shown.collect::<Vec<_>>().join(", ");
             let count = several.len();
             Err(format!(
-                "`{name}` is the name of {count} absent members, with the segments {shown}: give the segment of \
-                 the one to forget"
+                "`{name}` is the name of {count} absent members, with the segments {shown}: give the segment \
+                 of the one to forget"
             ))
         }
     }
@@ -311,7 +311,6 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
     };
     let is_sample = new.attributes.sample.is_some();
     let index = o.cx.catalog.insert(o.cx.now, new);
-    o.cx.cluster.close();
     index.into_iter().for_each(|index| o.cx.notice_stored(index));
     if let Some(index) = index.filter(|_| is_sample) {
         o.leases.arrive(namespace, o.cx.now, index);
@@ -519,8 +518,8 @@ impl Master {
         self.membership.lose(&mut self.objects, node, Notice::NodeLost);
     }
 
-    /// The operator declares the member of that name or segment lost. A connected member is refused, and so is
-    /// a name that several absent members have.
+    /// The operator declares the member of that name or segment lost. A connected member is refused, and so
+    /// is a name that several absent members have.
     pub(super) fn forget_node(&mut self, conn: ConnId, id: RequestId, name: &str) {
         let members = &mut self.objects.cx.members;
         let (node, segment) = match absent_member(members, name) {

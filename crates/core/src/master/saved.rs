@@ -1,5 +1,5 @@
-//! The state in the master's state folder: its epoch, the id of the cluster, its members and the retires that they owe, and the
-//! policies of namespaces.
+//! The state in the master's state folder: its epoch, the id of the cluster, its members and the retires that
+//! they owe, and the policies of namespaces.
 //!
 //! The core requests a write with [`Effect::Persist`]. The shell writes and syncs [`Master::saved`], and
 //! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the

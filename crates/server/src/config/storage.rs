@@ -123,8 +123,8 @@ fn of_user() -> PathBuf {
     PathBuf::from(format!("/dev/shm/tiffin-{}", rustix::process::getuid().as_raw()))
 }
 
-/// A name as a part of a path. Different names give different parts: all bytes but letters, digits, `-` and `_`
-/// are written as `%` and two hexadecimal digits, and so are points at the start.
+/// A name as a part of a path. Different names give different parts: all bytes but letters, digits, `-` and
+/// `_` are written as `%` and two hexadecimal digits, and so is a point at the start.
 fn escaped(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {

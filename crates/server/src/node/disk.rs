@@ -646,8 +646,8 @@ fn own_attributes(segment: SegmentId, epoch: u64, instance: u64, cluster: Cluste
     [segment.0, epoch, instance, cluster.0].map(u64::to_le_bytes).concat()
 }
 
-/// The contents of the disk's own record. Earlier releases did not store the number of the master and the id of
-/// the cluster.
+/// The contents of the disk's own record. Earlier releases did not store the number of the master and the id
+/// of the cluster.
 fn read_own_attributes(attributes: &[u8]) -> Option<(SegmentId, u64, u64, ClusterId)> {
     let (segment, rest) = attributes.split_first_chunk::<8>()?;
     let (epoch, rest) = rest.split_first_chunk::<8>()?;

@@ -299,9 +299,7 @@ async fn converse(
                 }
                 match message {
                     Incoming::Reply(id, Reply::Refused(refusal)) if !shared.is_member() => {
-                        let why = refusal.message.clone();
-                        shared.hear(LinkEvent::Reply(id, Reply::Refused(refusal)));
-                        return why;
+                        return hear_refusal(shared, id, refusal);
                     }
                     message => heed(shared, outbox, message),
                 }
@@ -335,6 +333,13 @@ async fn converse(
             }
         }
     }
+}
+
+/// Passes a refusal to the core, which keeps it if it ends the registration. Returns the reason.
+fn hear_refusal(shared: &impl Linked, id: RequestId, refusal: Refusal) -> String {
+    let why = refusal.message.clone();
+    shared.hear(LinkEvent::Reply(id, Reply::Refused(refusal)));
+    why
 }
 
 /// A link that is up, until it is dropped.

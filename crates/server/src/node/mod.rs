@@ -117,7 +117,7 @@ pub(crate) struct Shared {
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not reopened.
     is_leaving: AtomicBool,
-    /// Notified when the node may register: the cluster of its memory or of its disks is known, if there is one.
+    /// Notified when the node may register: the cluster of its memory or disks is known, if there is one.
     may_register: Notify,
     /// Notified after a decision: slots may have become objects.
     decided: Notify,
@@ -202,6 +202,7 @@ impl NodeServer {
             sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
         });
+        shared.may_register_before(&config.ssd);
         // What the core says of adopted memory is written before a client is served.
         shared.ended(|_| ());
         if config.populate {
@@ -209,20 +210,12 @@ impl NodeServer {
             let populated = Arc::downgrade(&shared);
             shared.memory.populate_ahead(pages, move || withhold_again(&populated));
         }
-        if config.ssd.is_empty() || shared.lock().core.cluster().known().is_some() {
-            shared.may_register.notify_one();
-        }
         let mut tasks = spawn(&shared, sockets, heard, fetched);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
-        // New memory joins the cluster of its disks. If it registered first, a master without its state would
-        // take the cluster for a new one, and refuse the disks.
-        for disk in &disks {
-            shared.lock().core.join_cluster(disk.cluster());
-        }
-        shared.may_register.notify_one();
+        shared.disks_are_open(&disks);
         // The disks are set once, here.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
@@ -519,6 +512,20 @@ impl Shared {
 
     fn lock(&self) -> Locked<'_, State> {
         self.state.lock()
+    }
+
+    /// Memory whose cluster is known registers before its disks are open.
+    fn may_register_before(&self, disks: &[SsdConfig]) {
+        if disks.is_empty() || self.lock().core.cluster().known().is_some() {
+            self.may_register.notify_one();
+        }
+    }
+
+    /// New memory joins the cluster of its disks. If it registered first, a master without its state would take
+    /// the cluster for a new one, and refuse the disks.
+    fn disks_are_open(&self, disks: &[Arc<DiskMember>]) {
+        disks.iter().for_each(|it| self.lock().core.join_cluster(it.cluster()));
+        self.may_register.notify_one();
     }
 
     fn outboxes(&self) -> Vec<Outbox> {

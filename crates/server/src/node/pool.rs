@@ -71,8 +71,8 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
     }
 }
 
-/// The pool of a node for which none was named. Nodes of several clusters on one machine may have the same name,
-/// so there are numbered folders beside the first one. In order of preference:
+/// The pool of a node for which none was named. Nodes of several clusters on one machine may have the same
+/// name, so there are numbered folders beside the first one. In order of preference:
 ///
 /// 1. the one that was last used with this address of the master;
 /// 2. the one of an earlier release;
