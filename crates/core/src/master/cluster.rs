@@ -92,8 +92,8 @@ impl Context {
                 let (own, other) = (self.cluster.id(), register.cluster);
                 let message = format!(
                     "`{name}` belongs to cluster {other}, and this is the master of cluster {own}\n\nhint: \
-                     name the master of its cluster, or start it with an empty pool and empty disks; if both were \
-                     one cluster before its master lost its state, run `tiffin node admit {other}`"
+                     name the master of its cluster, or start it with an empty pool and empty disks; if \
+                     both were one cluster before its master lost its state, run `tiffin node admit {other}`"
                 );
                 self.notice(Notice::OtherCluster { node: name.clone(), cluster: other, own });
                 Some(refuse(Reason::OtherCluster, &message))

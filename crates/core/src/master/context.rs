@@ -224,7 +224,7 @@ impl Context {
         committed.saturating_add(self.quotas.granted(namespace))
     }
 
-    /// Emits a notice for an object that was added to the catalog.
+    /// Emits a notice for an object that was added to the catalog. The cluster is not empty any more.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
         self.cluster.close();
         self.notice_tiers();

@@ -521,8 +521,8 @@ impl Shared {
         }
     }
 
-    /// New memory joins the cluster of its disks. If it registered first, a master without its state would take
-    /// the cluster for a new one, and refuse the disks.
+    /// New memory joins the cluster of its disks. If it registered first, a master without its state would
+    /// take the cluster for a new one, and refuse the disks.
     fn disks_are_open(&self, disks: &[Arc<DiskMember>]) {
         disks.iter().for_each(|it| self.lock().core.join_cluster(it.cluster()));
         self.may_register.notify_one();
