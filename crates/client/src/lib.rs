@@ -147,7 +147,7 @@ pub use tiffin_types::message::{
     Pattern, Policy, PolicyChange, PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat,
     StreamLimits, StreamStat, TierStat, Usage, Why,
 };
-pub use tiffin_types::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
+pub use tiffin_types::{ClientId, ClusterId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use types::{
     Fetched, GetInto, Info, Object, Part, Presences, Put, PutEffect, Replica, Route, Stored, Watermark, Way,
 };
@@ -467,11 +467,18 @@ impl Client {
         lifetimes::set_policy(&self.inner, change, deadline).await
     }
 
-    /// Declares the disconnected nodes and disks of that name lost: objects that only they hold are
-    /// removed. A lost node that returns starts empty.
+    /// Declares the disconnected node or disk of that name, or of that segment id, lost: objects that only it
+    /// holds are removed. A lost node that returns starts empty. A name that several of them have is refused.
     pub async fn forget_node(&self, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::forget_node(&self.inner, name, deadline).await
+    }
+
+    /// Lets the members of another cluster join this one, with their objects. For a cluster whose master has
+    /// lost its state after a new node had joined.
+    pub async fn admit_cluster(&self, cluster: ClusterId, deadline: Deadline) -> Result<(), Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::admit_cluster(&self.inner, cluster, deadline).await
     }
 
     /// Waits until the usage of the namespace reaches a mark, and returns the usage. The master sends a

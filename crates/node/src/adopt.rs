@@ -16,7 +16,7 @@
 use std::collections::BTreeSet;
 
 use tiffin_types::{
-    BATCH_ITEMS_MAX, ClientId, Generation, Key, SlotId, SlotRef,
+    BATCH_ITEMS_MAX, ClientId, ClusterId, EPOCH_MAX, Generation, Key, STAMPS_MAX, SlotId, SlotRef,
     attributes::Attributes,
     message::{CommitItem, DecideItem, PutOptions, Record, Settle},
     sabotage::sabotaged,
@@ -51,6 +51,8 @@ pub struct Adopted {
     pub epoch: u64,
     /// The number of that master.
     pub instance: u64,
+    /// The cluster; zero if it is not known.
+    pub cluster: ClusterId,
     /// No stamp from here on was used.
     pub stamp_high_water: u64,
     /// Every slot in use, in order.
@@ -72,6 +74,9 @@ pub enum Damage {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// A number that is stored once for all slots makes no sense.
+    #[error("header: {0}")]
+    Header(&'static str),
     /// The tables need more memory than is left.
     #[error("the objects and their records need more memory than there is")]
     Space,
@@ -83,11 +88,17 @@ impl Node {
     /// # Errors
     /// If the memory contradicts itself. Nothing is written to it then.
     pub fn adopt(config: NodeConfig, adopted: Adopted) -> Result<Self, Damage> {
+        if adopted.epoch >= EPOCH_MAX {
+            return Err(Damage::Header("its epoch is out of range"));
+        }
+        if adopted.stamp_high_water >= STAMPS_MAX {
+            return Err(Damage::Header("its stamp high-water mark is out of range"));
+        }
         let mut node = Self::new(config);
         if !sabotaged!(config.sabotage, AdoptAsMember) {
             node.effects.push_back(Effect::Membership(false));
         }
-        node.link.adopt(adopted.epoch, adopted.instance);
+        node.link.adopt(adopted.epoch, adopted.instance, adopted.cluster);
         node.slots.adopt_stamps(adopted.stamp_high_water);
         let clients = adopted.clients.into_iter();
         for client in clients.filter(|_| !sabotaged!(config.sabotage, DisownWriters)) {

@@ -42,8 +42,8 @@ use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
 
 use tiffin_types::{
-    ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ConnId, Extent, RequestId, Reservation, SegmentId, SlotId,
-    SlotRef,
+    ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ClusterId, ConnId, Extent, RequestId, Reservation,
+    SegmentId, SlotId, SlotRef,
     attributes::Attributes,
     message::{
         Allocate, Allocated, AttributesItem, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem,
@@ -195,9 +195,17 @@ pub enum Effect {
     Back(TableRange),
     /// Store that no stamp from this one on was used.
     StampHighWater(u64),
-    /// Store the epoch of the master that the memory belongs to, and its
-    /// [`Registered::instance`](tiffin_types::message::Registered::instance). The instance is written first.
-    Epoch(u64, u64),
+    /// Store the master and the cluster that the memory belongs to. The epoch is written last.
+    Epoch {
+        /// The epoch of the master.
+        epoch: u64,
+        /// Its [`Registered::instance`](tiffin_types::message::Registered::instance).
+        instance: u64,
+        /// The cluster.
+        cluster: ClusterId,
+    },
+    /// Close the connection: the master refuses the node.
+    Refused(Refusal),
     /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {
         /// The greatest epoch that it has served.
@@ -384,6 +392,17 @@ impl Node {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.link.epoch()
+    }
+
+    /// The cluster that its memory belongs to; zero if it is not known.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.link.cluster()
+    }
+
+    /// New memory belongs to the cluster of its node's disks. Called before the node registers.
+    pub fn join_cluster(&mut self, cluster: ClusterId) {
+        self.link.join_cluster(cluster);
     }
 
     /// Number of known clients.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use tiffin_types::{
-    ConnId, RequestId, SlotRef,
+    ClusterId, ConnId, RequestId, SlotRef,
     message::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
         Registered, Released, Replacement, Reply,
@@ -54,6 +54,8 @@ pub(super) struct Link {
     epoch: u64,
     /// The instance number of the master of that epoch, see [`Registered::instance`].
     instance: u64,
+    /// The cluster that the memory belongs to.
+    cluster: ClusterId,
     waiting: BTreeMap<RequestId, Waiting>,
     /// Reservations that end when the master has replied.
     ending: BTreeMap<RequestId, Vec<SlotRef>>,
@@ -64,9 +66,18 @@ impl Link {
         self.epoch
     }
 
-    /// The master that an earlier process of the node belonged to.
-    pub(super) fn adopt(&mut self, epoch: u64, instance: u64) {
-        (self.epoch, self.instance) = (epoch, instance);
+    /// The master and the cluster that an earlier process of the node belonged to.
+    pub(super) fn adopt(&mut self, epoch: u64, instance: u64, cluster: ClusterId) {
+        (self.epoch, self.instance, self.cluster) = (epoch, instance, cluster);
+    }
+
+    pub(super) fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// New memory belongs to the cluster of its node's disks.
+    pub(super) fn join_cluster(&mut self, cluster: ClusterId) {
+        self.cluster = self.cluster.known().unwrap_or(cluster);
     }
 
     pub(super) fn is_member(&self) -> bool {
@@ -122,8 +133,8 @@ impl Node {
         self.unlinked();
         let id = self.link.next_id();
         self.link.stage = Stage::Registering(id);
-        let (epoch, instance) = (self.link.epoch, self.link.instance);
-        let register = Register { info, usage: self.slots.usage(), epoch, instance, stamps: 0 };
+        let Link { epoch, instance, cluster, .. } = self.link;
+        let register = Register { info, usage: self.slots.usage(), epoch, instance, stamps: 0, cluster };
         self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
@@ -140,6 +151,11 @@ impl Node {
         match (&self.link.stage, reply) {
             (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
                 self.registered(registered);
+            }
+            // It keeps everything it holds.
+            (Stage::Registering(asked), Reply::Refused(refusal)) if *asked == id => {
+                self.link.stage = Stage::Broken;
+                self.effects.push_back(Effect::Refused(refusal));
             }
             (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
                 // If there are more retires, the next page is empty.
@@ -203,7 +219,9 @@ impl Node {
             self.ended(&slot_refs);
         }
         (self.link.epoch, self.link.instance) = (registered.epoch, registered.instance);
-        self.effects.push_back(Effect::Epoch(registered.epoch, registered.instance));
+        self.link.cluster = registered.cluster.known().unwrap_or(self.link.cluster);
+        let Link { epoch, instance, cluster, .. } = self.link;
+        self.effects.push_back(Effect::Epoch { epoch, instance, cluster });
         self.retire_all(registered.retire);
         self.commit_all(registered.commit);
         if registered.discard {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tiffin_types::{
-    Generation, Key, Location,
+    EPOCH_MAX, Generation, Key, Location, STAMPS_MAX,
     message::{AllocateItem, Announced, Decide, Registered, Retire},
 };
 
@@ -18,6 +18,7 @@ pub(super) struct Image {
     heap: BTreeMap<u64, u8>,
     mark: u64,
     master: (u64, u64),
+    cluster: ClusterId,
     is_member: bool,
 }
 
@@ -30,7 +31,9 @@ impl Image {
             Effect::Reclaim { slot } => _ = self.parked.remove(slot),
             Effect::Heap { offset, bytes } => self.heap.extend((*offset..).zip(bytes.iter().copied())),
             Effect::StampHighWater(mark) => self.mark = *mark,
-            Effect::Epoch(epoch, instance) => self.master = (*epoch, *instance),
+            Effect::Epoch { epoch, instance, cluster } => {
+                (self.master, self.cluster) = ((*epoch, *instance), *cluster)
+            }
             Effect::Membership(is_member) => self.is_member = *is_member,
             _ => (),
         }
@@ -59,8 +62,8 @@ impl Image {
         let parked = self.parked.iter().map(|(slot, it)| self.found(*slot, it, true));
         let (epoch, instance) = self.master;
         let slots = used.chain(parked).collect();
-        let (clients, ledger) = (clients.to_vec(), Vec::new());
-        Adopted { epoch, instance, stamp_high_water: self.mark, slots, clients, ledger }
+        let (cluster, clients, ledger) = (self.cluster, clients.to_vec(), Vec::new());
+        Adopted { epoch, instance, cluster, stamp_high_water: self.mark, slots, clients, ledger }
     }
 }
 
@@ -387,4 +390,58 @@ fn damaged_memory_is_refused_with_the_slot() {
     assert!(matches!(Node::adopt(config, low), Err(Damage::Slot { .. })));
     let small = NodeConfig { chunks_free: 0, capacity: 2 * UNIT, ..config };
     assert_eq!(Node::adopt(small, good).err(), Some(Damage::Space));
+}
+
+#[test]
+fn header_out_of_range_is_refused() {
+    let mut bench = Bench::new();
+    bench.put(UNIT);
+    let (good, config) = (bench.image.adopted(&[]), bench.node.config);
+    for (epoch, mark, is_good) in [
+        (EPOCH_MAX - 1, STAMPS_MAX - 1, true),
+        (EPOCH_MAX, STAMPS_MAX - 1, false),
+        (u64::MAX, STAMPS_MAX - 1, false),
+        (EPOCH_MAX - 1, STAMPS_MAX, false),
+        (EPOCH_MAX - 1, (1 << 63) - 1, false),
+    ] {
+        let adopted = Adopted { epoch, stamp_high_water: mark, ..good.clone() };
+        let damage = Node::adopt(config, adopted).err();
+        assert_eq!(damage.is_none(), is_good, "{epoch} {mark}: {damage:?}");
+        assert!(damage.is_none_or(|it| matches!(it, Damage::Header(_))));
+    }
+}
+
+#[test]
+fn refused_node_keeps_its_objects_and_its_cluster() {
+    let mut bench = Bench::new();
+    let cluster = ClusterId(9);
+    bench.handle(Event::Unlinked);
+    bench.join(Registered { epoch: 5, cluster, ..Registered::default() });
+    bench.put(UNIT);
+    // A master of an earlier release does not know the cluster.
+    bench.handle(Event::Unlinked);
+    bench.join(Registered { epoch: 5, ..Registered::default() });
+    bench.restart(&[]);
+    let refusal = Refusal { reason: Reason::OtherCluster, message: "other".into() };
+    bench.handle(Event::Linked(NodeInfo::default()));
+    let asked = bench.asked();
+    assert!(matches!(asked[..], [MemberToMaster::Register(it)] if it.cluster == cluster && it.epoch == 5));
+    bench.answer(Reply::Refused(refusal.clone()));
+    assert_eq!(bench.effects, [Effect::Refused(refusal)]);
+    assert_eq!((bench.node.inventory().len(), bench.node.epoch(), bench.image.slots.len()), (1, 5, 1));
+    assert!(!bench.image.is_member);
+    bench.rejoin(Registered { cluster, ..Registered::default() });
+    assert_eq!(bench.node.inventory().len(), 1);
+}
+
+#[test]
+fn new_memory_joins_the_cluster_of_its_disks() {
+    let mut bench = Bench::new();
+    bench.node.join_cluster(ClusterId(0));
+    assert_eq!(bench.node.cluster(), ClusterId(0));
+    bench.node.join_cluster(ClusterId(9));
+    bench.node.join_cluster(ClusterId(8));
+    bench.handle(Event::Linked(NodeInfo::default()));
+    let asked = bench.asked();
+    assert!(matches!(asked[..], [MemberToMaster::Register(it)] if it.cluster == ClusterId(9)));
 }

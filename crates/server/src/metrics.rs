@@ -135,6 +135,7 @@ impl Counters {
             ClientToMaster::Pin(_)
             | ClientToMaster::DropPins(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::SetPolicy(_)
             | ClientToMaster::Await(_)
             | ClientToMaster::Why(_)

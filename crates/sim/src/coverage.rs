@@ -249,6 +249,12 @@ points! {
     NodeLost,
     /// A notice of the master.
     NodeDiscarded,
+    /// A notice of the master: it has refused a member that reports another cluster.
+    OtherCluster,
+    /// A node of another cluster is refused.
+    ForeignerRefused,
+    /// The operator admits members that a master without its state has refused.
+    ClusterAdmitted,
     /// A notice of the master.
     Evicted,
     /// An outcome of a put.

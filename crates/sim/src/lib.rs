@@ -17,6 +17,7 @@ mod decisions;
 mod disk;
 mod faults;
 mod fetch;
+mod foreigner;
 mod invariants;
 mod keyspace;
 mod master;

@@ -444,6 +444,9 @@ impl World {
 
     fn notice(&mut self, notice: &Notice, segment: Option<SegmentId>) {
         self.log.note(|| format!("{notice:?}"));
+        if let Notice::OtherCluster { cluster, .. } = notice {
+            self.member_is_refused(*cluster);
+        }
         if let (Notice::NodeLost(..) | Notice::NodeLeft(..), Some(segment)) = (notice, segment) {
             self.leases_end_with(segment);
         }
@@ -455,6 +458,7 @@ impl World {
             Notice::NodeAbsent { .. } => Point::NodeAbsentWithProtected,
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
+            Notice::OtherCluster { .. } => Point::OtherCluster,
             Notice::Evicted(..) => Point::Evicted,
             Notice::Prefetched { .. } => Point::Prefetched,
             Notice::AwaitingReports(_) => Point::AwaitedReports,

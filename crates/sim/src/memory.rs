@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
 use tiffin_types::message::Settle;
-use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
+use tiffin_types::{ClientId, ClusterId, ConnId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
 
 use crate::keyspace::Name;
 
@@ -56,6 +56,7 @@ pub(crate) struct Memory {
     /// The epoch that the memory says, and the number of that master.
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
+    pub(crate) cluster: ClusterId,
     /// No stamp from here on was used.
     pub(crate) stamp_high_water: u64,
     /// The journal of the ledger: the messages of this connection, which the master has recorded in memory
@@ -78,6 +79,7 @@ impl Memory {
             member: false,
             epoch: 0,
             instance: 0,
+            cluster: ClusterId(0),
             stamp_high_water: 1,
             journal: (ConnId(0), Vec::new()),
         }
@@ -109,6 +111,7 @@ impl Memory {
         Adopted {
             epoch: self.epoch,
             instance: self.instance,
+            cluster: self.cluster,
             stamp_high_water: self.stamp_high_water,
             slots,
             clients,

@@ -109,6 +109,7 @@ impl World {
             segment: match caller {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
                 Party::Disk(node) => self.disk(node).map(|it| it.segment),
+                Party::Foreigner => self.foreigner.as_ref().map(|it| it.segment),
                 Party::Client(_) | Party::Master => None,
             },
             same_host: matches!(caller, Party::Node(node) if node < self.plan.same_host_nodes),
@@ -309,6 +310,7 @@ impl World {
             Party::Node(node) => self.node_receives(node, id, way, incoming),
             Party::Disk(node) => self.disk_receives(node, id, incoming),
             Party::Client(client) => self.client_receives(client, id, incoming),
+            Party::Foreigner => self.foreigner_receives(id, incoming),
         }
     }
 }

@@ -113,8 +113,9 @@ impl World {
             extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
-        let core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
+        let mut core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
         let Some(shell) = self.nodes.get_mut(node) else { return };
+        shell.disk.iter().for_each(|it| core.join_cluster(it.log.cluster));
         let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
         // A process that did not find its memory has the name and address of the one before.
@@ -391,13 +392,13 @@ impl World {
                         memory.member = member;
                     }
                 }
-                Effect::Epoch(epoch, instance) => {
+                Effect::Epoch { epoch, instance, cluster } => {
                     self.log.line(self.now, "epoch", &[segment.0, epoch], &[]);
                     if let Some(memory) = self.memories.get_mut(&segment) {
-                        (memory.epoch, memory.instance) = (epoch, instance);
+                        (memory.epoch, memory.instance, memory.cluster) = (epoch, instance, cluster);
                     }
                 }
-                Effect::RejectMaster { .. } => {
+                Effect::RejectMaster { .. } | Effect::Refused(_) => {
                     if let Some(link) = link {
                         self.break_conn(link);
                     }

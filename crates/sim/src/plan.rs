@@ -87,6 +87,8 @@ pub(crate) struct Plan {
     pub(crate) has_little_metadata: bool,
     /// Most puts want several copies.
     pub(crate) has_many_copies: bool,
+    /// A node of another cluster tries to join.
+    pub(crate) has_foreigner: bool,
     /// How long it usually takes at most to save the master's state.
     pub(crate) save_ms_max: u64,
     /// Percentage of puts that replace one generation only.
@@ -216,6 +218,14 @@ impl Plan {
             copies_max: rng.between(1, 3) as usize,
             bytes_max: rng.between(4, 40) * EXTENT_ALIGN,
         };
+    }
+
+    /// In some worlds a node of another cluster is started with the master. A master that loses its state
+    /// cannot tell that node from its own, so it does not in these worlds.
+    pub(crate) fn draw_foreigner(&mut self, rng: &mut Rng) {
+        if rng.percent(12) {
+            (self.has_foreigner, self.state_loss_percent) = (true, 0);
+        }
     }
 
     pub(crate) fn has_disks(&self) -> bool {
@@ -357,6 +367,7 @@ impl Plan {
             copies_max: 2,
             has_little_metadata: false,
             has_many_copies: false,
+            has_foreigner: false,
             save_ms_max: 40,
             replaces_percent: 0,
         }

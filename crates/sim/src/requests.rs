@@ -105,6 +105,7 @@ impl Oracle {
             | ClientToMaster::Why(_)
             | ClientToMaster::Cancel(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::Prefetch(_) => (),
         }
     }

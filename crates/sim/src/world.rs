@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiffin_core::master::{Master, Saved};
 use tiffin_sim_runner::Rng;
 use tiffin_types::{
-    ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
+    ClientId, ClusterId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{Reply, Request},
     sabotage::Sabotage,
 };
@@ -18,6 +18,7 @@ use crate::{
     coverage::Coverage,
     faults::Fault,
     fetch::Fetching,
+    foreigner::Foreigner,
     invariants::tier::Probe,
     memory::Memory,
     network::{Conn, Way},
@@ -46,6 +47,8 @@ pub(crate) enum Party {
     /// The disk of a node, in the same process.
     Disk(usize),
     Client(usize),
+    /// A node of another cluster.
+    Foreigner,
 }
 
 /// An event. Events of a party name its incarnation: a dead process does nothing.
@@ -77,6 +80,10 @@ pub(crate) enum Event {
     /// The kernel tells this incarnation of the master that the process behind a connection has ended.
     NodeEnded(u64, ConnId),
     ClientStarts(usize),
+    /// A node of another cluster connects.
+    ForeignerLinks,
+    /// The operator admits the members of another cluster.
+    Admit(ClusterId),
 }
 
 /// The phase of the run.
@@ -172,6 +179,7 @@ pub(crate) struct World {
     /// The master's members after the last event, where two may have one name.
     pub(crate) members: BTreeSet<SegmentId>,
     pub(crate) clients: Vec<Client>,
+    pub(crate) foreigner: Option<Box<Foreigner>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
     pub(crate) next_conn: u64,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
@@ -203,6 +211,7 @@ impl World {
         plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
         plan.draw_strays(&mut Rng::new(seed.rotate_left(8)));
         plan.draw_replaces(&mut Rng::new(seed.rotate_left(40)));
+        plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -225,6 +234,7 @@ impl World {
             memories: BTreeMap::new(),
             members: BTreeSet::new(),
             clients: Vec::new(),
+            foreigner: None,
             conns: BTreeMap::new(),
             next_conn: 0,
             transfers: BTreeMap::new(),
@@ -254,6 +264,9 @@ impl World {
             self.clients.push(Client::absent(self.sabotage));
             self.start_client(index);
         }
+        if self.plan.has_foreigner {
+            self.start_foreigner();
+        }
         self.at(TICK_MS, Event::Tick);
         self.at(100, Event::Fault);
     }
@@ -275,6 +288,7 @@ impl World {
         self.check_books();
         self.check_membership();
         self.check_tier();
+        self.check_foreigner();
         self.oracle.violation.is_none()
     }
 
@@ -352,6 +366,8 @@ impl World {
                 }
             }
             Event::ClientStarts(client) => self.start_client(client),
+            Event::ForeignerLinks => self.foreigner_links(),
+            Event::Admit(cluster) => self.admit_cluster(cluster),
         }
     }
 
@@ -378,6 +394,7 @@ impl World {
             Party::Node(node) => self.link_lost(node, id),
             Party::Disk(node) => self.disk_link_lost(node, id),
             Party::Client(client) => self.conn_lost(client, id),
+            Party::Foreigner => self.foreigner_lost_link(id),
             Party::Master => (),
         }
     }
@@ -397,13 +414,14 @@ impl World {
         match server {
             Party::Master => self.master_closed(id),
             Party::Node(node) => self.node_closed(node, id),
-            Party::Client(_) | Party::Disk(_) => (),
+            Party::Client(_) | Party::Disk(_) | Party::Foreigner => (),
         }
     }
 
     pub(crate) fn is_up(&self, party: Party) -> bool {
         match party {
             Party::Master => self.master.is_some(),
+            Party::Foreigner => self.foreigner.is_some(),
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).is_some_and(|it| it.core.is_some()),
             Party::Client(client) => self.clients.get(client).is_some_and(|it| it.alive),
         }
@@ -412,6 +430,7 @@ impl World {
     pub(crate) fn incarnation(&self, party: Party) -> u32 {
         match party {
             Party::Master => self.master_incarnation as u32,
+            Party::Foreigner => 0,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.incarnation),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.incarnation),
         }
@@ -419,7 +438,7 @@ impl World {
 
     pub(crate) fn stopped_until(&self, party: Party) -> Time {
         match party {
-            Party::Master => 0,
+            Party::Master | Party::Foreigner => 0,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.stopped_until),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.stopped_until),
         }

@@ -27,12 +27,15 @@ const CONTROL: &str = "control";
 const DATA: &str = "data";
 const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
+const MASTER: &str = "master";
 /// Bytes that are allocated between two lines of progress.
 const ALLOCATE_BYTES: u64 = 8 << 30;
 /// The journal of the ledger, see [`journal`]; and its name while it is made.
 const JOURNALS: [&str; 2] = ["ledger", "ledger.new"];
 /// Bytes of the lock file that are read: it names a process.
 const HOLDER_BYTES_MAX: u64 = 32;
+/// Bytes of the file with the address of the master that are read.
+const MASTER_BYTES_MAX: u64 = 4096;
 
 /// Why a memory pool cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -154,6 +157,30 @@ impl Pool {
         folder.join(CONTROL).exists()
     }
 
+    /// Whether a process has the pool in a folder. Another one may take it at any time: only [`Pool::open`]
+    /// is certain.
+    #[must_use]
+    pub fn is_in_use(folder: &Path) -> bool {
+        let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
+        // The lock ends with the descriptor.
+        flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+
+    /// The address of the master that its node was last started with, as it was given.
+    #[must_use]
+    pub fn master_in(folder: &Path) -> Option<String> {
+        let mut text = String::new();
+        let file = File::open(folder.join(MASTER)).ok()?;
+        file.take(MASTER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    /// Stores the address of the master, for [`Self::master_in`].
+    pub fn set_master(&self, master: &str) -> io::Result<()> {
+        let mut file = file_options().create(true).truncate(true).open(self.folder.join(MASTER))?;
+        file.write_all(master.as_bytes())
+    }
+
     /// Makes the folder if it does not exist, and locks it.
     pub fn open(folder: &Path) -> Result<Self, PoolError> {
         let path = || folder.to_owned();
@@ -206,7 +233,7 @@ impl Pool {
     pub fn discard(&self) -> io::Result<()> {
         self.disown()?;
         let [journal, unfinished] = JOURNALS;
-        for name in [DATA, CLAIMS, journal, unfinished, LOCK] {
+        for name in [DATA, CLAIMS, journal, unfinished, LOCK, MASTER] {
             self.remove(name)?;
         }
         std::fs::remove_dir(&self.folder)
@@ -436,7 +463,7 @@ mod tests {
         writer.park(5);
         writer.reclaim(5);
         writer.set_stamp_high_water(11);
-        writer.set_epoch(5, 55);
+        writer.set_epoch(5, 55, 555);
         crate::copy::copy_in(b"bytes", memory.targets(&record.extents).unwrap()[0]);
         drop((memory, writer));
 
@@ -452,6 +479,7 @@ mod tests {
         assert_eq!(found[1].record, retired, "it has the stamp that it had");
         let reader = memory.reader();
         assert_eq!((reader.stamp_high_water(), reader.epoch(), reader.instance()), (11, 5, 55));
+        assert_eq!(reader.cluster(), 555);
         let source = memory.data.source(record.extents[0]).unwrap();
         let mut bytes = [0; 5];
         crate::copy::copy_out(source, &mut bytes);

@@ -65,6 +65,31 @@ impl fmt::Display for SegmentId {
     }
 }
 
+/// Maximum epoch of a master, and maximum number of stamps of a segment. Greater ones come from damaged
+/// memory.
+pub const EPOCH_MAX: u64 = 1 << 62;
+/// See [`EPOCH_MAX`].
+pub const STAMPS_MAX: u64 = 1 << 62;
+
+/// Identifies a cluster: its master's state and all its members have the same number. Drawn at random when
+/// the first member registers. Zero where no cluster is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+
+impl ClusterId {
+    /// This number, unless it is zero.
+    #[must_use]
+    pub fn known(self) -> Option<Self> {
+        (self.0 != 0).then_some(self)
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
 /// Identifies one client handle, across reconnects. The client draws it at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);

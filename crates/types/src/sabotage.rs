@@ -46,6 +46,10 @@ tiffin_sabotage::variants! {
         LoseThePool: "a memory pool outlives its process";
         /// The master takes a memory pool for lost when another node listens on its address.
         ReplaceThePool: "a memory pool stays when its address is used again";
+        /// The master accepts members of any cluster.
+        JoinAnyCluster: "members of another cluster are refused";
+        /// The master does not save the id of its cluster.
+        ForgetCluster: "the id of the cluster survives a restart";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.

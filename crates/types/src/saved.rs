@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    SegmentId, SlotId, SlotRef, Stamp,
+    ClusterId, SegmentId, SlotId, SlotRef, Stamp,
     message::{NodeInfo, Policy},
 };
 
@@ -19,6 +19,9 @@ pub struct Saved {
     pub policies: Vec<SavedPolicy>,
     /// Members that the operator declared lost.
     pub forgotten: Vec<SegmentId>,
+    /// The id of the cluster, then the ids of other clusters whose members belong to it as well. Empty before
+    /// the first member registers.
+    pub clusters: Vec<ClusterId>,
 }
 
 /// The policy of a namespace.

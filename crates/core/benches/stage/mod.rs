@@ -73,7 +73,7 @@ impl Stage {
             beside: None,
             outlives: false,
         };
-        let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0 };
+        let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0, ..Register::default() };
         stage.ask(NODE, MemberToMaster::Register(Box::new(register)));
         stage.ask(NODE, MemberToMaster::Announce(Announce { items: Vec::new(), last: true }));
         stage

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Effect, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
+    cluster::Cluster,
     confirmed::Confirming,
     connections::Connections,
     deadlines::Deadlines,
@@ -54,6 +55,7 @@ pub(super) struct Context {
     pub(super) quotas: Quotas,
     pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
+    pub(super) cluster: Cluster,
     pub(super) confirming: Confirming,
     /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
@@ -82,6 +84,7 @@ impl Context {
             quotas: Quotas::default(),
             pending_retires: PendingRetires::default(),
             saving: Saving::default(),
+            cluster: Cluster::default(),
             confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
@@ -247,8 +250,9 @@ impl Context {
         committed.saturating_add(self.quotas.granted(namespace))
     }
 
-    /// Emits a notice for an object that was added to the catalog.
+    /// Emits a notice for an object that was added to the catalog. The cluster is not empty any more.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        self.cluster.close();
         self.notice_tiers();
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
         let namespace = self.catalog.namespace_name(object.namespace()).to_owned();

@@ -12,6 +12,7 @@
 
 mod answers;
 mod catalog;
+mod cluster;
 mod commit;
 mod confirmed;
 mod connections;
@@ -45,6 +46,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
+pub use cluster::CLUSTER_IDS_MAX;
 use connections::{Caller, Party};
 use context::Context;
 use delete::Retires;
@@ -635,6 +637,7 @@ impl Master {
                 Reply::Done
             }
             ClientToMaster::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
+            ClientToMaster::AdmitCluster(admit) => return self.admit_cluster(conn, id, admit.cluster),
             ClientToMaster::SetPolicy(change) => return self.set_policy(conn, id, namespace, &change),
             ClientToMaster::Prefetch(prefetch) => {
                 let op = o.tier.prefetch(&mut o.cx, (conn, id), caller, &prefetch);

@@ -1,5 +1,5 @@
-//! The state in the master's state folder: its epoch, its members and the retires that they owe, and the
-//! policies of namespaces.
+//! The state in the master's state folder: its epoch, the id of the cluster, its members and the retires that
+//! they owe, and the policies of namespaces.
 //!
 //! The core requests a write with [`Effect::Persist`]. The shell writes and syncs [`Master::saved`], and
 //! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the
@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use super::{
     Context, Effect, Master, Saved, SavedMember, SavedPolicy,
     catalog::{NamespaceIndex, NodeIndex},
+    cluster::Cluster,
     members::Member,
     refuse,
 };
@@ -72,11 +73,14 @@ impl Context {
             policy: policy.clone(),
         });
         let policies = policies.filter(|_| !sabotaged!(self.config.sabotage, ForgetPolicies));
+        let clusters = self.cluster.ids();
+        let clusters = if sabotaged!(self.config.sabotage, ForgetCluster) { &[] } else { clusters };
         Saved {
             epoch: self.config.epoch,
             members: recorded.map(|(_, it)| self.saved_member(it)).collect(),
             policies: policies.collect(),
             forgotten: self.members.forgotten().collect(),
+            clusters: clusters.to_vec(),
         }
     }
 
@@ -179,6 +183,7 @@ impl Master {
 
     /// Restores the saved state of an earlier master. Members that are not in the roster must report, too.
     pub(super) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
+        self.objects.cx.cluster = Cluster::new(saved.clusters);
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
             self.objects.cx.quotas.set_policy(namespace, saved.policy);

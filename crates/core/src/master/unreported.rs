@@ -193,6 +193,7 @@ impl Objects {
             | ClientToMaster::Ping
             | ClientToMaster::SetPolicy(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::Release(_)
             | ClientToMaster::KeepLeases(_)
             | ClientToMaster::Cancel(_) => (false, 0),
@@ -516,6 +517,7 @@ fn shorten(request: &mut ClientToMaster, waited_ms: u64) {
         | ClientToMaster::Ping
         | ClientToMaster::SetPolicy(_)
         | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::AdmitCluster(_)
         | ClientToMaster::Why(_)
         | ClientToMaster::Lease(_)
         | ClientToMaster::Release(_)

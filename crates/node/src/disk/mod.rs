@@ -16,7 +16,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tiffin_types::{
-    RequestId, SegmentId, SlotRef, Stamp,
+    ClusterId, RequestId, SegmentId, SlotRef, Stamp,
     attributes::Attributes,
     message::{
         Announce, Dropped, Heartbeat, MasterToMember, MemberToMaster, Moved, NodeInfo, Reason, Record,
@@ -41,6 +41,8 @@ pub struct DiskConfig {
     pub epoch: u64,
     /// The instance number of that master, see [`Registered::instance`].
     pub instance: u64,
+    /// The cluster that it belongs to; zero if it is not known.
+    pub cluster: ClusterId,
     /// No stamp from this one on was used.
     pub stamps: u64,
     /// For the simulation only.
@@ -104,8 +106,17 @@ pub enum Effect {
     Forget(Vec<Stamp>),
     /// Store other attributes with a copy, and pass in [`Event::AttributesSet`].
     SetAttributes(Stamp, Attributes),
-    /// Store durably which master it serves, by epoch and instance, before any later effect.
-    Epoch(u64, u64),
+    /// Store durably which master it serves, before any later effect.
+    Epoch {
+        /// The epoch of the master.
+        epoch: u64,
+        /// Its [`Registered::instance`].
+        instance: u64,
+        /// The cluster that the disk belongs to.
+        cluster: ClusterId,
+    },
+    /// Close the connection: the master refuses the disk.
+    Refused(Refusal),
     /// Close the connection: the master's epoch is not greater than the one that was served.
     RejectMaster {
         /// The greatest epoch that it has served.
@@ -186,6 +197,7 @@ pub struct Disk {
     stage: Stage,
     epoch: u64,
     instance: u64,
+    cluster: ClusterId,
     next_id: u64,
     stamps: u64,
     /// The usage, as the shell last reported it.
@@ -211,6 +223,7 @@ impl Disk {
             stage: Stage::Broken,
             epoch: config.epoch,
             instance: config.instance,
+            cluster: config.cluster,
             next_id: 0,
             stamps,
             capacity: 0,
@@ -219,6 +232,12 @@ impl Disk {
             refused: BTreeMap::new(),
             effects: VecDeque::new(),
         }
+    }
+
+    /// The cluster that it belongs to; zero if it is not known.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
     }
 
     /// Sets the usage of the log, in bytes.
@@ -286,8 +305,8 @@ impl Disk {
         self.waiting.clear();
         let id = self.next_id();
         self.stage = Stage::Registering(id);
-        let (epoch, instance, stamps) = (self.epoch, self.instance, self.stamps);
-        let register = Register { info, usage: self.usage(), epoch, instance, stamps };
+        let &mut Self { epoch, instance, stamps, cluster, .. } = self;
+        let register = Register { info, usage: self.usage(), epoch, instance, stamps, cluster };
         self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
     }
 
@@ -579,6 +598,11 @@ impl Disk {
             (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
                 self.registered(&registered);
             }
+            // It keeps everything it holds.
+            (Stage::Registering(asked), Reply::Refused(refusal)) if *asked == id => {
+                self.stage = Stage::Broken;
+                self.effects.push_back(Effect::Refused(refusal));
+            }
             (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
                 // If there are more retires, the next page is empty.
                 let next = next.or(announced.more.then_some(Stamp(u64::MAX)));
@@ -597,7 +621,9 @@ impl Disk {
             return self.effects.push_back(Effect::RejectMaster { served, offered });
         }
         (self.epoch, self.instance) = (registered.epoch, registered.instance);
-        self.effects.push_back(Effect::Epoch(registered.epoch, registered.instance));
+        self.cluster = registered.cluster.known().unwrap_or(self.cluster);
+        let &mut Self { epoch, instance, cluster, .. } = self;
+        self.effects.push_back(Effect::Epoch { epoch, instance, cluster });
         self.retire(&registered.retire);
         if registered.discard {
             let all: Vec<_> = self.copies.keys().map(|stamp| SlotRef::on_disk(*stamp)).collect();

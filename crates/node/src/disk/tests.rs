@@ -7,6 +7,9 @@ use tiffin_types::{
 
 use super::*;
 
+/// What it stores when it has registered with the master of these tests, which knows no clusters.
+const EPOCH_2: Effect = Effect::Epoch { epoch: 2, instance: 0, cluster: ClusterId(9) };
+
 const SOURCE: SlotRef = SlotRef { slot: SlotId(1), stamp: Stamp(5) };
 
 fn record(stamp: u64) -> Record {
@@ -30,7 +33,8 @@ fn linked(recovered: &[u64]) -> Disk {
 }
 
 fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
-    let config = DiskConfig { segment: SegmentId(7), epoch: 1, instance: 0, stamps: 0, sabotage };
+    let (segment, cluster) = (SegmentId(7), ClusterId(9));
+    let config = DiskConfig { segment, epoch: 1, instance: 0, cluster, stamps: 0, sabotage };
     let mut disk = Disk::new(config, recovered.iter().map(|stamp| record(*stamp)).collect());
     disk.handle(Event::Linked(NodeInfo::default()));
     assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, MemberToMaster::Register(_))]));
@@ -224,7 +228,7 @@ fn failed_attributes_are_refused_or_lost() {
 fn disk_joins_after_its_pending_retires() {
     let mut disk = linked(&[3, 4, 5]);
     register(&mut disk, &[3], false);
-    assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3)])]);
+    assert_eq!(effects(&mut disk), [EPOCH_2, Effect::Forget(vec![Stamp(3)])]);
     disk.handle(Event::Forgotten(vec![Stamp(3)]));
     assert_eq!(announced(&mut disk, &[4]), [4, 5]);
     assert_eq!(effects(&mut disk), [Effect::Forget(vec![Stamp(4)])]);
@@ -254,7 +258,7 @@ fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
 fn mutants_of_disks_are_noticed() {
     for &sabotage in Sabotage::OF_DISKS {
         let (_, done) = registers_while_writing(sabotage);
-        assert_ne!(done, [Effect::Epoch(2, 0)], "{sabotage:?} is not noticed");
+        assert_ne!(done, [EPOCH_2], "{sabotage:?} is not noticed");
     }
 }
 
@@ -262,7 +266,7 @@ fn mutants_of_disks_are_noticed() {
 #[test]
 fn disk_joins_after_its_writes_have_ended() {
     let (mut disk, done) = registers_while_writing(Sabotage::None);
-    assert_eq!(done, [Effect::Epoch(2, 0)]);
+    assert_eq!(done, [EPOCH_2]);
     stored(&mut disk, 4, false);
     disk.handle(Event::Stored(Stamp(5), true));
     assert_eq!(announced(&mut disk, &[]), [3, 5]);
@@ -273,7 +277,7 @@ fn disk_joins_after_its_writes_have_ended() {
 fn lost_disk_discards_everything() {
     let mut disk = linked(&[3, 4]);
     register(&mut disk, &[], true);
-    assert_eq!(effects(&mut disk), [Effect::Epoch(2, 0), Effect::Forget(vec![Stamp(3), Stamp(4)])]);
+    assert_eq!(effects(&mut disk), [EPOCH_2, Effect::Forget(vec![Stamp(3), Stamp(4)])]);
     disk.handle(Event::Forgotten(vec![Stamp(3), Stamp(4)]));
     assert_eq!(announced(&mut disk, &[]), [0u64; 0]);
     assert!(disk.is_member());
@@ -323,4 +327,22 @@ fn other_master_with_smaller_or_equal_epoch_is_rejected() {
         assert_eq!(effects.contains(&Effect::Forget(vec![Stamp(3)])), accepts);
         assert_eq!(disk.inventory().len(), usize::from(!accepts));
     }
+}
+
+#[test]
+fn refused_disk_keeps_its_copies_and_its_cluster() {
+    let mut disk = linked(&[3]);
+    let refusal = Refusal { reason: Reason::OtherCluster, message: "other".into() };
+    disk.handle(Event::MasterReply(RequestId(disk.next_id), Reply::Refused(refusal.clone())));
+    assert_eq!(effects(&mut disk), [Effect::Refused(refusal)]);
+    assert_eq!(disk.inventory().len(), 1);
+    disk.handle(Event::Linked(NodeInfo::default()));
+    let all = effects(&mut disk);
+    let [Effect::AskMaster(id, MemberToMaster::Register(register))] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((register.cluster, register.epoch), (ClusterId(9), 1));
+    let registered = Registered { epoch: 2, cluster: ClusterId(4), ..Registered::default() };
+    disk.handle(Event::MasterReply(*id, Reply::Registered(registered)));
+    let cluster = ClusterId(4);
+    assert_eq!(effects(&mut disk)[0], Effect::Epoch { epoch: 2, instance: 0, cluster });
+    assert_eq!(disk.cluster(), cluster);
 }

@@ -56,9 +56,11 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
     prop_oneof![
         (usage(), vec(viewer(), 0..4))
             .prop_map(|(usage, viewers)| MemberToMaster::Heartbeat(Heartbeat { usage, viewers })),
-        (node_info(), usage(), number(), number(), number()).prop_map(
-            |(info, usage, epoch, stamps, instance)| {
-                MemberToMaster::Register(Box::new(Register { info, usage, epoch, stamps, instance }))
+        (node_info(), usage(), number(), number(), number(), number()).prop_map(
+            |(info, usage, epoch, stamps, instance, cluster)| {
+                let cluster = ClusterId(cluster);
+                let register = Register { info, usage, epoch, stamps, instance, cluster };
+                MemberToMaster::Register(Box::new(register))
             }
         ),
         (vec(record(), 0..4), flag())
@@ -163,6 +165,7 @@ fn lifetime_request() -> impl Strategy<Value = ClientToMaster> {
         (text(), number()).prop_map(|(owner, wait_ms)| ClientToMaster::DropPins(DropPins { owner, wait_ms })),
         policy_change().prop_map(ClientToMaster::SetPolicy),
         text().prop_map(|name| ClientToMaster::ForgetNode(ForgetNode { name })),
+        number().prop_map(|it| ClientToMaster::AdmitCluster(AdmitCluster { cluster: ClusterId(it) })),
         (option::of(number()), option::of(number()), number()).prop_map(|(at_most, at_least, wait_ms)| {
             ClientToMaster::Await(Await { at_most, at_least, wait_ms })
         }),
@@ -330,9 +333,10 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         (vec(list_item(), 0..4), number())
             .prop_map(|(items, cursor)| Reply::Listed(Listed { items, cursor })),
         stat().prop_map(Reply::Stat),
-        (number(), flag(), slot_refs(), vec(record(), 0..3), number()).prop_map(
-            |(epoch, discard, retire, commit, instance)| {
-                Reply::Registered(Registered { epoch, discard, retire, commit, instance })
+        (number(), flag(), slot_refs(), vec(record(), 0..3), number(), number()).prop_map(
+            |(epoch, discard, retire, commit, instance, cluster)| {
+                let cluster = ClusterId(cluster);
+                Reply::Registered(Registered { epoch, discard, retire, commit, instance, cluster })
             }
         ),
         (slot_refs(), flag()).prop_map(|(retire, more)| Reply::Announced(Announced { retire, more })),

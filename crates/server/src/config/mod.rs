@@ -12,7 +12,7 @@ mod file;
 mod ha;
 pub mod nearest;
 pub mod page;
-mod storage;
+pub(crate) mod storage;
 mod tier;
 mod values;
 

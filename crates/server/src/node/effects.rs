@@ -9,8 +9,8 @@ use tiffin_transport::layout::{self, SPILLED_EXTENT_BYTES};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
-use tiffin_types::message::{NodeInfo, Reply};
-use tiffin_types::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
+use tiffin_types::message::{NodeInfo, Refusal, Reply};
+use tiffin_types::{ClientId, ClusterId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
@@ -102,7 +102,13 @@ impl State {
                     }
                 }
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
-                Effect::Epoch(epoch, instance) => self.writer.set_epoch(epoch, instance),
+                Effect::Epoch { epoch, instance, cluster } => {
+                    self.writer.set_epoch(epoch, instance, cluster.0)
+                }
+                Effect::Refused(refusal) => {
+                    self.refusal = Some(refusal);
+                    self.master.iter().for_each(Outbox::close);
+                }
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
                     if let Some(replies) = self.conns.get(&conn) {
@@ -169,6 +175,10 @@ impl link::Linked for Shared {
 
     fn is_member(&self) -> bool {
         self.lock().core.is_member()
+    }
+
+    fn take_refusal(&self) -> Option<Refusal> {
+        self.state.lock_anyway().refusal.take()
     }
 
     fn status(&self) -> &watch::Sender<link::LinkStatus> {
@@ -339,6 +349,7 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
     Ok(Adopted {
         epoch: reader.epoch(),
         instance: reader.instance(),
+        cluster: ClusterId(reader.cluster()),
         stamp_high_water: reader.stamp_high_water(),
         slots: scanned.into_iter().filter_map(|it| found(it).transpose()).collect::<Result<_, _>>()?,
         clients: clients.into_iter().map(ClientId).collect(),

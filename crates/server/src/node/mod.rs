@@ -34,7 +34,7 @@ use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
 use tiffin_types::message::{
-    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
+    ClientToNode, FetchItem, Hello, NodeInfo, Refusal, Reply, Request, RequestRef, Role, Usage, Welcome,
     wrong_direction,
 };
 pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
@@ -117,6 +117,8 @@ pub(crate) struct Shared {
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not reopened.
     is_leaving: AtomicBool,
+    /// Notified when the node may register: the cluster of its memory or disks is known, if there is one.
+    may_register: Notify,
     /// Notified after a decision: slots may have become objects.
     decided: Notify,
     /// The disk members of this node, once they are open.
@@ -135,6 +137,8 @@ struct State {
     conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
+    /// Why the master has refused the node.
+    refusal: Option<Refusal>,
     /// The drain job of this node.
     drain_job: watch::Sender<Option<DrainJob>>,
     /// Copies of other members' objects that are to be read.
@@ -178,6 +182,7 @@ impl NodeServer {
             conns: BTreeMap::new(),
             next_conn: 0,
             master: None,
+            refusal: None,
             drain_job: watch::Sender::new(None),
             fetches,
         };
@@ -193,12 +198,14 @@ impl NodeServer {
             door: Door::new(config.token.clone(), false),
             status,
             is_leaving: AtomicBool::new(false),
+            may_register: Notify::new(),
             decided: Notify::new(),
             disks: OnceLock::new(),
             mapped_by: Mutex::new(mapped_by),
             sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
         });
+        shared.may_register_before(&config.ssd);
         // What the core says of adopted memory is written before a client is served.
         shared.ended(|_| ());
         if config.populate {
@@ -211,6 +218,7 @@ impl NodeServer {
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
+        shared.disks_are_open(&disks);
         // The disks are set once, here.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
@@ -511,6 +519,20 @@ impl Shared {
         self.state.lock()
     }
 
+    /// Memory whose cluster is known registers before its disks are open.
+    fn may_register_before(&self, disks: &[SsdConfig]) {
+        if disks.is_empty() || self.lock().core.cluster().known().is_some() {
+            self.may_register.notify_one();
+        }
+    }
+
+    /// New memory joins the cluster of its disks. If it registered first, a master without its state would
+    /// take the cluster for a new one, and refuse the disks.
+    fn disks_are_open(&self, disks: &[Arc<DiskMember>]) {
+        disks.iter().for_each(|it| self.lock().core.join_cluster(it.cluster()));
+        self.may_register.notify_one();
+    }
+
     fn outboxes(&self) -> Vec<Outbox> {
         let state = self.state.lock_anyway();
         let clients = state.conns.values().flat_map(ReplyPath::all).cloned();
@@ -656,7 +678,12 @@ fn spawn(
     }
     let fetching = fetch::run(Arc::clone(shared), fetched);
     handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));
-    handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
+    let linked = Arc::clone(shared);
+    let linking = async move {
+        linked.may_register.notified().await;
+        link::run(linked).await;
+    };
+    handles.push(tasks.spawn(watch.watch("the link to the master", linking)));
     let abandoned = Arc::clone(shared);
     tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));
     tasks

@@ -7,6 +7,7 @@ mod cluster;
 mod events;
 mod ha;
 mod hostile;
+mod identity;
 mod lanes;
 mod pages;
 mod pools;

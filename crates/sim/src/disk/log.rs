@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_node::{SlotRecord, SlotState};
-use tiffin_types::{SlotRef, Stamp, attributes::Attributes, message::Record, space_for};
+use tiffin_types::{ClusterId, SlotRef, Stamp, attributes::Attributes, message::Record, space_for};
 
 use tiffin_sim_runner::Rng;
 
@@ -45,6 +45,7 @@ pub(crate) struct DiskLog {
     /// The durable epoch of the master.
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
+    pub(crate) cluster: ClusterId,
     pub(crate) capacity: u64,
     pub(crate) appending: BTreeMap<Stamp, Appending>,
     pub(crate) forgetting: BTreeSet<Stamp>,

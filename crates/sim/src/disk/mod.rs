@@ -108,7 +108,8 @@ impl World {
         }
         let Some(disk) = self.disk(node) else { return };
         let (segment, epoch, instance) = (disk.segment, disk.log.epoch, disk.log.instance);
-        let config = DiskConfig { segment, epoch, instance, stamps: 0, sabotage };
+        let cluster = disk.log.cluster;
+        let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, sabotage };
         let records = disk.log.records();
         disk.core = Some(Disk::new(config, records.clone()));
         let segment = disk.segment;
@@ -297,12 +298,12 @@ impl World {
                 }
                 self.io(node, DiskEvent::AttributesSet(stamp));
             }
-            Effect::Epoch(epoch, instance) => {
+            Effect::Epoch { epoch, instance, cluster } => {
                 if let Some(disk) = self.disk(node) {
-                    (disk.log.epoch, disk.log.instance) = (epoch, instance);
+                    (disk.log.epoch, disk.log.instance, disk.log.cluster) = (epoch, instance, cluster);
                 }
             }
-            Effect::RejectMaster { .. } => {
+            Effect::RejectMaster { .. } | Effect::Refused(_) => {
                 if let Some(link) = link {
                     self.break_conn(link);
                 }

@@ -31,9 +31,9 @@ mod stream;
 mod tier;
 
 pub use client_to_master::{
-    CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, ForgetNode,
-    Forgotten, Found, List, ListItem, Listed, Pattern, Presence, Publish, PublishItem, Reserve, ReserveItem,
-    ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    AdmitCluster, CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
+    ForgetNode, Forgotten, Found, List, ListItem, Listed, Pattern, Presence, Publish, PublishItem, Reserve,
+    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
 pub use drain::{Drain, DrainJob, DrainReport, DrainState, JobId};
@@ -291,6 +291,8 @@ pub enum Reason {
     Unavailable,
     /// The receiver is a standby: another master leads.
     Standby,
+    /// The sender is a member of another cluster.
+    OtherCluster,
 }
 
 /// The refusal of a request that the receiver does not serve to this sender.

@@ -35,7 +35,8 @@ impl Cluster {
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
         let (segment, name) = (SegmentId(index as u64 + 1), format!("node{}", index + 1));
         let info = NodeInfo { segment, name, ..NodeInfo::default() };
-        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, instance: 1, stamps: 0 };
+        let register =
+            Register { info, usage: self.nodes[index].usage(), epoch: 5, instance: 1, ..Register::default() };
         let id = RequestId(900);
         self.event(Event::Request(conn, id, MemberToMaster::Register(Box::new(register)).into()));
         match self.replies.remove(&id) {

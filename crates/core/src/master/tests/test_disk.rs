@@ -98,7 +98,7 @@ impl Cluster {
             match effect {
                 disk::Effect::AskMaster(id, request) => self.event(Event::Request(conn, id, request.into())),
                 disk::Effect::AnswerMaster(id, reply) => self.event(Event::Reply(conn, id, reply)),
-                disk::Effect::Epoch(..) => (),
+                disk::Effect::Epoch { .. } => (),
                 effect => self.disks[index].to_do.push_back(effect),
             }
         }
@@ -261,7 +261,8 @@ impl Cluster {
 }
 
 fn new_disk((epoch, instance): (u64, u64), recovered: Vec<Record>) -> Disk {
-    let config = DiskConfig { segment: SegmentId(100), epoch, instance, stamps: 0, sabotage: Sabotage::None };
+    let (segment, cluster) = (SegmentId(100), crate::ClusterId(0));
+    let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, sabotage: Sabotage::None };
     Disk::new(config, recovered)
 }
 

@@ -20,6 +20,7 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
         segment: SegmentId(100 + index),
         epoch: 0,
         instance: 0,
+        cluster: crate::ClusterId(0),
         stamps: 0,
         sabotage: Sabotage::None,
     };
