@@ -64,8 +64,9 @@ impl World {
         let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
         let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
         let dead = nodes.into_iter().filter(|it| !it.alive && !is_up(it.info.segment));
-        for node in dead.map(|it| it.info.name).collect::<Vec<_>>() {
-            self.audit(0, ClientToMaster::ForgetNode(ForgetNode { name: node }));
+        // Several of them may have the same name.
+        for name in dead.map(|it| it.info.segment.to_string()).collect::<Vec<_>>() {
+            self.audit(0, ClientToMaster::ForgetNode(ForgetNode { name }));
         }
     }
 
@@ -436,7 +437,10 @@ impl World {
         match notice {
             // Those before have ended.
             Notice::NodeReady(_) => named.last(),
-            Notice::NodeAbsent { .. } => named.iter().find(is_absent),
+            Notice::NodeAbsent { .. } => {
+                let is_new = |it: &&SegmentId| is_absent(it) && !self.oracle.absent.contains(it);
+                named.iter().find(is_new).or_else(|| named.iter().find(is_absent))
+            }
             _ => named.iter().find(is_lost),
         }
         .copied()
