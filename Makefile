@@ -13,7 +13,7 @@ TESTED_CRATES := --workspace --exclude tiffin-python
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 release check-release bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu
@@ -115,6 +115,13 @@ wheel-310: .venv/ready ## The wheel for CPython 3.10, which has no buffer protoc
 	@trap 'mv target/pyproject.toml.kept python/pyproject.toml' EXIT; \
 	  sed -i 's/^requires-python = .*/requires-python = "==3.10.*"/' python/pyproject.toml && set -x && \
 	  .venv/bin/maturin build --profile dist --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
+
+release: .venv-release/ready ## Wheels and binaries for x86-64 and aarch64 with glibc 2.17 or later, and checksums, into dist/release (PLATFORMS=, PROFILE=)
+	.ci/release .venv-release/bin
+	@$(MAKE) --no-print-directory check-release
+
+check-release: # What is in dist/release: names, metadata, symbols, and a smoke test with each Python of this machine
+	$(PYTHON) python/check_release.py dist/release
 
 # Tests take wheels that are built in a fifth of the time, and notice where numbers overflow.
 dist/.built: PROFILE := dist
@@ -244,7 +251,7 @@ docs: .venv/ready ## Write the generated pages; the tests named `reference…` c
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -258,7 +265,8 @@ clean: clean-venv ## Remove everything that was built
 .venv-peer/ready: bench/requirements-peer.txt
 .venv-features/ready: python/requirements-features.txt
 .venv-torch/ready: python/requirements-torch.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready:
+.venv-release/ready: python/requirements-release.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<

@@ -132,7 +132,9 @@ pub use manifest::{
     DIMENSIONS_MAX, Dtype, METADATA_BYTES_MAX, Manifest, NAME_BYTES_MAX, TENSOR_ALIGN, TENSORS_MAX, Tensor,
     UnknownDtype,
 };
-pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use options::{
+    ConnectOptions, Deadline, DeleteOptions, GetOptions, ListOptions, Patience, ResolveOptions,
+};
 pub use pieces::Piece;
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
@@ -143,7 +145,7 @@ pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device, gpu, p
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{
     Ahead, Attach, Backlog, Cause, CopyStat, CopyWait, DeletedMatching, Demotion, Forgotten, Found, Gone,
-    GroupStat, Held, Here, Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
+    GroupStat, Held, Here, Holder, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
     Pattern, Policy, PolicyChange, PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat,
     StreamLimits, StreamStat, TierStat, Usage, Why,
 };
@@ -411,19 +413,36 @@ impl Client {
     ///
     /// The list is not a snapshot: objects that are put or deleted meanwhile may or may not be listed.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        names::list(&self.inner, pattern, None, deadline).await
+        self.list_with(pattern, &ListOptions::default(), deadline).await
     }
 
-    /// Lists all objects that match and that this owner pins, in the order of their keys.
-    pub async fn list_pinned(
+    /// Lists the objects that match and that the options select, in the order of their keys.
+    ///
+    /// The master has no order of keys, so each call visits all objects, also with a limit. To visit many
+    /// objects in parts, use [`Client::list_page`].
+    pub async fn list_with(
         &self,
         pattern: Pattern,
-        owner: &str,
+        options: &ListOptions,
         deadline: Deadline,
     ) -> Result<Vec<ListItem>, Error> {
         let _busy = self.inner.enter(deadline)?;
-        names::list(&self.inner, pattern, Some(owner), deadline).await
+        names::list(&self.inner, pattern, options, deadline).await
+    }
+
+    /// Lists some of the objects that match, in arbitrary order, from the cursor of the previous page on.
+    /// The first cursor is 0, and so is the cursor of the last page. A page may be empty.
+    ///
+    /// An object that exists during the whole walk is on one page, or on two if it was replaced meanwhile.
+    pub async fn list_page(
+        &self,
+        pattern: &Pattern,
+        pinned_by: Option<&str>,
+        (cursor, limit): (u64, u32),
+        deadline: Deadline,
+    ) -> Result<Listed, Error> {
+        let _busy = self.inner.enter(deadline)?;
+        names::page(&self.inner, pattern, pinned_by, (cursor, limit), deadline).await
     }
 
     /// Describes the cluster as the master sees it.

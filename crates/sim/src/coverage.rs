@@ -147,8 +147,6 @@ points! {
     Restored,
     /// Such bytes cannot be given back, because there is no memory for them.
     NotRestored,
-    /// A promise was checked: evictions stop while restarted nodes wait for lists of views.
-    CheckedLists,
     /// A promise was checked: `Full` is answered only when nothing is left to evict.
     CheckedFull,
     /// An object is written to a disk.

@@ -32,8 +32,6 @@ tiffin_sabotage::variants! {
         ForgetOldViews: "a restarted node waits for the lists of views";
         /// A node that is started again on its memory reuses what was retired and in view.
         ForgetParked: "a restarted node knows what was in view";
-        /// The master evicts on and on, although a restarted node cannot free the memory yet.
-        EvictUnlisted: "no eviction while enough memory waits for lists of views";
         /// The node uses memory again that could not be allocated.
         UseUnrestored: "objects get no memory that is not there";
         /// A node that is started again on its memory shows itself as a member at once.
@@ -231,8 +229,8 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Mutants that the tests of `master` must notice: simulated clusters have one master, no drain jobs and
-    /// no puts that replace one generation only.
+    /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
+    /// and rarely a full node whose earlier clients are silent.
     OF_MASTERS {
         /// The master answers after a write of its state that began before it decided.
         AnswerDeposed: "an answer is confirmed after it was decided";
@@ -240,6 +238,8 @@ tiffin_sabotage::variants! {
         ReplacePinned: "a put that replaces one generation has its pins";
         /// The master does not send a drain job again to a node that returns without it.
         ForgetDrains: "a node that returns is drained again";
+        /// The master evicts on and on, although a restarted node cannot free the memory yet.
+        EvictUnlisted: "no eviction while enough memory waits for lists of views";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

@@ -211,6 +211,7 @@ pub struct UpArgs {
 
 /// Settings of the commands that are clients.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
+#[command(next_help_heading = "Connection")]
 #[serde(default)]
 pub struct ClientArgs {
     /// The master's address; several separated by commas, or `etcd://HOST:2379/CLUSTER`. Default:

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tiffin_node::{SlotRecord, SlotState};
 use tiffin_types::{
-    ConnId, EXTENT_ALIGN, RequestId, SegmentId, Tick,
+    ConnId, RequestId, SegmentId, Tick,
     message::{NodeStat, Reserve, ReserveOutcome, Reserved},
     space_for,
 };
@@ -72,22 +72,6 @@ impl World {
         }
     }
 
-    /// A put that finds no space evicts no more than it needs on nodes which cannot free it yet, because
-    /// clients of their earlier processes have not listed their views.
-    fn check_lists(&mut self, len: u64, evictions: u64) {
-        let Some(stat) = self.master.as_ref().map(|it| it.stat()) else { return };
-        let mut ready = stat.nodes.iter().filter(|it| it.alive && it.info.beside.is_none());
-        if !ready.clone().all(|it| it.usage.unlisted > 0) || ready.next().is_none() {
-            return;
-        }
-        self.coverage.hit(Point::CheckedLists);
-        let most = (space_for(len).unwrap_or(0) / EXTENT_ALIGN + 1) * stat.nodes.len() as u64;
-        if evictions > most {
-            let fail = || format!("{evictions} objects were evicted for a put of {len} bytes in vain");
-            self.oracle.fail("r19", fail);
-        }
-    }
-
     /// Checks the answer to a put. In worlds without disks and without protected soft pins, every evictable
     /// object must have been evicted.
     pub(crate) fn check_full(&mut self, to: (ConnId, RequestId), reserved: &Reserved) {
@@ -106,7 +90,6 @@ impl World {
         if full.never || self.plan.has_disks() || !self.plan.evict_soft_pinned {
             return;
         }
-        self.check_lists(len, self.oracle.evictions - evictions);
         let Some(master) = &self.master else { return };
         self.coverage.hit(Point::CheckedFull);
         let stat = master.stat();

@@ -83,3 +83,35 @@ fn mutant_of_pools_is_noticed() {
         assert_ne!(cluster.find_the_pool_later(restarts), [true, false], "{restarts}");
     }
 }
+
+/// A put on a full node of which earlier clients may still view `unlisted` retired bytes: whether it gets
+/// space, and how many of the eight objects are left.
+fn put_on_a_restarted_node(unlisted: u64, sabotage: Sabotage) -> (bool, usize) {
+    let mut cluster = Cluster::new(&[8 * UNIT]);
+    cluster.master.objects.cx.config.sabotage = sabotage;
+    let keys: Vec<_> = (0..8).map(|it| format!("k{it}")).collect();
+    for key in &keys {
+        cluster.put(key, UNIT, plain());
+    }
+    cluster.wait(1_000);
+    let members = &mut cluster.master.objects.cx.members;
+    let node = members.find(SegmentId(1)).unwrap();
+    members.get_mut(node).unwrap().usage.unlisted = unlisted;
+    let outcome = cluster.reserve("new", UNIT, plain());
+    let left = keys.iter().filter(|key| cluster.has(key)).count();
+    (matches!(outcome, ReserveOutcome::Space(_)), left)
+}
+
+#[test]
+fn nothing_more_is_evicted_while_enough_memory_waits_for_lists_of_views() {
+    assert_eq!(put_on_a_restarted_node(0, Sabotage::None), (true, 7));
+    assert_eq!(put_on_a_restarted_node(UNIT, Sabotage::None), (false, 8));
+    // What waits is not enough.
+    assert_eq!(put_on_a_restarted_node(UNIT - 1, Sabotage::None), (true, 7));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_lists_is_noticed() {
+    assert_eq!(put_on_a_restarted_node(UNIT, Sabotage::EvictUnlisted), (true, 7));
+}
