@@ -227,8 +227,8 @@ impl Error {
                 "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
             }
             Self::Full { usage, .. } if usage.unlisted > 0 => {
-                "a node was restarted, and waits for clients of its earlier process to say what they view: try \
-                 again, and end clients that are stopped"
+                "a node was restarted, and waits for clients of its earlier process to list their views: \
+                 try again, and end clients that are stopped"
             }
             Self::Full { .. } => "delete or unpin objects, add a node, or let the put wait longer",
             Self::OverQuota { quota, .. } if quota.is_never_enough() => {

@@ -62,6 +62,25 @@ impl Shared {
 }
 
 impl State {
+    /// Allocates memory of the pool for objects again.
+    fn restore(&mut self, extents: Vec<Extent>) {
+        let restored = extents.iter().try_for_each(|it| self.memory.restore_pages(extent(*it)));
+        if let Err(error) = &restored {
+            tracing::warn!(%error, hint = POOL_FULL, "memory is not given back to objects");
+        }
+        self.core.handle(Event::Restored(extents, restored.is_ok()));
+    }
+
+    /// Provides memory for records and names. If there is none, the server fails.
+    fn back(&self, range: TableRange) -> bool {
+        let backed = self.memory.back(in_control(&self.memory, range));
+        if let Err(error) = &backed {
+            let why = format!("{error}; its file system is full\n\nhint: {POOL_FULL}");
+            self.supervisor.fail("the memory pool", &why);
+        }
+        backed.is_ok()
+    }
+
     /// Carries out the core's effects in order, except replies to clients, which are sent last.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
         strike(Point::NodeCore);
@@ -86,21 +105,10 @@ impl State {
                 }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
-                Effect::Restore(extents) => {
-                    let restored = extents.iter().try_for_each(|it| self.memory.restore_pages(extent(*it)));
-                    if let Err(error) = &restored {
-                        tracing::warn!(%error, hint = POOL_FULL, "memory is not given back to objects");
-                    }
-                    self.core.handle(Event::Restored(extents, restored.is_ok()));
-                }
-                Effect::Back(range) => {
-                    if let Err(error) = self.memory.back(in_control(&self.memory, range)) {
-                        let why = format!("{error}; its file system is full\n\nhint: {POOL_FULL}");
-                        self.supervisor.fail("the memory pool", &why);
-                        // A store into a page that does not exist would kill the process without a word.
-                        return;
-                    }
-                }
+                Effect::Restore(extents) => self.restore(extents),
+                // A store into a page that does not exist would kill the process without a word.
+                Effect::Back(range) if !self.back(range) => return,
+                Effect::Back(_) => (),
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
                 Effect::Epoch { epoch, instance, cluster } => {
                     self.writer.set_epoch(epoch, instance, cluster.0)
