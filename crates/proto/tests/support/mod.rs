@@ -14,7 +14,7 @@ use values::*;
 /// Any request.
 pub(crate) fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        1 => hello().prop_map(Request::Hello),
+        1 => hello().boxed().prop_map(Request::Hello),
         1 => Just(Request::Goodbye),
         23 => client_to_master().boxed().prop_map(Request::from),
         7 => member_to_master().boxed().prop_map(Request::from),

@@ -65,11 +65,24 @@ pub(super) fn reservation() -> impl Strategy<Value = Reservation> {
 
 pub(super) fn usage() -> impl Strategy<Value = Usage> {
     let counts = (number(), number(), number(), number(), number(), number(), number());
-    (counts, number(), option::of(number()), number()).prop_map(
-        |((capacity, free, granted, committed, held, objects, offered), metadata, name_max, unlisted)| {
-            Usage { capacity, free, granted, committed, held, objects, offered, metadata, name_max, unlisted }
-        },
-    )
+    (counts, number(), option::of(number()), number())
+        .prop_map(
+            |((capacity, free, granted, committed, held, objects, offered), metadata, name_max, unlisted)| {
+                Usage {
+                    capacity,
+                    free,
+                    granted,
+                    committed,
+                    held,
+                    objects,
+                    offered,
+                    metadata,
+                    name_max,
+                    unlisted,
+                }
+            },
+        )
+        .boxed()
 }
 
 pub(super) fn resource() -> impl Strategy<Value = Resource> {
@@ -96,8 +109,8 @@ pub(super) fn full() -> impl Strategy<Value = Full> {
 
 pub(super) fn node_info() -> impl Strategy<Value = NodeInfo> {
     let kind = (option::of(segment()), any::<bool>());
-    (segment(), text(), text(), text(), text(), text(), text(), kind).prop_map(
-        |(segment, name, tcp, data, unix, memory, host, (beside, outlives))| NodeInfo {
+    (segment(), text(), text(), text(), text(), text(), text(), kind)
+        .prop_map(|(segment, name, tcp, data, unix, memory, host, (beside, outlives))| NodeInfo {
             segment,
             name,
             tcp,
@@ -107,31 +120,41 @@ pub(super) fn node_info() -> impl Strategy<Value = NodeInfo> {
             host,
             beside,
             outlives,
-        },
-    )
+        })
+        .boxed()
 }
 
 pub(super) fn hello() -> impl Strategy<Value = Hello> {
     let role = select(&[Role::Client, Role::Node, Role::Ledger, Role::Lane][..]);
     let numbers = (small(), small(), number(), option::of(segment()), small(), number());
-    (numbers, role, text(), text(), text(), text(), text()).prop_map(
-        |((major, minor, client, home, lane, journal_id), role, token, namespace, label, host, journal)| {
-            Hello {
-                major,
-                minor,
+    (numbers, role, text(), text(), text(), text(), text())
+        .prop_map(
+            |(
+                (major, minor, client, home, lane, journal_id),
+                role,
                 token,
                 namespace,
-                role,
-                client: ClientId(client),
                 label,
-                home,
                 host,
-                lane,
                 journal,
-                journal_id,
-            }
-        },
-    )
+            )| {
+                Hello {
+                    major,
+                    minor,
+                    token,
+                    namespace,
+                    role,
+                    client: ClientId(client),
+                    label,
+                    home,
+                    host,
+                    lane,
+                    journal,
+                    journal_id,
+                }
+            },
+        )
+        .boxed()
 }
 
 pub(super) fn reason() -> impl Strategy<Value = Reason> {
@@ -142,8 +165,8 @@ pub(super) fn reason() -> impl Strategy<Value = Reason> {
 pub(super) fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
     let attributes = (text(), option::of(consumption()), text(), number(), option::of(generation()));
-    (small(), on_exists, flag(), option::of(number()), texts(), attributes).prop_map(
-        |(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {
+    (small(), on_exists, flag(), option::of(number()), texts(), attributes)
+        .prop_map(|(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {
             let (owner, sample, stream, elsewhere, replaces) = attributes;
             PutOptions {
                 replicas,
@@ -157,8 +180,8 @@ pub(super) fn options() -> impl Strategy<Value = PutOptions> {
                 elsewhere,
                 replaces,
             }
-        },
-    )
+        })
+        .boxed()
 }
 
 pub(super) fn reserve() -> impl Strategy<Value = Reserve> {
@@ -251,21 +274,22 @@ pub(super) fn pattern() -> impl Strategy<Value = Pattern> {
 }
 
 pub(super) fn record() -> impl Strategy<Value = Record> {
-    (slot_ref(), text(), key(), generation(), number(), attributes()).prop_map(
-        |(slot_ref, namespace, key, generation, len, attributes)| Record {
+    (slot_ref(), text(), key(), generation(), number(), attributes())
+        .prop_map(|(slot_ref, namespace, key, generation, len, attributes)| Record {
             slot_ref,
             namespace,
             key,
             generation,
             len,
             attributes,
-        },
-    )
+        })
+        .boxed()
 }
 
 pub(super) fn commit_item() -> impl Strategy<Value = CommitItem> {
     (slot_ref(), key(), number(), options(), vec(location(), 0..4))
         .prop_map(|(slot_ref, key, len, options, others)| CommitItem { slot_ref, key, len, options, others })
+        .boxed()
 }
 
 pub(super) fn allocate() -> impl Strategy<Value = Allocate> {

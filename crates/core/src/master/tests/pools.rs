@@ -93,7 +93,7 @@ fn put_on_a_restarted_node(unlisted: u64, sabotage: Sabotage) -> (bool, usize) {
     for key in &keys {
         cluster.put(key, UNIT, plain());
     }
-    cluster.wait(1_000);
+    cluster.wait(200);
     let members = &mut cluster.master.objects.cx.members;
     let node = members.find(SegmentId(1)).unwrap();
     members.get_mut(node).unwrap().usage.unlisted = unlisted;
