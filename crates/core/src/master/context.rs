@@ -181,6 +181,11 @@ impl Context {
         }
     }
 
+    /// A node is lost, and its copies with it. Another member may get its index.
+    pub(super) fn forget_held_retires(&mut self, node: NodeIndex) {
+        self.held_retires.values_mut().for_each(|it| it.copies.retain(|(at, _)| *at != node));
+    }
+
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
     pub(super) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         let is_owed = |(node, slot_ref): &(NodeIndex, SlotRef)| {

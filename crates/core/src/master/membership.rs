@@ -147,6 +147,7 @@ impl Membership {
             o.lose_copy(index, node, Cause::NodeLost);
             lost += u64::from(o.cx.catalog.get(index).is_none());
         }
+        o.cx.forget_held_retires(node);
         o.cx.release_retires(node);
         o.cx.quotas.end_grants_on(node);
         o.cx.pending_retires.forget(node);
