@@ -352,7 +352,7 @@ def standin_registration():
     store.close()
     # The last piece may still be in registration.
     assert worker.until(lambda: driver.counts().registered_bytes == 0), driver.counts().registered_bytes
-    assert driver.counts().pending == 0
+    assert worker.until(lambda: driver.counts().pending == 0), driver.counts().pending
 
 
 CHECKS = (
