@@ -321,7 +321,7 @@ def standin_failing_copies():
 
 
 def standin_missing_wait():
-    """The stand-in notices a missing wait: work of a stream that nobody waits for does not happen."""
+    """The stand-in detects a missing wait: it runs the work of a stream only when a call waits for it."""
     _master, store = start()
     driver = cuda.Driver()
     device = driver.alloc(MIB, bytes(MIB))

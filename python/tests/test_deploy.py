@@ -148,7 +148,7 @@ def test_chart_has_the_version_of_the_program():
 
 @pytest.mark.parametrize("template", templates(), ids=lambda path: path.name)
 def test_template_uses_values_that_exist(template):
-    """No renderer is at hand: names of values and helpers are checked, and that blocks are closed."""
+    """Without helm: every value and template that the chart names exists, and every block is closed."""
     text = template.read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for name in re.findall(r"\.Values((?:\.\w+)+)", text):

@@ -33,9 +33,8 @@ const RETIRE_MAX: usize = 1 << 14;
 /// Minimum time between two requests to a node to read its ledger.
 const POLL_PAUSE_MS: u64 = 2;
 
-/// See the module.
 /// Copies of replaced objects that are retired after their successors are stored. If the master dies between
-/// both, a key has the old or the new object, and not neither.
+/// both, the old object exists, the new one, or both.
 #[derive(Debug)]
 pub(super) struct HeldRetires {
     /// The node of the successors.
@@ -45,6 +44,7 @@ pub(super) struct HeldRetires {
     pub(super) op: OpId,
 }
 
+/// See the module.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) config: MasterConfig,
