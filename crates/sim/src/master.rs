@@ -522,7 +522,8 @@ impl World {
         let Some(master) = &self.master else { return };
         let others = master.available().into_iter().find(|it| it.0 == segment).map_or(0, |it| it.2);
         for slot_ref in &retire.slot_refs {
-            if let Some(generation) = self.oracle.generation_of.get(&(segment, *slot_ref)).copied() {
+            let generation = self.oracle.generation_of.get(&(segment, *slot_ref)).copied();
+            if let Some(generation) = generation.filter(|it| !self.oracle.was_replaced(*it)) {
                 self.oracle.evicted_protected(now, generation, others);
                 // An object in several memories may have been evicted for another node.
                 let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
@@ -542,9 +543,8 @@ impl World {
         }
         let disks = self.ready_disks();
         for slot_ref in &retire.slot_refs {
-            let Some(generation) = self.oracle.generation_of.get(&(memory, *slot_ref)).copied() else {
-                continue;
-            };
+            let generation = self.oracle.generation_of.get(&(memory, *slot_ref)).copied();
+            let Some(generation) = generation.filter(|it| !self.oracle.was_replaced(*it)) else { continue };
             // An object in several memories may have been evicted for another node, also one that does not
             // know yet what it holds or must remove.
             let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);

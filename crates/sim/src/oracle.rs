@@ -394,6 +394,14 @@ impl Oracle {
         self.cause.evicting
     }
 
+    /// Whether a later object had the name: what is left of this one goes with it.
+    pub(crate) fn was_replaced(&self, generation: Generation) -> bool {
+        let name = self.objects.get(&generation).map(|it| it.name);
+        name.is_some_and(|name| {
+            self.objects.iter().any(|(it, object)| *it > generation && object.name == name)
+        })
+    }
+
     /// Allows the removal of an object in the current event.
     pub(crate) fn explain(&mut self, generation: Generation) {
         self.cause.generations.insert(generation);

@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, fstatfs, fstatvfs};
+use tokio::sync::watch;
 
 use crate::Extent;
 use crate::journal;
@@ -148,6 +149,8 @@ pub struct Pool {
     folder: PathBuf,
     /// The lock ends when this is closed.
     _lock: File,
+    /// Dropped after every lock: then the pool may be opened again.
+    end: watch::Sender<()>,
 }
 
 impl Pool {
@@ -214,7 +217,14 @@ impl Pool {
         }
         let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         named.map_err(fail("writing the lock", "free some memory on its tmpfs"))?;
-        Ok(Self { folder: path(), _lock: lock })
+        Ok(Self { folder: path(), _lock: lock, end: watch::Sender::new(()) })
+    }
+
+    /// Waits until the pool is closed and unlocked.
+    pub fn end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.end.subscribe();
+        // Nothing is ever sent: the channel ends with its sender.
+        async move { while end.changed().await.is_ok() {} }
     }
 
     /// Where it is.

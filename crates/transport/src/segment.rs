@@ -82,6 +82,7 @@ pub struct NodeMemory {
     pub(crate) data: Arc<Map>,
     pub(crate) claims: Claims,
     reader: ControlReader,
+    /// Dropped last: one of the files is locked, too.
     pool: Option<Pool>,
 }
 

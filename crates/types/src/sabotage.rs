@@ -52,6 +52,8 @@ tiffin_sabotage::variants! {
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.
         EndUnasked: "a reservation ends after the master was asked";
+        /// The master removes an object and keeps the copies that it had replaced.
+        KeepHeldCopies: "a removal includes what its object has replaced";
         /// The master makes no lost copy again.
         RepairNever: "lost copies are made again";
         /// The master takes a copy on a node's disk for one on another node than its memory.

@@ -169,6 +169,7 @@ impl Objects {
         }
         let (_, label) = self.cx.connections.writer(client);
         let mut old = self.take_out(index, Cause::Replaced, &label);
+        let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
         let home_asks = home_asks && retires_first;
         let generation = self.name(Written { home_asks, ..written }, replicas, others);

@@ -181,6 +181,17 @@ impl Context {
         }
     }
 
+    /// The copies of replaced objects of this name whose retires wait for their successor. With the successor
+    /// they must be removed: otherwise a restarted master takes them for objects.
+    pub(super) fn held_copies(&self, name: &Name) -> Vec<(NodeIndex, SlotRef)> {
+        if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
+            return Vec::new();
+        }
+        let is_held =
+            |copy: &(NodeIndex, SlotRef)| self.held_retires.values().any(|it| it.copies.contains(copy));
+        self.pending_retires.of(name.namespace, &name.key).into_iter().filter(is_held).collect()
+    }
+
     /// A node is lost, and its copies with it. Another member may get its index.
     pub(super) fn forget_held_retires(&mut self, node: NodeIndex) {
         self.held_retires.values_mut().for_each(|it| it.copies.retain(|(at, _)| *at != node));

@@ -31,6 +31,7 @@ use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use tiffin_transport::local::LocalDisk;
+use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
 use tiffin_types::message::{
@@ -375,6 +376,12 @@ impl NodeServer {
             pool::discard(&self.shared.memory);
         }
         tracing::info!(name = self.shared.info.name, "node is down");
+        let end = self.shared.memory.pool().map(Pool::end);
+        drop(self);
+        if let Some(end) = end {
+            // The tasks of connections end later than the listener, and use the memory until then.
+            let _ = timeout_at(deadline, end).await;
+        }
     }
 
     /// Whether its memory stays when it is stopped, for the next process of the node.
