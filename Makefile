@@ -13,10 +13,10 @@ TESTED_CRATES := --workspace --exclude tiffin-python
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 release check-release bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
-.PHONY: clients conformance docs-mooncake test-ha check-page check-alerts
+.PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -44,7 +44,7 @@ check-unit: # All tests of the Rust crates, tidy among them; then those of the d
 	else \
 	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
 	fi
-	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-kv --lib
+	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-node -p tiffin-kv --lib
 
 check-docs: # The examples in doc comments run, and every link in them leads somewhere
 	$(CARGO) test --locked $(TESTED_CRATES) --doc
@@ -62,17 +62,44 @@ check-instructions: # The hot paths take no more instructions than they did; ski
 check-wheel: .venv-test/wheels # The wheels can be built, and installed where there is nothing else
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
+	$(CARGO) build -q --locked -p tiffin-gpu-standin
 	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
 
-conformance: .venv-test/wheels $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences
+# These two build nothing and need no network: the machine with the GPU gets a copy of this tree and of the wheels in
+# `dist`. Torch is that of the machine's Python.
+.venv-gpu/ready: $(wildcard dist/*.whl)
+	@ls dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl >/dev/null || { printf '\nhint: copy the wheels into dist\n' >&2; exit 1; }
+	@rm -rf $(@D) && $(PYTHON) -m venv --system-site-packages $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-index --no-deps --force-reinstall dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
+	@touch $@
+
+test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
+	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
+	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py $(ARGS)
+
+bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
+	.venv-gpu/bin/python bench/gpu.py $(ARGS)
+
+kernels: ## Compile the copy kernel to PTX, which needs no GPU
+	@rm -rf .venv-kernels && $(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/pip install -q --disable-pip-version-check nvidia-cuda-nvrtc-cu11==11.8.89
+	.venv-kernels/bin/python crates/gpu/kernels/compile.py
+
+CONFORMANCE_VENV = $(if $(TORCH),.venv-torch,.venv-test)
+conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences; TORCH=1 adds tensors (several gigabytes)
 	$(if $(PEER),@bash bench/peer-needs.sh)
-	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy)
-	.venv-test/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
+	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy $(if $(TORCH),safetensors torch))
+	$(CONFORMANCE_VENV)/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
 
 clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (several gigabytes)
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
-	$(if $(TORCH),.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge)
+ifdef TORCH
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni
+	.venv-torch/bin/pip install -q --disable-pip-version-check cloudpickle msgspec pyzmq tensordict
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge
+	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients_torch.py
+endif
 
 docs-mooncake: .venv-test/wheels ## Write the tables of docs/mooncake-compat.md from the installed wheels
 	.venv-test/bin/python python-mooncake/support.py
@@ -88,6 +115,13 @@ wheel-310: .venv/ready ## The wheel for CPython 3.10, which has no buffer protoc
 	@trap 'mv target/pyproject.toml.kept python/pyproject.toml' EXIT; \
 	  sed -i 's/^requires-python = .*/requires-python = "==3.10.*"/' python/pyproject.toml && set -x && \
 	  .venv/bin/maturin build --profile dist --locked -m python/Cargo.toml -o dist --no-default-features -i python3.10
+
+release: .venv-release/ready ## Wheels and binaries for x86-64 and aarch64 with glibc 2.17 or later, and checksums, into dist/release (PLATFORMS=, PROFILE=)
+	.ci/release .venv-release/bin
+	@$(MAKE) --no-print-directory check-release
+
+check-release: # What is in dist/release: names, metadata, symbols, and a smoke test with each Python of this machine
+	$(PYTHON) python/check_release.py dist/release
 
 # Tests take wheels that are built in a fifth of the time, and notice where numbers overflow.
 dist/.built: PROFILE := dist
@@ -213,8 +247,7 @@ bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 records
 miri: ## Look for undefined behaviour in allocator, attributes, ranges and copy kernel (needs Miri, a part of nightly Rust)
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
 	  printf 'error: Miri is not installed\n\nhint: `rustup component add --toolchain nightly miri rust-src`\n' >&2; exit 1; }
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-core --lib -- \
-	  extent:: marks:: node::
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-types -p tiffin-node --lib
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p tiffin-transport --lib -- \
 	  buffer:: copy:: tcp::frame:: shm::wire:: tests::a_range
 
@@ -229,7 +262,7 @@ docs: .venv/ready ## Write the generated pages; the tests named `reference…` c
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -243,7 +276,8 @@ clean: clean-venv ## Remove everything that was built
 .venv-peer/ready: bench/requirements-peer.txt
 .venv-features/ready: python/requirements-features.txt
 .venv-torch/ready: python/requirements-torch.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready:
+.venv-release/ready: python/requirements-release.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<

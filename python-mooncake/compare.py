@@ -14,6 +14,7 @@ import tempfile
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parent
+NOT_LISTED = "NOT LISTED"
 sys.path.insert(0, str(FOLDER / "tests"))
 
 
@@ -44,28 +45,29 @@ def shown(answer):
 
 
 def compare(ours, official):
-    """Print every row with two answers. Returns their number."""
+    """Print every row with two answers. Returns their number, and how many of them are not listed."""
     rows = []
     for name, suite in suites().items():
         for section in suite.sections:
             both = ours.get(name, {}).get(section), official.get(name, {}).get(section)
             if None not in both:
                 rows += [(section, *row) for row in zip(suite.lines(section), *both, strict=True)]
-    return sum(differs(*row) for row in rows)
+    remarks = [remark for row in rows if (remark := difference(*row))]
+    return len(remarks), remarks.count(NOT_LISTED)
 
 
-def differs(section, line, our, their):
-    """Print a row if its answers differ. Returns whether they do."""
+def difference(section, line, our, their):
+    """Print a row if its answers differ. Returns the remark about it, or an empty string."""
     kinds = (our or {}).get("raises"), (their or {}).get("raises")
     # The texts of exceptions differ; the suite compares the words that clients match.
     is_same = shown(our) == shown(their) or (kinds[0] is not None and kinds[0] == kinds[1])
     if not line.is_test or is_same:
-        return False
-    remark = "bug of the original" if line.is_fault else "listed"
-    is_listed = line.is_fault or line.ours != line.official
-    print(f"{section}: {line.code}  [{remark if is_listed else 'NOT LISTED'}]")
+        return ""
+    listed = "listed" if line.ours != line.official else NOT_LISTED
+    remark = "bug of the original" if line.is_fault else listed
+    print(f"{section}: {line.code}  [{remark}]")
     print(f"    official: {shown(their)[:200]}\n    ours:     {shown(our)[:200]}")
-    return True
+    return remark
 
 
 def main():
@@ -77,8 +79,9 @@ def main():
         status = run(ours, sys.executable, rest)
         if options.peer:
             status = max(status, run(official, pathlib.Path(options.peer).absolute(), rest))
-            count = compare(json.loads(ours.read_text()), json.loads(official.read_text()))
-            print(f"\n{count} rows have different answers")
+            count, unlisted = compare(json.loads(ours.read_text()), json.loads(official.read_text()))
+            print(f"\n{count} rows have different answers; {unlisted} of them are not listed")
+            status = max(status, int(unlisted > 0))
     sys.exit(status)
 
 

@@ -14,8 +14,22 @@ TWINS = {
     "Prefetch": "AsyncPrefetch",
     "Reservation": "AsyncReservation",
 }
+OPENING = """
+class _Opening(Coroutine[Any, Any, _Opened]):
+    def send(self, value: Any) -> Any: ...
+    def throw(self, *error: Any) -> Any: ...
+    def close(self) -> None: ...
+    def __await__(self) -> Generator[Any, Any, _Opened]: ...
+    async def __aenter__(self) -> _Opened: ...
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+"""
 CONNECT = """
-async def connect(
+def connect(
     address: str | None = None,
     *,
     memory: int | str | None = None,
@@ -24,11 +38,18 @@ async def connect(
     token: str | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
-) -> AsyncStore: ...
+) -> _Opening[AsyncStore]: ...
 """
 
 #: Methods that a twin has in addition.
-MORE = {"Prefetch": "def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ..."}
+MORE = {
+    "Prefetch": "def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ...",
+    "Store": "def __aiter__(self) -> AsyncIterator[Key]: ...",
+}
+#: Methods whose result can be used with `async with`, without an `await`.
+OPENS = {"lease", "reserve"}
+#: Names of `collections.abc` that only the twins use.
+ABSTRACT = ("AsyncIterator", "Coroutine", "Generator")
 
 
 class Rename(ast.NodeTransformer):
@@ -45,6 +66,13 @@ def twin(node: ast.ClassDef) -> ast.ClassDef:
         decorators = {it.id for it in member.decorator_list if isinstance(it, ast.Name)}
         if "property" in decorators:
             body.append(member)
+        elif member.name == "scan":
+            member.returns.value.id = "AsyncIterator"
+            body.append(member)
+        elif member.name in OPENS:
+            kind = "_Opening[{}]" if isinstance(member.returns, ast.Name) else "Coroutine[Any, Any, {}]"
+            member.returns = ast.parse(kind.format(ast.unparse(member.returns)), mode="eval").body
+            body.append(member)
         elif not member.name.startswith("_"):
             body.append(ast.AsyncFunctionDef(**dict(ast.iter_fields(member))))
         elif member.name in ("__enter__", "__exit__"):
@@ -59,7 +87,9 @@ def written() -> str:
     tree = ast.parse((FOLDER / "_native.pyi").read_text())
     classes = [twin(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name in TWINS]
     connect = ast.parse(CONNECT).body
+    classes[:0] = ast.parse(OPENING).body
     variables = [node for node in tree.body if isinstance(node, ast.Assign)]
+    variables += ast.parse('_Opened = TypeVar("_Opened", covariant=True)').body
     used = {it.id for part in [*classes, *variables] for it in ast.walk(part) if isinstance(it, ast.Name)}
     imports = []
     for node in tree.body:
@@ -68,7 +98,7 @@ def written() -> str:
         elif isinstance(node, ast.ImportFrom):
             names = [it for it in node.names if it.name in used]
             if node.module == "collections.abc":
-                names.insert(0, ast.alias("Generator"))
+                names = [ast.alias(name) for name in sorted({*ABSTRACT, *(it.name for it in names)})]
             imports += [ast.ImportFrom(node.module, names, node.level)] if names else []
     ours = [node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)]
     ours += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

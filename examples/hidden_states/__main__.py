@@ -97,7 +97,7 @@ def run(options, plan, features: FeatureStore):
         if done and is_ended:
             break
         pause.wait(LOOK_S)
-    wrong = int(index.get("wrong", missing=b"0"))
+    wrong = int(index.get("wrong", default=b"0"))
     index.delete("wrong")
     features.gc()
     if not options.json:

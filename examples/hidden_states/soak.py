@@ -84,7 +84,7 @@ def run(options, plan):
             kills += 1
             chance.choice(crews).kill_one(chance)
         pause.wait(LOOK_S)
-    wrong = int(index.get("wrong", missing=b"0"))
+    wrong = int(index.get("wrong", default=b"0"))
     index.delete(["wrong", work.STOP])
     index.delete_prefix(work.AT, force=True)
     features.gc()

@@ -59,7 +59,7 @@ def produce(rank, plan):
     features = open_store(plan, segment=None)
     model = transformer(plan) if torch_is_here() else None
     # The last few are put again after a kill, and refused because they exist or were consumed.
-    first = int(features.index.get(f"{AT}{rank}", missing=str(rank).encode()))
+    first = int(features.index.get(f"{AT}{rank}", default=str(rank).encode()))
     for number in range(first, plan.samples, plan.producers):
         if plan.has_faults and number % 64 < plan.producers:
             if features.index.exists(STOP):

@@ -9,10 +9,10 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+import numpy as np  # type: ignore[import-not-found, unused-ignore]
+import numpy.typing as npt  # type: ignore[import-not-found, unused-ignore]
 
 from mooncake._codes import NOT_FOUND
 
@@ -21,7 +21,7 @@ MEMBERS_MAX = 1 << 16
 
 _log = logging.getLogger(__name__)
 
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _CONFIG_FIELDS = (
     *("replica_num", "nof_replica_num", "dfs_replica_num", "soft_pin_action", "soft_pin_ttl_ms"),
@@ -90,7 +90,8 @@ class Bundles:
 
     def meta(self, manifest: Mapping[str, Any]) -> bytes:
         """The metadata of a bundle."""
-        return self.read([(manifest["meta"], 0, int(manifest["meta"]["bytes"]))])[0].tobytes()
+        data: bytes = self.read([(manifest["meta"], 0, int(manifest["meta"]["bytes"]))])[0].tobytes()
+        return data
 
     def read(
         self,

@@ -3,7 +3,8 @@
 Both wheels own the folder `mooncake`. If one is installed over the other, it overwrites some files and
 leaves the rest. Within one folder, Python prefers an extension module to a Python file of the same name:
 `mooncake.store` would be Mooncake's, and the rest ours. Our `mooncake/__init__.py` checks for that. If the
-other wheel has replaced that file, the guard `tiffin_mooncake_guard.py` beside the folder does.
+other wheel has replaced that file, or has taken it along when it was uninstalled, the guard
+`tiffin_mooncake_guard.py` beside the folder does.
 """
 
 import importlib.machinery
@@ -44,7 +45,15 @@ def foreign(folders: Iterable[str]) -> list[str]:
 
 
 def check(folders: Iterable[str]) -> None:
-    """Refuse to run as a mixture of two packages."""
+    """Refuse to run as a mixture of two packages, or as what is left of one."""
+    folders = list(folders)
+    for folder in folders:
+        if not pathlib.Path(folder, "__init__.py").is_file():
+            raise ImportError(
+                f"files of tiffin-mooncake are missing in {folder}: they were removed with the official "
+                "Mooncake wheel, which had replaced them\n\n"
+                "hint: pip install --force-reinstall --no-deps tiffin-mooncake"
+            )
     mixed = foreign(folders)
     if not mixed:
         return

@@ -58,7 +58,7 @@ class EngramStore:
 
     def populate(self, embedding_buffers: list[Any]) -> None:
         """Store all tables, or none and raise `RuntimeError`."""
-        import numpy as np
+        import numpy as np  # type: ignore[import-not-found, unused-ignore]
 
         if not isinstance(embedding_buffers, list):
             raise TypeError("populate(embedding_buffers: list)")
@@ -86,7 +86,7 @@ class EngramStore:
 
     def lookup(self, row_ids: Any) -> Any:
         """Returns the rows `[B, L, H, D]` for row numbers `[B, L, H]`, an array or nested lists."""
-        import numpy as np
+        import numpy as np  # type: ignore[import-not-found, unused-ignore]
 
         rows = self._rows(np, row_ids)
         is_valid = rows is not None and rows.size > 0 and rows.shape[2] == len(self._sizes)

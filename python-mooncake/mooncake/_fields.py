@@ -7,17 +7,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+import numpy as np  # type: ignore[import-not-found, unused-ignore]
+import numpy.typing as npt  # type: ignore[import-not-found, unused-ignore]
 
 CODECS = (
     *("auto", "ndarray", "typed_ragged", "ragged_tensor", "ragged_tensor_dict", "bytes_ragged"),
     *("media_bytes", "media_list_ragged", "utf8_ragged", "msgpack_ragged", "json_ragged"),
 )
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
 Buffers = dict[str, Array]
 Description = dict[str, Any]
 
@@ -61,7 +61,7 @@ def dtype_name(dtype: "np.dtype[Any]") -> str:
     """A name from which `dtype_of` makes the same type."""
     if dtype.hasobject:
         raise TypeError(f"arrays of {dtype} cannot be stored\n\nhint: name a codec for the rows")
-    return dtype.name if dtype.kind == "V" and dtype.names is None else dtype.str
+    return str(dtype.name if dtype.kind == "V" and dtype.names is None else dtype.str)
 
 
 def dtype_of(name: str) -> "np.dtype[Any]":
@@ -290,7 +290,7 @@ def _plain(value: Any) -> Any:
 
 def _msgpack() -> Any:
     try:
-        import msgpack  # type: ignore[import-untyped,unused-ignore]
+        import msgpack  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ModuleNotFoundError:
         raise ImportError(
             "rows of any kind need msgpack: pip install 'tiffin-mooncake[structured]'"

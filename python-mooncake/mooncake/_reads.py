@@ -34,7 +34,7 @@ def read_into(store: Any, keys: list[bytes], targets: Sequence[Buffer]) -> list[
 def _landed(store: Any, target: Buffer, size: int) -> Any:
     """The tensor in memory that an object of that size was read into."""
     header = _landed_header(store, target, size)
-    return None if header is None else _view(target, header, header.data_offset, size)
+    return None if header is None else _view(target, header, header.data_offset)
 
 
 def _landed_header(store: Any, target: Buffer, size: int) -> formats.Header | None:
@@ -42,8 +42,8 @@ def _landed_header(store: Any, target: Buffer, size: int) -> formats.Header | No
     return None if head is None else formats.parse_header(head, size)
 
 
-def _view(target: Buffer, header: formats.Header, offset: int, size: int) -> Any:
-    return tensors.over(tensors.import_torch(), tensors.at_address(target.address, size), header, offset)
+def _view(target: Buffer, header: formats.Header, offset: int) -> Any:
+    return tensors.over_address(tensors.import_torch(), target.address, header, offset)
 
 
 def read_target(store: Any, key: bytes, target: Any, into: Buffer | None) -> Any:
@@ -127,7 +127,7 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
     # It may have been replaced between the two reads.
     if header is None or not formats.is_shard_of(header, axes):
         return None
-    return _view(into, header, header.data_offset, size)
+    return _view(into, header, header.data_offset)
 
 
 class Head(NamedTuple):
@@ -255,17 +255,15 @@ def _assemble(
     else:
         if size > into.size:
             return None
-        memory = tensors.at_address(into.address, size)
-        elements = torch.frombuffer(memory, dtype=torch.uint8)[formats.HEADER_BYTES :]
+        memory = tensors.bytes_at(torch, into.address, size)
+        elements = memory[formats.HEADER_BYTES :]
     start = 0 if axis is None else axis.rank * header.shape[dim]
     if not _copy_parts(torch, store, shards, elements, (start, start + header.shape[dim])):
         return None
     if into is None:
         return result
-    torch.frombuffer(memory, dtype=torch.uint8)[: formats.HEADER_BYTES] = torch.frombuffer(
-        bytearray(header.to_bytes()), dtype=torch.uint8
-    )
-    return _view(into, header, formats.HEADER_BYTES, size)
+    memory[: formats.HEADER_BYTES] = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
+    return _view(into, header, formats.HEADER_BYTES)
 
 
 def _copy_parts(torch: Any, store: Any, shards: Shards, elements: Any, wanted: tuple[int, int]) -> bool:

@@ -6,7 +6,10 @@ name contains `Tensor` and that has the members of torch's tensors.
 
 import ctypes
 import math
+import sys
 from typing import Any, NamedTuple
+
+from tiffin._native import mooncake as _native
 
 from mooncake._tensor_format import (
     CODES,
@@ -57,10 +60,13 @@ def inspect(tensor: Any, is_cut: bool = False) -> Elements:
         # A lazily negated view has other bytes than values.
         if getattr(tensor, "is_neg", bool)():
             tensor = tensor.resolve_neg()
-        # The store reads host memory.
-        if str(getattr(tensor, "device", "cpu")).partition(":")[0] != "cpu":
+        # The store reads memory of the host and of CUDA devices.
+        device = str(getattr(tensor, "device", "cpu")).partition(":")[0]
+        if device not in ("cpu", "cuda"):
             tensor = tensor.cpu()
         owner = tensor.contiguous()
+        if device == "cuda":
+            _wait_for(owner)
         elements = Elements(dtype, shape, int(owner.data_ptr()), owner)
         if int(owner.numel()) * int(owner.element_size()) != elements.data_bytes:
             raise Unsupported
@@ -70,6 +76,11 @@ def inspect(tensor: Any, is_cut: bool = False) -> Elements:
     except Exception:
         raise Unsupported from None
     return elements
+
+
+def _wait_for(tensor: Any) -> None:
+    """Wait for the work of torch's current stream. The store waits for the default stream only."""
+    sys.modules["torch"].cuda.current_stream(tensor.device).synchronize()
 
 
 def import_torch() -> Any:
@@ -108,9 +119,38 @@ def header_of(memory: Any) -> Header | None:
         return parse_header(bytes(view[:HEADER_BYTES]), view.nbytes)
 
 
+class _DeviceBytes:
+    """Bytes on a CUDA device, for torch."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
 def at_address(address: int, size: int) -> Any:
-    """Memory at an address. The caller keeps it mapped."""
+    """Memory of this process at an address. The caller keeps it mapped."""
     return (ctypes.c_char * size).from_address(address)
+
+
+def bytes_at(torch: Any, address: int, size: int) -> Any:
+    """A tensor of the bytes at an address, on the host or on a CUDA device. The caller keeps them there."""
+    device = _native.device_at(address, size)
+    if device is None:
+        return torch.frombuffer(at_address(address, size), dtype=torch.uint8)
+    return torch.as_tensor(_DeviceBytes(address, size), device=f"cuda:{device}")
+
+
+def over_address(torch: Any, address: int, header: Header, offset: int) -> Any:
+    """A tensor over the bytes at an address, after an offset, on the host or on a CUDA device."""
+    size = offset + header.data_bytes
+    if _native.device_at(address, size) is None or header.data_bytes == 0:
+        return over(torch, at_address(address, size), header, offset)
+    elements = bytes_at(torch, address + offset, header.data_bytes)
+    return elements.view(torch_type(torch, header.dtype)).reshape(header.shape or (1,))
 
 
 def serialize(tensor: Any) -> tuple[bytes, int, int, Any]:

@@ -87,7 +87,7 @@ class NodeDaemon:
 
     def _answer(self, request: _http.Request) -> _http.Response:
         if request.path == "/standalone" and request.method == "GET":
-            lines = [_GREETING, f"master {self._flags['master_server_address']}"]
+            lines = [_GREETING, f"master {self.store._master_address()}"]
             lines += [f"tenant {self._flags['tenant_id']}", f"segment {self.store.get_hostname()}"]
             return _http.text(200, "\n".join(lines) + "\n")
         return _http.text(404, "404 Not Found")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 try:
-    import numpy as np
+    import numpy as np  # type: ignore[import-not-found, unused-ignore]
 except ModuleNotFoundError:
     raise ImportError(
         "mooncake.structured_object_store needs numpy: pip install 'tiffin-mooncake[structured]'"

@@ -3,9 +3,10 @@
 It is not part of `make test`: the clients come from PyPI. One that is not installed is skipped with the
 reason. A client is loaded from its own files; only `mooncake.store` is ours.
 
-`make clients TORCH=1` runs SpecForge's store too (`python/tests/test_features_torch.py`). Others are not run,
-because of what their packages require: LMCache (cupy, cuda-python), SGLang (78 packages, CUDA kernels among
-them). `test_clients.py` has their calls.
+`make clients TORCH=1` also runs SpecForge's store (`python/tests/test_features_torch.py`), and those of
+TransferQueue, speculators and vllm-omni (`real_clients_torch.py`). Others are not run, because of what their
+packages require: LMCache (cupy, cuda-python), SGLang (78 packages, CUDA kernels among them), LMDeploy (CUDA
+tensors). `test_clients.py` has their calls.
 """
 
 import importlib.util

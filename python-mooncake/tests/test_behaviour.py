@@ -589,7 +589,7 @@ def test_bad_address_is_refused(kind, addresses):
     lines = [line for line in worker.log.read_text().splitlines() if " refused" in line]
     # One line for each call that refused something.
     assert len(lines) == (5 if kind == "read_only" else 8), lines
-    assert all("(-600)" in line and "hint: copy device memory to the host" in line for line in lines)
+    assert all("(-600)" in line and "hint: keep the memory allocated" in line for line in lines)
     assert hex(worker.eval("p")) in lines[0]
     # The store still works.
     assert worker.eval("store.get_into('k', good.address, 4 * PAGE), good[:4]") == (4 * PAGE, b"good")

@@ -117,8 +117,6 @@ store.upsert_tensor('a', torch.ones(3)), shown(store.get_tensor('a'))
     -> (0, ('float32', [3], [1.0, 1.0, 1.0]))
 store.upsert_tensor('a', None), list(store.get_tensor('a').shape)     -> (-600, [3])
 store.upsert_tensor('', grid)                                         -> -600
-store.upsert_tensor('a', torch.empty(80 * MIB, dtype=torch.uint8))    -> -200
-store.get_tensor('a') is None                                         -> True | ours False
 store.batch_upsert_tensor(['a', 'n'], [grid, grid]), same(store.get_tensor('n'), grid) -> ([0, 0], True)
 store.batch_upsert_tensor(['a', 'a'], [grid, grid + 1]), same(store.get_tensor('a'), grid + 1)
     -> ([0, 0], True)
@@ -142,6 +140,9 @@ store.batch_pub_tensor(['i', 'j'], [grid, None], config(group_ids=['g', 'h'])) -
 store.batch_upsert_pub_tensor(['i', 'j'], [grid, grid], config())     -> [0, 0]
 store.pub_tensor('k', grid, None)                                     -> raises TypeError
 store.put_tensor('big', torch.empty(10 * MIB, dtype=torch.float32)), store.get_tensor('big') -> (0, None)
+# A put without space makes the original evict objects without a lease, some time later.
+store.upsert_tensor('a', torch.empty(80 * MIB, dtype=torch.uint8))    -> -200
+store.get_tensor('a') is None                                         -> True | ours False
 store.close()                                                         -> 0
 """
 

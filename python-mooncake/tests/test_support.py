@@ -40,7 +40,8 @@ REFUSED = {
     "store.mount_segment(__file__, 1)['ret']": (-1012, "a file as a segment"),
     SETUP.format(protocol="cxl", master="master.address"): (-1, "protocol `cxl`"),
     SETUP.format(protocol="ascend", master="master.address"): (-1, "protocol `ascend`"),
-    SETUP.format(protocol="tcp", master="'etcd://127.0.0.1:2379'"): (-600, "etcd"),
+    SETUP.format(protocol="tcp", master="'redis://127.0.0.1:6379'"): (-600, "Redis"),
+    SETUP.format(protocol="tcp", master="'k8s://namespace'"): (-600, "Kubernetes"),
 }
 
 

@@ -166,6 +166,11 @@ def test_official_wheel_over_ours_is_refused(tmp_path):
     mixed = subprocess.run(command, capture_output=True, text=True)
     assert mixed.returncode != 0
     assert "mooncake-transfer-engine 0.3.13" in mixed.stderr and "hint: " in mixed.stderr
+    # Uninstalling theirs also removes the files that it had replaced.
+    (tmp_path / "mooncake" / "__init__.py").unlink()
+    rest = subprocess.run(command, capture_output=True, text=True)
+    assert rest.returncode != 0
+    assert "are missing" in rest.stderr and "hint: pip install --force-reinstall" in rest.stderr
     # Elsewhere on the path the official package is complete, and is not refused.
     shutil.rmtree(tmp_path / "mooncake")
     (tmp_path / "theirs" / "mooncake").mkdir(parents=True)

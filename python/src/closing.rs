@@ -1,5 +1,6 @@
 //! Closing a store, and reporting the objects that are lost with it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::intern;
@@ -8,6 +9,9 @@ use tiffin_client::{Deadline, Error, Losses};
 
 use crate::errors::{self, invalid};
 use crate::handle::Handle;
+use crate::methods::{Any, Caller};
+use crate::runtime::block_on;
+use crate::{keys, promise};
 
 /// The time limit for finding the objects that are lost; closing itself has the rest of the time.
 const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
@@ -35,7 +39,7 @@ impl OnLoss {
 }
 
 /// The outcome.
-pub(crate) enum Closed {
+enum Closed {
     /// The store is closed; these objects are lost, which is to be reported.
     Done(Option<Losses>),
     /// The store is open: these objects would be lost.
@@ -43,8 +47,24 @@ pub(crate) enum Closed {
     Failed(Error),
 }
 
+/// Closes the store of a caller: waits for the end, or returns an asyncio future for it.
+pub(crate) fn run(
+    py: Python<'_>,
+    caller: &Caller,
+    on_loss: OnLoss,
+    timeout: Option<&Any<'_>>,
+) -> PyResult<Py<PyAny>> {
+    let deadline = Deadline::after(keys::time(timeout, caller.time)?);
+    let handle = Arc::clone(&caller.handle);
+    let closing = async move { close(&handle, on_loss, deadline).await };
+    if caller.is_async {
+        return promise::start(py, closing, answer);
+    }
+    answer(py, block_on(py, async || closing.await)?)
+}
+
 /// Finds the objects that are lost, if that is requested, and closes the store.
-pub(crate) async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) -> Closed {
+async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) -> Closed {
     let losses = if on_loss == OnLoss::Ignore || handle.is_closed() {
         Losses::default()
     } else {
@@ -60,7 +80,7 @@ pub(crate) async fn close(handle: &Handle, on_loss: OnLoss, deadline: Deadline) 
 }
 
 /// Reports losses to Python.
-pub(crate) fn answer(py: Python<'_>, closed: Closed) -> PyResult<Py<PyAny>> {
+fn answer(py: Python<'_>, closed: Closed) -> PyResult<Py<PyAny>> {
     match closed {
         Closed::Done(None) => {}
         Closed::Done(Some(losses)) => warn(py, &losses)?,

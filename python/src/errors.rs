@@ -188,6 +188,7 @@ fn class(error: &Error) -> &'static str {
         Error::NoHandshake { is_silent: false, .. } => "Unreachable",
         Error::Unreachable { .. } | Error::UnknownHost { .. } | Error::NoNode { .. } => "Unreachable",
         Error::NodeDown { .. } => "NodeDown",
+        Error::Device { .. } => "DeviceError",
         Error::Unavailable { .. } => "Unavailable",
         Error::Leased { .. } => "Leased",
         Error::Unconfirmed { .. } => "Unconfirmed",

@@ -164,6 +164,16 @@ impl Handle {
         self.origin != process::current()
     }
 
+    /// Where the store is, in words.
+    pub(crate) fn state(&self, is_embedded: bool) -> &'static str {
+        match (is_embedded, self.is_forked(), self.is_closed()) {
+            (.., true) => "closed",
+            (true, false, _) => "in this process",
+            (true, true, _) => "in the parent process",
+            (false, ..) => "connected",
+        }
+    }
+
     /// The client of this process: the existing one, or a new connection in a forked child.
     pub(crate) async fn client(&self, deadline: Deadline) -> Result<Client, Error> {
         if self.is_closed() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyMapping, PyString, PyTuple};
-use tiffin_client::Key;
+use tiffin_client::{Key, Pattern};
 use tiffin_types::Generation;
 
 use crate::errors::{self, invalid, wrong_type};
@@ -155,6 +155,12 @@ pub(crate) fn show<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyAny
 /// A prefix of keys: like a key, but it may be empty.
 pub(crate) fn prefix(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if is_key(given) && given.len()? == 0 { Ok(Vec::new()) } else { Ok(key(given)?.as_bytes().to_vec()) }
+}
+
+/// The objects whose keys have a prefix: all of them if it is empty or not given.
+pub(crate) fn pattern(given: Option<&Bound<'_, PyAny>>) -> PyResult<Pattern> {
+    let prefix = given.map(prefix).transpose()?.unwrap_or_default();
+    Ok(if prefix.is_empty() { Pattern::All } else { Pattern::Prefix(prefix) })
 }
 
 /// A whole number from Python, before its range is checked: see [`count`].

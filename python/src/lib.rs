@@ -10,7 +10,7 @@
 //! | `memory`, `read_buffers`, `dlpack` | memory of Python objects for Rust, and ours for Python |
 //! | `keys`, `types`, `errors` | arguments in, tuples and exceptions out |
 //! | `methods` | the one shape of all methods that talk to a store |
-//! | `connect`, `closing`, `store`, `operations`, `view` | the native API |
+//! | `connect`, `closing`, `store`, `operations`, `mapping`, `view` | the native API |
 //! | `lifetimes`, `reservation`, `samples` | pins and limits, reserved space, and samples |
 //! | `prefetch` | promotion of objects that are only on a disk |
 //! | `kv` | the KV hierarchy: its engine over memory of Python, and stores and devices of the user |
@@ -25,6 +25,7 @@ mod handle;
 mod keys;
 mod kv;
 mod lifetimes;
+mod mapping;
 mod memory;
 mod methods;
 mod mooncake;

@@ -9,7 +9,8 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat, Stored, View,
+    ListItem, ListOptions, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat,
+    Stored, View,
 };
 use tiffin_types::REPLICAS_MAX;
 
@@ -301,18 +302,14 @@ impl Operation for DeleteMatching {
 /// Lists objects.
 pub(crate) struct List {
     pub(crate) pattern: Pattern,
-    /// Lists only the objects that this owner pins.
-    pub(crate) pinned_by: Option<String>,
+    pub(crate) options: ListOptions,
 }
 
 impl Operation for List {
     type Outcome = Vec<ListItem>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        match &self.pinned_by {
-            Some(owner) => client.list_pinned(self.pattern.clone(), owner, deadline).await,
-            None => client.list(self.pattern.clone(), deadline).await,
-        }
+        client.list_with(self.pattern.clone(), &self.options, deadline).await
     }
 
     fn answer(self, py: Python<'_>, outcome: Vec<ListItem>) -> PyResult<Py<PyAny>> {

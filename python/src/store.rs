@@ -8,12 +8,13 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tiffin_client::{Ahead, Deadline, DeleteOptions, Generation, Pattern, Pull, PutOptions};
+use tiffin_client::{Ahead, DeleteOptions, Generation, ListOptions, Pattern, Pull, PutOptions};
 
 use crate::closing::{self, OnLoss};
 use crate::errors::invalid;
 use crate::keys::{self, Keys, Missing, Pairs, UNGIVEN, Whole};
 use crate::lifetimes::{DropPins, PinAll, ReadPolicy, SetPolicy, TellLosses, WaitUsage, WhyAll};
+use crate::mapping::Page;
 use crate::memory::Memory;
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{
@@ -21,13 +22,15 @@ use crate::operations::{
     PutAll, Routes, ViewAll, patience,
 };
 use crate::prefetch::{self, Begin};
-use crate::promise;
 use crate::reservation::ReserveAll;
-use crate::runtime::block_on;
 use crate::samples::{AbortAll, AckAll, LeaseAll, Manifests, PutSamples, Samples};
 use crate::streams::{DropAll, End, Look, Open, PullNext};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
+///
+/// It is used like a `dict` as well: `store[key]`, `store[key] = value`, `del store[key]`, `key in store`,
+/// `len(store)`, and `for key in store`, which has no order. A missing key raises `tiffin.NotFound`, which is
+/// a `KeyError`.
 ///
 /// A method that takes a key also takes many. One key gives one result. Many keys give a list of results in
 /// the same order: pass any iterable of keys. `put` and `get_into` take a mapping from keys to values or
@@ -138,7 +141,7 @@ methods! {
 
     /// The bytes of an object, or of many.
     ///
-    /// A key that does not exist raises `tiffin.NotFound`, or gives `missing` if that is given.
+    /// A key that does not exist raises `tiffin.NotFound`, or gives `default` if that is given.
     ///
     /// `range=(offset, length)` reads only those bytes. For many keys it is one pair for all, or a list with
     /// a pair for each (`None` for the whole object), and a key may be named more than once. A range that is
@@ -150,14 +153,14 @@ methods! {
     /// True
     /// >>> store.get("a"), store.get("a", range=(1, 3))
     /// (b'hello', b'ell')
-    /// >>> store.get(["a", "b"], missing=None)
+    /// >>> store.get(["a", "b"], default=None)
     /// [b'hello', None]
     /// >>> store.get(["a", "a"], range=[(0, 1), (4, 1)])
     /// [b'h', b'o']
-    call get(key: &Any<'py>; range: Option<&Any<'py>> = None, missing: Missing = UNGIVEN) {
+    call get(key: &Any<'py>, default: Missing = UNGIVEN; range: Option<&Any<'py>> = None) {
         let keys = Keys::parse(key)?;
         let ranges = keys.ranges(range)?;
-        GetAll::new(keys, ranges, missing)
+        GetAll::new(keys, ranges, default)
     }
 
     /// Reads an object into a writable buffer and returns how many bytes it has, or many:
@@ -183,7 +186,7 @@ methods! {
         GetIntoAll { keys, buffers, ranges }
     }
 
-    /// Views an object, or many, in place: see `tiffin.View`. `range` is as for `get`.
+    /// Views an object, or many, in place: see `tiffin.View`. `default` and `range` are as for `get`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -192,10 +195,10 @@ methods! {
     /// >>> with store.view("k") as view:
     /// ...     print(memoryview(view)[0])
     /// 104
-    call view(key: &Any<'py>; range: Option<&Any<'py>> = None, missing: Missing = UNGIVEN) {
+    call view(key: &Any<'py>, default: Missing = UNGIVEN; range: Option<&Any<'py>> = None) {
         let keys = Keys::parse(key)?;
         let ranges = keys.ranges(range)?;
-        ViewAll { keys, ranges, missing }
+        ViewAll { keys, ranges, missing: default }
     }
 
     /// Whether an object exists, or each of many. Does not count as a use of it.
@@ -234,7 +237,8 @@ methods! {
         Begin { keys: Keys::parse(key)?, ahead, caller: self.caller.clone() }
     }
 
-    /// The `tiffin.ObjectInfo` of an object, or of many. Does not count as a use of it.
+    /// The `tiffin.ObjectInfo` of an object, or of many. Does not count as a use of it. `default` is as for
+    /// `get`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -242,8 +246,8 @@ methods! {
     /// True
     /// >>> store.info("k").size
     /// 5
-    call info(key: &Any<'py>; missing: Missing = UNGIVEN) {
-        InfoAll { keys: Keys::parse(key)?, missing }
+    call info(key: &Any<'py>, default: Missing = UNGIVEN) {
+        InfoAll { keys: Keys::parse(key)?, missing: default }
     }
 
     /// Deletes an object, or many, and returns whether it existed.
@@ -300,10 +304,12 @@ methods! {
         DeleteMatching { pattern: Pattern::All, options: DeleteOptions { force } }
     }
 
-    /// All objects whose key starts with `prefix`, as `tiffin.ObjectInfo`, in the order of their keys.
+    /// The objects whose key starts with `prefix`, as `tiffin.ObjectInfo`, in the order of their keys.
     ///
     /// It is not a snapshot: objects that are put or deleted meanwhile may or may not be in the list. With
-    /// `pinned_by` it lists only the objects that this owner pins.
+    /// `pinned_by` it lists only the objects that this owner pins. `limit` is the greatest number of objects,
+    /// and `after` a key that theirs are greater than, such as the last one of the page before. A short list
+    /// takes the master as long as a complete one: to visit many objects, use `scan`.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -311,11 +317,25 @@ methods! {
     /// [True, True]
     /// >>> [(object.key, object.size) for object in store.list()]
     /// [('a', 1), ('b', 2)]
-    #[pyo3(text_signature = "($self, prefix='', *, pinned_by=None, timeout=None)")]
-    call list(prefix: Option<&Any<'py>> = None; pinned_by: Option<String> = None) {
-        let prefix = prefix.map(keys::prefix).transpose()?.unwrap_or_default();
-        let pattern = if prefix.is_empty() { Pattern::All } else { Pattern::Prefix(prefix) };
-        List { pattern, pinned_by }
+    /// >>> [object.key for object in store.list(after="a", limit=10)]
+    /// ['b']
+    #[pyo3(
+        text_signature = "($self, prefix='', *, after=None, limit=None, pinned_by=None, timeout=None)"
+    )]
+    call list(
+        prefix: Option<&Any<'py>> = None;
+        after: Option<&Any<'py>> = None,
+        #[pyo3(from_py_with = keys::whole_or_none)] limit: Option<Whole> = None,
+        pinned_by: Option<String> = None,
+    ) {
+        let after = after.map(keys::key).transpose()?;
+        let limit = limit.map(|it| keys::count(py, "limit", it, 0)).transpose()?;
+        List { pattern: keys::pattern(prefix)?, options: ListOptions { pinned_by, after, limit } }
+    }
+
+    /// A page of `scan`.
+    call _page(prefix: &Any<'py>, pinned_by: Option<String>, cursor: u64) {
+        Page { pattern: keys::pattern(Some(prefix))?, pinned_by, cursor }
     }
 
     /// Protects an object, or many, from eviction, on behalf of an owner, such as a run.
@@ -673,14 +693,7 @@ methods! {
             on_loss: &str,
             timeout: Option<&Any<'py>>,
         ) -> PyResult<Py<PyAny>> {
-            let on_loss = OnLoss::parse(py, on_loss)?;
-            let deadline = Deadline::after(keys::time(timeout, self.caller.time)?);
-            let handle = Arc::clone(&self.caller.handle);
-            let closing = async move { closing::close(&handle, on_loss, deadline).await };
-            if self.caller.is_async {
-                return promise::start(py, closing, closing::answer);
-            }
-            closing::answer(py, block_on(py, async || closing.await)?)
+            closing::run(py, &self.caller, OnLoss::parse(py, on_loss)?, timeout)
         }
 
         /// The address for other processes: pass it to `tiffin.connect`. That of a store inside this process
@@ -702,11 +715,6 @@ methods! {
             self.caller.handle.is_closed()
         }
 
-        fn __contains__(&self, py: Python<'_>, key: &Any<'_>) -> PyResult<bool> {
-            let keys = Keys { list: vec![keys::key(key)?], is_one: true };
-            self.caller.go(py, None, ExistAll { keys, ahead: Ahead::Nothing })?.extract(py)
-        }
-
         fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
             slf
         }
@@ -722,14 +730,7 @@ methods! {
         }
 
         fn __repr__(&self) -> String {
-            let address = self.address();
-            let state = match (self.is_embedded, self.caller.handle.is_forked(), self.is_closed()) {
-                (.., true) => "closed",
-                (true, false, _) => "in this process",
-                (true, true, _) => "in the parent process",
-                (false, ..) => "connected",
-            };
-            format!("<tiffin.Store at {address:?}, {state}>")
+            format!("<tiffin.Store at {:?}, {}>", self.address(), self.caller.handle.state(self.is_embedded))
         }
 
         /// Another process gets a connection of its own.

@@ -177,6 +177,7 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
         objects: sum.objects.saturating_add(usage.objects),
         offered: sum.offered.saturating_add(usage.offered),
         metadata: sum.metadata.saturating_add(usage.metadata),
+        unlisted: sum.unlisted.saturating_add(usage.unlisted),
         name_max: None,
     })
 }

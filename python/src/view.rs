@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyIterator, PyMemoryView};
 use tiffin_client::Error;
 use tiffin_types::units::Count;
 
@@ -26,7 +26,8 @@ type Sight = Arc<Ours<tiffin_client::View>>;
 /// An object's bytes in place: no copy is made if the store's memory can be mapped.
 ///
 /// A view is a read-only buffer. Any consumer of buffers can use it: `memoryview(view)`, `bytes(view)`,
-/// `numpy.frombuffer(view, dtype)`, `numpy.from_dlpack(view)`, or a file's `write(view)`.
+/// `numpy.frombuffer(view, dtype)`, `numpy.from_dlpack(view)`, or a file's `write(view)`. A slice such as
+/// `view[8:]` is a `memoryview`, and copies nothing either.
 ///
 /// The bytes do not change while the view or one of its buffers exists, even if the object is deleted or
 /// replaced meanwhile. They use memory of the store until the view is released *and* every buffer made from
@@ -37,8 +38,8 @@ type Sight = Arc<Ours<tiffin_client::View>>;
 /// >>> store.put("k", b"hello")
 /// True
 /// >>> with store.view("k") as view:
-/// ...     print(len(view), view.is_borrowed, bytes(memoryview(view)[1:3]))
-/// 5 True b'el'
+/// ...     print(len(view), view.is_borrowed, view[0], bytes(view[1:3]))
+/// 5 True 104 b'el'
 ///
 /// A view belongs to the process that requested it. In a forked child it raises `tiffin.Closed`; arrays that
 /// were made from it before the fork must not be used there, because their memory is not mapped.
@@ -113,6 +114,15 @@ impl View {
 
     fn __len__(&self) -> usize {
         self.len
+    }
+
+    /// A byte as an `int`; for a slice, a `memoryview` of these bytes in place.
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyMemoryView::from(slf)?.get_item(index)
+    }
+
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
+        PyMemoryView::from(slf)?.try_iter()
     }
 
     /// A copy of the bytes.

@@ -19,7 +19,7 @@ def go(work, **options):
 
     async def main():
         usual = {"timeout": 30} if "address" in options else {"memory": "256MiB", "timeout": 30}
-        async with await tiffin.aio.connect(**usual | options) as store:
+        async with tiffin.aio.connect(**usual | options) as store:
             return await work(store)
 
     return asyncio.run(main())
@@ -32,7 +32,7 @@ def test_every_method(cluster):
         assert await store.put({"a": b"1", "b": b"2"}) == [True, True]
         assert await store.put("a", b"3", on_exists="keep") is False
         assert await store.get("k") == VALUE
-        assert await store.get(["a", "absent"], missing=None) == [b"1", None]
+        assert await store.get(["a", "absent"], default=None) == [b"1", None]
         buffer = bytearray(len(VALUE))
         assert await store.get_into("k", buffer) == len(VALUE) and buffer == VALUE
         assert await store.get_into({"a": memoryview(buffer)[:1]}) == [1]
@@ -40,7 +40,7 @@ def test_every_method(cluster):
             assert bytes(view) == VALUE
         assert await store.exists(["a", "absent"]) == [True, False]
         assert (await store.info("a")).size == 1
-        assert await store.info("absent", missing=7) == 7
+        assert await store.info("absent", default=7) == 7
         assert [info.key for info in await store.list()] == ["a", "b", "k"]
         assert (await store.stats()).usage.objects == 3
         assert len(await store.routes()) == 1
@@ -66,7 +66,7 @@ def test_async_store_has_every_blocking_method():
             continue
         method, twin = getattr(tiffin.Store, name), getattr(tiffin.aio.AsyncStore, name)
         if callable(method):
-            assert inspect.iscoroutinefunction(twin), name
+            assert inspect.iscoroutinefunction(twin) or name in {"lease", "reserve", "scan"}, name
             assert twin.__doc__
             # Doctest of Python 3.12 needs the source of every function.
             assert inspect.unwrap(twin).__code__, name
@@ -78,6 +78,48 @@ def test_async_store_has_every_blocking_method():
 def test_connecting_takes_the_same_arguments():
     here, there = inspect.signature(tiffin.connect), inspect.signature(tiffin.aio.connect)
     assert here.parameters == there.parameters
+
+
+def test_context_managers_need_no_await():
+    async def main():
+        async with tiffin.aio.connect(memory="64MiB") as store:
+            ref = await store.put_sample("s", {"ids": b"abc"})
+            async with store.lease(ref) as lease:
+                assert bytes((await lease.tensors())["ids"]) == b"abc"
+            assert lease.is_released
+            async with store.reserve("k", 5) as reservation:
+                assert await reservation.put(b"hello")
+            async with await store.reserve("l", 5) as reservation:
+                pass
+            assert not reservation.is_held
+            several = await asyncio.create_task(store.reserve({"m": 1, "n": 2}))
+            assert [it.nbytes for it in several] == [1, 2]
+            with pytest.raises(tiffin.NotFound):
+                async with store.lease("absent"):
+                    pass
+        assert store.is_closed
+        with pytest.raises(ZeroDivisionError):
+            async with tiffin.aio.connect(memory="64MiB") as store:
+                raise ZeroDivisionError
+        assert store.is_closed
+        opened = await asyncio.wait_for(tiffin.aio.connect(memory="64MiB"), 30)
+        await opened.close()
+
+    asyncio.run(main())
+
+
+def test_iteration_walks_through_pages():
+    async def work(store):
+        keys = [f"{part}/{number}" for part in "ab" for number in range(1500)]
+        await store.put(dict.fromkeys(keys, b""))
+        assert sorted([key async for key in store]) == sorted(keys)
+        found = [info.key async for info in store.scan("b/")]
+        assert sorted(found) == sorted(key for key in keys if key.startswith("b/"))
+        with pytest.raises(tiffin.Timeout):
+            async for _ in store.scan(timeout=0):
+                pass
+
+    go(work)
 
 
 def test_many_at_once():
@@ -222,7 +264,7 @@ def test_loop_that_ends_first_leaves_nothing():
 
 def test_two_loops_in_two_threads(store):
     async def work(number):
-        async with await tiffin.aio.connect(store.address) as mine:
+        async with tiffin.aio.connect(store.address) as mine:
             for turn in range(50):
                 await mine.put(f"{number}/{turn}", VALUE)
                 assert await mine.get(f"{number}/{turn}") == VALUE

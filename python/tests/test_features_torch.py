@@ -10,6 +10,8 @@ import helpers
 import workers
 
 torch = pytest.importorskip("torch")
+# Every spawned worker imports torch. On a busy machine with a cold page cache that takes most of a minute.
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

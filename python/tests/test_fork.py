@@ -86,8 +86,8 @@ def test_parent_in_the_middle_of_calls_may_fork(any_store):
         while not ended.is_set():
             key = f"{number}/{chance.randrange(3)}"
             any_store.put(key, chance.randbytes(chance.randrange(10_000)))
-            any_store.get(key, missing=None)
-            any_store.view(key, missing=None)
+            any_store.get(key, default=None)
+            any_store.view(key, default=None)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
     for thread in threads:

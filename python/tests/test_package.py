@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import pathlib
+import re
 import sysconfig
 
 import tiffin
@@ -35,6 +36,17 @@ def test_requires_python_agrees_with_the_tag():
     for interpreter, abi, _ in tags:
         version = f"{interpreter[2]}.{interpreter[3:]}"
         assert told == (f">={version}" if abi == "abi3" else f"=={version}.*")
+
+
+def test_messages_name_extras_that_exist():
+    extras = set(importlib.metadata.metadata("tiffin").get_all("Provides-Extra") or [])
+    assert extras == {"lmcache", "numpy", "sglang", "torch", "vllm"}
+    folder = pathlib.Path(tiffin.__file__).parent
+    code = "".join(path.read_text() for path in folder.rglob("*.py"))
+    named = set(re.findall(r"tiffin\[(\w+)\]", code)) | set(
+        re.findall(r'need\(\s*"\w+", "[\w.]+", "(\w+)"', code)
+    )
+    assert "numpy" in named and "sglang" in named and named <= extras
 
 
 def test_no_other_package_is_needed():

@@ -51,7 +51,7 @@ def test_only_the_range_is_moved(holder):
 
 def test_many_at_once(holder):
     assert holder.get(["k"] * len(RANGES), range=RANGES) == [VALUE[at : at + length] for at, length in RANGES]
-    assert holder.get(["k", "absent", "k"], range=[(1, 2), (0, 1), None], missing=0) == [VALUE[1:3], 0, VALUE]
+    assert holder.get(["k", "absent", "k"], range=[(1, 2), (0, 1), None], default=0) == [VALUE[1:3], 0, VALUE]
     buffers = [bytearray(2), bytearray(3)]
     assert holder.get_into(["k", "k"], buffers, range=[(10, 2), (20, 3)]) == [2, 3]
     assert buffers == [VALUE[10:12], VALUE[20:23]]
@@ -65,7 +65,7 @@ def test_range_outside_the_object_is_a_typed_error(holder, outside):
     buffer = bytearray(8)
     for call in (
         lambda: holder.get("k", range=outside),
-        lambda: holder.get("k", range=outside, missing=None),
+        lambda: holder.get("k", range=outside, default=None),
         lambda: holder.get_into("k", buffer, range=outside),
         lambda: holder.view("k", range=outside),
         lambda: holder.get(["k", "k"], range=[(0, 1), outside]),

@@ -24,7 +24,7 @@ async def outcomes(address, ref):
     async with await tiffin.aio.connect(address, timeout=8) as store:
         calls = {
             "get": store.get("k"),
-            "missing": store.get("k", missing=None),
+            "missing": store.get("k", default=None),
             "exists": store.exists("k"),
             "delete": store.delete("k"),
             "keep": store.put("k", b"other", on_exists="keep"),

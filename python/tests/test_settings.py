@@ -60,6 +60,18 @@ def test_arguments_without_effect_are_refused(cluster, given, named):
         asyncio.run(connect())
 
 
+def test_token_without_an_address_is_refused(monkeypatch):
+    with pytest.raises(tiffin.InvalidArgument, match="token=") as caught:
+        tiffin.connect(memory="16MiB", token="secret")
+    assert "hint:" in str(caught.value)
+    # A token of the environment is for clusters, and does not forbid a store inside the process.
+    monkeypatch.setenv("TIFFIN_TOKEN", "secret")
+    with tiffin.connect(memory="16MiB", token="") as store:
+        assert not store.is_closed
+    with tiffin.connect(memory="16MiB") as store:
+        assert not store.is_closed
+
+
 def test_time_limit_of_a_store(monkeypatch):
     monkeypatch.setenv("TIFFIN_TIMEOUT", "100ms")
     with helpers.silent_peer() as address, pytest.raises(tiffin.Timeout):

@@ -131,9 +131,9 @@ def test_missing_objects(store):
             call("b")
         assert error.value.key == "b" and error.value.results is None
         assert isinstance(error.value, KeyError) and isinstance(error.value, tiffin.Error)
-        assert call("b", missing=None) is None
-        assert call("b", missing=...) is ...
-        assert call(["b", "c"], missing=7) == [7, 7]
+        assert call("b", default=None) is None
+        assert call("b", default=...) is ...
+        assert call(["b", "c"], default=7) == [7, 7]
         with pytest.raises(tiffin.NotFound) as error:
             call(["a", "b", "c"])
         assert error.value.key == "b"
@@ -226,7 +226,7 @@ def test_namespaces_do_not_see_each_other(store):
 
 
 def test_use_after_close(store):
-    view = store.view(["k"], missing=None)
+    view = store.view(["k"], default=None)
     assert view == [None]
     store.put("k", b"1")
     view = store.view("k")

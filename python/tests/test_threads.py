@@ -73,7 +73,7 @@ def test_many_threads_at_once(store, ways):
             value = chance.randbytes(chance.randrange(100_000))
             key = f"{number}/{turn}"
             assert mine.put(key, value)
-            assert mine.get([key, "absent"], missing=None) == [value, None]
+            assert mine.get([key, "absent"], default=None) == [value, None]
             with mine.view(key) as view:
                 assert bytes(view) == value
             assert mine.delete(key)

@@ -124,10 +124,10 @@ def test_readers_never_get_wrong_bytes(shared_memory):
             doomed = os.fork()
             if doomed == 0:
                 try:
-                    views = [store.view("k0", missing=None)]
+                    views = [store.view("k0", default=None)]
                     while True:
                         read(store, random.Random(99), READS)
-                        views.append(store.view("k1", missing=None))
+                        views.append(store.view("k1", default=None))
                 finally:
                     os._exit(1)
             counts.append(helpers.in_child(lambda: read(store, random.Random(7), READS)))

@@ -1,11 +1,13 @@
 """Type checkers: no errors in the installed packages, and the right errors in code of users."""
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
 
 import pytest
 import tiffin
+from tiffin.integrations import sglang
 
 #: Code of users: tensors that look like torch's and JAX's, numpy's arrays, and everything with a buffer.
 GOOD = """
@@ -45,12 +47,21 @@ store.put(["a", b"b"], [b"1", array])
 store.get_into({"a": array, "b": bytearray(1)})
 store.reserve({"a": 1, "b": "1MiB"})
 data: bytes = store.get("a")
-maybe: bytes | None = store.get("a", missing=None)
+maybe: bytes | None = store.get("a", default=None)
 many: list[bytes] = store.get(["a", "b"])
+other: bytes | int = store.get("a", 7)
+store["a"] = array
+store["t"] = Tensor()
+item: bytes = store["a"]
+del store["a"]
+sizes: dict[str | bytes, int] = {info.key: info.size for info in store.scan("a")}
+keys: list[str | bytes] = [key for key in store if key in store and len(store)]
 count: int = store.get_into("a", array)
 store.get_into("t", Tensor())
 with store.view("a") as view:
     np.frombuffer(memoryview(view), np.uint8)
+    first: int = view[0]
+    part: memoryview = view[1:]
 store.set_policy(quota="1GiB")
 store.set_policy(max_hold=None)
 ref: tiffin.SampleRef = store.put_sample("s", {"x": array, "y": Tensor(), "z": b"1"})
@@ -67,7 +78,13 @@ features.release(handle)
 plan: kv.Plan = kv.Engine(np.zeros((8, 64), np.uint8), page_tokens=4).step(submit=[kv.Request(1, [1, 2])])
 
 async def main() -> bytes:
-    async with await tiffin.aio.connect() as other:
+    async with tiffin.aio.connect() as other:
+        async with other.lease("s") as lease, other.reserve("k", 5) as reservation:
+            await reservation.put(b"hello")
+            await lease.release()
+        several: list[tiffin.aio.AsyncReservation] = await other.reserve({"a": 1})
+        names: list[str | bytes] = [key async for key in other]
+        found: list[tiffin.ObjectInfo] = [info async for info in other.scan()]
         await other.put("t", Tensor())
         await other.put({"a": array, "b": b"1"})
         return await other.get("t")
@@ -85,6 +102,9 @@ BAD = {
     'store.put_sample("s", {"x": b"1", "y": object()})': "dict-item",
     'store.put_sample({"s": {"x": b"1", "y": 1.5}})': "dict-item",
     'number: int = store.get("k")': "assignment",
+    'store["k"] = 3': "assignment",
+    "store[3]": "index",
+    'store.get("k", missing=None)': "call-overload",
     'store.set_policy(demotion="sometimes")': "arg-type",
     "tiffin.connect(memory=1.5)": "arg-type",
 }
@@ -102,6 +122,15 @@ def test_installed_package_has_no_errors(tmp_path, package):
     assert check(tmp_path, "-p", package) == ""
 
 
+def test_packages_have_no_errors_without_optional_ones(tmp_path):
+    """Checked as if nothing else were installed: neither numpy, nor torch, nor msgpack."""
+    for package in ("tiffin", "mooncake"):
+        found = importlib.util.find_spec(package)
+        assert found is not None and found.origin is not None
+        (tmp_path / package).symlink_to(pathlib.Path(found.origin).parent)
+    assert check(tmp_path, "--no-site-packages", "-p", "tiffin", "-p", "mooncake") == ""
+
+
 def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     lines = ["import tiffin", "store = tiffin.connect()", *BAD]
@@ -115,7 +144,9 @@ def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):
         )
 
 
-@pytest.mark.parametrize("module", ["tiffin.kv", "tiffin.integrations.tokenspeed"])
+@pytest.mark.parametrize(
+    "module", ["tiffin.kv", "tiffin.integrations.tokenspeed", "tiffin.integrations.vllm"]
+)
 def test_without_numpy_the_error_names_the_extra(tmp_path, module):
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")")
     package = pathlib.Path(tiffin.__file__).parents[1]
@@ -123,3 +154,9 @@ def test_without_numpy_the_error_names_the_extra(tmp_path, module):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode != 0 and "ImportError" in done.stderr
     assert "tiffin[numpy]" in done.stderr.splitlines()[-1]
+
+
+def test_calls_that_need_a_package_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ImportError, match=r"needs numpy.*(\n.*)*tiffin\[sglang\]"):
+        sglang._first_page(None)

@@ -85,7 +85,8 @@ def test_twins_have_all_members_of_the_originals():
             if inspect.isdatadescriptor(member):
                 assert isinstance(getattr(twin, name), property)
             else:
-                assert inspect.iscoroutinefunction(getattr(twin, name))
+                called = getattr(twin, name)
+                assert inspect.iscoroutinefunction(called) or name in {"lease", "reserve", "scan"}, name
                 assert inspect.signature(getattr(twin, name)) == inspect.signature(member)
 
 

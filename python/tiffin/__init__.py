@@ -28,6 +28,7 @@ from .errors import (
     Closed,
     Consumed,
     Contended,
+    DeviceError,
     EndOfStream,
     Error,
     Exists,
@@ -78,6 +79,7 @@ __all__ = [
     "Closed",
     "Consumed",
     "Contended",
+    "DeviceError",
     "EndOfStream",
     "Error",
     "Exists",
@@ -149,7 +151,7 @@ def connect(
 
     With an address, such as `"host:port"`, it is the cluster of the master that listens there. Its nodes have
     memory and disks of their own: `memory` and `ssd` are refused. `token` is the secret that its servers were
-    started with.
+    started with; without an address it is refused.
 
     All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
     on other hosts. `timeout`, in seconds, limits connecting, and is the default of each call.
@@ -183,6 +185,12 @@ def _arguments(
     disks = [ssd] if isinstance(ssd, str) else list(ssd)
     if address is not None:
         _refuse_embedded_only(address, memory, disks)
+    elif token:
+        raise InvalidArgument(
+            "token= without an address: a store inside this process has no token, and only processes of the "
+            "same user on this host can join it\n\nhint: leave out token=; or start a store that checks a "
+            "token, with `tiffin up --token`, and give its address"
+        )
     return {
         "address": _settings.address(address),
         "memory": _settings.size(_settings.MEMORY_DEFAULT if memory is None else memory),

@@ -9,7 +9,7 @@ from typing import Any
 
 def _import_numpy() -> Any:
     try:
-        import numpy
+        import numpy  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
     return numpy

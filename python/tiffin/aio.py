@@ -3,7 +3,7 @@
 >>> import asyncio
 >>> import tiffin.aio
 >>> async def main():
-...     async with await tiffin.aio.connect() as store:
+...     async with tiffin.aio.connect() as store:
 ...         await store.put({"a": b"1", "b": b"2"})
 ...         return await asyncio.gather(store.get("a"), store.get("b"))
 >>> asyncio.run(main())
@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Generator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable
 from typing import Any
 
 from . import _arguments
 from ._native import Lease, Prefetch, Reservation, Store
 from ._native import connect as _connect
+from ._scan import scan_async
+from .types import ObjectInfo
 
 __all__ = ["AsyncLease", "AsyncPrefetch", "AsyncReservation", "AsyncStore", "connect"]
 
 
-async def connect(
+def connect(
     address: str | None = None,
     *,
     memory: int | str | None = None,
@@ -40,10 +42,50 @@ async def connect(
     token: str | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
-) -> AsyncStore:
-    """Connect to a store; the arguments are those of `tiffin.connect`."""
+) -> _Opening:
+    """Connect to a store; the arguments are those of `tiffin.connect`.
+
+    `async with tiffin.aio.connect() as store` closes the store at the end; `await tiffin.aio.connect()`
+    leaves that to the caller.
+    """
     arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
-    return AsyncStore(await _connect(**arguments, is_async=True))
+
+    async def opened() -> AsyncStore:
+        return AsyncStore(await _connect(**arguments, is_async=True))
+
+    return _Opening(opened())
+
+
+class _Opening(Coroutine[Any, Any, Any]):
+    """A coroutine whose result is a context manager, and which can be used with `async with` itself."""
+
+    __slots__ = ("_coroutine", "_opened")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> Any:
+        self._opened = await self._coroutine
+        return await self._opened.__aenter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._opened.__aexit__(*error)
+
+
+#: Methods whose results end with an `async with`.
+_OPENING = {"tiffin.Store.lease", "tiffin.Store.reserve"}
 
 
 class _Twin:
@@ -61,7 +103,10 @@ class _Twin:
             if name.startswith("_"):
                 continue
             make = _property if inspect.isdatadescriptor(member) else _coroutine
-            setattr(cls, name, make(f"tiffin.{cls._original.__name__}.{name}", member))
+            if name in vars(cls):
+                vars(cls)[name].__signature__ = inspect.signature(member)
+            else:
+                setattr(cls, name, make(f"tiffin.{cls._original.__name__}.{name}", member))
 
     async def __aenter__(self) -> Any:
         return self
@@ -81,6 +126,8 @@ def _coroutine(origin: str, member: Any) -> Any:
         return [_awaited(it) for it in answer] if isinstance(answer, list) else _awaited(answer)
 
     method: Any = functools.update_wrapper(call, member)
+    if origin in _OPENING:
+        method = functools.update_wrapper(lambda *given, **options: _Opening(call(*given, **options)), member)
     # The original is not Python code, which doctest of some releases of Python 3.12 expects when it
     # unwraps.
     del method.__wrapped__
@@ -103,6 +150,16 @@ class AsyncStore(_Twin):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def scan(
+        self, prefix: str | bytes = "", *, pinned_by: str | None = None, timeout: float | None = None
+    ) -> AsyncIterator[ObjectInfo]:
+        """Iterate over objects with `async for`: see `tiffin.Store.scan`."""
+        return scan_async(self._twin, prefix, pinned_by, timeout)
+
+    async def __aiter__(self) -> AsyncIterator[str | bytes]:
+        async for info in self.scan():
+            yield info.key
+
 
 class AsyncLease(_Twin):
     """A `tiffin.Lease` whose methods are coroutines. Made by `AsyncStore.lease`.
@@ -110,9 +167,9 @@ class AsyncLease(_Twin):
     >>> import asyncio
     >>> import tiffin.aio
     >>> async def main():
-    ...     async with await tiffin.aio.connect() as store:
+    ...     async with tiffin.aio.connect() as store:
     ...         ref = await store.put_sample("s", {"ids": b"abc"})
-    ...         async with await store.lease(ref) as lease:
+    ...         async with store.lease(ref) as lease:
     ...             return bytes((await lease.tensors())["ids"])
     >>> asyncio.run(main())
     b'abc'
@@ -131,8 +188,8 @@ class AsyncReservation(_Twin):
     >>> import asyncio
     >>> import tiffin.aio
     >>> async def main():
-    ...     async with await tiffin.aio.connect() as store:
-    ...         async with await store.reserve("k", 5) as reservation:
+    ...     async with tiffin.aio.connect() as store:
+    ...         async with store.reserve("k", 5) as reservation:
     ...             await reservation.put(b"hello")
     ...         return await store.get("k")
     >>> asyncio.run(main())
@@ -155,7 +212,7 @@ class AsyncPrefetch(_Twin):
     >>> import asyncio
     >>> import tiffin.aio
     >>> async def main():
-    ...     async with await tiffin.aio.connect() as store:
+    ...     async with tiffin.aio.connect() as store:
     ...         await store.put("a", b"1")
     ...         prefetch = await store.prefetch(["a", "b"])
     ...         return await prefetch

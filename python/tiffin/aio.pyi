@@ -2,7 +2,7 @@
 # mypy: disable-error-code="overload-overlap"
 
 import builtins
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -24,9 +24,23 @@ from ._native import (
 )
 from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Stream, Why
 
-_Missing = TypeVar("_Missing")
+_Default = TypeVar("_Default")
 _AnyKey = TypeVar("_AnyKey", bound=str | bytes)
 _OtherKey = TypeVar("_OtherKey", bound=str | bytes)
+_Opened = TypeVar("_Opened", covariant=True)
+
+class _Opening(Coroutine[Any, Any, _Opened]):
+    def send(self, value: Any) -> Any: ...
+    def throw(self, *error: Any) -> Any: ...
+    def close(self) -> None: ...
+    def __await__(self) -> Generator[Any, Any, _Opened]: ...
+    async def __aenter__(self) -> _Opened: ...
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
 
 class AsyncLease:
     @property
@@ -124,7 +138,7 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
-    async def reserve(
+    def reserve(
         self,
         key: Key,
         nbytes: int | str,
@@ -136,9 +150,9 @@ class AsyncStore:
         owner: str = "",
         wait: bool = False,
         timeout: float | None = None,
-    ) -> AsyncReservation: ...
+    ) -> _Opening[AsyncReservation]: ...
     @overload
-    async def reserve(
+    def reserve(
         self,
         key: Mapping[_AnyKey, int | str],
         nbytes: None = None,
@@ -150,9 +164,9 @@ class AsyncStore:
         owner: str = "",
         wait: bool = False,
         timeout: float | None = None,
-    ) -> builtins.list[AsyncReservation]: ...
+    ) -> Coroutine[Any, Any, builtins.list[AsyncReservation]]: ...
     @overload
-    async def reserve(
+    def reserve(
         self,
         key: Iterable[Key],
         nbytes: Iterable[int | str],
@@ -164,13 +178,13 @@ class AsyncStore:
         owner: str = "",
         wait: bool = False,
         timeout: float | None = None,
-    ) -> builtins.list[AsyncReservation]: ...
+    ) -> Coroutine[Any, Any, builtins.list[AsyncReservation]]: ...
     @overload
     async def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
     @overload
     async def get(
-        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
-    ) -> bytes | _Missing: ...
+        self, key: Key, default: _Default, *, range: Range | None = None, timeout: float | None = None
+    ) -> bytes | _Default: ...
     @overload
     async def get(
         self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
@@ -179,11 +193,11 @@ class AsyncStore:
     async def get(
         self,
         key: Iterable[Key],
+        default: _Default,
         *,
         range: Ranges | None = None,
-        missing: _Missing,
         timeout: float | None = None,
-    ) -> builtins.list[bytes | _Missing]: ...
+    ) -> builtins.list[bytes | _Default]: ...
     @overload
     async def get_into(
         self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None
@@ -210,8 +224,8 @@ class AsyncStore:
     async def view(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> View: ...
     @overload
     async def view(
-        self, key: Key, *, range: Range | None = None, missing: _Missing, timeout: float | None = None
-    ) -> View | _Missing: ...
+        self, key: Key, default: _Default, *, range: Range | None = None, timeout: float | None = None
+    ) -> View | _Default: ...
     @overload
     async def view(
         self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
@@ -220,11 +234,11 @@ class AsyncStore:
     async def view(
         self,
         key: Iterable[Key],
+        default: _Default,
         *,
         range: Ranges | None = None,
-        missing: _Missing,
         timeout: float | None = None,
-    ) -> builtins.list[View | _Missing]: ...
+    ) -> builtins.list[View | _Default]: ...
     @overload
     async def exists(self, key: Key, *, prefetch: Ahead = "none", timeout: float | None = None) -> bool: ...
     @overload
@@ -238,16 +252,16 @@ class AsyncStore:
     async def info(self, key: Key, *, timeout: float | None = None) -> ObjectInfo: ...
     @overload
     async def info(
-        self, key: Key, *, missing: _Missing, timeout: float | None = None
-    ) -> ObjectInfo | _Missing: ...
+        self, key: Key, default: _Default, *, timeout: float | None = None
+    ) -> ObjectInfo | _Default: ...
     @overload
     async def info(
         self, key: Iterable[Key], *, timeout: float | None = None
     ) -> builtins.list[ObjectInfo]: ...
     @overload
     async def info(
-        self, key: Iterable[Key], *, missing: _Missing, timeout: float | None = None
-    ) -> builtins.list[ObjectInfo | _Missing]: ...
+        self, key: Iterable[Key], default: _Default, *, timeout: float | None = None
+    ) -> builtins.list[ObjectInfo | _Default]: ...
     @overload
     async def delete(self, key: Key, *, force: bool = False, timeout: float | None = None) -> bool: ...
     @overload
@@ -262,8 +276,17 @@ class AsyncStore:
     ) -> int: ...
     async def clear(self, *, force: bool = False, timeout: float | None = None) -> int: ...
     async def list(
-        self, prefix: Key = "", *, pinned_by: str | None = None, timeout: float | None = None
+        self,
+        prefix: Key = "",
+        *,
+        after: Key | None = None,
+        limit: int | None = None,
+        pinned_by: str | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[ObjectInfo]: ...
+    def scan(
+        self, prefix: Key = "", *, pinned_by: str | None = None, timeout: float | None = None
+    ) -> AsyncIterator[ObjectInfo]: ...
     async def pin(
         self, key: Key | Iterable[Key], owner: str = "", *, timeout: float | None = None
     ) -> None: ...
@@ -326,13 +349,13 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> builtins.list[SampleRef]: ...
     @overload
-    async def lease(
+    def lease(
         self, sample: Key | SampleRef, group: str = "", *, timeout: float | None = None
-    ) -> AsyncLease: ...
+    ) -> _Opening[AsyncLease]: ...
     @overload
-    async def lease(
+    def lease(
         self, sample: Iterable[Key | SampleRef], group: str = "", *, timeout: float | None = None
-    ) -> builtins.list[AsyncLease]: ...
+    ) -> Coroutine[Any, Any, builtins.list[AsyncLease]]: ...
     @overload
     async def manifest(
         self, key: Key, *, timeout: float | None = None
@@ -415,8 +438,9 @@ class AsyncStore:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Key]: ...
 
-async def connect(
+def connect(
     address: str | None = None,
     *,
     memory: int | str | None = None,
@@ -425,4 +449,4 @@ async def connect(
     token: str | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
-) -> AsyncStore: ...
+) -> _Opening[AsyncStore]: ...

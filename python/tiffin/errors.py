@@ -34,6 +34,7 @@ __all__ = [
     "Closed",
     "Consumed",
     "Contended",
+    "DeviceError",
     "EndOfStream",
     "Error",
     "Exists",
@@ -160,6 +161,10 @@ class NodeDown(Error):
 
     #: The names of the nodes.
     nodes: list[str]
+
+
+class DeviceError(Error):
+    """A device could not copy the bytes: its memory is not allocated, or a call of the CUDA driver failed."""
 
 
 class Leased(Error):

@@ -41,7 +41,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 try:
-    import numpy
+    import numpy  # type: ignore[import-not-found, unused-ignore]
 except ImportError as error:
     raise ImportError(
         "tiffin.kv needs numpy, which is not installed\n\nhint: `pip install 'tiffin[numpy]'`"
@@ -552,8 +552,11 @@ def _media(media: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 def _tokens(tokens: Any) -> bytes:
     if isinstance(tokens, (range, list, tuple)) or hasattr(tokens, "__array__"):
-        return numpy.asarray(tokens, dtype="<u4").tobytes()
-    return numpy.fromiter(tokens, dtype="<u4").tobytes()
+        ids: numpy.ndarray = numpy.asarray(tokens, dtype="<u4")
+    else:
+        ids = numpy.fromiter(tokens, dtype="<u4")
+    data: bytes = ids.tobytes()
+    return data
 
 
 def _begun(id: int, kind: str, request: int | None, hashes: bytes, sources: bytes, targets: bytes) -> Begun:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "Group",
@@ -26,6 +26,14 @@ __all__ = [
     "Usage",
     "Why",
 ]
+
+
+def _without_defaults(self: Any) -> str:
+    """Represent a named tuple by the fields that do not have their defaults."""
+    defaults = self._field_defaults
+    pairs = zip(self._fields, self, strict=True)
+    shown = [f"{name}={value!r}" for name, value in pairs if name not in defaults or value != defaults[name]]
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class ObjectInfo(NamedTuple):
@@ -90,6 +98,9 @@ class Node(NamedTuple):
     #: Whether it is a disk of a node, and not its memory.
     is_disk: bool = False
 
+    def __repr__(self) -> str:
+        return _without_defaults(self)
+
 
 class Namespace(NamedTuple):
     """A namespace."""
@@ -129,6 +140,9 @@ class Namespace(NamedTuple):
     #: since the master started.
     samples_expired: int = 0
     samples_expired_size: int = 0
+
+    def __repr__(self) -> str:
+        return _without_defaults(self)
 
 
 class Policy(NamedTuple):
@@ -230,9 +244,15 @@ class Tier(NamedTuple):
     disk_evicted: int = 0
     disk_corrupt: int = 0
 
+    def __repr__(self) -> str:
+        return _without_defaults(self)
+
 
 class Stats(NamedTuple):
-    """The state of the cluster as the master sees it, and the traffic of this store."""
+    """The state of the cluster as the master sees it, and the traffic of this store.
+
+    `print(stats)` shows it as tables, in the words of `tiffin stat`.
+    """
 
     #: The total usage of the memory of all nodes.
     usage: Usage
@@ -253,6 +273,44 @@ class Stats(NamedTuple):
     tier: Tier = Tier()
     #: The latencies of this store's calls, by operation and path.
     latency: tuple[Latency, ...] = ()
+
+    def __repr__(self) -> str:
+        used = f"{_size(self.usage.used)} of {_size(self.usage.capacity)} in use"
+        counts = (
+            _count(sum(not node.is_disk for node in self.nodes), "node"),
+            _count(self.usage.objects, "object"),
+        )
+        return f"<tiffin.Stats: {', '.join((*counts, used))}; print it for details>"
+
+    def __str__(self) -> str:
+        evicted = f"{_count(self.evicted_objects, 'object')} evicted ({_size(self.evicted_bytes)})"
+        tables = [f"master  {_count(self.clients, 'client')}, {evicted}", self._nodes(), self._namespaces()]
+        tier = [(name, str(count)) for name, count in self.tier._asdict().items() if count]
+        moved = [(name, _size(count)) for name, count in self.traffic._asdict().items() if count]
+        tables += [_table(("disks", "count"), tier)] if tier else []
+        tables += [_table(("traffic of this store", "size"), moved)] if moved else []
+        return "\n\n".join(tables)
+
+    def _nodes(self) -> str:
+        head = ("node", "capacity", "free", "reserved", "in use", "in view", "metadata", "objects")
+        rows = []
+        for node in self.nodes:
+            it = node.usage
+            sizes = (it.capacity, it.free, it.reserved, it.used, it.in_view, it.metadata)
+            name = _plain(node.name) + ("" if node.is_alive else " (no contact)")
+            rows.append((name, *map(_size, sizes), str(it.objects)))
+        return _table(head, rows)
+
+    def _namespaces(self) -> str:
+        head = ("namespace", "objects", "size", "used", "quota", "samples", "leased", "oldest", "waiting")
+        rows = []
+        for it in self.namespaces:
+            quota = "-" if it.quota is None else _size(it.quota)
+            oldest = f"{it.oldest_sample:.0f}s" if it.samples else "-"
+            samples = (str(it.samples), str(it.samples_leased), oldest)
+            sizes = (_size(it.size), _size(it.used), quota)
+            rows.append((_plain(it.name), str(it.objects), *sizes, *samples, str(it.waiting)))
+        return _table(head, rows)
 
 
 class Route(NamedTuple):
@@ -403,6 +461,9 @@ class Why(NamedTuple):
     #: The maximum object size of its disk in bytes, if the disk refused this object.
     disk_bytes_max: int | None = None
 
+    def __repr__(self) -> str:
+        return _without_defaults(self)
+
     def __str__(self) -> str:
         name = _quote(self.key)
         if self.state == "unknown":
@@ -484,9 +545,25 @@ _CAUSES = {
 def _quote(name: str | bytes) -> str:
     if name == "":
         return "an unnamed client"
-    # Other clients choose names, which must not send control sequences to a terminal.
+    return f"`{_plain(name)}`"
+
+
+def _plain(name: str | bytes) -> str:
+    """A name without control characters: other clients choose it, and it may be sent to a terminal."""
     text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
-    return "`" + "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text) + "`"
+    return "".join(it if it.isprintable() else ascii(it)[1:-1] for it in text)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Columns: the first is aligned on the left, the others on the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    cells = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def _size(nbytes: int) -> str:

@@ -9,6 +9,7 @@
 
 mod bench;
 mod chaos;
+mod config;
 mod console;
 mod curve;
 mod doctor;
@@ -18,6 +19,7 @@ mod input;
 mod kv;
 mod log;
 mod ls;
+mod manual;
 mod master;
 mod master_pages;
 mod node;
@@ -49,16 +51,19 @@ pub use kv::kv_replay;
 use console::{Console, Failure, STATUS_INTERRUPTED, STATUS_OK, STATUS_USAGE};
 use signals::Signals;
 
+/// The heading of options that every command has.
+const GLOBAL: &str = "Options of every command";
+
 /// An object store for data that one process produces and another consumes: in one process, on one host, or
 /// on many.
 #[derive(Debug, Parser)]
 #[command(name = "tiffin", version, max_term_width = 110)]
 struct Cli {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = GLOBAL)]
     common: CommonArgs,
 
     /// Write data and errors as JSON, one value per line.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
 
     /// Exit when the parent process does.
@@ -88,6 +93,10 @@ enum Command {
     Quota(quota::Quota),
     Doctor(doctor::Doctor),
     Settings(settings::Settings),
+    Config(config::Config),
+    Completions(manual::Completions),
+    #[command(name = "man")]
+    Manual(manual::Manual),
     Torture(torture::Torture),
     Chaos(chaos::Chaos),
     Curve(curve::Curve),
@@ -105,7 +114,9 @@ enum Command {
 struct Context {
     /// The name by which this program was called.
     program: OsString,
-    /// From flags and environment, then from the file.
+    /// From flags and environment.
+    given: CommonArgs,
+    /// The same, then from the file.
     common: CommonArgs,
     /// The settings file.
     file: SettingsFile,
@@ -137,8 +148,9 @@ fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Fail
         let set = set_parent_process_death_signal(Some(Signal::KILL));
         set.map_err(|error| Failure::new("system", format!("cannot set the parent death signal: {error}")))?;
     }
+    let given = cli.common.clone();
     let (common, file) = cli.common.load().map_err(|error| Failure::new("config", error))?;
-    let context = Context { program, common, file };
+    let context = Context { program, given, common, file };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let advice = "the system is short of threads or open files; `tiffin doctor` shows the limits";
     let runtime = runtime.map_err(|error| Failure::new("system", error).hint(advice))?;
@@ -174,6 +186,9 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Quota(quota) => unless_interrupted(quota::run(quota, context, console), signals).await,
         Command::Doctor(doctor) => unless_interrupted(doctor::run(&doctor, context, console), signals).await,
         Command::Settings(settings) => settings::run(&settings, console),
+        Command::Config(config) => config::run(&config, context, console),
+        Command::Completions(completions) => manual::run_completions(&completions, console),
+        Command::Manual(manual) => manual::run_manual(&manual, console),
         Command::Torture(torture) => {
             unless_interrupted(torture::run(torture, context, console), signals).await
         }

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use serde_json::Value;
+use tiffin_client::ListOptions;
 use tiffin_server::config::ClientArgs;
 use tiffin_types::message::{ListItem, Pattern};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
 use crate::show::{self, Table};
-use crate::store_client::StoreClient;
+use crate::store_client::{StoreClient, key};
 
 /// Lists objects in the order of their keys.
 ///
@@ -24,9 +25,13 @@ pub(crate) struct Ls {
     #[arg(long, conflicts_with = "prefix", value_name = "REGEX")]
     regex: Option<String>,
 
-    /// Maximum number of keys.
+    /// Maximum number of keys. If there are more, a note names the key to go on with.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+
+    /// Only keys greater than this one: the last key of the list before.
+    #[arg(long, value_name = "KEY")]
+    after: Option<OsString>,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -39,19 +44,31 @@ pub(crate) async fn run(ls: Ls, context: &Context, console: &mut Console) -> Res
         (Some(prefix), None) => Pattern::Prefix(prefix.into_vec()),
         (None, None) => Pattern::All,
     };
+    let after = ls.after.map(|text| key(&text)).transpose()?;
     let store = StoreClient::connect(ls.client, context).await?;
-    let listed = store.client.list(pattern, store.deadline()).await;
+    // One more than is shown, to learn whether there are more.
+    let limit = ls.limit.map(|it| it.saturating_add(1));
+    let options = ListOptions { after, limit, ..ListOptions::default() };
+    let listed = store.client.list_with(pattern, &options, store.deadline()).await;
     let mut items = listed.map_err(|error| store.explain(&error))?;
+    let has_more = ls.limit.is_some_and(|limit| items.len() > limit);
     items.truncate(ls.limit.unwrap_or(usize::MAX));
     write(&items, console)?;
-    if items.is_empty() {
-        console.note(format!("nothing in namespace `{}` matches", store.namespace));
+    match items.last() {
+        None if !has_more => {
+            console.note(format!("nothing in namespace `{}` matches", show::key(store.namespace.as_bytes())));
+        }
+        Some(last) if has_more => {
+            console.note(format!("there are more, from `--after '{}'` on", show::key(last.key.as_bytes())));
+        }
+        _ => {}
     }
     store.close().await;
     Ok(STATUS_OK)
 }
 
-fn write(items: &[ListItem], console: &mut Console) -> Result<(), Failure> {
+/// Writes a table of objects; with `--json`, one line for each.
+pub(crate) fn write(items: &[ListItem], console: &mut Console) -> Result<(), Failure> {
     if console.json {
         for item in items {
             let mut object = show::keyed(item.key.as_bytes());

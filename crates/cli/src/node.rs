@@ -6,6 +6,7 @@ use serde_json::json;
 use tiffin_server::NodeServer;
 use tiffin_server::config::{ClientArgs, NodeArgs, NodeConfig};
 use tiffin_server::node::JoinError;
+use tiffin_types::ClusterId;
 use tiffin_types::units::Count;
 use tokio::time::Instant;
 
@@ -39,6 +40,7 @@ pub(crate) struct Node {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Forget(Forget),
+    Admit(Admit),
 }
 
 /// Declares a node or disk lost that is not connected and will not come back.
@@ -47,11 +49,44 @@ enum Command {
 /// more. If it comes back nevertheless, it starts empty.
 #[derive(Debug, clap::Args)]
 struct Forget {
-    /// Its name, as `tiffin stat` shows it.
+    /// Its name, as `tiffin stat` shows it. If several have it, the segment of the one to forget, in
+    /// hexadecimal.
     name: String,
 
     #[command(flatten)]
     client: ClientArgs,
+}
+
+/// Lets the members of another cluster join this one, with their objects.
+///
+/// A master refuses nodes and disks of another cluster. They belong to this one if the master has lost its
+/// state, and a new node had joined and stored objects before the others came back.
+#[derive(Debug, clap::Args)]
+struct Admit {
+    /// The id of the other cluster, as the refusal shows it.
+    #[arg(value_parser = cluster_id)]
+    cluster: ClusterId,
+
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+fn cluster_id(text: &str) -> Result<ClusterId, String> {
+    let id = u64::from_str_radix(text, 16).ok().and_then(|it| ClusterId(it).known());
+    id.ok_or_else(|| "expected a hexadecimal number that is not zero".to_owned())
+}
+
+async fn admit(admit: Admit, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    let store = StoreClient::connect(admit.client, context).await?;
+    let admitted = store.client.admit_cluster(admit.cluster, store.deadline()).await;
+    admitted.map_err(|error| store.explain(&error))?;
+    if console.json {
+        console.value(&json!({ "cluster": admit.cluster.to_string() }))?;
+    } else {
+        console.text(format!("members of cluster {} may join", admit.cluster))?;
+    }
+    store.close().await;
+    Ok(STATUS_OK)
 }
 
 async fn forget(forget: Forget, context: &Context, console: &mut Console) -> Result<i32, Failure> {
@@ -80,8 +115,12 @@ pub(crate) async fn run(
     console: &mut Console,
     mut signals: Signals,
 ) -> Result<i32, Failure> {
-    if let Some(Command::Forget(it)) = node.command {
-        return unless_interrupted(forget(it, context, console), signals).await;
+    match node.command {
+        Some(Command::Forget(it)) => {
+            return unless_interrupted(forget(it, context, console), signals).await;
+        }
+        Some(Command::Admit(it)) => return unless_interrupted(admit(it, context, console), signals).await,
+        None => {}
     }
     let config = node.args.resolve(&context.common, &context.file);
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
@@ -115,6 +154,7 @@ pub(crate) async fn run(
 async fn start(config: NodeConfig) -> Result<NodeServer, Failure> {
     let server = NodeServer::start(config).await.map_err(|error| serve::explain(&error))?;
     let joined = server.joined(Instant::now() + JOIN_TIME_MAX).await;
+    // A node that is refused leaves its pool and its disks as they are.
     joined.map_err(|error| {
         let code = match error {
             JoinError::Refused { .. } => "refused",

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use serde_json::{Value, json};
-use tiffin_client::{Error, ListItem, Pattern};
+use tiffin_client::{Error, ListItem, ListOptions, Pattern};
 use tiffin_server::config::ClientArgs;
 
 use crate::Context;
@@ -108,7 +108,8 @@ pub(crate) async fn run_pins(pins: Pins, context: &Context, console: &mut Consol
     match &pins.owner {
         Some(owner) if pins.drop => drop_all(&store, owner, console).await?,
         Some(owner) => {
-            let listed = store.client.list_pinned(Pattern::All, owner, store.deadline()).await;
+            let listed =
+                store.client.list_with(Pattern::All, &ListOptions::pinned_by(owner), store.deadline()).await;
             let items = listed.map_err(|error| store.explain(&error))?;
             let by = format!("pinned by owner `{}`", show::key(owner.as_bytes()));
             write(&items, &store, &by, console)?;

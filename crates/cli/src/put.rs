@@ -1,5 +1,6 @@
-//! `tiffin put`: stores one value.
+//! `tiffin put`: stores values.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -16,15 +17,25 @@ use crate::input::Input;
 use crate::show;
 use crate::store_client::{StoreClient, key};
 
-/// Stores one value under a key.
+/// Stores one value under a key, or several files under their names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Put {
     /// The key: any bytes.
-    key: OsString,
+    #[arg(required_unless_present = "files")]
+    key: Option<OsString>,
 
     /// The file with the value; `-`, or none, is standard input.
     #[arg(conflicts_with = "value")]
     file: Option<PathBuf>,
+
+    /// Several files, each under its name without the folder, one after the other. The first failure ends
+    /// the command.
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["key", "file", "value"])]
+    files: Vec<PathBuf>,
+
+    /// With `--files`: what the keys start with, before the names.
+    #[arg(long, requires = "files", value_name = "TEXT")]
+    prefix: Option<OsString>,
 
     /// The value itself.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -67,13 +78,12 @@ enum IfExists {
     Error,
 }
 
-/// Stores the value, and reports the result.
+/// Stores the values, and reports the results.
 pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let key = key(&put.key)?;
-    let input = Input::choose(put.value, put.file);
-    let store = StoreClient::connect(put.client, context).await?;
-    let largest = largest_node(&store).await?;
-    let pieces = input.read(largest, console).await?;
+    let inputs = match put.key {
+        Some(text) => vec![(key(&text)?, Input::choose(put.value, put.file))],
+        None => named_files(put.files, put.prefix.unwrap_or_default())?,
+    };
     let options = PutOptions {
         replicas: put.replicas,
         on_exists: if put.on_exists == IfExists::Replace { OnExists::Replace } else { OnExists::Keep },
@@ -81,22 +91,49 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
         owner: put.owner.unwrap_or_default(),
         ..PutOptions::default()
     };
-    let parts = pieces.iter().map(|piece| piece.as_slice().into()).collect();
-    let item = Item { key: key.clone(), parts, options };
     let patience = if put.wait { Patience::UntilDeadline } else { Patience::Never };
-    let outcome = store.client.put_with(&[item], patience, store.deadline()).await.pop();
-    let stored = match outcome {
-        Some(stored) => stored.map_err(|error| store.explain(&error))?,
-        None => return Err(Failure::new("internal", "the put has no outcome")),
-    };
-    if stored.effect == PutEffect::Kept && put.on_exists == IfExists::Error {
-        let message = format!("`{}` exists, as generation {}", show::key(key.as_bytes()), stored.generation);
-        return Err(Failure::new("exists", message).hint("use `--on-exists replace` to replace it"));
+    let store = StoreClient::connect(put.client, context).await?;
+    let largest = largest_node(&store).await?;
+    for (key, input) in inputs {
+        let pieces = input.read(largest, console).await?;
+        let parts = pieces.iter().map(|piece| piece.as_slice().into()).collect();
+        let item = Item { key: key.clone(), parts, options: options.clone() };
+        let stored = match store.client.put_with(&[item], patience, store.deadline()).await.pop() {
+            Some(stored) => stored.map_err(|error| store.explain(&error))?,
+            None => return Err(Failure::new("internal", "the put has no outcome")),
+        };
+        if stored.effect == PutEffect::Kept && put.on_exists == IfExists::Error {
+            let (key, generation) = (show::key(key.as_bytes()), stored.generation);
+            let failure = Failure::new("exists", format!("`{key}` exists, as generation {generation}"));
+            return Err(failure.hint("use `--on-exists replace` to replace it"));
+        }
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        report(&key, bytes, put.replicas, &stored, console)?;
     }
-    let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-    report(&key, bytes, put.replicas, &stored, console)?;
     store.close().await;
     Ok(STATUS_OK)
+}
+
+/// The keys of files: a prefix, and the name. Two files of one name would replace each other.
+fn named_files(files: Vec<PathBuf>, prefix: OsString) -> Result<Vec<(Key, Input)>, Failure> {
+    let mut names = BTreeSet::new();
+    let mut inputs = Vec::with_capacity(files.len());
+    for file in files {
+        let Some(name) = file.file_name() else {
+            let failure = Failure::new("invalid", format!("`{}` has no file name", file.display()));
+            return Err(failure.hint("name a file; standard input is read by `tiffin put KEY`"));
+        };
+        let mut text = prefix.clone();
+        text.push(name);
+        let key = key(&text)?;
+        if !names.insert(key.clone()) {
+            let shown = show::key(key.as_bytes());
+            let failure = Failure::new("invalid", format!("two of the files have the key `{shown}`"));
+            return Err(failure.hint("put them in two commands with different `--prefix`"));
+        }
+        inputs.push((key, Input::File(file)));
+    }
+    Ok(inputs)
 }
 
 /// Maximum size of a value.

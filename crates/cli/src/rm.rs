@@ -4,15 +4,15 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use serde_json::json;
-use tiffin_client::{DeleteOptions, Error};
+use tiffin_client::{DeleteOptions, Error, Key, ListItem, ResolveOptions};
 use tiffin_server::config::ClientArgs;
 use tiffin_types::message::Pattern;
 use tiffin_types::units::{Count, Size};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
-use crate::show;
 use crate::store_client::{StoreClient, key};
+use crate::{ls, show};
 
 /// Removes objects. After it succeeds, they can no longer be read. Absent keys are not an error.
 #[derive(Debug, clap::Args)]
@@ -38,6 +38,10 @@ pub(crate) struct Rm {
     #[arg(short, long)]
     yes: bool,
 
+    /// Remove nothing: list the objects that would be removed.
+    #[arg(short = 'n', long, conflicts_with = "yes")]
+    dry_run: bool,
+
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -52,6 +56,11 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
         (None, Some(regex)) => Some(Pattern::Regex(regex)),
         (None, None) => None,
     };
+    if rm.dry_run {
+        dry_run(&keys, pattern, &store, console).await?;
+        store.close().await;
+        return Ok(STATUS_OK);
+    }
     let (removed, absent, failure) = match pattern {
         Some(pattern) if !rm.yes && !may_remove(&store, pattern.clone(), console).await? => {
             console.note("nothing was removed");
@@ -104,6 +113,38 @@ async fn may_remove(store: &StoreClient, pattern: Pattern, console: &mut Console
             Err(failure.hint("add `--yes` to remove them all, or use a narrower pattern"))
         }
     }
+}
+
+/// Lists the objects that would be removed. Nothing keeps others from being put or removed meanwhile.
+async fn dry_run(
+    keys: &[Key],
+    pattern: Option<Pattern>,
+    store: &StoreClient,
+    console: &mut Console,
+) -> Result<(), Failure> {
+    let items = match pattern {
+        Some(pattern) => {
+            let listed = store.client.list(pattern, store.deadline()).await;
+            listed.map_err(|error| store.explain(&error))?
+        }
+        None => {
+            let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+            let found = store.client.resolve(keys, options, store.deadline()).await;
+            let mut items = Vec::new();
+            for (key, info) in keys.iter().zip(found) {
+                if let Some(info) = info.map_err(|error| store.explain(&error))? {
+                    let (key, replicas) = (key.clone(), info.replicas.len() as u32);
+                    let (len, generation) = (info.len, info.generation);
+                    items.push(ListItem { key, generation, len, replicas, pins: Vec::new() });
+                }
+            }
+            items
+        }
+    };
+    ls::write(&items, console)?;
+    let (count, bytes) = (items.len() as u64, items.iter().map(|it| it.len).sum());
+    console.note(format!("would remove {}, {}; nothing was removed", Count(count, "object"), Size(bytes)));
+    Ok(())
 }
 
 fn report(removed: u64, absent: u64, console: &mut Console) -> Result<(), Failure> {

@@ -119,6 +119,7 @@ fn code(error: &Error) -> &'static str {
         Error::TooSmall { .. } => "too_small",
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "timeout",
         Error::Unreachable { .. } | Error::NoHandshake { is_silent: false, .. } => "unreachable",
+        Error::Device { .. } => "device",
         Error::UnknownHost { .. } => "unknown_host",
         Error::WrongPort { .. } => "wrong_port",
         Error::NodeDown { .. } => "node_down",

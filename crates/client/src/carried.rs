@@ -105,7 +105,13 @@ fn may_be_carried(
     let len = |(_, item, _): &ToWrite| puts.get(*item).and_then(Put::len).unwrap_or(u64::MAX);
     writes.iter().map(len).fold(0, u64::saturating_add) <= CARRIED_BYTES_MAX
         && writes.iter().all(|(_, item, _)| session.is_asked_next(*item, segment))
+        && writes.iter().all(|(_, item, _)| puts.get(*item).is_some_and(is_on_host))
         && inner.nodes.current_route(segment).is_some_and(|it| it.can_stall())
+}
+
+/// Whether the processor can read the bytes.
+fn is_on_host(put: &Put<'_>) -> bool {
+    put.parts.iter().all(|part| part.place().is_none())
 }
 
 fn gathered(put: &Put<'_>) -> Vec<u8> {

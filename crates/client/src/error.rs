@@ -76,6 +76,12 @@ pub enum Error {
         /// Which one, and what was observed.
         what: String,
     },
+    /// A device could not copy the bytes of an object. Nothing was stored.
+    #[error("{what}")]
+    Device {
+        /// The problem.
+        what: String,
+    },
     /// The name of the master's host, or of a node's, has no address.
     #[error("{what}")]
     UnknownHost {
@@ -220,6 +226,10 @@ impl Error {
             Self::NoNode { .. } => {
                 "start one with `tiffin node`; `tiffin stat` shows nodes that do not answer"
             }
+            Self::Full { usage, .. } if usage.unlisted > 0 => {
+                "a node was restarted, and waits for clients of its earlier process to list their views: \
+                 try again, and end clients that are stopped"
+            }
             Self::Full { .. } => "delete or unpin objects, add a node, or let the put wait longer",
             Self::OverQuota { quota, .. } if quota.is_never_enough() => {
                 "raise the quota of the namespace, or split the object"
@@ -234,6 +244,9 @@ impl Error {
             }
             Self::Unreachable { .. } => {
                 "check that a server listens there and that this machine can reach it"
+            }
+            Self::Device { .. } => {
+                "keep device memory allocated until the call returns; `tiffin doctor` checks the CUDA driver"
             }
             Self::NoHandshake { .. } => {
                 "another program may listen there: check the address; or the server is stopped, overloaded \
@@ -307,6 +320,7 @@ impl Error {
             | Self::WrongGroup { .. }
             | Self::WrongPort { .. }
             | Self::Invalid { .. }
+            | Self::Device { .. }
             | Self::Unauthenticated { .. }
             | Self::Closed
             | Self::Forked => false,

@@ -56,6 +56,16 @@ pub(crate) struct Ended {
     pub(crate) is_late: bool,
     /// Which items the master was asked for.
     pub(crate) asked: Vec<bool>,
+    /// Items whose bytes a device could not copy, and why.
+    pub(crate) devices: BTreeMap<usize, String>,
+}
+
+impl Ended {
+    /// The failure of an item's device, if that is why it was not read.
+    pub(crate) fn device_failure(&mut self, item: usize) -> Option<Error> {
+        let is_read = matches!(self.outcomes.get(item), Some(GetOutcome::Read(_)));
+        self.devices.remove(&item).filter(|_| !is_read).map(|what| Error::Device { what })
+    }
 }
 
 /// The memory for the items of one session. `first` is the index of its first item in the call.
@@ -121,13 +131,18 @@ async fn drive_piece<'a>(
     let cached: Vec<_> = requests.iter().map(|it| it.known.as_ref().map(|it| it.generation)).collect();
     let session = session(inner, requests, options);
     let landed = Landed { landing, first };
-    let Ended { outcomes, failures, is_late, asked } =
-        run(inner, session, keys.len(), &landed, deadline).await;
+    let mut ended = run(inner, session, keys.len(), &landed, deadline).await;
+    let device_failures: Vec<_> = (0..keys.len()).map(|item| ended.device_failure(item)).collect();
+    let Ended { outcomes, failures, is_late, asked, .. } = ended;
     inner.locations.lock().finish(keys, &cached, &outcomes, &asked);
     cached::report_soon(inner);
     let ranges = (first..).map(|item| landing.range(item));
-    let answers = outcomes.into_iter().zip(keys).zip(ranges);
-    answers.map(|((outcome, key), range)| answer(outcome, key, range, &failures, is_late)).collect()
+    let answers = outcomes.into_iter().zip(keys).zip(ranges).zip(device_failures);
+    let answer = |(((outcome, key), range), device_failure): (((GetOutcome, &Key), _), Option<Error>)| {
+        let answered = || answer(outcome, key, range, &failures, is_late);
+        device_failure.map_or_else(answered, Err)
+    };
+    answers.map(answer).collect()
 }
 
 /// What a session has read, for the measurements.
@@ -169,7 +184,7 @@ pub(crate) async fn run<'a>(
     deadline: Deadline,
 ) -> Ended {
     let mut session = session.wait_for_reports(crate::names::wait_ms(deadline));
-    let mut failures = Failures::new();
+    let (mut failures, mut devices) = (Failures::new(), BTreeMap::new());
     let mut running = Running::new();
     let mut flights = Flights::new(inner, items, deadline);
     let began = Instant::now();
@@ -215,6 +230,11 @@ pub(crate) async fn run<'a>(
                 failures.insert(id, error);
             }
             Ok(Some(Done::Read(ReadNode { number, reads, outcomes }))) => {
+                for ((item, _), outcome) in reads.iter().zip(&outcomes) {
+                    if let Err(error @ TransferError::Device(_)) = outcome {
+                        devices.insert(*item, error.to_string());
+                    }
+                }
                 flights.end(&mut session, number, reads, outcomes);
             }
             Ok(None) => break,
@@ -226,7 +246,7 @@ pub(crate) async fn run<'a>(
     drop(running);
     let is_late = is_late || deadline.instant() <= moved.record(inner);
     let asked = (0..items).map(|item| session.is_asked(item)).collect();
-    Ended { outcomes: session.into_outcomes(), failures, is_late, asked }
+    Ended { outcomes: session.into_outcomes(), failures, is_late, asked, devices }
 }
 
 fn session(inner: &Inner, requests: Vec<GetRequest>, options: GetOptions) -> Session {

@@ -631,6 +631,7 @@ fn is_repeatable(request: &ClientToMaster) -> bool {
         | ClientToMaster::KeepLeases(_)
         | ClientToMaster::Ack(_)
         | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::AdmitCluster(_)
         | ClientToMaster::Cancel(_) => false,
     }
 }

@@ -133,7 +133,9 @@ pub use manifest::{
     DIMENSIONS_MAX, Dtype, METADATA_BYTES_MAX, Manifest, NAME_BYTES_MAX, TENSOR_ALIGN, TENSORS_MAX, Tensor,
     UnknownDtype,
 };
-pub use options::{ConnectOptions, Deadline, DeleteOptions, GetOptions, Patience, ResolveOptions};
+pub use options::{
+    ConnectOptions, Deadline, DeleteOptions, GetOptions, ListOptions, Patience, ResolveOptions,
+};
 pub use pieces::Piece;
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
@@ -141,15 +143,15 @@ pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_transport::checksum::checksum;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, probe, this_process};
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device, gpu, probe, this_process};
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{
     Ahead, Attach, Backlog, Cause, CopyStat, CopyWait, DeletedMatching, Demotion, Forgotten, Found, Gone,
-    GroupStat, Held, Here, Holder, ListItem, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
+    GroupStat, Held, Here, Holder, ListItem, Listed, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
     Pattern, Policy, PolicyChange, PrefetchOutcome, PutOptions, Quota, Resource, SOFT_PIN_DEFAULT, Stat,
     StreamLimits, StreamStat, TierStat, Usage, Why,
 };
-pub use tiffin_types::{ClientId, Generation, Key, KeyError, Keys, Location, SegmentId};
+pub use tiffin_types::{ClientId, ClusterId, Generation, Key, KeyError, Keys, Location, SegmentId};
 pub use types::{
     Fetched, GetInto, Info, Object, Part, Presences, Put, PutEffect, Replica, Route, Stored, Watermark, Way,
 };
@@ -422,19 +424,36 @@ impl Client {
     ///
     /// The list is not a snapshot: objects that are put or deleted meanwhile may or may not be listed.
     pub async fn list(&self, pattern: Pattern, deadline: Deadline) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter_for(Operation::List, deadline)?;
-        names::list(&self.inner, pattern, None, deadline).await
+        self.list_with(pattern, &ListOptions::default(), deadline).await
     }
 
-    /// Lists all objects that match and that this owner pins, in the order of their keys.
-    pub async fn list_pinned(
+    /// Lists the objects that match and that the options select, in the order of their keys.
+    ///
+    /// The master has no order of keys, so each call visits all objects, also with a limit. To visit many
+    /// objects in parts, use [`Client::list_page`].
+    pub async fn list_with(
         &self,
         pattern: Pattern,
-        owner: &str,
+        options: &ListOptions,
         deadline: Deadline,
     ) -> Result<Vec<ListItem>, Error> {
         let _busy = self.inner.enter_for(Operation::List, deadline)?;
-        names::list(&self.inner, pattern, Some(owner), deadline).await
+        names::list(&self.inner, pattern, options, deadline).await
+    }
+
+    /// Lists some of the objects that match, in arbitrary order, from the cursor of the previous page on.
+    /// The first cursor is 0, and so is the cursor of the last page. A page may be empty.
+    ///
+    /// An object that exists during the whole walk is on one page, or on two if it was replaced meanwhile.
+    pub async fn list_page(
+        &self,
+        pattern: &Pattern,
+        pinned_by: Option<&str>,
+        (cursor, limit): (u64, u32),
+        deadline: Deadline,
+    ) -> Result<Listed, Error> {
+        let _busy = self.inner.enter_for(Operation::List, deadline)?;
+        names::page(&self.inner, pattern, pinned_by, (cursor, limit), deadline).await
     }
 
     /// Describes the cluster as the master sees it.
@@ -478,11 +497,18 @@ impl Client {
         lifetimes::set_policy(&self.inner, change, deadline).await
     }
 
-    /// Declares the disconnected nodes and disks of that name lost: objects that only they hold are
-    /// removed. A lost node that returns starts empty.
+    /// Declares the disconnected node or disk of that name, or of that segment id, lost: objects that only it
+    /// holds are removed. A lost node that returns starts empty. A name that several of them have is refused.
     pub async fn forget_node(&self, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
         let _busy = self.inner.enter(deadline)?;
         lifetimes::forget_node(&self.inner, name, deadline).await
+    }
+
+    /// Lets the members of another cluster join this one, with their objects. For a cluster whose master has
+    /// lost its state after a new node had joined.
+    pub async fn admit_cluster(&self, cluster: ClusterId, deadline: Deadline) -> Result<(), Error> {
+        let _busy = self.inner.enter(deadline)?;
+        lifetimes::admit_cluster(&self.inner, cluster, deadline).await
     }
 
     /// Waits until the usage of the namespace reaches a mark, and returns the usage. The master sends a

@@ -1,10 +1,10 @@
 //! Lifetimes of objects: pins, limits of the namespace, and why an object exists or not.
 
-use tiffin_types::Key;
 use tiffin_types::message::{
-    Await, ClientToMaster, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten, NamespaceStat, Pin,
-    PinOutcome, PolicyChange, Reply, Why,
+    AdmitCluster, Await, ClientToMaster, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten,
+    NamespaceStat, Pin, PinOutcome, PolicyChange, Reply, Why,
 };
+use tiffin_types::{ClusterId, Key};
 
 use crate::inner::Inner;
 use crate::names::wait_ms;
@@ -65,6 +65,17 @@ pub(crate) async fn forget_node(inner: &Inner, name: &str, deadline: Deadline) -
     let forget = ForgetNode { name: name.to_owned() };
     match inner.ask(&ClientToMaster::ForgetNode(forget), deadline).await? {
         Reply::Forgotten(forgotten) => Ok(forgotten),
+        _ => Err(Error::misfit()),
+    }
+}
+
+pub(crate) async fn admit_cluster(
+    inner: &Inner,
+    cluster: ClusterId,
+    deadline: Deadline,
+) -> Result<(), Error> {
+    match inner.ask(&ClientToMaster::AdmitCluster(AdmitCluster { cluster }), deadline).await? {
+        Reply::Done => Ok(()),
         _ => Err(Error::misfit()),
     }
 }

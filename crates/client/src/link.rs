@@ -189,7 +189,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
 }
 
 /// Random enough to spread the attempts of many clients.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 

@@ -72,16 +72,20 @@ async fn read_piece(inner: &Inner, wanted: &[Wanted<'_>], deadline: Deadline) ->
     };
     let requests = wanted.iter().map(request).collect();
     let session = Session::new(requests, false, get::distance(inner)).avoiding(inner.paces.avoided());
-    let Ended { outcomes, failures, is_late, .. } =
-        get::run(inner, session.of_generation(), wanted.len(), &Pieces(wanted), deadline).await;
-    let answer = |(outcome, wanted): (GetOutcome, &Wanted<'_>)| {
+    let mut ended = get::run(inner, session.of_generation(), wanted.len(), &Pieces(wanted), deadline).await;
+    let device_failures: Vec<_> = (0..wanted.len()).map(|item| ended.device_failure(item)).collect();
+    let Ended { outcomes, failures, is_late, .. } = ended;
+    let answer = |((outcome, wanted), device_failure): ((GetOutcome, &Wanted<'_>), Option<Error>)| {
+        if let Some(error) = device_failure {
+            return Err(error);
+        }
         let outcome = match outcome {
             GetOutcome::Unavailable(nodes) => GetOutcome::Unavailable(named(inner, wanted, nodes)),
             outcome => outcome,
         };
         get::answer(outcome, &wanted.key, None, &failures, is_late).map(|_| ())
     };
-    outcomes.into_iter().zip(wanted).map(answer).collect()
+    outcomes.into_iter().zip(wanted).zip(device_failures).map(answer).collect()
 }
 
 /// The names of nodes. The master was not asked, so the session knows only their segments.

@@ -11,7 +11,7 @@ use tiffin_types::{Key, Keys, SegmentId};
 
 use crate::cached;
 use crate::inner::Inner;
-use crate::{Deadline, DeleteOptions, Error, Info, Presences, Replica, ResolveOptions, batch};
+use crate::{Deadline, DeleteOptions, Error, Info, ListOptions, Presences, Replica, ResolveOptions, batch};
 
 /// Objects per page, if all pages are requested.
 const PAGE_ITEMS: u32 = 8192;
@@ -151,29 +151,45 @@ pub(crate) async fn delete_matching(
 pub(crate) async fn list(
     inner: &Inner,
     pattern: Pattern,
-    pinned_by: Option<&str>,
+    options: &ListOptions,
     deadline: Deadline,
 ) -> Result<Vec<ListItem>, Error> {
-    let mut items = Vec::new();
+    let most = options.limit.unwrap_or(usize::MAX);
+    let mut items: Vec<ListItem> = Vec::new();
     let mut cursor = 0;
     loop {
-        let pinned_by = pinned_by.map(str::to_owned);
-        let report_wait_ms = wait_ms(deadline);
-        let list = List { pattern: pattern.clone(), pinned_by, cursor, limit: PAGE_ITEMS, report_wait_ms };
-        let page = page(inner, list, deadline).await?;
-        items.extend(page.items);
+        let page =
+            page(inner, &pattern, options.pinned_by.as_deref(), (cursor, PAGE_ITEMS), deadline).await?;
+        let after = options.after.as_ref();
+        items.extend(page.items.into_iter().filter(|it| after.is_none_or(|after| it.key > *after)));
         cursor = page.cursor;
+        // A short list of many objects must not need memory for all of them.
+        if cursor == 0 || items.len() / 2 >= most.max(PAGE_ITEMS as usize) {
+            put_in_order(&mut items);
+            items.truncate(most);
+        }
         if cursor == 0 {
-            break;
+            return Ok(items);
         }
     }
+}
+
+fn put_in_order(items: &mut Vec<ListItem>) {
     items.sort_by(|a, b| a.key.cmp(&b.key).then(b.generation.cmp(&a.generation)));
     // An object that was replaced between two pages may be on both.
     items.dedup_by(|later, first| later.key == first.key);
-    Ok(items)
 }
 
-async fn page(inner: &Inner, list: List, deadline: Deadline) -> Result<Listed, Error> {
+/// One page, from a cursor on, with at most so many objects.
+pub(crate) async fn page(
+    inner: &Inner,
+    pattern: &Pattern,
+    pinned_by: Option<&str>,
+    (cursor, limit): (u64, u32),
+    deadline: Deadline,
+) -> Result<Listed, Error> {
+    let (pattern, pinned_by) = (pattern.clone(), pinned_by.map(str::to_owned));
+    let list = List { pattern, pinned_by, cursor, limit, report_wait_ms: wait_ms(deadline) };
     match inner.ask(&ClientToMaster::List(list), deadline).await? {
         Reply::Listed(listed) => Ok(listed),
         _ => Err(Error::misfit()),

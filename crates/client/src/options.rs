@@ -6,8 +6,8 @@ use std::time::Duration;
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_types::NAMESPACE_DEFAULT;
-use tiffin_types::SegmentId;
 use tiffin_types::message::Ahead;
+use tiffin_types::{Key, SegmentId};
 use tokio::time::Instant;
 
 /// Default time limit for connecting.
@@ -203,6 +203,25 @@ impl Patience {
 pub struct DeleteOptions {
     /// Deletes leased objects, too, if the master's leases protect from deletion.
     pub force: bool,
+}
+
+/// Which objects a list has, besides a pattern.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListOptions {
+    /// Only objects that this owner pins.
+    pub pinned_by: Option<String>,
+    /// Only objects whose key is greater than this one: the last key of the previous list.
+    pub after: Option<Key>,
+    /// The greatest number of objects.
+    pub limit: Option<usize>,
+}
+
+impl ListOptions {
+    /// All objects that this owner pins.
+    #[must_use]
+    pub fn pinned_by(owner: &str) -> Self {
+        Self { pinned_by: Some(owner.to_owned()), ..Self::default() }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_session::{CallFailure, Need, Put as Session, PutOutcome, PutRequest, WriteResult};
-use tiffin_transport::{SourceBuf, WriteOp};
+use tiffin_transport::{SourceBuf, TransferError, WriteOp};
 use tiffin_types::message::ClientToMaster;
 use tiffin_types::{Location, SegmentId};
 use tokio::time::timeout_at;
@@ -98,7 +98,10 @@ async fn write_to(
         Err(error) => return items.into_iter().map(|item| (item, Some(error.clone()))).collect(),
     };
     let outcomes = route.write(&ops, deadline).await;
-    let failure = |error: tiffin_transport::TransferError| Error::Unreachable { what: error.to_string() };
+    let failure = |error: TransferError| match error {
+        TransferError::Device(_) => Error::Device { what: error.to_string() },
+        error => Error::Unreachable { what: error.to_string() },
+    };
     items.into_iter().zip(outcomes).map(|(item, outcome)| (item, outcome.err().map(failure))).collect()
 }
 

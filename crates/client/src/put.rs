@@ -40,6 +40,8 @@ pub(crate) struct Written {
     item: usize,
     location: Location,
     result: WriteResult,
+    /// A device could not copy the bytes.
+    device: Option<String>,
 }
 
 /// When memory for the next puts is preallocated.
@@ -105,7 +107,7 @@ async fn drive(
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let stock_up = |_: &StocksUp| preallocated::restock(inner, puts);
     let mut failures = Failures::new();
-    let mut unwritten = BTreeMap::new();
+    let mut unwritten = Unwritten::default();
     let mut running = Running::new();
     let began = Instant::now();
     let mut is_late = deadline.instant() <= began;
@@ -143,7 +145,7 @@ async fn drive(
                 failures.insert(id, error);
             }
             Ok(Some(Done::Unwritten(id, places, why))) => {
-                unwritten.extend(carried.items(&places).map(|item| (item, why.clone())));
+                unwritten.nodes.extend(carried.items(&places).map(|item| (item, why.clone())));
                 session.replied(id, Err(CallFailure::Unwritten));
             }
             Ok(Some(Done::Written(results, left))) => {
@@ -166,32 +168,45 @@ fn tell(
     inner: &Inner,
     session: &mut Session,
     held: &Held<'_>,
-    unwritten: &mut BTreeMap<usize, String>,
+    unwritten: &mut Unwritten,
     results: Vec<Written>,
 ) {
-    for Written { id, item, location, result } in results {
+    for Written { id, item, location, result, device } in results {
+        unwritten.devices.extend(device.map(|why| (item, why)));
         match &result {
             WriteResult::Written => {}
             WriteResult::Stale => {
                 held.settle(location);
                 preallocated::give_back(inner, location.segment);
             }
-            WriteResult::Unreachable(why) => drop(unwritten.insert(item, why.clone())),
+            WriteResult::Unreachable(why) => drop(unwritten.nodes.insert(item, why.clone())),
         }
         session.written(id, result);
     }
+}
+
+/// Why items could not be written.
+#[derive(Default)]
+struct Unwritten {
+    /// Their nodes could not be reached.
+    nodes: BTreeMap<usize, String>,
+    /// A device could not copy their bytes.
+    devices: BTreeMap<usize, String>,
 }
 
 /// The results for the caller. `unwritten` says why items could not be written.
 fn answers(
     puts: &[Put<'_>],
     outcomes: Vec<PutOutcome>,
-    mut unwritten: BTreeMap<usize, String>,
+    mut unwritten: Unwritten,
     failures: &Failures,
     is_late: bool,
 ) -> Vec<Result<Stored, Error>> {
     let outcomes = outcomes.into_iter().zip(puts).enumerate();
-    let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.remove(&item)) {
+    let answers = outcomes.map(|(item, (outcome, put))| match (outcome, unwritten.nodes.remove(&item)) {
+        (outcome, _) if !is_stored(&outcome) && unwritten.devices.contains_key(&item) => {
+            Err(Error::Device { what: unwritten.devices.remove(&item).unwrap_or_default() })
+        }
         // It is only full because the node that had space cannot be reached.
         (PutOutcome::Full(_) | PutOutcome::NoNode, Some(why)) if !is_late => {
             Err(Error::Unreachable { what: why })
@@ -219,6 +234,10 @@ fn measure(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome], began: Inst
     }
     inner.measured.measures.record(Operation::Put, path, ended.duration_since(began), bytes);
     ended
+}
+
+fn is_stored(outcome: &PutOutcome) -> bool {
+    matches!(outcome, PutOutcome::Stored { .. } | PutOutcome::Exists(_))
 }
 
 /// Caches the locations of the objects, for the next reads.
@@ -353,6 +372,7 @@ async fn write(
                 item,
                 location: reservation.location,
                 result: failed.clone(),
+                device: None,
             });
             return Done::Written(results.collect(), None);
         }
@@ -368,12 +388,16 @@ async fn write(
     let ops: Vec<_> = writes.iter().map(op).collect();
     let outcomes = route.write(&ops, deadline).await;
     let results = writes.into_iter().zip(outcomes).map(|((id, item, reservation), outcome)| {
+        let device = match &outcome {
+            Err(error @ TransferError::Device(_)) => Some(error.to_string()),
+            _ => None,
+        };
         let result = match outcome {
             Ok(()) => WriteResult::Written,
             Err(TransferError::Stale) => WriteResult::Stale,
             Err(error) => WriteResult::Unreachable(error.to_string()),
         };
-        Written { id, item, location: reservation.location, result }
+        Written { id, item, location: reservation.location, result, device }
     });
     Done::Written(results.collect(), (!left.is_empty()).then_some((segment, left)))
 }

@@ -5,7 +5,7 @@
 //! the value at any time.
 //!
 //! **Invariant:** a change never replaces a value that it has not read, and never brings back a removed
-//! object.
+//! object. It is refused if the pins of the object changed meanwhile.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tiffin_types::REPLICAS_MAX;
 
 use crate::{
-    Client, Deadline, Error, Generation, Info, Key, NodeStat, Patience, PutEffect, PutOptions,
+    Client, Deadline, Error, Generation, Here, Info, Key, NodeStat, Patience, PutEffect, PutOptions,
     ResolveOptions, SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, Why,
 };
 
@@ -27,6 +27,9 @@ pub struct Change {
     pub remove: BTreeSet<String>,
     /// Segments that get copies. With something to remove, only an object that has such a copy changes.
     pub add: BTreeSet<String>,
+    /// The object is to have as many copies as before: the master makes those that this change does not.
+    /// Otherwise a copy that is removed or added counts as one less or more.
+    pub keeps_count: bool,
 }
 
 /// Makes the change once. `None` if the object changed meanwhile.
@@ -43,7 +46,11 @@ pub async fn relocate(
         return Ok(Some(()));
     }
     let nodes = client.stat(deadline).await?.nodes;
-    let options = options(client, key, &info, preferred(&wanted, &nodes), deadline).await?;
+    let here = explain(client, key, deadline).await?;
+    if here.found.generation != info.generation {
+        return Ok(None);
+    }
+    let options = options(key, &here, preferred(&wanted, &nodes))?;
     let view = client.view(std::slice::from_ref(key), deadline).await.pop();
     let view = view.unwrap_or_else(|| Err(Error::NotFound { key: key.clone() }))?;
     if view.generation() != info.generation {
@@ -66,33 +73,46 @@ pub async fn relocate(
         reserved.release(deadline).await?;
         return Err(Error::NoNode { key: key.clone() });
     }
+    let reserved = reserved.for_copies(copies(change, here.copies_wanted, held.len(), wanted.len()));
     let stored = reserved.put(vec![SourceBuf::from(view.bytes()?)], deadline).await?;
     Ok((stored.effect != PutEffect::Kept).then_some(()))
 }
 
 /// How the new copies are stored: as the old ones.
-async fn options(
-    client: &Client,
-    key: &Key,
-    info: &Info,
-    preferred: Vec<String>,
-    deadline: Deadline,
-) -> Result<PutOptions, Error> {
-    let why = client.why(std::slice::from_ref(key), deadline).await.pop();
-    if let Some(Ok(Why::Here(here))) = why
-        && here.pins.iter().any(|owner| !owner.is_empty())
-    {
+fn options(key: &Key, here: &Here, preferred: Vec<String>) -> Result<PutOptions, Error> {
+    if here.pins.iter().any(|owner| !owner.is_empty()) {
         let what = format!("`{key}` has pins of other owners, which a task cannot carry over");
         return Err(Error::Invalid { what });
     }
     Ok(PutOptions {
-        replicas: u32::try_from(preferred.len()).unwrap_or(REPLICAS_MAX).clamp(1, REPLICAS_MAX),
-        hard_pin: info.hard_pin,
-        soft_pin_ms: info.soft_pin.then_some(SOFT_PIN_DEFAULT),
+        replicas: copies_of(preferred.len()),
+        hard_pin: !here.pins.is_empty(),
+        soft_pin_ms: here.found.soft_pin.then_some(SOFT_PIN_DEFAULT),
         preferred,
-        replaces: Some(info.generation),
+        replaces: Some(here.found.generation),
         ..PutOptions::default()
     })
+}
+
+/// How many copies the object is to have after the change. Some of those before may be on nodes that do not
+/// answer, and are not among the `held`.
+fn copies(change: &Change, before: u32, held: usize, wanted: usize) -> u32 {
+    let before = before as usize;
+    let count = if change.keeps_count { before } else { (before + wanted).saturating_sub(held) };
+    copies_of(count.max(wanted))
+}
+
+fn copies_of(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(REPLICAS_MAX).clamp(1, REPLICAS_MAX)
+}
+
+/// The master's account of an object.
+async fn explain(client: &Client, key: &Key, deadline: Deadline) -> Result<Box<Here>, Error> {
+    match client.why(std::slice::from_ref(key), deadline).await.pop() {
+        Some(Ok(Why::Here(here))) => Ok(here),
+        Some(Err(error)) => Err(error),
+        Some(Ok(Why::Gone(_) | Why::Unknown)) | None => Err(Error::NotFound { key: key.clone() }),
+    }
 }
 
 /// The segments in the order in which the master is to try them. A store may have several segments of one
@@ -124,4 +144,23 @@ pub async fn find(client: &Client, key: &Key, deadline: Deadline) -> Result<Info
     let found = client.resolve(std::slice::from_ref(key), options, deadline).await.pop();
     let missing = || Error::NotFound { key: key.clone() };
     found.ok_or_else(missing)??.ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_that_were_wanted_are_not_forgotten() {
+        let (task, drain) = (Change::default(), Change { keeps_count: true, ..Change::default() });
+        // Moved; moved while the other copy is on a node that does not answer; copied; cleared.
+        let counts = [(1, 1, 1, 1), (2, 1, 1, 2), (1, 1, 2, 2), (2, 2, 1, 1)];
+        for (before, held, wanted, after) in counts {
+            assert_eq!(copies(&task, before, held, wanted), after, "{before} {held} {wanted}");
+        }
+        // Another copy was enough, because no other node had memory.
+        assert_eq!(copies(&drain, 2, 2, 1), 2);
+        assert_eq!(copies(&drain, 3, 2, 2), 3);
+        assert_eq!(copies(&drain, REPLICAS_MAX + 1, 1, 1), REPLICAS_MAX);
+    }
 }

@@ -102,6 +102,13 @@ impl Reserved {
         }
     }
 
+    /// Sets how many copies the object is to have. If these are more than there is space for, the master
+    /// makes the others.
+    pub(crate) fn for_copies(mut self, replicas: u32) -> Self {
+        self.space.options.replicas = replicas;
+        self
+    }
+
     /// Takes the space for these bytes, if their number is right.
     fn take(&self, inner: &Inner, put: &Put<'_>) -> Result<ReservedSpace, Error> {
         let SpaceRequest { key, len, .. } = &self.space;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tiffin_session::{Backoff, BackoffLimits};
 use tiffin_types::message::{ClientToMaster, ClientToNode, Ping, Reply};
 use tiffin_types::{Location, SegmentId, SlotRef};
 use tokio::sync::mpsc;
@@ -14,16 +15,15 @@ use tokio::time::MissedTickBehavior;
 
 use crate::chores::Chore;
 use crate::inner::{Inner, Master, locations};
+use crate::link::random;
 use crate::{Deadline, Error};
 
 /// Time limit of one attempt.
 const TRY_TIME_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of attempts.
 const TRIES_MAX: u32 = 12;
-/// The pause after the first failed attempt; it doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// The pauses between attempts.
+const CHORE_BACKOFF: BackoffLimits = BackoffLimits { free: 0, first_ms: 100, longest_ms: 10_000 };
 /// The heartbeat interval if the master does not set one.
 const BEAT: Duration = Duration::from_secs(5);
 /// Maximum number of chores in one message.
@@ -147,7 +147,7 @@ fn releases(chores: &[Chore]) -> BTreeMap<u64, Vec<u64>> {
 
 /// Ends leases, and retries until the master has confirmed it. Ending one twice is harmless.
 async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = Backoff::new(CHORE_BACKOFF);
     for _ in 0..TRIES_MAX {
         // A client that was dropped or closed has disconnected, and has no leases.
         let Some(inner) = client.upgrade().filter(|it| !it.is_closed()) else { return };
@@ -156,8 +156,7 @@ async fn release(client: Weak<Inner>, epoch: u64, leases: Vec<u64>) {
             Err(error) => tracing::debug!(%error, "cannot end leases; trying again"),
         }
         drop(inner);
-        tokio::time::sleep(pause).await;
-        pause = PAUSE_MAX.min(pause * 2);
+        tokio::time::sleep(Duration::from_millis(backoff.failed(random()))).await;
     }
 }
 
@@ -171,7 +170,7 @@ async fn settle_views(client: Weak<Inner>, segment: SegmentId) {
 
 /// Does the chores of one node, and retries until the node has confirmed them or has ended.
 async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = Backoff::new(CHORE_BACKOFF);
     for _ in 0..TRIES_MAX {
         let Some(inner) = client.upgrade() else { return };
         match try_once(&inner, segment, &mut work).await {
@@ -184,8 +183,7 @@ async fn work_off(client: Weak<Inner>, segment: SegmentId, mut work: PerNode) {
             break;
         }
         drop(inner);
-        tokio::time::sleep(pause).await;
-        pause = PAUSE_MAX.min(pause * 2);
+        tokio::time::sleep(Duration::from_millis(backoff.failed(random()))).await;
     }
     // A node that has ended holds nothing of this client. A node that could not be reached for so long
     // has noticed that the client is unreachable, too.

@@ -13,8 +13,8 @@ mod stage;
 use std::time::Instant;
 
 use stage::{LEASE_MS, Numbers, Stage, exists, get, key};
-use tiffin_core::Key;
-use tiffin_core::message::{ClientToMaster, PutOptions, Reply};
+use tiffin_types::Key;
+use tiffin_types::message::{ClientToMaster, PutOptions, Reply};
 
 const SIZES: [u64; 3] = [10_000, 1_000_000, 10_000_000];
 /// Lookups of one measurement, in rounds.

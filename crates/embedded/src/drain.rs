@@ -212,7 +212,8 @@ async fn try_to_move(
         tries.push(BTreeSet::new());
     }
     for add in tries {
-        match relocate(client, key, &Change { remove: remove.clone(), add }, deadline).await {
+        let change = Change { remove: remove.clone(), add, keeps_count: true };
+        match relocate(client, key, &change, deadline).await {
             Ok(Some(())) => return Ok(Outcome::Moved(info.len)),
             Ok(None) => return Ok(Outcome::Blocked),
             Err(Error::Full { .. } | Error::NoNode { .. } | Error::OverQuota { .. }) => (),

@@ -14,15 +14,15 @@ use std::hint::black_box;
 
 use counting::measured;
 use stage::{Numbers, Stage, exists, get, key};
-use tiffin_core::extent::FreeSpace;
-use tiffin_core::message::{
+use tiffin_node::extent::FreeSpace;
+use tiffin_node::{self as node, Node, NodeConfig};
+use tiffin_proto::frame::{self, HEADER_BYTES};
+use tiffin_types::message::{
     Allocate, AllocateItem, ClientToMaster, ClientToNode, Commit, CommitItem, MasterToMember, PutOptions,
     Reply,
 };
-use tiffin_core::node::{self, Node, NodeConfig};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, EXTENTS_MAX, Key, RequestId, SegmentId};
-use tiffin_proto::frame::{self, HEADER_BYTES};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ClientId, ConnId, EXTENTS_MAX, Key, RequestId, SegmentId};
 
 /// Enough that the tables have their usual shape, few enough that Callgrind fills them in a second.
 const OBJECTS: u64 = 20_000;
@@ -137,6 +137,7 @@ fn node_side() {
         heap_bytes: 1 << 24,
         chunk_bytes: 16 << 10,
         chunks_free: 8,
+        restores: false,
         extents_max: EXTENTS_MAX,
         sabotage: Sabotage::None,
     };
@@ -164,7 +165,7 @@ fn node_side() {
     });
 }
 
-fn commit(at: u64, rooms: Vec<Option<tiffin_core::Reservation>>) -> ClientToNode {
+fn commit(at: u64, rooms: Vec<Option<tiffin_types::Reservation>>) -> ClientToNode {
     let items = (at * 128..).zip(rooms.into_iter().flatten()).map(|(number, room)| CommitItem {
         slot_ref: room.location.slot_ref(),
         key: key(number),

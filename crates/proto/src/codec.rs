@@ -1,4 +1,4 @@
-//! Protobuf's wire format, directly from and to the types of `core`.
+//! Protobuf's wire format, directly from and to the types of `types`.
 //!
 //! A message is a sequence of fields; a field is a tag (number and wire type) and a value. Unknown numbers
 //! are skipped and missing ones have their default, so that neighbouring minor versions can talk to each
@@ -10,7 +10,7 @@
 //! **Invariant:** for any bytes, decoding returns a value or [`Malformed`]. It allocates in proportion to the
 //! bytes that were received, never to a length that they claim.
 
-use tiffin_types::{BATCH_ITEMS_MAX, ClientId, KeyError, RequestId, SegmentId, SlotId, Stamp};
+use tiffin_types::{BATCH_ITEMS_MAX, ClientId, ClusterId, KeyError, RequestId, SegmentId, SlotId, Stamp};
 
 use crate::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
@@ -631,7 +631,7 @@ macro_rules! names {
 }
 
 counts! { Stamp(u64), SlotId(u32), RequestId(u64) }
-names! { SegmentId, ClientId }
+names! { SegmentId, ClientId, ClusterId }
 
 /// Enums without contents: a varint. The first case is the default. An unknown number is an error, or the
 /// case after `else`.

@@ -1,4 +1,4 @@
-//! Encodes and decodes the messages of `core`.
+//! Encodes and decodes the messages of `types`.
 //!
 //! [`frame`] is the envelope, [`codec`] its payload. Everything here is a function between bytes and values:
 //! no I/O, no tasks, no state except that of [`frame::Decoder`].
@@ -208,7 +208,7 @@ requests! {
         2 => Reserve, 3 => Resolve, 4 => Delete, 5 => DeleteMatching, 6 => List, 25 => Pin, 26 => DropPins,
         27 => SetPolicy, 28 => Await, 29 => Why, 30 => Lease, 31 => Release, 32 => Ack, 33 => Exists,
         34 => Cancel, 35 => KeepLeases, 37 => Prefetch, 41 => Publish, 42 => OpenStream, 43 => EndStream,
-        44 => Pull, 46 => Ping, 47 => ForgetNode;
+        44 => Pull, 46 => Ping, 47 => ForgetNode, 52 => AdmitCluster;
         7 => Stat,
     }
     MemberToMaster, "member → master" {

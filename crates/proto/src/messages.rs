@@ -5,8 +5,8 @@
 
 use tiffin_types::attributes::{Attributes, Consumption, SampleAttributes};
 use tiffin_types::message::{
-    Ack, AckItem, AckOutcome, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced, Attach,
-    AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
+    Ack, AckItem, AckOutcome, AdmitCluster, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced,
+    Attach, AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
     DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Exists,
     Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
@@ -34,7 +34,7 @@ choices! {
     // A refusal for an unknown reason is still a refusal.
     Reason {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6,
-        Unavailable = 7, Standby = 8;
+        Unavailable = 7, Standby = 8, OtherCluster = 9;
         else Invalid
     }
     // The node lacks something that this side does not know.
@@ -60,7 +60,7 @@ message! {
 
     Hello {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
-        9 => host, 10 => lane,
+        9 => host, 10 => lane, 11 => journal, 12 => journal_id,
     }
     Welcome {
         1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases, 7 => tenants,
@@ -77,7 +77,7 @@ message! {
     Reserved { 1 => items, 2 => nodes, 3 => same_host }
     Usage {
         1 => capacity, 2 => free, 3 => granted, 4 => committed, 5 => held, 6 => objects, 7 => offered,
-        8 => metadata, 9 => name_max,
+        8 => metadata, 9 => name_max, 10 => unlisted,
     }
     Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
     NodeInfo {
@@ -127,6 +127,7 @@ message! {
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
+    AdmitCluster { 1 => cluster }
     ForgetNode { 1 => name }
     Forgotten { 1 => members, 2 => objects }
     Heartbeat { 1 => usage, 2 => viewers, 3 => measured }
@@ -135,8 +136,8 @@ message! {
     Viewer { 1 => client, 2 => objects, 3 => bytes }
     Views { 1 => count, 2 => clients, 3 => more, 4 => sends }
 
-    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => instance }
-    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => instance }
+    Register { 1 => info, 2 => usage, 3 => epoch, 4 => stamps, 5 => instance, 6 => cluster }
+    Registered { 1 => epoch, 2 => discard, 3 => retire, 4 => commit, 5 => instance, 6 => cluster }
     Announce { 1 => items, 2 => last }
     Announced { 1 => retire, 2 => more }
     Record { 1 => slot_ref, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => attributes }
@@ -207,8 +208,8 @@ message! {
     }
     Backlog { 1 => refs, 2 => bytes, 3 => limits }
 
-    Saved { 1 => epoch, 2 => members, 3 => policies, 4 => forgotten }
-    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed }
+    Saved { 1 => epoch, 2 => members, 3 => policies, 4 => forgotten, 5 => clusters }
+    SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed, 7 => outlives }
     SavedPolicy { 1 => namespace, 2 => policy }
     Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
 }

@@ -95,9 +95,9 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use tiffin_types::SegmentId;
     use tiffin_types::message::{Demotion, Policy};
     use tiffin_types::saved::{SavedMember, SavedPolicy};
+    use tiffin_types::{ClusterId, SegmentId};
 
     fn saved(count: u64) -> Saved {
         let member = |segment| SavedMember {
@@ -106,6 +106,7 @@ mod tests {
             host: "host/1".into(),
             beside: (segment % 2 == 0).then_some(SegmentId(segment + 1)),
             tcp: "host:7402".into(),
+            outlives: segment % 3 == 0,
             owed: vec![7; 24],
         };
         let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };
@@ -115,6 +116,7 @@ mod tests {
             members: (1..=count).map(member).collect(),
             policies: (0..count).map(policy).collect(),
             forgotten: (0..count).map(SegmentId).collect(),
+            clusters: (1..=count.min(3)).map(ClusterId).collect(),
         }
     }
 

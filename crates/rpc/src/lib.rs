@@ -151,7 +151,8 @@ pub fn token_matches(expected: &str, given: &str) -> bool {
 
 fn refusal_hint(reason: Reason) -> &'static str {
     match reason {
-        Reason::Invalid => "",
+        // The message has a hint, which names the clusters.
+        Reason::Invalid | Reason::OtherCluster => "",
         Reason::Unauthenticated => "\n\nhint: give the token that the server was started with",
         Reason::Version => "\n\nhint: run the same release on both sides",
         Reason::NotForYou => "\n\nhint: check that the address is that of the right server",

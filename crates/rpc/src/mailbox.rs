@@ -180,7 +180,11 @@ impl Outbox {
         id: RequestId,
         request: impl Into<RequestRef<'a>>,
     ) -> Result<bool, SendError> {
-        let frame = tiffin_proto::encode_request(id, request)?;
+        self.send_frame_if_buffered(tiffin_proto::encode_request(id, request)?)
+    }
+
+    /// The same for a request that is encoded already.
+    pub fn send_frame_if_buffered(&self, frame: Vec<u8>) -> Result<bool, SendError> {
         let is_near = matches!(self.shared.peer, Peer::Unix { .. });
         match self.shared.offer_at_once(frame) {
             Ok(ticket) => Ok(is_near && self.is_written(ticket)),

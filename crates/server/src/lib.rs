@@ -1,8 +1,8 @@
-//! The shells around the state machines of `core`: sockets, memory, clocks and tasks.
+//! The shells around the state machines of `core` and `node`: sockets, memory, clocks and tasks.
 //!
 //! - [`config`]: every setting, declared once.
 //! - [`master`]: owns a `core::master::Master`, which decides about names.
-//! - [`node`]: owns a `core::node::Node` and the memory with the objects' bytes.
+//! - [`node`]: owns a `tiffin_node::Node` and the memory with the objects' bytes.
 //! - [`up`]: both in one process, for `tiffin up` and for a store embedded in a program.
 //! - [`http`]: pages for operators and their tools: metrics, health, keys, segments.
 //! - [`events`]: messages for routers about stored and removed objects.
@@ -41,7 +41,7 @@ pub use listen::CONNECTIONS_MAX;
 pub use master::MasterServer;
 pub use node::NodeServer;
 pub use tenants::TenantFileError;
-pub use tiffin_rpc::{Address, ListenError, host};
+pub use tiffin_rpc::{Address, ListenError, Masters, host};
 pub use tiffin_transport::Limit;
 pub use tiffin_transport::segment::{Fit, SegmentError};
 pub use up::{Embedded, Up};

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tiffin_core::ClientId;
-use tiffin_core::NAMESPACE_BYTES_MAX;
-use tiffin_core::message::{Hello, Reason, Refusal, Role};
 use tiffin_rpc::{Greeting, Listener, Peer, Stream, token_matches};
 use tiffin_transport::Pending;
+use tiffin_types::ClientId;
+use tiffin_types::NAMESPACE_BYTES_MAX;
+use tiffin_types::message::{Hello, Reason, Refusal, Role};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -220,8 +220,8 @@ impl Drop for Inside<'_> {
 mod tests {
     use std::io::ErrorKind;
 
-    use tiffin_core::message::Welcome;
     use tiffin_rpc::{CallError, Connection, Reach};
+    use tiffin_types::message::Welcome;
     use tokio::io::AsyncReadExt;
 
     use super::*;

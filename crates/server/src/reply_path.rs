@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tiffin_core::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
-use tiffin_core::{ClientId, ConnId, RequestId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
+use tiffin_types::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
+use tiffin_types::{ClientId, ConnId, RequestId};
 use tokio::time::Instant;
 
 /// The time limit for sending a refusal to a lane.

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use tiffin_core::Key;
-use tiffin_core::attributes::Consumption;
-use tiffin_core::message::{Cause, CopyWait, Gone, Here, Why as Answer};
-use tiffin_core::units::Size;
+use tiffin_types::Key;
+use tiffin_types::attributes::Consumption;
+use tiffin_types::message::{Cause, CopyWait, Gone, Here, Why as Answer};
+use tiffin_types::units::Size;
 
 /// Bytes as text, with unprintable characters escaped.
 #[must_use]

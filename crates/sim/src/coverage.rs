@@ -47,6 +47,8 @@ points! {
     PoolHasRetired,
     /// There are prepared objects in it.
     PoolHasPrepared,
+    /// A node does not find its memory, and begins with other memory.
+    PoolNotFound,
     /// A client listed views to a node that adopted its memory.
     PoolViewsListed,
     /// A fault: a node is stopped, then continued.
@@ -141,6 +143,10 @@ points! {
     PutNoNode,
     /// A node takes bytes of the data segment for records or names.
     Withheld,
+    /// Such bytes are given back to objects, in a memory pool.
+    Restored,
+    /// Such bytes cannot be given back, because there is no memory for them.
+    NotRestored,
     /// A promise was checked: `Full` is answered only when nothing is left to evict.
     CheckedFull,
     /// An object is written to a disk.
@@ -241,6 +247,12 @@ points! {
     NodeLost,
     /// A notice of the master.
     NodeDiscarded,
+    /// A notice of the master: it has refused a member that reports another cluster.
+    OtherCluster,
+    /// A node of another cluster is refused.
+    ForeignerRefused,
+    /// The operator admits members that a master without its state has refused.
+    ClusterAdmitted,
     /// A notice of the master.
     Evicted,
     /// An outcome of a put.

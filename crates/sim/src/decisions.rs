@@ -1,9 +1,9 @@
 //! Decisions as the oracle sees them: which object gets its name, and what it replaces.
 
-use tiffin_core::{
+use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef,
     attributes::Attributes,
-    message::{CommitOutcome, DecideItem, OnExists, Record, Replacement},
+    message::{CommitOutcome, DecideItem, OnExists, PutOptions, Record, Replacement},
 };
 
 use crate::{
@@ -35,7 +35,8 @@ impl Oracle {
         self.cause.names = replacing.filter_map(|it| name_of(&it.1)).collect();
         // A home node asks again because neither it nor its writer has received an answer. This epoch may
         // refuse an object that an earlier epoch had named, in favour of one that was restored meanwhile.
-        let keeping = items.iter().filter(|it| it.1.item.options.on_exists == OnExists::Keep);
+        let keeps = |it: &PutOptions| it.on_exists == OnExists::Keep || it.replaces.is_some();
+        let keeping = items.iter().filter(|it| keeps(&it.1.item.options));
         let unheard = keeping.filter(|it| !self.published.contains(&(it.0, it.1.item.slot_ref)));
         let others = unheard.flat_map(|it| it.1.item.others.iter().map(|it| (it.segment, it.slot_ref())));
         self.cause.nameless = others.collect();

@@ -116,6 +116,7 @@ impl World {
                     self.coverage.hit(Point::FaultNodeCrash);
                     let down = self.rng.delay(50, 600);
                     self.crash_node(node, down);
+                    self.maybe_crash_host(node);
                 }
             }
             Fault::NodeStop => {
@@ -191,6 +192,16 @@ impl World {
             }
         };
         self.coverage.hit(point);
+    }
+
+    /// The processes of the master's host may be killed together.
+    fn maybe_crash_host(&mut self, node: usize) {
+        let is_near = self.plan.has_pool(node) && node < self.plan.same_host_nodes;
+        if is_near && self.is_up(Party::Master) && self.rng.once_in(3) {
+            self.coverage.hit(Point::FaultMasterCrash);
+            let down = self.rng.delay(30, 200);
+            self.crash_master(down);
+        }
     }
 
     /// The master's clock jumps, stops, or runs at another rate.

@@ -2,8 +2,8 @@
 //! time. The rules are those of a read through a socket: the source brackets every piece, and says after it
 //! whether it counts.
 
-use tiffin_core::node::Event as CoreEvent;
-use tiffin_core::{EXTENT_ALIGN, SegmentId, SlotRef, master::PROMOTER, message::FetchItem};
+use tiffin_node::Event as CoreEvent;
+use tiffin_types::{ClientId, EXTENT_ALIGN, SegmentId, SlotRef, message::FetchItem};
 
 use crate::{
     coverage::Point,
@@ -28,7 +28,8 @@ impl World {
     pub(crate) fn begin_fetch(&mut self, node: usize, item: FetchItem) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let segment = shell.segment;
-        let extents = shell.core.as_mut().and_then(|it| it.begin_store(PROMOTER, item.into, 0, item.len));
+        let extents =
+            shell.core.as_mut().and_then(|it| it.begin_store(ClientId::PROMOTER, item.into, 0, item.len));
         let Some(extents) = extents else { return self.fetched(node, item.into, false) };
         if let Some(value) = self.oracle.written.get(&(item.source.segment, item.from)).copied() {
             self.oracle.will_write(segment, item.into, value);

@@ -1,6 +1,6 @@
 //! The few keys that all clients use.
 
-use tiffin_core::{Key, message::Pattern};
+use tiffin_types::{Key, message::Pattern};
 
 /// The namespaces.
 pub(crate) const NAMESPACES: [&str; 2] = ["default", "other"];

@@ -1,12 +1,12 @@
 //! Whole clusters in one thread, from one seed.
 //!
-//! The parties are the production state machines of `core`, and every message between them is encoded by
-//! `proto`; only sockets, memory and clocks are simulated. The memory records the value for which each of its
-//! units was last written, so a read that returns anything else is detected. A world has one master, two or
-//! three nodes, some of them with a disk, three to five clients, a few keys, too little memory, and many
-//! faults; then the faults stop, and everything must end.
+//! The parties are the production state machines of `core`, `node` and `session`, and every message between
+//! them is encoded by `proto`; only sockets, memory and clocks are simulated. The memory records the value
+//! for which each of its units was last written, so a read that returns anything else is detected. A world
+//! has one master, two or three nodes, some of them with a disk, three to five clients, a few keys, too
+//! little memory, and many faults; then the faults stop, and everything must end.
 //!
-//! [`run`] runs one seed. [`catch`] runs a mutant of `core` and returns the number of seeds until it was
+//! [`run`] runs one seed. [`catch`] runs a mutant and returns the number of seeds until it was
 //! noticed.
 //!
 //! **Invariant:** the same seed gives the same run.
@@ -17,6 +17,7 @@ mod decisions;
 mod disk;
 mod faults;
 mod fetch;
+mod foreigner;
 mod invariants;
 mod keyspace;
 mod master;
@@ -36,8 +37,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::{Coverage, Point};
 pub use oracle::Violation;
-pub use tiffin_core::sabotage::Sabotage;
 use tiffin_sim_runner::panic_text;
+pub use tiffin_types::sabotage::Sabotage;
 use world::World;
 
 /// The result of one seed.

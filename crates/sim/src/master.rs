@@ -1,15 +1,15 @@
 //! The shell of the master: its connections, its clock, and its restarts.
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved};
+use tiffin_proto::Incoming;
+use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId, Tick,
-    extent::space_for,
-    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, PROMOTER, Saved},
     message::{
         ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
         VERSION_MAJOR, VERSION_MINOR, Welcome,
     },
+    space_for,
 };
-use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
@@ -45,10 +45,15 @@ impl World {
     /// The process of a node near the master has ended.
     pub(crate) fn node_ended(&mut self, conn: ConnId) {
         self.coverage.hit(Point::NodeEnded);
+        self.master_learns_of_an_end(MasterEvent::Ended(conn));
+    }
+
+    /// The master learns that a process has ended. Its memory is not lost if it outlives the process.
+    fn master_learns_of_an_end(&mut self, event: MasterEvent) {
         let lost = |it: &Self, segment: &SegmentId| it.oracle.lost.contains_key(segment);
         let pools = self.memories.iter().filter(|(segment, it)| it.alive && !lost(self, segment));
         let pools: Vec<_> = pools.map(|(segment, _)| *segment).collect();
-        self.master_handles(MasterEvent::Ended(conn));
+        self.master_handles(event);
         if let Some(segment) = pools.into_iter().find(|it| lost(self, it)) {
             self.oracle.fail("p8", || format!("{segment} outlives its process, and is taken for lost"));
         }
@@ -59,8 +64,9 @@ impl World {
         let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
         let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
         let dead = nodes.into_iter().filter(|it| !it.alive && !is_up(it.info.segment));
-        for node in dead.map(|it| it.info.name).collect::<Vec<_>>() {
-            self.audit(0, ClientToMaster::ForgetNode(ForgetNode { name: node }));
+        // Several of them may have the same name.
+        for name in dead.map(|it| it.info.segment.to_string()).collect::<Vec<_>>() {
+            self.audit(0, ClientToMaster::ForgetNode(ForgetNode { name }));
         }
     }
 
@@ -225,7 +231,13 @@ impl World {
             self.put_may_wait =
                 matches!(request, ClientToMaster::Reserve(it) if it.wait_ms > 0 && it.spare == 0);
         }
-        self.master_handles(MasterEvent::Request(conn, id, request));
+        match &request {
+            // Its predecessor on this address has ended.
+            Request::MemberToMaster(MemberToMaster::Register(_)) => {
+                self.master_learns_of_an_end(MasterEvent::Request(conn, id, request));
+            }
+            _ => self.master_handles(MasterEvent::Request(conn, id, request)),
+        }
         self.put_may_wait = false;
         self.check_policy();
         self.oracle.newest_put = None;
@@ -306,11 +318,8 @@ impl World {
                 Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::SendLedger(conn, ..) => {
                     self.segment_of(*conn)
                 }
-                Effect::Disconnect(_)
-                | Effect::Notice(_)
-                | Effect::Persist(_)
-                | Effect::Confirm(_)
-                | Effect::Restart(_) => None,
+                Effect::Notice(notice) => self.segment_in(notice),
+                Effect::Disconnect(_) | Effect::Persist(_) | Effect::Confirm(_) | Effect::Restart(_) => None,
             };
             charged.extend(self.charged_namespaces(&effect));
             self.check_offers(&effect);
@@ -340,7 +349,7 @@ impl World {
                     resumed = true;
                     self.resumes(conn, id);
                 }
-                Effect::Notice(notice) => self.notice(&notice),
+                Effect::Notice(notice) => self.notice(&notice, segment),
                 Effect::Persist(version) => {
                     let saved = self.master.as_ref().map(Master::saved).unwrap_or_default();
                     self.begin_save(version, saved);
@@ -349,6 +358,10 @@ impl World {
                 Effect::Confirm(_) => (),
                 Effect::Restart(epoch) => self.superseded = Some(epoch),
             }
+        }
+        if self.plan.stray_percent > 0 {
+            let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
+            self.members = nodes.into_iter().map(|it| it.info.segment).collect();
         }
         if let Some(floor) = self.superseded.take() {
             return self.supersede(floor);
@@ -378,7 +391,7 @@ impl World {
         // For promotions, the length of the name identifies the namespace.
         let is_of =
             |it: &u8, len: u64| (keyspace::namespace_name(*it).len() + keyspace::KEY_BYTES) as u64 == len;
-        let items = allocate.items.iter().filter(|_| allocate.client == PROMOTER);
+        let items = allocate.items.iter().filter(|_| allocate.client == ClientId::PROMOTER);
         charged.extend(items.flat_map(|item| (0..2u8).filter(|it| is_of(it, item.name_len))));
         charged
     }
@@ -401,10 +414,45 @@ impl World {
         self.oracle.on_request(conn, id, &request, sender, complete);
     }
 
-    fn notice(&mut self, notice: &Notice) {
+    /// The member that a notice is about. A process that did not find its memory has the name of the one
+    /// before it.
+    fn segment_in(&self, notice: &Notice) -> Option<SegmentId> {
+        let (Notice::NodeReady(name)
+        | Notice::NodeAbsent { node: name, .. }
+        | Notice::NodeLost(name, _)
+        | Notice::NodeLeft(name, _)) = notice
+        else {
+            return None;
+        };
+        let named = self.oracle.segments_of(name);
+        if named.len() <= 1 {
+            return named.first().copied();
+        }
+        let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
+        let known = |it: &SegmentId| nodes.iter().find(|node| node.info.segment == *it);
+        let is_absent = |it: &&SegmentId| known(it).is_some_and(|it| !it.alive && it.info.name == *name);
+        let is_lost = |it: &&SegmentId| {
+            self.members.contains(it) && known(it).is_none() && !self.oracle.lost.contains_key(it)
+        };
+        match notice {
+            // Those before have ended.
+            Notice::NodeReady(_) => named.last(),
+            Notice::NodeAbsent { .. } => {
+                let is_new = |it: &&SegmentId| is_absent(it) && !self.oracle.absent.contains(it);
+                named.iter().find(is_new).or_else(|| named.iter().find(is_absent))
+            }
+            _ => named.iter().find(is_lost),
+        }
+        .copied()
+    }
+
+    fn notice(&mut self, notice: &Notice, segment: Option<SegmentId>) {
         self.log.note(|| format!("{notice:?}"));
-        if let Notice::NodeLost(node, _) | Notice::NodeLeft(node, _) = notice {
-            self.leases_end_with(node);
+        if let Notice::OtherCluster { cluster, .. } = notice {
+            self.member_is_refused(*cluster);
+        }
+        if let (Notice::NodeLost(..) | Notice::NodeLeft(..), Some(segment)) = (notice, segment) {
+            self.leases_end_with(segment);
         }
         self.coverage.hit(match notice {
             Notice::NodeReady(_) => Point::NodeReady,
@@ -414,6 +462,7 @@ impl World {
             Notice::NodeAbsent { .. } => Point::NodeAbsentWithProtected,
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
+            Notice::OtherCluster { .. } => Point::OtherCluster,
             Notice::Evicted(..) => Point::Evicted,
             Notice::Prefetched { .. } => Point::Prefetched,
             Notice::AwaitingReports(_) => Point::AwaitedReports,
@@ -473,7 +522,8 @@ impl World {
         let Some(master) = &self.master else { return };
         let others = master.available().into_iter().find(|it| it.0 == segment).map_or(0, |it| it.2);
         for slot_ref in &retire.slot_refs {
-            if let Some(generation) = self.oracle.generation_of.get(&(segment, *slot_ref)).copied() {
+            let generation = self.oracle.generation_of.get(&(segment, *slot_ref)).copied();
+            if let Some(generation) = generation.filter(|it| !self.oracle.was_replaced(*it)) {
                 self.oracle.evicted_protected(now, generation, others);
                 // An object in several memories may have been evicted for another node.
                 let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);
@@ -493,9 +543,8 @@ impl World {
         }
         let disks = self.ready_disks();
         for slot_ref in &retire.slot_refs {
-            let Some(generation) = self.oracle.generation_of.get(&(memory, *slot_ref)).copied() else {
-                continue;
-            };
+            let generation = self.oracle.generation_of.get(&(memory, *slot_ref)).copied();
+            let Some(generation) = generation.filter(|it| !self.oracle.was_replaced(*it)) else { continue };
             // An object in several memories may have been evicted for another node, also one that does not
             // know yet what it holds or must remove.
             let places = self.oracle.generation_of.iter().filter(|(_, it)| **it == generation);

@@ -4,14 +4,12 @@
 //! [`EXTENT_ALIGN`] bytes instead of bytes. It outlives its node's process, like a mapping: clients that
 //! mapped it can still read it. A memory pool can also be adopted by the node's next process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
-    ClientId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp,
-    extent::space_for,
-    node::{Adopted, Found, SlotRecord, SlotState},
-};
+use tiffin_node::{Adopted, Found, SlotRecord, SlotState};
 use tiffin_session::{Seen, SeenState};
+use tiffin_types::message::Settle;
+use tiffin_types::{ClientId, ClusterId, ConnId, EXTENT_ALIGN, Extent, SlotId, SlotRef, Stamp, space_for};
 
 use crate::keyspace::Name;
 
@@ -47,6 +45,8 @@ pub(crate) struct Memory {
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
     /// The retired uses whose memory is still in use, by slot.
     parked: BTreeMap<SlotId, SlotRecord>,
+    /// Units that are withheld from objects, and whose memory was returned to the system.
+    withheld: BTreeSet<usize>,
     /// The node's process is alive, or the next one can adopt the memory.
     pub(crate) alive: bool,
     /// The node's process is alive.
@@ -56,8 +56,12 @@ pub(crate) struct Memory {
     /// The epoch that the memory says, and the number of that master.
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
+    pub(crate) cluster: ClusterId,
     /// No stamp from here on was used.
     pub(crate) stamp_high_water: u64,
+    /// The journal of the ledger: the messages of this connection, which the master has recorded in memory
+    /// that outlives both.
+    pub(crate) journal: (ConnId, Vec<Settle>),
 }
 
 impl Memory {
@@ -69,13 +73,33 @@ impl Memory {
             heap: vec![0; heap_bytes as usize],
             claims: BTreeMap::new(),
             parked: BTreeMap::new(),
+            withheld: BTreeSet::new(),
             alive: true,
             runs: true,
             member: false,
             epoch: 0,
             instance: 0,
+            cluster: ClusterId(0),
             stamp_high_water: 1,
+            journal: (ConnId(0), Vec::new()),
         }
+    }
+
+    pub(crate) fn withhold(&mut self, extent: Extent) {
+        self.withheld.extend(units(extent));
+    }
+
+    pub(crate) fn restore(&mut self, extent: Extent) {
+        units(extent).for_each(|it| _ = self.withheld.remove(&it));
+    }
+
+    /// A new process allocates all memory before it serves.
+    pub(crate) fn restore_all(&mut self) {
+        self.withheld.clear();
+    }
+
+    pub(crate) fn is_withheld(&self, unit: usize) -> bool {
+        self.withheld.contains(&unit)
     }
 
     /// What a process finds that adopts the memory, while these clients map it.
@@ -87,9 +111,11 @@ impl Memory {
         Adopted {
             epoch: self.epoch,
             instance: self.instance,
+            cluster: self.cluster,
             stamp_high_water: self.stamp_high_water,
             slots,
             clients,
+            ledger: self.journal.1.clone(),
         }
     }
 
@@ -237,7 +263,7 @@ impl Memory {
     pub(crate) fn name(&self, record: &SlotRecord) -> Option<(&[u8], &[u8])> {
         let name_len = record.namespace_len + record.key_len;
         let spilled = match record.extents.len() {
-            0..=tiffin_core::node::EXTENTS_INLINE => 0,
+            0..=tiffin_node::EXTENTS_INLINE => 0,
             more => more as u64 * 16,
         };
         let start = (record.heap.offset + spilled) as usize;

@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 
-use tiffin_core::{
+use tiffin_proto::{Incoming, frame};
+use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId,
     message::{Hello, MasterToMember, Reply, RequestRef},
 };
-use tiffin_proto::{Incoming, frame};
 
 use crate::{
     coverage::Point,
@@ -109,6 +109,7 @@ impl World {
             segment: match caller {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
                 Party::Disk(node) => self.disk(node).map(|it| it.segment),
+                Party::Foreigner => self.foreigner.as_ref().map(|it| it.segment),
                 Party::Client(_) | Party::Master => None,
             },
             same_host: matches!(caller, Party::Node(node) if node < self.plan.same_host_nodes),
@@ -162,6 +163,12 @@ impl World {
         let delay = self.rng.delay(self.plan.delay_usual * 4, self.plan.delay_seldom * 2);
         if let Some(it) = self.conns.get_mut(&conn) {
             it.ledger.push_back(frame);
+            let memory = it.segment.and_then(|it| self.memories.get_mut(&it));
+            if let (MasterToMember::Settle(settle), Some(memory)) = (request, memory)
+                && memory.journal.0 == conn
+            {
+                memory.journal.1.push(settle.clone());
+            }
         }
         self.at(self.now + delay, Event::ReadLedger(conn));
     }
@@ -303,6 +310,7 @@ impl World {
             Party::Node(node) => self.node_receives(node, id, way, incoming),
             Party::Disk(node) => self.disk_receives(node, id, incoming),
             Party::Client(client) => self.client_receives(client, id, incoming),
+            Party::Foreigner => self.foreigner_receives(id, incoming),
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The shell of a storage node: it executes effects in order, maintains its link to the master, and serves
 //! bytes.
 
-use tiffin_core::{
-    ClientId, ConnId, SegmentId, SlotRef,
+use tiffin_node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState};
+use tiffin_proto::Incoming;
+use tiffin_types::{
+    ClientId, ConnId, Extent, SegmentId, SlotRef,
     message::{
         ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
         Welcome,
     },
-    node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState},
 };
-use tiffin_proto::Incoming;
 
 use crate::{
     coverage::Point,
@@ -23,6 +23,8 @@ use crate::{
 
 /// Heartbeat interval of a node.
 const BEAT_MS: u64 = 50;
+/// How often the file system of a memory pool is full.
+const RESTORE_FAILURE_PERCENT: u64 = 30;
 
 /// A node's own event.
 #[derive(Debug)]
@@ -63,6 +65,10 @@ pub(crate) struct NodeShell {
     pub(crate) disk: Option<Box<DiskShell>>,
     /// The node's memory pool, which the next process adopts.
     pub(crate) keeps_pool: bool,
+    /// Its memory pool, while its process runs on other memory because it did not find the pool.
+    pub(crate) left_pool: Option<SegmentId>,
+    /// Its name.
+    name: String,
 }
 
 impl NodeShell {
@@ -77,14 +83,24 @@ impl NodeShell {
             barred_until: 0,
             disk: None,
             keeps_pool: false,
+            left_pool: None,
+            name: String::new(),
         }
+    }
+
+    /// The memory that the next process finds, if there is any.
+    fn found(&self) -> Option<SegmentId> {
+        self.left_pool.or(self.keeps_pool.then_some(self.segment))
     }
 }
 
 impl World {
     /// A node starts, on its memory pool or with a new and empty segment.
     pub(crate) fn start_node(&mut self, node: usize) {
-        let adopted = self.nodes.get(node).filter(|it| it.keeps_pool).map(|it| it.segment);
+        let found = self.nodes.get(node).and_then(NodeShell::found);
+        let strays = found.is_some() && self.phase == Phase::Faults && self.plan.stray_percent > 0;
+        let left_pool = found.filter(|_| strays && self.rng.percent(self.plan.stray_percent));
+        let adopted = found.filter(|_| left_pool.is_none());
         let segment = adopted.unwrap_or_else(|| SegmentId(self.rng.any()));
         let config = NodeConfig {
             segment,
@@ -93,18 +109,28 @@ impl World {
             heap_bytes: self.plan.heap_bytes,
             chunk_bytes: self.plan.chunk_bytes,
             chunks_free: self.plan.chunks_free,
+            restores: self.plan.has_pool(node),
             extents_max: self.plan.extents_max,
             sabotage: self.sabotage,
         };
-        let core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
+        let mut core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
         let Some(shell) = self.nodes.get_mut(node) else { return };
+        shell.disk.iter().for_each(|it| core.join_cluster(it.log.cluster));
         let incarnation = shell.incarnation + 1;
         let disk = shell.disk.take();
-        *shell = NodeShell { core: Some(core), incarnation, segment, disk, ..NodeShell::absent() };
+        // A process that did not find its memory has the name and address of the one before.
+        let name = if left_pool.is_some() { shell.name.clone() } else { node_name(node, incarnation) };
+        self.oracle.node_starts(segment, &name);
+        let core = Some(core);
+        *shell = NodeShell { core, incarnation, segment, disk, left_pool, name, ..NodeShell::absent() };
         if adopted.is_none() {
             self.memories.insert(segment, Memory::new(config.capacity, config.heap_bytes));
         }
-        self.oracle.node_starts(segment, &node_name(node, incarnation));
+        if left_pool.is_some() {
+            self.coverage.hit(Point::PoolNotFound);
+            let ends = self.now + self.rng.delay(100, 900);
+            self.at(ends, Event::StrayEnds(node, incarnation));
+        }
         self.log.line(self.now, "node starts", &[node as u64, segment.0], &[]);
         self.drain_node(node);
         self.node_at(0, node, NodeEvent::Link);
@@ -126,6 +152,7 @@ impl World {
         });
         let Some(memory) = self.memories.get_mut(&segment) else { return Node::new(config) };
         memory.runs = true;
+        memory.restore_all();
         let adopted = memory.adopted(clients);
         if adopted.slots.iter().any(|it| it.is_retired) {
             self.coverage.hit(Point::PoolHasRetired);
@@ -145,12 +172,11 @@ impl World {
         let Some(shell) = self.nodes.get_mut(node).filter(|it| it.core.is_some()) else { return };
         shell.core = None;
         let (segment, link) = (shell.segment, shell.link.take());
-        shell.keeps_pool = self.plan.has_pool(node) && !self.rng.percent(self.plan.pool_loss_percent);
+        shell.keeps_pool = self.plan.has_pool(node)
+            && shell.left_pool.is_none()
+            && !self.rng.percent(self.plan.pool_loss_percent);
         if let Some(memory) = self.memories.get_mut(&segment) {
             (memory.alive, memory.runs) = (shell.keeps_pool, false);
-            if shell.keeps_pool {
-                self.oracle.pool_is_left(segment, memory, self.master.is_some());
-            }
         }
         self.close_all_of(Party::Node(node));
         if let Some(link) = link {
@@ -198,10 +224,10 @@ impl World {
         match incoming {
             Incoming::Reply(_, Reply::Welcome(_)) => {
                 shell.linked = true;
-                let name = node_name(node, shell.incarnation);
-                let host = format!("host{node}");
-                let outlives = self.plan.has_pool(node);
-                let info = NodeInfo { segment: shell.segment, name, host, outlives, ..NodeInfo::default() };
+                let (segment, name) = (shell.segment, shell.name.clone());
+                let (host, tcp) = (format!("host{node}"), format!("host{node}:7500"));
+                let outlives = self.plan.has_pool(node) && shell.left_pool.is_none();
+                let info = NodeInfo { segment, name, host, tcp, outlives, ..NodeInfo::default() };
                 self.node_handles(node, CoreEvent::Linked(info));
             }
             Incoming::Reply(id, reply) => {
@@ -312,6 +338,9 @@ impl World {
         let conn = self.open(Party::Node(node), Party::Master, hello);
         if let Some(shell) = self.nodes.get_mut(node) {
             shell.link = Some(conn);
+            // The node makes a new journal, so that an earlier master writes into one that it has left.
+            let memory = self.memories.get_mut(&shell.segment);
+            memory.into_iter().for_each(|it| it.journal = (conn, Vec::new()));
         }
     }
 
@@ -347,6 +376,9 @@ impl World {
                 | Effect::Reclaim { .. }
                 | Effect::Heap { .. }
                 | Effect::Withhold(_) => self.store(segment, effect),
+                Effect::Restore(extents) => self.restore(node, extents),
+                // The simulated tables always have memory.
+                Effect::Back(_) => (),
                 Effect::Recall(slot_refs) => self.recall(node, &slot_refs),
                 Effect::Fetch(item) => self.begin_fetch(node, item),
                 Effect::StampHighWater(mark) => {
@@ -360,13 +392,13 @@ impl World {
                         memory.member = member;
                     }
                 }
-                Effect::Epoch(epoch, instance) => {
+                Effect::Epoch { epoch, instance, cluster } => {
                     self.log.line(self.now, "epoch", &[segment.0, epoch], &[]);
                     if let Some(memory) = self.memories.get_mut(&segment) {
-                        (memory.epoch, memory.instance) = (epoch, instance);
+                        (memory.epoch, memory.instance, memory.cluster) = (epoch, instance, cluster);
                     }
                 }
-                Effect::RejectMaster { .. } => {
+                Effect::RejectMaster { .. } | Effect::Refused(_) => {
                     if let Some(link) = link {
                         self.break_conn(link);
                     }
@@ -391,9 +423,25 @@ impl World {
         }
     }
 
+    /// Allocates memory of a pool again, unless other programs have filled its file system.
+    fn restore(&mut self, node: usize, extents: Vec<Extent>) {
+        let is_allocated = !self.rng.percent(RESTORE_FAILURE_PERCENT);
+        let Some(shell) = self.nodes.get_mut(node) else { return };
+        self.log.line(self.now, "restore", &[shell.segment.0, u64::from(is_allocated)], &[]);
+        self.coverage.hit(if is_allocated { Point::Restored } else { Point::NotRestored });
+        if let Some(memory) = self.memories.get_mut(&shell.segment).filter(|_| is_allocated) {
+            extents.iter().for_each(|it| memory.restore(*it));
+        }
+        if let Some(core) = shell.core.as_mut() {
+            core.handle(CoreEvent::Restored(extents, is_allocated));
+        }
+    }
+
     /// Applies an effect to the control memory.
     fn store(&mut self, segment: SegmentId, effect: Effect) {
         self.log.note(|| format!("{segment} {effect:?}"));
+        let node = self.nodes.iter().position(|it| it.segment == segment);
+        let has_pool = node.is_some_and(|it| self.plan.has_pool(it));
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         match effect {
             Effect::Slot { slot, record } => {
@@ -432,6 +480,9 @@ impl World {
                 self.log.line(self.now, "withhold", &[segment.0, extent.offset, extent.len], &[]);
                 self.coverage.hit(Point::Withheld);
                 self.oracle.withheld(memory, extent);
+                if has_pool {
+                    memory.withhold(extent);
+                }
             }
             _ => (),
         }
@@ -462,25 +513,25 @@ impl World {
             let has_any = is_used(it.segment) || !it.log.appending.is_empty();
             self.oracle.knows(it.segment) || !has_any
         });
-        let mut nodes = self.nodes.iter().filter(|it| it.core.is_some() || it.keeps_pool);
-        of_disks && nodes.all(|it| self.oracle.knows(it.segment) || !is_used(it.segment))
+        let nodes = self.nodes.iter().filter(|it| it.core.is_some() || it.keeps_pool);
+        let left = self.nodes.iter().filter_map(|it| it.left_pool);
+        let mut nodes = nodes.map(|it| it.segment).chain(left);
+        of_disks && nodes.all(|it| self.oracle.knows(it) || !is_used(it))
     }
 }
 
-/// Unique for each process of each node, so that the master's notices can be distinguished.
+/// Unique for each process of each node, so that the master's notices can be distinguished. One that does not
+/// find its memory has the name of the process before.
 pub(crate) fn node_name(node: usize, incarnation: u32) -> String {
     format!("n{node}.{incarnation}")
 }
 
 /// The name of a record's object, from the heap.
-pub(crate) fn name_in_heap(
-    memory: &Memory,
-    record: &tiffin_core::node::SlotRecord,
-) -> Option<keyspace::Name> {
+pub(crate) fn name_in_heap(memory: &Memory, record: &tiffin_node::SlotRecord) -> Option<keyspace::Name> {
     if let Some(name) = memory.name_on_disk(record) {
         return Some(name);
     }
     let (namespace, key) = memory.name(record)?;
     let namespace = keyspace::namespace(namespace)?;
-    keyspace::Name::of(namespace, &tiffin_core::Key::new(key).ok()?)
+    keyspace::Name::of(namespace, &tiffin_types::Key::new(key).ok()?)
 }

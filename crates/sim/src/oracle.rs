@@ -5,15 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Notice, Saved, SavedMember};
+use tiffin_node::SlotState;
+use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     attributes::Consumption,
-    master::{Effect, Notice, Saved, SavedMember},
     message::{
         Announced, DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence,
         Record, Registered, Reply, ResolveOutcome, Resolved,
     },
-    node::SlotState,
 };
 
 use crate::{
@@ -197,7 +197,7 @@ pub(crate) struct Oracle {
     pub(crate) undecided: BTreeSet<(SegmentId, SlotRef)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
     pub(crate) cause: Cause,
-    node_names: BTreeMap<String, SegmentId>,
+    node_names: BTreeMap<String, Vec<SegmentId>>,
     /// Nodes that the master has registered, and not lost since.
     pub(crate) joined: BTreeSet<SegmentId>,
     /// Lost nodes, and whether the master knew their objects.
@@ -214,8 +214,8 @@ pub(crate) struct Oracle {
     pub(crate) acking: BTreeMap<(ConnId, RequestId), Acking>,
     /// Published objects that were acknowledged to their writers.
     pub(crate) published: BTreeSet<(SegmentId, SlotRef)>,
-    /// Those of them whose node's process ended before it had read the ledger; its memory has outlived it.
-    pub(crate) unread: BTreeSet<(SegmentId, SlotRef)>,
+    /// Written objects whose predecessors were retired for them.
+    pub(crate) successors: BTreeMap<(SegmentId, SlotRef), Name>,
     /// Objects that this epoch named through the ledger.
     pub(crate) ledger_commits: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies for which any epoch has sent a retire.
@@ -226,6 +226,8 @@ pub(crate) struct Oracle {
     pub(crate) released: BTreeSet<Generation>,
     /// Groups that consumed a sample while others had it leased.
     pub(crate) deferred: BTreeSet<(Generation, String)>,
+    /// Groups that have consumed a sample according to a member that has joined.
+    pub(crate) announced_acks: BTreeSet<(Generation, String)>,
     /// Groups that consumed a sample, or tried, at another time.
     pub(crate) acked_for_good: BTreeSet<(Generation, String)>,
     /// Unanswered pulls with their group; and the group of each pulled lease.
@@ -299,11 +301,15 @@ impl Oracle {
     }
 
     pub(crate) fn node_starts(&mut self, segment: SegmentId, name: &str) {
-        self.node_names.insert(name.to_owned(), segment);
+        let named = self.node_names.entry(name.to_owned()).or_default();
+        if !named.contains(&segment) {
+            named.push(segment);
+        }
     }
 
-    pub(crate) fn segment_of(&self, node: &str) -> Option<SegmentId> {
-        self.node_names.get(node).copied()
+    /// The segments of that name, the oldest first.
+    pub(crate) fn segments_of(&self, node: &str) -> &[SegmentId] {
+        self.node_names.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// Whether this epoch knows what a node holds, or ignores it.
@@ -327,7 +333,6 @@ impl Oracle {
         self.deleting.clear();
         self.retired.clear();
         self.ledger_commits.clear();
-        self.unread_are_lost(memories);
         self.deciding.clear();
         self.pinning.clear();
         self.acking.clear();
@@ -389,6 +394,14 @@ impl Oracle {
         self.cause.evicting
     }
 
+    /// Whether a later object had the name: what is left of this one goes with it.
+    pub(crate) fn was_replaced(&self, generation: Generation) -> bool {
+        let name = self.objects.get(&generation).map(|it| it.name);
+        name.is_some_and(|name| {
+            self.objects.iter().any(|(it, object)| *it > generation && object.name == name)
+        })
+    }
+
     /// Allows the removal of an object in the current event.
     pub(crate) fn explain(&mut self, generation: Generation) {
         self.cause.generations.insert(generation);
@@ -410,6 +423,7 @@ impl Oracle {
         complete: bool,
     ) {
         let mut victims = Vec::new();
+        self.successors.retain(|_, name| !names.contains(name));
         for name in names {
             let mut of_name = Vec::new();
             for &generation in self.of_name.get(&name).into_iter().flatten() {
@@ -479,24 +493,25 @@ impl Oracle {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
-            Effect::Notice(Notice::NodeReady(name)) => {
-                if let Some(segment) = self.node_names.get(name) {
-                    self.lost.remove(segment);
-                    self.joined.insert(*segment);
+            Effect::Notice(Notice::NodeReady(_)) => {
+                if let Some(segment) = segment {
+                    self.lost.remove(&segment);
+                    self.joined.insert(segment);
                 }
             }
-            Effect::Notice(Notice::NodeAbsent { node, .. }) => {
-                if let Some(segment) = self.node_names.get(node).copied() {
+            Effect::Notice(Notice::NodeAbsent { .. }) => {
+                if let Some(segment) = segment {
+                    self.successors.retain(|it, _| it.0 != segment);
                     self.gives_up(segment);
                 }
             }
-            Effect::Notice(Notice::NodeLost(name, _) | Notice::NodeLeft(name, _)) => {
-                if let Some(segment) = self.node_names.get(name) {
-                    self.roster.remove(segment);
-                    self.joined.remove(segment);
+            Effect::Notice(Notice::NodeLost(..) | Notice::NodeLeft(..)) => {
+                if let Some(segment) = segment {
+                    self.roster.remove(&segment);
+                    self.joined.remove(&segment);
                     // If it returns, it starts empty.
-                    self.lost.insert(*segment, true);
-                    let segment = *segment;
+                    self.lost.insert(segment, true);
+                    self.successors.retain(|it, _| it.0 != segment);
                     self.tier.lost(segment);
                 }
             }
@@ -639,6 +654,9 @@ impl Oracle {
         if registered.discard {
             self.published.retain(|it| it.0 != segment);
             self.ledger_commits.retain(|it| it.0 != segment);
+            // A put that was decided before may be answered later.
+            let on_node = self.generation_of.keys().filter(|it| it.0 == segment);
+            self.retires_sent.extend(on_node);
         }
         // Objects that were deleted before the node joined this epoch are not pending.
         let owes = |it: &ObjectHistory| it.dead.as_ref().is_some_and(|it| !it.exempt.contains(&segment));
@@ -650,6 +668,8 @@ impl Oracle {
     }
 
     fn adopted(&mut self, segment: SegmentId, record: &Record, memories: &Memories) {
+        let acked = record.attributes.sample.iter().flat_map(|it| &it.acked);
+        self.announced_acks.extend(acked.map(|it| (record.generation, it.clone())));
         // The same copy may have been decided again, and its node did not know yet.
         let anew = self.generation_of.get(&(segment, record.slot_ref)).copied();
         if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
@@ -658,7 +678,10 @@ impl Oracle {
         self.tier.arrives((segment, record.slot_ref), record.generation);
         if let Some(name) = record_name(record).filter(|_| self.cause.from_new_node) {
             self.check_not_older(segment, name, record, memories);
-            self.removed_is_not_restored(segment, name, record.generation);
+            // A node that had stored an object, and not retired its predecessor, reports both.
+            if !self.retired.contains(&(segment, record.slot_ref)) {
+                self.removed_is_not_restored(segment, name, record.generation);
+            }
             self.newest.insert(name, record.generation);
             let was_gone = self.objects.get(&record.generation).is_some_and(ObjectHistory::is_gone);
             if was_gone {

@@ -1,12 +1,9 @@
 //! The plan of a seed: sizes, rates and faults. Not every fault occurs in every world: some mutants show only
 //! in quiet ones.
 
-use tiffin_core::{
-    EXTENT_ALIGN, EXTENTS_MAX,
-    master::{RepairConfig, TierConfig},
-    message::Demotion,
-    node::SLOT_BYTES,
-};
+use tiffin_core::master::{RepairConfig, TierConfig};
+use tiffin_node::SLOT_BYTES;
+use tiffin_types::{EXTENT_ALIGN, EXTENTS_MAX, message::Demotion};
 
 use tiffin_sim_runner::Rng;
 
@@ -82,14 +79,20 @@ pub(crate) struct Plan {
     pub(crate) pools: usize,
     /// Percentage of crashes of these nodes that lose the memory all the same.
     pub(crate) pool_loss_percent: u64,
+    /// Percentage of starts of these nodes that do not find the memory, and begin with other memory.
+    pub(crate) stray_percent: u64,
     /// The most copies that a put asks for.
     pub(crate) copies_max: u64,
     /// Memory for records and names is short.
     pub(crate) has_little_metadata: bool,
     /// Most puts want several copies.
     pub(crate) has_many_copies: bool,
+    /// A node of another cluster tries to join.
+    pub(crate) has_foreigner: bool,
     /// How long it usually takes at most to save the master's state.
     pub(crate) save_ms_max: u64,
+    /// Percentage of puts that replace one generation only.
+    pub(crate) replaces_percent: u64,
 }
 
 impl Plan {
@@ -190,6 +193,23 @@ impl Plan {
         }
     }
 
+    /// In some of these worlds a node is started so that it does not find its memory, and later so that it
+    /// does.
+    pub(crate) fn draw_strays(&mut self, rng: &mut Rng) {
+        if self.pools > 0 && rng.percent(40) {
+            self.stray_percent = *rng.pick(&[20, 60]).unwrap_or(&20);
+        }
+    }
+
+    /// In some worlds many puts replace one generation only.
+    pub(crate) fn draw_replaces(&mut self, rng: &mut Rng) {
+        self.replaces_percent = if rng.percent(25) { *rng.pick(&[30, 80]).unwrap_or(&30) } else { 0 };
+        if self.replaces_percent > 0 {
+            let weight = self.faults.get_mut(Fault::MasterCrash as usize);
+            weight.into_iter().for_each(|it| *it = (*it).max(4));
+        }
+    }
+
     /// How lost copies are made again. In some worlds puts want more copies than there are nodes.
     pub(crate) fn draw_copies(&mut self, rng: &mut Rng) {
         self.copies_max = *rng.pick(&[2, 2, 3]).unwrap_or(&2);
@@ -198,6 +218,14 @@ impl Plan {
             copies_max: rng.between(1, 3) as usize,
             bytes_max: rng.between(4, 40) * EXTENT_ALIGN,
         };
+    }
+
+    /// In some worlds a node of another cluster is started with the master. A master that loses its state
+    /// cannot tell that node from its own, so it does not in these worlds.
+    pub(crate) fn draw_foreigner(&mut self, rng: &mut Rng) {
+        if rng.percent(12) {
+            (self.has_foreigner, self.state_loss_percent) = (true, 0);
+        }
     }
 
     pub(crate) fn has_disks(&self) -> bool {
@@ -335,10 +363,13 @@ impl Plan {
             regress_percent: 0,
             pools: 0,
             pool_loss_percent: 0,
+            stray_percent: 0,
             copies_max: 2,
             has_little_metadata: false,
             has_many_copies: false,
+            has_foreigner: false,
             save_ms_max: 40,
+            replaces_percent: 0,
         }
     }
 }

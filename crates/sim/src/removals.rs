@@ -1,6 +1,6 @@
 //! Removals as the oracle sees them: each must have a reason.
 
-use tiffin_core::{Generation, SegmentId, SlotRef, Tick};
+use tiffin_types::{Generation, SegmentId, SlotRef, Tick};
 
 use crate::{
     coverage::{Coverage, Point},
@@ -20,6 +20,7 @@ impl Oracle {
         let again = !self.retired.insert((segment, slot_ref));
         let was_pending = self.tier.leaves((segment, slot_ref));
         let Some(generation) = self.generation_of.get(&(segment, slot_ref)).copied() else { return };
+        self.retired_for(generation);
         if again || self.objects.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
@@ -76,6 +77,16 @@ impl Oracle {
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is removed without a reason"));
         }
+    }
+
+    /// An object is retired: if it is in favour of another one, that must get its name.
+    fn retired_for(&mut self, generation: Generation) {
+        let generation_of = &self.generation_of;
+        self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
+        let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
+        let newest = self.newest.get(&name).copied().filter(|it| *it > generation && it.epoch == self.epoch);
+        let successors = self.generation_of.iter().filter(|(_, it)| Some(**it) == newest);
+        self.successors.extend(successors.map(|(place, _)| (*place, name)));
     }
 
     /// Whether an object has enough copies in memory without that one.

@@ -1,6 +1,6 @@
 //! What the oracle learns from requests: of clients and members to the master, and of the master to members.
 
-use tiffin_core::{
+use tiffin_types::{
     ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{
         ClientToMaster, DecideItem, MasterToMember, MemberToMaster, PolicyChange, Publish, PublishItem,
@@ -105,6 +105,7 @@ impl Oracle {
             | ClientToMaster::Why(_)
             | ClientToMaster::Cancel(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::Prefetch(_) => (),
         }
     }

@@ -4,13 +4,13 @@
 //! copies, and brackets every piece with `begin_…` and `end_…`. The rules are those of `transport`: a writer
 //! checks its slot after mapping, a reader loads the record, copies, and checks the stamp again.
 
-use tiffin_core::{
+use tiffin_node::{Event as CoreEvent, SlotState};
+use tiffin_session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached};
+use tiffin_types::{
     ClientId, EXTENT_ALIGN, SegmentId, SlotRef,
     message::{ClientToNode, Store},
-    node::{Event as CoreEvent, SlotState},
     sabotage::Sabotage,
 };
-use tiffin_session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached};
 
 use crate::{
     client::{ClientEvent, SessionId},

@@ -1,6 +1,7 @@
 //! The workload of clients: puts, gets, views and deletes of the same few keys in too little memory.
 
-use tiffin_core::{
+use tiffin_session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach};
+use tiffin_types::{
     EXTENT_ALIGN, Generation,
     attributes::Consumption,
     message::{
@@ -10,7 +11,6 @@ use tiffin_core::{
         StreamLimits,
     },
 };
-use tiffin_session::{CachedGet, Get, OfferOrder, OfferRound, OfferSize, Put, PutRequest, Reach};
 
 use crate::{
     client::{ClientEvent, Kind},
@@ -125,6 +125,7 @@ impl World {
                 elsewhere: 0,
                 replaces: None,
             };
+            let options = self.maybe_replaces(options, name);
             let options = self.maybe_elsewhere(options);
             let options = self.maybe_in_stream(options);
             streams |= !options.stream.is_empty();
@@ -141,6 +142,18 @@ impl World {
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(same_host);
         self.begin_session(client, Kind::Put { put, values });
         self.order_usual_offers(client);
+    }
+
+    /// Puts replace one generation only, usually the newest.
+    fn maybe_replaces(&mut self, mut options: PutOptions, name: Name) -> PutOptions {
+        let percent = self.plan.replaces_percent;
+        if percent > 0 && self.rng.percent(percent) {
+            let newest = self.oracle.newest.get(&name).copied();
+            let other = Generation { epoch: 1, counter: 1 };
+            options.replaces = newest.filter(|_| !self.rng.once_in(8)).or(Some(other));
+            options.on_exists = OnExists::Replace;
+        }
+        options
     }
 
     /// A plain put of the preallocated size, into an offer if there is one.

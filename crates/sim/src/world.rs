@@ -3,21 +3,22 @@
 //! The parties are the production state machines; this crate is their shell. **Invariant:** every event goes
 //! through the queue, which is processed in order: the same seed gives the same run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
-    ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
-    master::{Master, Saved},
+use tiffin_core::master::{Master, Saved};
+use tiffin_sim_runner::Rng;
+use tiffin_types::{
+    ClientId, ClusterId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{Reply, Request},
     sabotage::Sabotage,
 };
-use tiffin_sim_runner::Rng;
 
 use crate::{
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,
     fetch::Fetching,
+    foreigner::Foreigner,
     invariants::tier::Probe,
     memory::Memory,
     network::{Conn, Way},
@@ -46,6 +47,8 @@ pub(crate) enum Party {
     /// The disk of a node, in the same process.
     Disk(usize),
     Client(usize),
+    /// A node of another cluster.
+    Foreigner,
 }
 
 /// An event. Events of a party name its incarnation: a dead process does nothing.
@@ -72,9 +75,15 @@ pub(crate) enum Event {
     /// The state of this process of the master is saved.
     MasterSaved(u64),
     NodeStarts(usize),
+    /// This process of a node, which did not find its memory, ends.
+    StrayEnds(usize, u32),
     /// The kernel tells this incarnation of the master that the process behind a connection has ended.
     NodeEnded(u64, ConnId),
     ClientStarts(usize),
+    /// A node of another cluster connects.
+    ForeignerLinks,
+    /// The operator admits the members of another cluster.
+    Admit(ClusterId),
 }
 
 /// The phase of the run.
@@ -167,7 +176,10 @@ pub(crate) struct World {
     pub(crate) registered: BTreeMap<SegmentId, ConnId>,
     pub(crate) nodes: Vec<NodeShell>,
     pub(crate) memories: BTreeMap<SegmentId, Memory>,
+    /// The master's members after the last event, where two may have one name.
+    pub(crate) members: BTreeSet<SegmentId>,
     pub(crate) clients: Vec<Client>,
+    pub(crate) foreigner: Option<Box<Foreigner>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
     pub(crate) next_conn: u64,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
@@ -197,6 +209,9 @@ impl World {
         plan.draw_state(&mut Rng::new(seed.rotate_left(16)));
         plan.draw_copies(&mut Rng::new((!seed).rotate_left(16)));
         plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
+        plan.draw_strays(&mut Rng::new(seed.rotate_left(8)));
+        plan.draw_replaces(&mut Rng::new(seed.rotate_left(40)));
+        plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -217,7 +232,9 @@ impl World {
             registered: BTreeMap::new(),
             nodes: Vec::new(),
             memories: BTreeMap::new(),
+            members: BTreeSet::new(),
             clients: Vec::new(),
+            foreigner: None,
             conns: BTreeMap::new(),
             next_conn: 0,
             transfers: BTreeMap::new(),
@@ -247,6 +264,9 @@ impl World {
             self.clients.push(Client::absent(self.sabotage));
             self.start_client(index);
         }
+        if self.plan.has_foreigner {
+            self.start_foreigner();
+        }
         self.at(TICK_MS, Event::Tick);
         self.at(100, Event::Fault);
     }
@@ -268,6 +288,7 @@ impl World {
         self.check_books();
         self.check_membership();
         self.check_tier();
+        self.check_foreigner();
         self.oracle.violation.is_none()
     }
 
@@ -334,12 +355,19 @@ impl World {
                 }
             }
             Event::NodeStarts(node) => self.start_node(node),
+            Event::StrayEnds(node, incarnation) => {
+                if incarnation == self.incarnation(Party::Node(node)) && self.phase == Phase::Faults {
+                    self.crash_node(node, 20);
+                }
+            }
             Event::NodeEnded(incarnation, conn) => {
                 if incarnation == self.master_incarnation {
                     self.node_ended(conn);
                 }
             }
             Event::ClientStarts(client) => self.start_client(client),
+            Event::ForeignerLinks => self.foreigner_links(),
+            Event::Admit(cluster) => self.admit_cluster(cluster),
         }
     }
 
@@ -366,6 +394,7 @@ impl World {
             Party::Node(node) => self.link_lost(node, id),
             Party::Disk(node) => self.disk_link_lost(node, id),
             Party::Client(client) => self.conn_lost(client, id),
+            Party::Foreigner => self.foreigner_lost_link(id),
             Party::Master => (),
         }
     }
@@ -385,13 +414,14 @@ impl World {
         match server {
             Party::Master => self.master_closed(id),
             Party::Node(node) => self.node_closed(node, id),
-            Party::Client(_) | Party::Disk(_) => (),
+            Party::Client(_) | Party::Disk(_) | Party::Foreigner => (),
         }
     }
 
     pub(crate) fn is_up(&self, party: Party) -> bool {
         match party {
             Party::Master => self.master.is_some(),
+            Party::Foreigner => self.foreigner.is_some(),
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).is_some_and(|it| it.core.is_some()),
             Party::Client(client) => self.clients.get(client).is_some_and(|it| it.alive),
         }
@@ -400,6 +430,7 @@ impl World {
     pub(crate) fn incarnation(&self, party: Party) -> u32 {
         match party {
             Party::Master => self.master_incarnation as u32,
+            Party::Foreigner => 0,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.incarnation),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.incarnation),
         }
@@ -407,7 +438,7 @@ impl World {
 
     pub(crate) fn stopped_until(&self, party: Party) -> Time {
         match party {
-            Party::Master => 0,
+            Party::Master | Party::Foreigner => 0,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.stopped_until),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.stopped_until),
         }

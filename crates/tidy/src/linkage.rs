@@ -8,8 +8,16 @@ pub const TREE_ARGUMENTS: [&str; 6] =
 
 /// The servers, their decisions and their largest dependencies. A client must not compile them. `hyper` is
 /// not among them: a client asks etcd for the leader over HTTP.
-const SERVER_PARTS: [&str; 7] =
-    ["tiffin-core", "tiffin-server", "tiffin-embedded", "tiffin-ssd", "axum", "clap", "io-uring"];
+const SERVER_PARTS: [&str; 8] = [
+    "tiffin-core",
+    "tiffin-node",
+    "tiffin-server",
+    "tiffin-embedded",
+    "tiffin-ssd",
+    "axum",
+    "clap",
+    "io-uring",
+];
 
 /// The feature that compiles mutants into a crate.
 const FAULT_FEATURE: &str = "sabotage";

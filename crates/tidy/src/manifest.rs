@@ -2,8 +2,13 @@
 
 use toml::{Table, Value};
 
+use crate::tree::File;
+
+/// How the source of a test begins.
+const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
+
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 25] = [
+pub const DIRECTION: [(&str, &[&str]); 28] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-measure", &[]),
@@ -12,7 +17,10 @@ pub const DIRECTION: [(&str, &[&str]); 25] = [
     ("tiffin-types", &["tiffin-measure", "tiffin-sabotage"]),
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-core", &["tiffin-sabotage", "tiffin-throttle", "tiffin-types"]),
-    ("tiffin-transport", &["tiffin-measure"]),
+    ("tiffin-node", &["tiffin-sabotage", "tiffin-types"]),
+    ("tiffin-gpu", &[]),
+    ("tiffin-gpu-standin", &[]),
+    ("tiffin-transport", &["tiffin-gpu", "tiffin-measure"]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
     ("tiffin-etcd", &[]),
@@ -25,18 +33,21 @@ pub const DIRECTION: [(&str, &[&str]); 25] = [
         "tiffin-sim",
         &[
             "tiffin-core",
+            "tiffin-node",
             "tiffin-session",
             "tiffin-proto",
             "tiffin-sim-runner",
-            "tiffin-ssd",
             "tiffin-throttle",
+            "tiffin-types",
         ],
     ),
     ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-transport"]),
     (
         "tiffin-server",
         &[
+            "tiffin-types",
             "tiffin-core",
+            "tiffin-node",
             "tiffin-etcd",
             "tiffin-measure",
             "tiffin-proto",
@@ -62,7 +73,6 @@ pub const DIRECTION: [(&str, &[&str]); 25] = [
         "tiffin-cli",
         &[
             "tiffin-types",
-            "tiffin-core",
             "tiffin-server",
             "tiffin-client",
             "tiffin-embedded",
@@ -86,8 +96,12 @@ pub const DIRECTION: [(&str, &[&str]); 25] = [
     ),
 ];
 
-/// Dependencies that would add a clock, randomness, tasks or logs to the deciding crates.
-const CORE_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
+/// The crates that decide, without I/O.
+const DECIDING_CRATES: [&str; 6] =
+    ["tiffin-types", "tiffin-session", "tiffin-core", "tiffin-node", "tiffin-throttle", "tiffin-kv"];
+
+/// Dependencies that would add a clock, randomness, tasks or logs to them.
+const DECIDING_FORBIDDEN: [&str; 5] = ["rand", "serde", "tokio", "tracing", "libc"];
 
 /// All problems of the manifest `text` of one crate.
 #[must_use]
@@ -114,11 +128,7 @@ pub fn check(path: &str, text: &str) -> Vec<String> {
         if need.starts_with("tiffin-") && !allowed.contains(&need.as_str()) {
             problems.push(format!("{path}:1: `{name}` must not depend on `{need}`"));
         }
-        if matches!(
-            name.as_str(),
-            "tiffin-types" | "tiffin-session" | "tiffin-core" | "tiffin-throttle" | "tiffin-kv"
-        ) && CORE_FORBIDDEN.contains(&need.as_str())
-        {
+        if DECIDING_CRATES.contains(&name.as_str()) && DECIDING_FORBIDDEN.contains(&need.as_str()) {
             problems.push(format!("{path}:1: `{name}` decides, and must not depend on `{need}`"));
         }
     }
@@ -143,6 +153,47 @@ pub fn check_versions(workspace: &str, path: &str, pyproject: &str) -> Vec<Strin
         problems.push(format!("{path}:1: does not depend on {wanted}"));
     }
     problems
+}
+
+/// Tests and examples in the sources that no command runs, because the manifest switches off the tests
+/// (`test = false`) or examples (`doctest = false`) of their target. Crates that have none switch them off,
+/// so that nothing is compiled for an empty run.
+#[must_use]
+pub fn hidden_tests(path: &str, text: &str, files: &[File]) -> Vec<String> {
+    let manifest: Table = text.parse().unwrap_or_default();
+    let folder = path.strip_suffix("Cargo.toml").unwrap_or(path);
+    let is_off = |target: &Value, what: &str| target.get(what).and_then(Value::as_bool) == Some(false);
+    let mut problems = Vec::new();
+    if let Some(library) = manifest.get("lib") {
+        let sources = format!("{folder}src/");
+        for file in files.iter().filter(|it| it.path.starts_with(&sources)) {
+            if is_off(library, "test") && TEST_MARKS.iter().any(|it| file.text.contains(it)) {
+                problems.push(format!("{}:1: has tests, which `test = false` in {path} hides", file.path));
+            }
+            if is_off(library, "doctest") && has_examples(&file.text) {
+                problems
+                    .push(format!("{}:1: has examples, which `doctest = false` in {path} hides", file.path));
+            }
+        }
+    }
+    for program in manifest.get("bin").and_then(Value::as_array).into_iter().flatten() {
+        let Some(source) = program.get("path").and_then(Value::as_str) else { continue };
+        let file = files.iter().find(|it| it.path.strip_prefix(folder) == Some(source));
+        if is_off(program, "test")
+            && file.is_some_and(|it| TEST_MARKS.iter().any(|mark| it.text.contains(mark)))
+        {
+            problems.push(format!("{folder}{source}:1: has tests, which `test = false` in {path} hides"));
+        }
+    }
+    problems
+}
+
+/// Whether a doc comment has a block of code.
+fn has_examples(text: &str) -> bool {
+    text.lines().map(str::trim_start).any(|line| {
+        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        comment.is_some_and(|it| it.trim_start().starts_with("```"))
+    })
 }
 
 /// Those of the folders that a plain `cargo build` does not build.
@@ -209,6 +260,16 @@ mod tests {
             &["Cargo.toml:1: `tiffin-transport` must not depend on `tiffin-core`"],
         );
         expect(
+            "tiffin-node",
+            "[dependencies]\ntiffin-core.workspace = true",
+            &["Cargo.toml:1: `tiffin-node` must not depend on `tiffin-core`"],
+        );
+        expect(
+            "tiffin-core",
+            "[dependencies]\ntiffin-node.workspace = true",
+            &["Cargo.toml:1: `tiffin-core` must not depend on `tiffin-node`"],
+        );
+        expect(
             "tiffin-sim",
             "[target.'cfg(unix)'.dependencies]\ntiffin-server = '1'",
             &["Cargo.toml:1: `tiffin-sim` must not depend on `tiffin-server`"],
@@ -217,11 +278,11 @@ mod tests {
     }
 
     #[test]
-    fn core_has_no_clock_randomness_or_tasks() {
-        for forbidden in CORE_FORBIDDEN {
-            let problem =
-                format!("Cargo.toml:1: `tiffin-core` decides, and must not depend on `{forbidden}`");
-            expect("tiffin-core", &format!("[dependencies]\n{forbidden}.workspace = true"), &[&problem]);
+    fn decisions_have_no_clock_randomness_or_tasks() {
+        for (name, forbidden) in DECIDING_CRATES.iter().flat_map(|it| DECIDING_FORBIDDEN.map(|bad| (it, bad)))
+        {
+            let problem = format!("Cargo.toml:1: `{name}` decides, and must not depend on `{forbidden}`");
+            expect(name, &format!("[dependencies]\n{forbidden}.workspace = true"), &[&problem]);
         }
     }
 
@@ -238,6 +299,32 @@ mod tests {
                 "Cargo.toml:1: `tiffin-core` does not inherit the lints of the workspace",
                 "Cargo.toml:1: `tiffin-core` does not inherit the version of the workspace",
             ]
+        );
+    }
+
+    #[test]
+    fn tests_that_a_manifest_hides_are_found() {
+        let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+        let files = [
+            file("crates/a/src/lib.rs", "/// ```\n/// a();\n/// ```\npub fn a() {}\n"),
+            file("crates/a/src/b.rs", "#[test]\nfn c() {}\n"),
+            file("crates/a/src/main.rs", "#[tokio::test]\nasync fn d() {}\n"),
+            file("crates/b/src/lib.rs", "#[test]\nfn e() {}\n"),
+        ];
+        let hidden = |manifest: &str| hidden_tests("crates/a/Cargo.toml", manifest, &files);
+        assert_eq!(hidden("[lib]\ntest = true\n[[bin]]\nname = 'a'\npath = 'src/main.rs'\n"), [""; 0]);
+        let tests = "has tests, which `test = false` in crates/a/Cargo.toml hides";
+        assert_eq!(
+            hidden("[lib]\ntest = false\n"),
+            [format!("crates/a/src/b.rs:1: {tests}"), format!("crates/a/src/main.rs:1: {tests}")]
+        );
+        assert_eq!(
+            hidden("[[bin]]\npath = 'src/main.rs'\ntest = false\n"),
+            [format!("crates/a/src/main.rs:1: {tests}")]
+        );
+        assert_eq!(
+            hidden("[lib]\ndoctest = false\n"),
+            ["crates/a/src/lib.rs:1: has examples, which `doctest = false` in crates/a/Cargo.toml hides"]
         );
     }
 

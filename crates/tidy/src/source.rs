@@ -14,6 +14,15 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
     // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
+    // Calls the CUDA driver, whose functions it finds at run time.
+    "crates/gpu/src/driver.rs",
+    "crates/gpu/src/ffi.rs",
+    "crates/gpu/src/transfer.rs",
+    "crates/gpu/tests/standin/main.rs",
+    "crates/gpu/tests/standin/support.rs",
+    // Implements the functions of the driver, for tests.
+    "crates/gpu-standin/src/lib.rs",
+    "crates/gpu-standin/src/memory.rs",
     // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
@@ -36,6 +45,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/cache_prefetch.rs",
     "crates/transport/src/checksum.rs",
     "crates/transport/src/copy.rs",
+    // Gives mapped and device memory to the CUDA driver, and waits until it is done.
+    "crates/transport/src/device.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",
@@ -43,6 +54,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/probe.rs",
     "crates/transport/src/process.rs",
     "crates/transport/src/tcp/stream.rs",
+    "crates/transport/tests/device.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
     "python/src/mooncake/owned.rs",
@@ -71,8 +83,11 @@ const LEFTOVERS_PYTHON: [&str; 6] = [
     concat!("break", "point()"),
 ];
 
-/// Words that are forbidden in `core`: clocks, orders that differ from run to run, randomness, tasks.
-const CORE_FORBIDDEN: [&str; 8] =
+/// The crates that decide for client, master and node.
+const DECIDING_CRATES: [&str; 4] = ["types", "session", "core", "node"];
+
+/// Words that are forbidden in them: clocks, orders that differ from run to run, randomness, tasks.
+const DECIDING_FORBIDDEN: [&str; 8] =
     ["Instant", "SystemTime", "HashMap", "HashSet", "RandomState", "async", "await", "println"];
 
 /// Words that are forbidden in `kv`. It has hash tables with a fixed hasher, which it never iterates.
@@ -103,8 +118,11 @@ fn rust(path: &str, text: &str) -> Vec<String> {
         let product = outside_test_modules(text);
         problems.extend(file_length(path, product.len()));
         problems.extend(function_lengths(path, &product));
-        if ["types", "session", "core"].iter().any(|it| path.starts_with(&format!("crates/{it}/src/"))) {
-            problems.extend(words(path, &product, &CORE_FORBIDDEN, "which is forbidden in `core`"));
+        for name in DECIDING_CRATES {
+            if path.starts_with(&format!("crates/{name}/src/")) {
+                let why = format!("which is forbidden in `{name}`");
+                problems.extend(words(path, &product, &DECIDING_FORBIDDEN, &why));
+            }
         }
         if path.starts_with("crates/kv/src/") {
             problems.extend(words(path, &product, &KV_FORBIDDEN, "which is forbidden in `kv`"));
@@ -360,11 +378,14 @@ mod tests {
     }
 
     #[test]
-    fn clocks_and_randomness_are_rejected_in_core() {
-        for word in CORE_FORBIDDEN {
-            let problem = format!("crates/core/src/a.rs:2: `{word}`, which is forbidden in `core`");
-            expect("crates/core/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[&problem]);
-            expect("crates/core/src/a.rs", &format!("//! No {word}.\nuse a::{word}s;\n"), &[]);
+    fn clocks_and_randomness_are_rejected_in_decisions() {
+        for word in DECIDING_FORBIDDEN {
+            for name in DECIDING_CRATES {
+                let path = format!("crates/{name}/src/a.rs");
+                let problem = format!("{path}:2: `{word}`, which is forbidden in `{name}`");
+                expect(&path, &format!("//! Doc.\nuse a::{word};\n"), &[&problem]);
+                expect(&path, &format!("//! No {word}.\nuse a::{word}s;\n"), &[]);
+            }
             expect("crates/server/src/a.rs", &format!("//! Doc.\nuse a::{word};\n"), &[]);
         }
     }

@@ -46,6 +46,15 @@ fn dependencies_point_down() {
 }
 
 #[test]
+fn no_manifest_hides_a_test() {
+    let files = tree::files(&tree::root()).unwrap();
+    let manifests = files.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
+    let problems: Vec<_> =
+        manifests.flat_map(|file| manifest::hidden_tests(&file.path, &file.text, &files)).collect();
+    expect_none(&problems);
+}
+
+#[test]
 fn both_wheels_have_one_version() {
     let read = |path| fs::read_to_string(tree::root().join(path)).unwrap();
     let project = "python-mooncake/pyproject.toml";

@@ -5,16 +5,21 @@
 //! processes write into a segment. So the bytes are accessed only by the copy kernel, by the checksum and by
 //! system calls, which are opaque to the compiler; a race gives unspecified bytes and no undefined behaviour.
 //!
-//! **Invariant:** the memory is mapped for the whole lifetime of the range.
+//! A range may also be memory of a device. Then it has a [`Place`], and only `device` accesses it.
+//!
+//! **Invariant:** the memory is mapped, or allocated on its device, for the whole lifetime of the range.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+
+use tiffin_gpu::Place;
 
 /// A range to read from.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceBuf<'a> {
     start: NonNull<u8>,
     len: usize,
+    place: Option<&'a Place>,
     memory: PhantomData<&'a [u8]>,
 }
 
@@ -23,6 +28,7 @@ pub struct SourceBuf<'a> {
 pub struct TargetBuf<'a> {
     start: NonNull<u8>,
     len: usize,
+    place: Option<&'a Place>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -44,7 +50,23 @@ impl<'a> SourceBuf<'a> {
     /// unspecified. `len` must be at most `isize::MAX`.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len, memory: PhantomData }
+        Self { start, len, place: None, memory: PhantomData }
+    }
+
+    /// The `len` bytes at `start` on a device.
+    ///
+    /// # Safety
+    /// For all of `'a` those bytes must be allocated there, and free to use after the work that the place's
+    /// stream has when a transfer begins.
+    #[must_use]
+    pub unsafe fn on_device(start: NonNull<u8>, len: usize, place: &'a Place) -> Self {
+        Self { start, len, place: Some(place), memory: PhantomData }
+    }
+
+    /// The device that has the bytes; `None` for host memory.
+    #[must_use]
+    pub fn place(self) -> Option<&'a Place> {
+        self.place
     }
 
     /// Number of bytes.
@@ -77,7 +99,7 @@ impl<'a> SourceBuf<'a> {
 
 impl<'a> From<&'a [u8]> for SourceBuf<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        Self { start: NonNull::from(bytes).cast(), len: bytes.len(), memory: PhantomData }
+        Self { start: NonNull::from(bytes).cast(), len: bytes.len(), place: None, memory: PhantomData }
     }
 }
 
@@ -90,7 +112,23 @@ impl<'a> TargetBuf<'a> {
     /// then unspecified. `len` must be at most `isize::MAX`.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len, memory: PhantomData }
+        Self { start, len, place: None, memory: PhantomData }
+    }
+
+    /// The `len` bytes at `start` on a device.
+    ///
+    /// # Safety
+    /// For all of `'a` those bytes must be allocated there, and free to use after the work that the place's
+    /// stream has when a transfer begins.
+    #[must_use]
+    pub unsafe fn on_device(start: NonNull<u8>, len: usize, place: &'a Place) -> Self {
+        Self { start, len, place: Some(place), memory: PhantomData }
+    }
+
+    /// The device that has the bytes; `None` for host memory.
+    #[must_use]
+    pub fn place(self) -> Option<&'a Place> {
+        self.place
     }
 
     /// Number of bytes.
@@ -123,20 +161,22 @@ impl<'a> TargetBuf<'a> {
     /// The same bytes as a source.
     #[must_use]
     pub fn as_source(self) -> SourceBuf<'a> {
-        SourceBuf { start: self.start, len: self.len, memory: PhantomData }
+        SourceBuf { start: self.start, len: self.len, place: self.place, memory: PhantomData }
     }
 }
 
 impl<'a> From<&'a mut [u8]> for TargetBuf<'a> {
     fn from(bytes: &'a mut [u8]) -> Self {
         let len = bytes.len();
-        Self { start: NonNull::from(bytes).cast(), len, memory: PhantomData }
+        Self { start: NonNull::from(bytes).cast(), len, place: None, memory: PhantomData }
     }
 }
 
 /// Common interface of [`SourceBuf`] and [`TargetBuf`], for code that divides lists of them.
 pub(crate) trait Buf: Copy {
     fn bytes(self) -> usize;
+    /// The device that has the bytes.
+    fn device(self) -> Option<u32>;
     /// The first `at` bytes and the rest.
     fn cut(self, at: usize) -> (Self, Self);
 }
@@ -144,6 +184,9 @@ pub(crate) trait Buf: Copy {
 impl Buf for SourceBuf<'_> {
     fn bytes(self) -> usize {
         self.len
+    }
+    fn device(self) -> Option<u32> {
+        self.place.map(Place::device)
     }
     fn cut(self, at: usize) -> (Self, Self) {
         self.split_at(at)
@@ -153,6 +196,9 @@ impl Buf for SourceBuf<'_> {
 impl Buf for TargetBuf<'_> {
     fn bytes(self) -> usize {
         self.len
+    }
+    fn device(self) -> Option<u32> {
+        self.place.map(Place::device)
     }
     fn cut(self, at: usize) -> (Self, Self) {
         self.split_at(at)

@@ -215,8 +215,9 @@ impl ControlWriter {
         self.map.store(header::STAMP_HIGH_WATER, mark, Ordering::SeqCst);
     }
 
-    /// Records the master that the node belongs to: its epoch and its random number.
-    pub fn set_epoch(&mut self, epoch: u64, instance: u64) {
+    /// Records the master that the node belongs to, by its epoch and its random number, and the cluster.
+    pub fn set_epoch(&mut self, epoch: u64, instance: u64, cluster: u64) {
+        self.map.store(header::CLUSTER, cluster, Ordering::SeqCst);
         self.map.store(header::MASTER_INSTANCE, instance, Ordering::SeqCst);
         self.map.store(header::MASTER_EPOCH, epoch, Ordering::SeqCst);
     }
@@ -380,6 +381,12 @@ impl ControlReader {
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.map.load(header::MASTER_INSTANCE)
+    }
+
+    /// The id of the cluster that the node belongs to; zero if it is not known.
+    #[must_use]
+    pub fn cluster(&self) -> u64 {
+        self.map.load(header::CLUSTER)
     }
 
     /// Whether the node is a member of its cluster now, ordered after all earlier copies. A member receives
@@ -576,7 +583,7 @@ mod tests {
             expected.push(Scanned { slot, record, namespace: b"default".to_vec(), key, attributes });
         }
         writer.set_stamp_high_water(4096);
-        writer.set_epoch(3, 33);
+        writer.set_epoch(3, 33, 333);
 
         // Read through the descriptor alone.
         let map = Map::new(
@@ -586,7 +593,7 @@ mod tests {
         );
         let reader = ControlReader::open(Arc::new(map.unwrap())).unwrap();
         assert_eq!(reader.geometry(), GEOMETRY);
-        assert_eq!((reader.stamp_high_water(), reader.epoch()), (4096, 3));
+        assert_eq!((reader.stamp_high_water(), reader.epoch(), reader.cluster()), (4096, 3, 333));
         for is_member in [false, true, false] {
             writer.set_member(is_member);
             assert_eq!(reader.is_member(), is_member);

@@ -43,12 +43,23 @@ pub fn copy(source: SourceBuf<'_>, target: TargetBuf<'_>) {
 fn copy_with(source: SourceBuf<'_>, target: TargetBuf<'_>, stream_bytes_min: usize) {
     let len = source.len();
     assert_eq!(len, target.len(), "a copy between ranges of different lengths");
+    let is_host = source.place().is_none() && target.place().is_none();
+    assert!(is_host, "a copy of device memory by the processor");
     #[cfg(test)]
     if crate::seams::is_scheduled() {
         return in_turns(source, target);
     }
     // SAFETY: both ranges are mapped for `len` bytes, as the types promise.
     unsafe { kernel(source.as_ptr(), target.as_mut_ptr(), len, stream_bytes_min) }
+}
+
+/// The same between addresses, for transfers that go through pinned memory.
+///
+/// # Safety
+/// `source` must be readable and `target` writable for `len` bytes.
+pub(crate) unsafe fn copy_raw(source: *const u8, target: *mut u8, len: usize) {
+    // SAFETY: the same contract.
+    unsafe { kernel(source, target, len, STREAM_BYTES_MIN) }
 }
 
 /// Copies into private memory, such as a buffer on the stack, in order to read it there.

@@ -71,6 +71,8 @@ pub mod header {
     pub const SLOT_HIGH_WATER: u64 = 88;
     /// The random number of the master that the node last belonged to.
     pub const MASTER_INSTANCE: u64 = 96;
+    /// The id of the cluster that the node belongs to; zero if it is not known.
+    pub const CLUSTER: u64 = 104;
 }
 
 /// Byte offsets of the words of a slot.

@@ -17,8 +17,10 @@
 //! **Invariant:** no `&[u8]` is ever formed over memory that another process may write. Such bytes are
 //! accessed only by the copy kernel, the checksum and system calls.
 //!
-//! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `lock`,
-//! `process`, `map`, `peer`, `probe` and `tcp::stream`.
+//! Buffers may be memory of a CUDA device ([`device`]); segments are always host memory.
+//!
+//! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `device`,
+//! `lock`, `process`, `map`, `peer`, `probe` and `tcp::stream`.
 
 pub mod arena;
 mod available;
@@ -30,10 +32,12 @@ pub mod checksum;
 mod claim;
 pub mod control;
 pub mod copy;
+pub mod device;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
 mod fields;
 pub mod hedge;
+pub mod journal;
 pub mod layout;
 pub mod local;
 mod lock;
@@ -59,6 +63,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use tiffin_gpu as gpu;
 pub use tokio::time::Instant;
 
 pub use crate::available::{Available, Limit, available_memory};
@@ -195,6 +200,9 @@ pub enum TransferError {
     /// The disk that has the bytes cannot read them now: try another replica.
     #[error("the disk cannot read the bytes")]
     Unreadable,
+    /// A device could not copy the bytes; another replica does not help.
+    #[error("the device could not copy the bytes: {0}")]
+    Device(#[from] tiffin_gpu::DeviceError),
     /// The memory was mapped by a parent process and is not mapped in this one: attach again.
     #[error("the memory was mapped before this process was forked\n\nhint: connect again in the child")]
     Forked,

@@ -17,9 +17,9 @@ use rustix::param::page_size;
 
 use crate::Extent;
 use crate::buffer::{SourceBuf, TargetBuf};
-use crate::process;
 use crate::seams::point;
 use crate::stamp::Words;
+use crate::{device, process};
 
 /// Size of a huge page, and alignment of its address and file offset.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -37,6 +37,7 @@ pub(crate) struct Map {
     len: usize,
     access: Access,
     process: u32,
+    device: device::Access,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and all access is atomic or by the copy
@@ -54,10 +55,30 @@ impl Map {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         let start = NonNull::new(map_at_huge_page(file, len, protection)?).ok_or(io::ErrorKind::Other)?;
-        let map = Self { start, len, access, process: process::id() };
+        let device = device::Access::default();
+        let map = Self { start, len, access, process: process::id(), device };
         // SAFETY: the range was mapped just now, and the advice changes nothing for this process.
         unsafe { madvise(map.start.as_ptr().cast(), map.len, Advice::LinuxDontFork)? };
         Ok(map)
+    }
+
+    /// Lets devices access the mapping of this file directly.
+    pub(crate) fn for_devices(mut self, file: BorrowedFd<'_>) -> io::Result<Self> {
+        self.device = device::Access::new(file)?;
+        Ok(self)
+    }
+
+    /// The address of the first byte.
+    pub(crate) fn start_address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    /// A device is about to access the mapping.
+    pub(crate) fn prepare_for(&self, device: u32) {
+        if self.is_here() {
+            let start = self.start_address();
+            self.device.prepare(start, self.len(), self.access == Access::ReadOnly, device);
+        }
     }
 
     /// Asks for huge pages where the system gives them on request. Failure is harmless.
@@ -194,6 +215,7 @@ impl Drop for Map {
     fn drop(&mut self) {
         // In a forked child the range is not ours: another mapping may be there.
         if self.is_here() {
+            self.device.end();
             // SAFETY: the range was mapped by `new`, and every borrow of it has ended.
             let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
             debug_assert!(unmapped.is_ok(), "unmapping failed: {unmapped:?}");

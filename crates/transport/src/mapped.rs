@@ -3,12 +3,14 @@
 //! A copy is done in steps; between them the deadline is checked and other tasks run. The stamp is checked
 //! before the first step and after the last.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::claim::Claims;
 use crate::control::{ControlReader, SlotState};
 use crate::copy::{self, copy};
+use crate::device::{Pair, copy_lists, has_device};
 use crate::map::Map;
 use crate::seams::{Rule, is_broken};
 use crate::{Extent, Instant, Outcome, ReadOp, TransferError, WriteOp};
@@ -30,6 +32,11 @@ pub(crate) async fn read(
     ops: &[ReadOp<'_>],
     deadline: Instant,
 ) -> Vec<Outcome> {
+    if ops.iter().any(|op| has_device(&op.targets)) {
+        let begun = ops.iter().map(|op| begin_read(control, data, op)).collect();
+        let outcomes = copy_on_device(data, begun, deadline).await.into_iter();
+        return outcomes.zip(ops).map(|(it, op)| it.and_then(|()| end_read(control, op))).collect();
+    }
     let mut outcomes = Vec::with_capacity(ops.len());
     for op in ops {
         let outcome = match begin_read(control, data, op) {
@@ -54,6 +61,11 @@ pub(crate) async fn write(
     ops: &[WriteOp<'_>],
     deadline: Instant,
 ) -> Vec<Outcome> {
+    if ops.iter().any(|op| has_device(&op.sources)) {
+        let begun = ops.iter().map(|op| begin_write(control, target, op)).collect();
+        let outcomes = copy_on_device(target.data, begun, deadline).await.into_iter();
+        return outcomes.zip(ops).map(|(it, op)| it.and_then(|()| end_write(control, op))).collect();
+    }
     let mut outcomes = Vec::with_capacity(ops.len());
     for op in ops {
         let outcome = match begin_write(control, target, op) {
@@ -63,6 +75,31 @@ pub(crate) async fn write(
         outcomes.push(outcome);
     }
     outcomes
+}
+
+/// Copies all operations together, so that a device gets one list of copies.
+async fn copy_on_device(
+    data: &Map,
+    begun: Vec<Result<Steps<'_>, TransferError>>,
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let mut lists = Vec::with_capacity(begun.len());
+    let mut outcomes: Vec<Outcome> = Vec::with_capacity(begun.len());
+    for begun in begun {
+        match begun {
+            Ok(steps) => {
+                lists.push(steps.pairs());
+                outcomes.push(Ok(()));
+            }
+            Err(error) => outcomes.push(Err(error)),
+        }
+    }
+    let places = lists.iter().flatten().filter_map(|(from, to)| from.place().or(to.place()));
+    let devices: BTreeSet<_> = places.map(|place| place.device()).collect();
+    devices.into_iter().for_each(|device| data.prepare_for(device));
+    let mut copied = copy_lists(&lists, deadline).await.into_iter();
+    let outcome = |it: Outcome| it.and_then(|()| copied.next().unwrap_or(Err(TransferError::Timeout)));
+    outcomes.into_iter().map(outcome).collect()
 }
 
 fn begin_read<'a>(
@@ -144,6 +181,18 @@ impl<'a> Steps<'a> {
         false
     }
 
+    /// All pieces that are contiguous on both sides.
+    fn pairs(mut self) -> Vec<Pair<'a>> {
+        let mut pairs = Vec::new();
+        loop {
+            let most = self.sources.front_bytes().min(self.targets.front_bytes());
+            match (self.sources.next_piece(most), self.targets.next_piece(most)) {
+                (Some(source), Some(target)) => pairs.push((source, target)),
+                _ => return pairs,
+            }
+        }
+    }
+
     fn all_now(mut self) {
         while !self.copy_some() {}
     }
@@ -205,6 +254,16 @@ impl MappedRange {
     #[must_use]
     pub fn as_ptr(&self) -> Option<*const u8> {
         self.source().map(SourceBuf::as_ptr)
+    }
+
+    /// The address at which kernels of a device read the bytes in place. `None` while they are not registered
+    /// with the driver: the first call begins that, in the background, and may be repeated. The caller must
+    /// hold the view until the kernels have ended.
+    #[must_use]
+    pub fn device_address(&self, device: u32) -> Option<u64> {
+        let start = self.as_ptr()?.expose_provenance() as u64;
+        self.map.prepare_for(device);
+        tiffin_gpu::mapped_address(start, self.extent.len)
     }
 
     /// A copy of the bytes; `None` in a forked child.

@@ -1,7 +1,8 @@
 //! A memory pool: the files of a node's memory in a folder of a tmpfs, where they outlive the node's process.
 //!
 //! The folder has the files `control`, `data` and `claims`, whose content is that of the memory files of a
-//! node without a pool (see `docs/format.md`), and `lock`, which the running node has locked.
+//! node without a pool (see `docs/format.md`), `lock`, which the running node has locked, and `ledger`, the
+//! journal of the ledger.
 //!
 //! **Invariant:** one process at a time has a pool: it holds the lock until it ends, however it ends.
 //!
@@ -10,12 +11,15 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock, fstat, fstatfs, fstatvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, fstatfs, fstatvfs};
+use tokio::sync::watch;
 
+use crate::Extent;
+use crate::journal;
 use crate::layout::{self, Geometry, header};
 
 /// The type of a tmpfs, as `statfs` names it.
@@ -24,8 +28,15 @@ const CONTROL: &str = "control";
 const DATA: &str = "data";
 const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
+const MASTER: &str = "master";
+/// Bytes that are allocated between two lines of progress.
+const ALLOCATE_BYTES: u64 = 8 << 30;
+/// The journal of the ledger, see [`journal`]; and its name while it is made.
+const JOURNALS: [&str; 2] = ["ledger", "ledger.new"];
 /// Bytes of the lock file that are read: it names a process.
 const HOLDER_BYTES_MAX: u64 = 32;
+/// Bytes of the file with the address of the master that are read.
+const MASTER_BYTES_MAX: u64 = 4096;
 
 /// Why a memory pool cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +115,19 @@ impl PoolError {
     /// Whether this machine has no place for the pool: no tmpfs, or not enough space on it.
     #[must_use]
     pub fn has_no_place(&self) -> bool {
-        matches!(self, Self::NoSpace { .. } | Self::NotMemory { .. } | Self::System { .. })
+        use io::ErrorKind as Kind;
+        match self {
+            Self::NoSpace { .. } | Self::NotMemory { .. } => true,
+            Self::System { source, .. } => matches!(
+                source.kind(),
+                Kind::NotFound
+                    | Kind::PermissionDenied
+                    | Kind::NotADirectory
+                    | Kind::ReadOnlyFilesystem
+                    | Kind::StorageFull
+            ),
+            Self::NotPrivate { .. } | Self::InUse { .. } | Self::Invalid { .. } => false,
+        }
     }
 }
 
@@ -126,6 +149,8 @@ pub struct Pool {
     folder: PathBuf,
     /// The lock ends when this is closed.
     _lock: File,
+    /// Dropped after every lock: then the pool may be opened again.
+    end: watch::Sender<()>,
 }
 
 impl Pool {
@@ -133,6 +158,30 @@ impl Pool {
     #[must_use]
     pub fn exists(folder: &Path) -> bool {
         folder.join(CONTROL).exists()
+    }
+
+    /// Whether a process has the pool in a folder. Another one may take it at any time: only [`Pool::open`]
+    /// is certain.
+    #[must_use]
+    pub fn is_in_use(folder: &Path) -> bool {
+        let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
+        // The lock ends with the descriptor.
+        flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+
+    /// The address of the master that its node was last started with, as it was given.
+    #[must_use]
+    pub fn master_in(folder: &Path) -> Option<String> {
+        let mut text = String::new();
+        let file = File::open(folder.join(MASTER)).ok()?;
+        file.take(MASTER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    /// Stores the address of the master, for [`Self::master_in`].
+    pub fn set_master(&self, master: &str) -> io::Result<()> {
+        let mut file = file_options().create(true).truncate(true).open(self.folder.join(MASTER))?;
+        file.write_all(master.as_bytes())
     }
 
     /// Makes the folder if it does not exist, and locks it.
@@ -168,7 +217,14 @@ impl Pool {
         }
         let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         named.map_err(fail("writing the lock", "free some memory on its tmpfs"))?;
-        Ok(Self { folder: path(), _lock: lock })
+        Ok(Self { folder: path(), _lock: lock, end: watch::Sender::new(()) })
+    }
+
+    /// Waits until the pool is closed and unlocked.
+    pub fn end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.end.subscribe();
+        // Nothing is ever sent: the channel ends with its sender.
+        async move { while end.changed().await.is_ok() {} }
     }
 
     /// Where it is.
@@ -185,14 +241,25 @@ impl Pool {
 
     /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
     pub fn discard(&self) -> io::Result<()> {
-        // Without the control segment there is no pool, whatever happens to the rest.
-        for name in [CONTROL, DATA, CLAIMS, LOCK] {
-            match std::fs::remove_file(self.folder.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        self.disown()?;
+        let [journal, unfinished] = JOURNALS;
+        for name in [DATA, CLAIMS, journal, unfinished, LOCK, MASTER] {
+            self.remove(name)?;
         }
         std::fs::remove_dir(&self.folder)
+    }
+
+    /// From now on no process can adopt it. Without the control segment there is no pool, whatever happens to
+    /// the rest. This process still has the lock.
+    pub fn disown(&self) -> io::Result<()> {
+        self.remove(CONTROL)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The sizes of the segment that is there. `None` if there is none, or its creation was cut off.
@@ -249,27 +316,71 @@ impl Pool {
     /// The files, with these sizes. Those of another size, or of a creation that was cut off, are emptied.
     pub(crate) fn files(&self, geometry: &Geometry) -> Result<[OwnedFd; 3], PoolError> {
         let is_new = self.find()?.is_none();
-        let open = |(name, bytes): (&str, u64)| {
+        let open = |(name, _): (&str, u64)| {
             let file = file_options().create(true).open(self.folder.join(name));
             let file = file.map_err(|error| self.failed("opening a file", error))?;
-            if is_new {
-                let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
-                sized.map_err(|error| self.failed("sizing a file", error))?;
-            }
             if !is_private(&file) {
                 let what = format!("`{name}` belongs to another user, or others may use it");
                 return Err(PoolError::NotPrivate { path: self.folder.clone(), what });
             }
-            Ok(OwnedFd::from(file))
+            Ok(file)
         };
         let [control, data, claims] = sizes(geometry).map(open);
         let files = [control?, data?, claims?];
         // The lock of a running node may have been removed.
-        let [control, ..] = &files;
+        let [control, data, _] = &files;
         if flock(control, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(PoolError::InUse { path: self.folder.clone(), holder: "unknown".to_owned() });
         }
-        Ok(files)
+        if is_new {
+            for (file, (_, bytes)) in files.iter().zip(sizes(geometry)) {
+                let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
+                sized.map_err(|error| self.failed("sizing a file", error))?;
+            }
+            let all = Extent { offset: 0, len: geometry.data_bytes };
+            self.allocate(data.as_fd(), all).inspect_err(|_| {
+                // Nothing was stored there, and others need the space.
+                let _kept = data.set_len(0);
+            })?;
+        }
+        Ok(files.map(OwnedFd::from))
+    }
+
+    /// Allocates pages of the data segment: once the tmpfs is full, a store into a page that it does not have
+    /// would kill the process that stores, be it the node or a client.
+    pub(crate) fn allocate(&self, data: BorrowedFd<'_>, extent: Extent) -> Result<(), PoolError> {
+        let (bytes, mut done) = (extent.len, 0);
+        while done < bytes {
+            let len = ALLOCATE_BYTES.min(bytes - done);
+            match fallocate(data, FallocateFlags::KEEP_SIZE, extent.offset + done, len) {
+                Ok(()) => done += len,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::NOSPC) => {
+                    self.check_space(bytes - done)?;
+                    let what = "allocating `data`";
+                    return Err(self.failed(what, io::ErrorKind::StorageFull.into()));
+                }
+                Err(error) => return Err(self.failed("allocating `data`", error.into())),
+            }
+            if done < bytes {
+                tracing::info!(path = %self.folder.display(), done, of = bytes, "a memory pool is allocated");
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an empty journal of the ledger, with this id, in place of the earlier one. Returns where it is.
+    pub fn make_journal(&self, id: u64) -> io::Result<PathBuf> {
+        let path = self.folder.join(JOURNALS[0]);
+        journal::create(&path, id).map(|()| path)
+    }
+
+    /// The messages in the journal of the ledger, in order. There are none if there is no journal.
+    pub fn read_journal(&self) -> Result<Vec<Vec<u8>>, PoolError> {
+        match journal::read(&self.folder.join(JOURNALS[0])) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => read.map_err(|error| self.failed("reading `ledger`", error)),
+        }
     }
 
     /// Bytes of memory that its files have.
@@ -279,8 +390,7 @@ impl Pool {
         [CONTROL, DATA, CLAIMS].into_iter().map(present).sum()
     }
 
-    /// Checks that its tmpfs has `wanted` more bytes. A store into a page that the tmpfs cannot provide would
-    /// kill the process.
+    /// Checks that its tmpfs has `wanted` more bytes.
     pub(crate) fn check_space(&self, wanted: u64) -> Result<(), PoolError> {
         let folder = File::open(&self.folder).map_err(|error| self.failed("opening the folder", error))?;
         let found = fstatvfs(&folder).map_err(|error| self.failed("examining the tmpfs", error.into()))?;
@@ -319,7 +429,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::Extent;
     use crate::control::{SlotRecord, SlotState};
     use crate::segment::{NodeMemory, SegmentError};
 
@@ -364,7 +473,7 @@ mod tests {
         writer.park(5);
         writer.reclaim(5);
         writer.set_stamp_high_water(11);
-        writer.set_epoch(5, 55);
+        writer.set_epoch(5, 55, 555);
         crate::copy::copy_in(b"bytes", memory.targets(&record.extents).unwrap()[0]);
         drop((memory, writer));
 
@@ -380,6 +489,7 @@ mod tests {
         assert_eq!(found[1].record, retired, "it has the stamp that it had");
         let reader = memory.reader();
         assert_eq!((reader.stamp_high_water(), reader.epoch(), reader.instance()), (11, 5, 55));
+        assert_eq!(reader.cluster(), 555);
         let source = memory.data.source(record.extents[0]).unwrap();
         let mut bytes = [0; 5];
         crate::copy::copy_out(source, &mut bytes);
@@ -446,6 +556,38 @@ mod tests {
         assert!(error.contains("making the folder failed") && error.contains("hint: "), "{error}");
         let error = Pool::open(Path::new("/proc/self")).unwrap_err().to_string();
         assert!(error.contains("is not on a tmpfs\n\nhint: "), "{error}");
+    }
+
+    #[test]
+    fn pages_of_new_objects_exist_before_the_first_put() {
+        let folder = folder("allocated");
+        let (memory, _writer) = open(&folder).unwrap();
+        let allocated = std::fs::metadata(folder.join(DATA)).unwrap().blocks() * 512;
+        assert_eq!(allocated, GEOMETRY.data_bytes);
+        memory.pool().unwrap().discard().unwrap();
+    }
+
+    #[test]
+    fn adopted_pool_has_all_pages_but_those_withheld() {
+        let folder = folder("settled");
+        let (memory, mut writer) = open(&folder).unwrap();
+        let page = rustix::param::page_size() as u64;
+        let withheld = Extent { offset: 4 * page, len: 4 * page };
+        let returned = Extent { offset: 16 * page, len: 8 * page };
+        memory.return_pages(withheld);
+        memory.return_pages(returned);
+        writer.write_slot(40, &SlotRecord { stamp: 1, ..SlotRecord::default() });
+        let data = || std::fs::metadata(folder.join(DATA)).unwrap().blocks() * 512;
+        assert_eq!(data(), GEOMETRY.data_bytes - 12 * page);
+        memory.settle_pool(&[withheld], &[]).unwrap();
+        assert_eq!(data(), GEOMETRY.data_bytes - 4 * page);
+        memory.restore_pages(withheld).unwrap();
+        assert_eq!(data(), GEOMETRY.data_bytes);
+        // No process maps it, so unused records have no page any more: only the header has.
+        assert_eq!(std::fs::metadata(folder.join(CONTROL)).unwrap().blocks() * 512, layout::HEADER_BYTES);
+        memory.back(Extent { offset: layout::HEADER_BYTES, len: page }).unwrap();
+        assert!(std::fs::metadata(folder.join(CONTROL)).unwrap().blocks() * 512 > layout::HEADER_BYTES);
+        memory.pool().unwrap().discard().unwrap();
     }
 
     #[test]

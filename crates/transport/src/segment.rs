@@ -22,11 +22,11 @@ use crate::available::{Available, Limit, available_memory};
 use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
-use crate::layout::{DATA_BYTES_MAX, Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
-use crate::lock;
+use crate::layout::{DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
+use crate::{device, lock};
 
 /// Memory of a control segment that is not counted against the data segment; a node counts more than that.
 const CONTROL_BYTES_FREE: u64 = 1 << 20;
@@ -82,6 +82,7 @@ pub struct NodeMemory {
     pub(crate) data: Arc<Map>,
     pub(crate) claims: Claims,
     reader: ControlReader,
+    /// Dropped last: one of the files is locked, too.
     pool: Option<Pool>,
 }
 
@@ -139,10 +140,13 @@ impl NodeMemory {
         segments.retain(|memory| memory.strong_count() > 0);
         let absent = memory_bytes(&geometry).saturating_sub(pool.present_bytes());
         check_available(absent, disk_bytes, promised_bytes(&segments), available_memory())?;
-        pool.check_space(absent)?;
+        if found.is_none() {
+            pool.check_space(absent)?;
+        }
         let [control_file, data_file, claims_file] = pool.files(&geometry)?;
         let map = |file: &OwnedFd, bytes| {
-            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+            let map = map.and_then(|it| it.for_devices(file.as_fd())).map(Arc::new);
             map.map_err(|source| SegmentError::System { what: "mapping a memory pool", source })
         };
         let control = map(&control_file, geometry.control_bytes())?;
@@ -209,18 +213,35 @@ impl NodeMemory {
     }
 
     /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
-    /// later access allocates the pages again.
+    /// later access allocates the pages again. Pages stay while a process has registered some with a device.
     pub fn return_pages(&self, extent: Extent) {
-        let page = page_size() as u64;
-        let start = extent.offset.next_multiple_of(page);
-        let end = extent.end().unwrap_or(0) / page * page;
-        if start >= end {
-            return;
+        device::unless_registered(self.data_file.as_fd(), || punch(&self.data_file, extent));
+    }
+
+    /// Allocates the pages of this range of the data segment, which [`Self::return_pages`] has returned.
+    pub fn restore_pages(&self, extent: Extent) -> io::Result<()> {
+        allocate(&self.data_file, extent)
+    }
+
+    /// Allocates the pages of a range of the control segment. Only those of a pool can be missing: a memory
+    /// file takes them from the system when they are written.
+    pub fn back(&self, extent: Extent) -> io::Result<()> {
+        if self.pool.is_some() { allocate(&self.control_file, extent) } else { Ok(()) }
+    }
+
+    /// Allocates all pages of a pool that was adopted, except for these ranges of the data segment. If no
+    /// client maps it, the pages of the control segment outside of the ranges in use are returned before.
+    pub fn settle_pool(&self, withheld: &[Extent], in_use: &[Extent]) -> Result<(), SegmentError> {
+        let Some(pool) = &self.pool else { return Ok(()) };
+        if self.mapping_clients().is_ok_and(|it| it.is_empty()) {
+            let tables = Extent { offset: HEADER_BYTES, len: self.geometry().control_bytes() - HEADER_BYTES };
+            gaps(tables, in_use).for_each(|it| punch(&self.control_file, it));
         }
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = fallocate(&self.data_file, how, start, end - start) {
-            tracing::debug!(%error, "memory is not given back");
+        let all = Extent { offset: 0, len: self.geometry().data_bytes };
+        for absent in gaps(all, withheld) {
+            pool.allocate(self.data_file.as_fd(), absent)?;
         }
+        Ok(())
     }
 
     /// The sizes and the id.
@@ -234,6 +255,44 @@ impl NodeMemory {
     pub fn reader(&self) -> &ControlReader {
         &self.reader
     }
+}
+
+/// Returns the whole pages of a range.
+fn punch(file: &OwnedFd, extent: Extent) {
+    let page = page_size() as u64;
+    let start = extent.offset.next_multiple_of(page);
+    let end = extent.end().unwrap_or(0) / page * page;
+    if start >= end {
+        return;
+    }
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if let Err(error) = fallocate(file, how, start, end - start) {
+        tracing::debug!(%error, "memory is not given back");
+    }
+}
+
+/// Allocates every page that has a byte of a range. Those that exist keep their content.
+fn allocate(file: &OwnedFd, extent: Extent) -> io::Result<()> {
+    loop {
+        match fallocate(file, FallocateFlags::KEEP_SIZE, extent.offset, extent.len) {
+            Err(rustix::io::Errno::INTR) => {}
+            allocated => return allocated.map_err(io::Error::from),
+        }
+    }
+}
+
+/// The ranges of `all` between these, which are in any order.
+fn gaps(all: Extent, taken: &[Extent]) -> impl Iterator<Item = Extent> {
+    let mut taken = taken.to_vec();
+    taken.sort_unstable_by_key(|it| it.offset);
+    let end = all.end().unwrap_or(u64::MAX);
+    taken.push(Extent { offset: end, len: 0 });
+    let mut at = all.offset;
+    taken.into_iter().filter_map(move |it| {
+        let gap = Extent { offset: at, len: it.offset.saturating_sub(at) };
+        at = at.max(it.end().unwrap_or(u64::MAX));
+        (gap.len > 0).then_some(gap)
+    })
 }
 
 /// The segments of this process. The kernel counts pages only once they are touched, so memory that is
@@ -321,7 +380,8 @@ fn memory_file(name: &'static str, bytes: u64) -> Result<(OwnedFd, Map), Segment
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(name, flags).map_err(io::Error::from).map_err(fail("making a memory file"))?;
     ftruncate(&file, bytes).map_err(io::Error::from).map_err(fail("sizing a memory file"))?;
-    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite).map_err(fail("mapping a memory file"))?;
+    let map = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+    let map = map.and_then(|it| it.for_devices(file.as_fd())).map_err(fail("mapping a memory file"))?;
     Ok((file, map))
 }
 

@@ -9,7 +9,7 @@ use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
-use tiffin_transport::tcp::frame::{HELLO_BYTES, WelcomeHead};
+use tiffin_transport::tcp::frame::{DATA_VERSION, HELLO_BYTES, WelcomeHead};
 use tiffin_transport::tcp::{self, Connect, Identity, ReadOptions, Tcp, TcpConnect};
 use tiffin_transport::{
     Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
@@ -278,7 +278,7 @@ async fn blocked_thread_returns_at_its_deadline() {
             let mut hello = [0; HELLO_BYTES];
             // On a busy machine the client may give up before the welcome, and retries.
             if stream.read_exact(&mut hello).await.is_ok()
-                && stream.write_all(&WelcomeHead::encode(Ok(()), "")).await.is_ok()
+                && stream.write_all(&WelcomeHead::encode(DATA_VERSION, Ok(()), "")).await.is_ok()
             {
                 ended.send(stream.read_to_end(&mut Vec::new()).await.map(|sent| sent > 0)).unwrap();
             }

@@ -16,8 +16,8 @@ use tiffin_transport::checksum::checksum;
 use tiffin_transport::faults::Rng;
 use tiffin_transport::shm::{self, ATTACH_MAGIC, ATTACH_VERSION, AttachError};
 use tiffin_transport::tcp::frame::{
-    HELLO_BYTES, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind, RequestHead, RequestKind, Status,
-    WelcomeHead,
+    DATA_VERSION, HELLO_BYTES, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind, RequestHead,
+    RequestKind, Status, WelcomeHead,
 };
 use tiffin_transport::tcp::{self, Identity, Tcp};
 use tiffin_transport::{Instant, Outcome, ReadOp, SourceBuf, TargetBuf, TransferError, Transport, WriteOp};
@@ -222,10 +222,10 @@ async fn misbehave(mut stream: TcpStream, how: Misbehaviour) -> std::io::Result<
         // Until the client gives up and closes the connection.
         Misbehaviour::SendsNothing => return stream.read_exact(&mut [0]).await.map(drop),
         Misbehaviour::TruncatedRefusal => {
-            let refusal = WelcomeHead::encode(Err(Rejection::Refused), "long story");
+            let refusal = WelcomeHead::encode(DATA_VERSION, Err(Rejection::Refused), "long story");
             return stream.write_all(&refusal[..20]).await;
         }
-        _ => stream.write_all(&WelcomeHead::encode(Ok(()), "")).await?,
+        _ => stream.write_all(&WelcomeHead::encode(DATA_VERSION, Ok(()), "")).await?,
     }
     let mut request = [0; REQUEST_BYTES];
     stream.read_exact(&mut request).await?;

@@ -65,9 +65,39 @@ impl fmt::Display for SegmentId {
     }
 }
 
+/// Maximum epoch of a master, and maximum number of stamps of a segment. Greater ones come from damaged
+/// memory.
+pub const EPOCH_MAX: u64 = 1 << 62;
+/// See [`EPOCH_MAX`].
+pub const STAMPS_MAX: u64 = 1 << 62;
+
+/// Identifies a cluster: its master's state and all its members have the same number. Drawn at random when
+/// the first member registers. Zero where no cluster is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+
+impl ClusterId {
+    /// This number, unless it is zero.
+    #[must_use]
+    pub fn known(self) -> Option<Self> {
+        (self.0 != 0).then_some(self)
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
 /// Identifies one client handle, across reconnects. The client draws it at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
+
+impl ClientId {
+    /// The client that reserves memory for promotions. No real client may have this id.
+    pub const PROMOTER: Self = Self(u64::MAX);
+}
 
 impl std::fmt::Display for ClientId {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -195,6 +225,12 @@ impl Extent {
     pub fn end(self) -> u64 {
         self.offset.saturating_add(self.len)
     }
+}
+
+/// The space that `len` bytes take in a segment, with alignment. `None` if it overflows.
+#[must_use]
+pub fn space_for(len: u64) -> Option<u64> {
+    len.checked_next_multiple_of(EXTENT_ALIGN)
 }
 
 /// Space for one replica, until it is committed or released.

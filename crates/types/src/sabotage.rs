@@ -32,16 +32,28 @@ tiffin_sabotage::variants! {
         ForgetOldViews: "a restarted node waits for the lists of views";
         /// A node that is started again on its memory reuses what was retired and in view.
         ForgetParked: "a restarted node knows what was in view";
+        /// The node uses memory again that could not be allocated.
+        UseUnrestored: "objects get no memory that is not there";
         /// A node that is started again on its memory shows itself as a member at once.
         AdoptAsMember: "a restarted node applies its retires first";
+        /// A node that is started again on its memory does not commit what was published and not read.
+        ForgetLedger: "a restarted node reads its ledger";
         /// A node that is started again on its memory uses stamps again.
         ReuseStamps: "stamps are not reused after a restart";
         /// The master takes the memory of an ended process for lost although it outlives the process.
         LoseThePool: "a memory pool outlives its process";
+        /// The master takes a memory pool for lost when another node listens on its address.
+        ReplaceThePool: "a memory pool stays when its address is used again";
+        /// The master accepts members of any cluster.
+        JoinAnyCluster: "members of another cluster are refused";
+        /// The master does not save the id of its cluster.
+        ForgetCluster: "the id of the cluster survives a restart";
         /// The writer does not claim an offer before it writes.
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.
         EndUnasked: "a reservation ends after the master was asked";
+        /// The master removes an object and keeps the copies that it had replaced.
+        KeepHeldCopies: "a removal includes what its object has replaced";
         /// The master makes no lost copy again.
         RepairNever: "lost copies are made again";
         /// The master takes a copy on a node's disk for one on another node than its memory.
@@ -68,7 +80,9 @@ tiffin_sabotage::variants! {
         ForgetPendingRetires: "a repeated delete waits too";
         /// The master removes objects that were put after a drop began.
         DropNewer: "a drop spares newer objects";
-        /// The master answers a replacement before the nodes have confirmed the retire of the old object.
+        /// The master retires a replaced object before the new one is stored.
+        RetireFirst: "a replaced object is retired after the new one is stored";
+        /// The node releases a reservation that before the nodes have confirmed the retire of the old object.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
         /// The master readmits a node without its pending retires.
         ForgetOwedRetires: "pending retires are applied on return";
@@ -216,6 +230,18 @@ tiffin_sabotage::variants! {
     OF_DISKS {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
+    }
+    /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
+    /// and rarely a full node whose earlier clients are silent.
+    OF_MASTERS {
+        /// The master answers after a write of its state that began before it decided.
+        AnswerDeposed: "an answer is confirmed after it was decided";
+        /// The master lets an object without pins replace one that was pinned meanwhile.
+        ReplacePinned: "a put that replaces one generation has its pins";
+        /// The master does not send a drain job again to a node that returns without it.
+        ForgetDrains: "a node that returns is drained again";
+        /// The master evicts on and on, although a restarted node cannot free the memory yet.
+        EvictUnlisted: "no eviction while enough memory waits for lists of views";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

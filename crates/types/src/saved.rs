@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    SegmentId, SlotId, SlotRef, Stamp,
+    ClusterId, SegmentId, SlotId, SlotRef, Stamp,
     message::{NodeInfo, Policy},
 };
 
@@ -19,6 +19,9 @@ pub struct Saved {
     pub policies: Vec<SavedPolicy>,
     /// Members that the operator declared lost.
     pub forgotten: Vec<SegmentId>,
+    /// The id of the cluster, then the ids of other clusters whose members belong to it as well. Empty before
+    /// the first member registers.
+    pub clusters: Vec<ClusterId>,
 }
 
 /// The policy of a namespace.
@@ -43,6 +46,8 @@ pub struct SavedMember {
     pub beside: Option<SegmentId>,
     /// Its address for other hosts; empty if it has none.
     pub tcp: String,
+    /// Its memory outlives its process.
+    pub outlives: bool,
     /// Its pending retires: the slot and the stamp of each copy, in 4 and 8 bytes, little-endian.
     pub owed: Vec<u8>,
 }
@@ -51,9 +56,10 @@ impl SavedMember {
     /// A member without pending retires.
     #[must_use]
     pub fn of(info: &NodeInfo) -> Self {
-        let NodeInfo { segment, name, host, beside, tcp, .. } = info;
+        let NodeInfo { segment, name, host, beside, tcp, outlives, .. } = info;
         let (name, host, tcp) = (name.clone(), host.clone(), tcp.clone());
-        Self { segment: *segment, name, host, beside: *beside, tcp, owed: Vec::new() }
+        let owed = Vec::new();
+        Self { segment: *segment, name, host, beside: *beside, tcp, outlives: *outlives, owed }
     }
 
     /// With these pending retires.
@@ -71,8 +77,8 @@ impl SavedMember {
     /// What is known of it before it registers.
     #[must_use]
     pub fn info(self) -> NodeInfo {
-        let Self { segment, name, host, beside, tcp, owed: _ } = self;
-        NodeInfo { segment, name, host, beside, tcp, ..NodeInfo::default() }
+        let Self { segment, name, host, beside, tcp, outlives, owed: _ } = self;
+        NodeInfo { segment, name, host, beside, tcp, outlives, ..NodeInfo::default() }
     }
 }
 

@@ -327,6 +327,11 @@ impl MooncakeDistributedStore {
         }
     }
 
+    /// Not Mooncake's: the address of the master, complete with the name of the cluster in etcd, or `None`.
+    fn _master_address(&self) -> Option<String> {
+        Some(self.open()?.segments.site().config.master.to_string())
+    }
+
     /// For other modules of this package: the store itself if it is set up, else `None`.
     fn _get_pyclient_capsule(slf: Bound<'_, Self>) -> Option<Bound<'_, Self>> {
         let is_open = slf.get().open().is_some();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use tiffin_client::arena::Block;
+use tiffin_client::gpu;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, OnExists, Patience,
     Pattern, Presences, Put, ResolveOptions,
@@ -48,6 +49,7 @@ pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) 
     if !nodes.is_empty() {
         tell_unconfirmed(&Error::Unconfirmed { nodes: nodes.into_iter().collect() });
     }
+    tell_device(stored.iter().filter_map(|it| it.as_ref().err()));
     let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
     Ok(merge(known, codes))
 }
@@ -67,11 +69,19 @@ pub(super) fn get_into(
     let deadline = Deadline::after(open.call_time);
     let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let read = ask(py, open, deadline, async |client| client.get_into(&gets, options, deadline).await)?;
+    tell_device(read.iter().filter_map(|it| it.as_ref().err()));
     let codes = read.into_iter().map(|read| match read {
         Ok(fetched) => i64::try_from(fetched.len).unwrap_or(i64::MAX),
         Err(error) => codes::of(&error),
     });
     Ok(open.sessions.refine(&keys, merge(known, codes)))
+}
+
+/// Prints one line for the first failure of a device.
+fn tell_device<'e>(mut errors: impl Iterator<Item = &'e Error>) {
+    if let Some(error) = errors.find(|it| matches!(it, Error::Device { .. })) {
+        tell(&format!("{error} ({}); hint: {}", codes::of(error), error.hint().unwrap_or_default()));
+    }
 }
 
 /// Gets objects that fit the local buffer, and `None` for the others.
@@ -258,12 +268,18 @@ pub(super) async fn is_answered(client: &Client, deadline: Deadline) -> bool {
 }
 
 /// The bytes that the client has written and read, by transport.
-pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(&'static str, (u64, u64))>> {
+pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(String, (u64, u64))>> {
     let deadline = Deadline::after(open.call_time);
     let counted = open.handle.call(py, deadline, async |client| {
         let counters = client.counters();
         let ways = [("local", &counters.local), ("shared_memory", &counters.shm), ("tcp", &counters.tcp)];
-        Ok(ways.into_iter().map(|(way, moved)| (way, (moved.written(), moved.read()))).collect())
+        let ways = ways.map(|(way, moved)| (way.to_owned(), (moved.written(), moved.read())));
+        // Bytes of devices are counted per process, and are part of those above.
+        let devices = gpu::counted().into_iter().flat_map(|it| {
+            let name = format!("cuda:{}", it.device);
+            [(format!("{name} ring"), (it.ringed, 0)), (name, (it.saved, it.loaded))]
+        });
+        Ok(ways.into_iter().chain(devices).collect())
     })?;
     Ok(counted.unwrap_or_default())
 }

@@ -66,7 +66,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         Error::TooSmall { .. } | Error::Invalid { .. } | Error::Closed | Error::Forked => INVALID_PARAMS,
         Error::Contended { .. } | Error::Unavailable { .. } => REPLICA_IS_NOT_READY,
         Error::Leased { .. } => OBJECT_HAS_LEASE,
-        Error::NodeDown { .. } => TRANSFER_FAIL,
+        Error::NodeDown { .. } | Error::Device { .. } => TRANSFER_FAIL,
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => RPC_TIMEOUT,
         // The master is unreachable, rejects the client, or a node did not confirm the request.
         Error::Unreachable { .. }

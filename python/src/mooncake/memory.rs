@@ -15,23 +15,36 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use pyo3::{buffer::PyUntypedBuffer, ffi};
 use tiffin_client::arena::{Arena, Block};
+use tiffin_client::gpu::Place;
 use tiffin_client::{Landing, SourceBuf, TargetBuf};
 
 use super::pool::{self, Lease, Leased};
 
-/// The `len` bytes at `address`, for reading during the caller's call; `None` if no memory can be there.
-pub(crate) fn source<'a>(address: u64, len: u64) -> Option<SourceBuf<'a>> {
+/// The `len` bytes at `address`, on a device or in this process, for reading during the caller's call; `None`
+/// if no memory can be there.
+pub(crate) fn source<'a>(address: u64, len: u64, place: Option<&'a Place>) -> Option<SourceBuf<'a>> {
     let (start, len) = range(address, len)?;
-    // SAFETY: the caller of the Python method promises that these bytes are mapped until it returns, and the
-    // range is not null and does not wrap around.
-    Some(unsafe { SourceBuf::new(start, len) })
+    // SAFETY: the caller of the Python method promises that these bytes are mapped or allocated until it
+    // returns, and the range is not null and does not wrap around.
+    Some(unsafe {
+        match place {
+            None => SourceBuf::new(start, len),
+            Some(place) => SourceBuf::on_device(start, len, place),
+        }
+    })
 }
 
-/// The `len` bytes at `address`, for writing during the caller's call; `None` if no memory can be there.
-pub(crate) fn target<'a>(address: u64, len: u64) -> Option<TargetBuf<'a>> {
+/// The `len` bytes at `address`, on a device or in this process, for writing during the caller's call; `None`
+/// if no memory can be there.
+pub(crate) fn target<'a>(address: u64, len: u64, place: Option<&'a Place>) -> Option<TargetBuf<'a>> {
     let (start, len) = range(address, len)?;
     // SAFETY: as for `source`; the caller also promises that they may be written.
-    Some(unsafe { TargetBuf::new(start, len) })
+    Some(unsafe {
+        match place {
+            None => TargetBuf::new(start, len),
+            Some(place) => TargetBuf::on_device(start, len, place),
+        }
+    })
 }
 
 fn range(address: u64, len: u64) -> Option<(NonNull<u8>, usize)> {

@@ -68,6 +68,7 @@ fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(owned::read_heads, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_rows, module)?)?;
     module.add_function(wrap_pyfunction!(owned::peek, module)?)?;
+    module.add_function(wrap_pyfunction!(owned::device_at, module)?)?;
     module.add_function(wrap_pyfunction!(owned::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(owned::is_open, module)?)?;
     module.add_function(wrap_pyfunction!(sessions::get_session_start, module)?)?;

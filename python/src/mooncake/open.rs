@@ -13,7 +13,7 @@ use tiffin_client::{Client, ConnectOptions, Deadline};
 use tiffin_embedded::drain;
 use tiffin_server::config::{MEMORY_BYTES_MIN, SsdConfig};
 use tiffin_server::http::client::ClientPages;
-use tiffin_server::{Address, NodeConfig, NodeServer, StartError, host};
+use tiffin_server::{Address, Masters, NodeConfig, NodeServer, StartError, host};
 use tiffin_types::NAMESPACE_BYTES_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
@@ -127,7 +127,7 @@ impl Open {
     async fn connect(settings: &Settings) -> Result<Self, Failure> {
         check_protocol(&settings.protocol)?;
         let name = find_name(&settings.local_hostname).await?;
-        let master = master_address(&settings.master)?;
+        let master = find_masters(&settings.master, &settings.environment.cluster)?;
         check_metadata(&settings.metadata_server).await?;
         let options = ConnectOptions {
             token: settings.environment.token.clone(),
@@ -161,7 +161,7 @@ impl Open {
     async fn with_segment(
         settings: &Settings,
         name: &Name,
-        master: &Address,
+        master: &Masters,
         options: ConnectOptions,
     ) -> Result<Self, Failure> {
         let (claim, ssd) = match &settings.disk {
@@ -199,7 +199,7 @@ impl Open {
     fn without_segment(
         settings: &Settings,
         name: &Name,
-        master: &Address,
+        master: &Masters,
         opened: Opened,
     ) -> Result<Self, Failure> {
         let (port, socket) = match name.port {
@@ -352,17 +352,25 @@ fn has_rdma_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
-fn master_address(text: &str) -> Result<Address, Failure> {
+/// The masters behind `master_server_addr`. Mooncake's addresses of etcd do not name the cluster.
+fn find_masters(text: &str, cluster: &str) -> Result<Masters, Failure> {
     let problem =
         |why: &str| Failure::new(codes::INVALID_PARAMS, format!("the master's address is `{text}`: {why}"));
+    if let Some(rest) = text.strip_prefix("etcd://") {
+        let names_cluster = rest.split_once('/').is_some_and(|(_, cluster)| !cluster.is_empty());
+        let separator = if rest.ends_with('/') { "" } else { "/" };
+        let named = if names_cluster { text.to_owned() } else { format!("{text}{separator}{cluster}") };
+        return named.parse().map_err(|error| problem(&format!("{error}")));
+    }
     if text.contains("://") {
         return Err(problem(
-            "not supported: high availability through etcd, Redis or Kubernetes; use `host:port`",
+            "not supported: high availability through Redis or Kubernetes; use `host:port` or \
+             `etcd://host:2379`",
         ));
     }
     match text.parse() {
-        Ok(address @ Address::Tcp { port: 1.., .. }) => Ok(address),
-        _ => Err(problem("it must be `host:port`")),
+        Ok(address @ Address::Tcp { port: 1.., .. }) => Ok(address.into()),
+        _ => Err(problem("it must be `host:port` or `etcd://host:2379`")),
     }
 }
 
@@ -420,10 +428,10 @@ async fn ask_metadata(address: &str, authority: &str, path: &str) -> io::Result<
 }
 
 /// The settings that all nodes of a store share: everything but names, ports and memory.
-fn site(settings: &Settings, name: &Name, master: &Address, hostname: String) -> Site {
+fn site(settings: &Settings, name: &Name, master: &Masters, hostname: String) -> Site {
     let environment = &settings.environment;
     let config = NodeConfig {
-        master: master.clone().into(),
+        master: master.clone(),
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
         exposed: !name.ip.is_loopback() && environment.token.is_empty(),
@@ -435,7 +443,7 @@ fn site(settings: &Settings, name: &Name, master: &Address, hostname: String) ->
 async fn start_node(
     settings: &Settings,
     name: &Name,
-    master: &Address,
+    master: &Masters,
     ssd: Vec<SsdConfig>,
 ) -> Result<(NodeServer, String), Failure> {
     let environment = &settings.environment;

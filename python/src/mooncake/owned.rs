@@ -2,11 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tiffin_client::gpu;
 use tiffin_client::probe::Access;
 use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
 
@@ -16,6 +18,9 @@ use super::checks;
 use super::memory;
 use super::open::Open;
 use super::store::MooncakeDistributedStore;
+
+/// The time limit for reading a header from a device.
+const PEEK_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The bytes of an object, writable, in memory of their own. A tensor over them keeps this object.
 #[pyclass(module = "mooncake.store", frozen)]
@@ -142,7 +147,9 @@ pub(super) struct ToRows(KeyArg, Number, Number, Number, Number, Number, String)
 impl ToRows {
     fn get(&self) -> Option<GetInto<'static>> {
         let Self(key, start, address, len, rows, stride, _) = self;
-        let row = |at: u64| memory::target(address.0.checked_add(at.checked_mul(stride.0)?)?, len.0);
+        // Without a driver in this process this is host memory.
+        let place = gpu::find(address.0, len.0).ok();
+        let row = |at: u64| memory::target(address.0.checked_add(at.checked_mul(stride.0)?)?, len.0, place);
         let targets = (0..rows.0).map(row).collect::<Option<Vec<_>>>()?;
         let end = start.0.checked_add(len.0.checked_mul(rows.0)?)?;
         Some(GetInto::scattered(key.key()?, targets).range(start.0..end))
@@ -177,8 +184,12 @@ pub(super) fn peek<'py>(
     len: usize,
 ) -> Option<Bound<'py, PyBytes>> {
     let open = store.get().open()?;
-    if address.0 == 0 || !checks::is_usable(&open, address.0, len as u64, Access::Read) {
+    if address.0 == 0 {
         return None;
+    }
+    if let Some(place) = checks::find(&open, address.0, len as u64, Access::Read).ok()? {
+        let read = py.detach(|| gpu::read(place, address.0, len, PEEK_TIME_MAX));
+        return read.ok()?.map(|bytes| PyBytes::new(py, &bytes));
     }
     let start = ptr::with_exposed_provenance::<u8>(usize::try_from(address.0).ok()?);
     let mut bytes = vec![0; len];
@@ -186,6 +197,12 @@ pub(super) fn peek<'py>(
     // The target is new memory of that size.
     unsafe { ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), len) };
     Some(PyBytes::new(py, &bytes))
+}
+
+/// The number of the CUDA device that has these bytes; `None` for memory of this process.
+#[pyfunction]
+pub(super) fn device_at(address: Number, len: Number) -> Option<u32> {
+    gpu::find(address.0, len.0).ok().map(gpu::Place::device)
 }
 
 /// Whether all of these bytes are in one range of registered memory, or in the local buffer.
@@ -196,7 +213,7 @@ pub(super) fn is_registered(
     len: Number,
 ) -> bool {
     let Some(open) = store.get().open() else { return false };
-    let is_usable = || checks::is_usable(&open, address.0, len.0, Access::Write);
+    let is_usable = || checks::find(&open, address.0, len.0, Access::Write).is_ok();
     address.0 > 0 && open.is_registered(address.0, len.0) && is_usable()
 }
 

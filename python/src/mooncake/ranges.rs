@@ -87,8 +87,8 @@ enum Refused {
 /// Prints one line with the rejected address, and the reason.
 fn tell_refused(open: &Open, start: u64, len: u64) {
     let what = "get_into_ranges refused";
-    if !checks::is_usable(open, start, len, Access::Write) {
-        return checks::tell_refused(what, start, len, Access::Write);
+    if let Err(error) = checks::find(open, start, len, Access::Write) {
+        return checks::tell_refused(what, (start, len), Access::Write, &error);
     }
     let code = codes::INVALID_PARAMS;
     tell(&format!(
@@ -106,10 +106,11 @@ fn fragment(
 ) -> Result<GetInto<'static>, Refused> {
     let invalid = || Refused::Code(codes::INVALID_PARAMS);
     let target = buffer.checked_add(offset).ok_or_else(invalid)?;
-    if !open.is_registered(target, size) || !checks::is_usable(open, target, size, Access::Write) {
+    if !open.is_registered(target, size) {
         return Err(Refused::Address(target));
     }
-    let target = memory::target(target, size).ok_or_else(invalid)?;
+    let place = checks::find(open, target, size, Access::Write).map_err(|_| Refused::Address(target))?;
+    let target = memory::target(target, size, place).ok_or_else(invalid)?;
     let end = source.checked_add(size).ok_or_else(invalid)?;
     let key = key.key().ok_or(Refused::Code(codes::OBJECT_NOT_FOUND))?;
     Ok(GetInto::scattered(key, vec![target]).range(source..end))

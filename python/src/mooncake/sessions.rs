@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use tiffin_client::gpu::Place;
 use tiffin_client::probe::Access;
 use tiffin_client::{
     Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions,
@@ -24,7 +25,7 @@ use tiffin_client::{
 
 use super::arguments::{Items, KeyArg, Number};
 use super::calls::{self, LEASED};
-use super::checks;
+use super::checks::{self, Checked};
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
 use super::memory;
@@ -192,6 +193,8 @@ struct Fragment {
     address: u64,
     len: u64,
     offset: u64,
+    /// The device that has the bytes.
+    place: Option<&'static Place>,
 }
 
 impl Fragment {
@@ -215,10 +218,10 @@ fn fragments(
         }
         let parts = pointers.0.iter().zip(&sizes.0).zip(&offsets.0);
         let fragment = |((address, len), offset): ((&Number, &Number), &Number)| {
-            if address.0 == 0 || memory::source(address.0, len.0).is_none() {
+            if address.0 == 0 || memory::source(address.0, len.0, None).is_none() {
                 return Err(codes::INVALID_PARAMS);
             }
-            Ok(Fragment { address: address.0, len: len.0, offset: offset.0 })
+            Ok(Fragment { address: address.0, len: len.0, offset: offset.0, place: None })
         };
         parts.map(fragment).collect()
     });
@@ -226,11 +229,16 @@ fn fragments(
     fits.then(|| made.collect())
 }
 
-/// Which of the keys have fragments that this process can access.
-fn usable(open: &Open, call: &str, wanted: &[Result<Vec<Fragment>, i64>], access: Access) -> Vec<bool> {
+/// Which of the keys have fragments that can be accessed. Those on devices get their place.
+fn usable(open: &Open, call: &str, wanted: &mut [Result<Vec<Fragment>, i64>], access: Access) -> Vec<bool> {
     let range = |it: &Fragment| (it.address, it.len);
     let ranges = |it: &Result<Vec<Fragment>, i64>| it.iter().flatten().map(range).collect();
-    checks::usable(open, call, &wanted.iter().map(ranges).collect::<Vec<_>>(), access)
+    let Checked { usable, devices } =
+        checks::usable(open, call, &wanted.iter().map(ranges).collect::<Vec<_>>(), access);
+    for fragment in wanted.iter_mut().flatten().flatten() {
+        fragment.place = devices.place(fragment.address, fragment.len);
+    }
+    usable
 }
 
 /// Start get sessions. Returns for each key 0, or the code of the error.
@@ -290,10 +298,10 @@ pub(super) fn get_session_ranges(
     offsets: Items<Items<Number>>,
 ) -> PyResult<Vec<i64>> {
     let Some(open) = store.get().open() else { return Ok(Vec::new()) };
-    let Some(wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
+    let Some(mut wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
         return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
     };
-    let usable = usable(&open, "batch_get_into_multi_buffer_ranges", &wanted, Access::Write);
+    let usable = usable(&open, "batch_get_into_multi_buffer_ranges", &mut wanted, Access::Write);
     let sessions = open.sessions.here();
     let mut answers = vec![codes::INVALID_PARAMS; keys.0.len()];
     let mut left = Vec::new();
@@ -367,7 +375,7 @@ fn read(py: Python<'_>, open: &Open, wanted: &[ToRead]) -> PyResult<Vec<Ranged>>
 }
 
 fn target<'a>(fragment: Fragment) -> Option<TargetBuf<'a>> {
-    memory::target(fragment.address, fragment.len)
+    memory::target(fragment.address, fragment.len, fragment.place)
 }
 
 /// Derives the state of a session from the results of its key's fragments.
@@ -465,10 +473,10 @@ pub(super) fn put_session_ranges(
     offsets: Items<Items<Number>>,
 ) -> PyResult<Vec<i64>> {
     let Some(open) = store.get().open() else { return Ok(Vec::new()) };
-    let Some(wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
+    let Some(mut wanted) = fragments(keys.0.len(), &pointers, &sizes, &offsets) else {
         return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
     };
-    let usable = usable(&open, "batch_put_from_multi_buffer_ranges", &wanted, Access::Read);
+    let usable = usable(&open, "batch_put_from_multi_buffer_ranges", &mut wanted, Access::Read);
     let here = open.sessions.here();
     let session = |((key, wanted), is_usable): ((&KeyArg, Result<Vec<Fragment>, i64>), bool)| {
         let session = key.key().and_then(|key| lock(&here.writing).get(&key).cloned());
@@ -487,7 +495,7 @@ pub(super) fn put_session_ranges(
     let mut pieces = Vec::new();
     for (session, fragments) in writes.iter().flatten() {
         for fragment in fragments.iter().filter(|it| it.len > 0) {
-            if let Some(source) = memory::source(fragment.address, fragment.len) {
+            if let Some(source) = memory::source(fragment.address, fragment.len, fragment.place) {
                 let piece = Piece { offset: fragment.offset, sources: vec![source] };
                 pieces.push((&session.reserved, piece));
             }

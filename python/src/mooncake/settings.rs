@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use tiffin_server::config::Engine;
+use tiffin_server::mooncake::HA_CLUSTER;
 
 use super::arguments::{Flag, Number};
 use super::disk::DiskSettings;
@@ -95,6 +96,8 @@ pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
     pub(crate) port_tries: u32,
     pub(crate) token: String,
+    /// The name of the cluster in etcd, if an address of etcd does not name it.
+    pub(crate) cluster: String,
     /// Whether this client maps the segments of others, and whether others may map its own.
     pub(crate) shared_memory: bool,
     pub(crate) node_shared_memory: bool,
@@ -393,6 +396,9 @@ impl Environment {
             ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
             token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
+            cluster: text("MC_STORE_CLUSTER_ID")?
+                .filter(|it| !it.is_empty())
+                .unwrap_or_else(|| HA_CLUSTER.to_owned()),
             shared_memory: shares("TIFFIN_CLIENT_SHARED_MEMORY")?,
             node_shared_memory: shares("TIFFIN_NODE_SHARED_MEMORY")?,
             require_registered: text("TIFFIN_REQUIRE_REGISTERED")?.is_some_and(|it| is_true(&it)),

@@ -16,7 +16,7 @@ use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, Targ
 
 use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
 use super::calls;
-use super::checks;
+use super::checks::{self, Devices};
 use super::codes;
 use super::config::{ExistOptions, PutForm, ReplicateConfig};
 use super::descriptors::ReplicaDescriptor;
@@ -92,16 +92,16 @@ impl MooncakeDistributedStore {
             Ok(options) => options,
             Err(code) => return Ok(vec![code; keys.len()]),
         };
-        let usable = checks::usable(&open, call, ranges, Access::Read);
-        let put = |((key, ranges), is_usable): ((&KeyArg, &Ranges), bool)| {
-            let parts = sources(&open, ranges, is_usable)?;
+        let checked = checks::usable(&open, call, ranges, Access::Read);
+        let put = |((key, ranges), is_usable): ((&KeyArg, &Ranges), &bool)| {
+            let parts = sources(&open, &checked.devices, ranges, *is_usable)?;
             let is_empty = parts.iter().all(|part| part.is_empty());
             match key.key() {
                 Some(key) if !is_empty => Ok(Put { key, parts, options: options.clone() }),
                 _ => Err(codes::INVALID_PARAMS),
             }
         };
-        let puts = keys.iter().zip(ranges).zip(usable).map(put).collect();
+        let puts = keys.iter().zip(ranges).zip(&checked.usable).map(put).collect();
         calls::put(py, &open, puts)
     }
 
@@ -114,13 +114,13 @@ impl MooncakeDistributedStore {
         call: &str,
     ) -> PyResult<Vec<i64>> {
         let Some(open) = self.open() else { return Ok(vec![codes::INVALID_PARAMS; keys.len()]) };
-        let usable = checks::usable(&open, call, ranges, Access::Write);
-        let get = |((key, ranges), is_usable): ((&KeyArg, &Ranges), bool)| {
-            let targets = targets(&open, ranges, is_usable)?;
+        let checked = checks::usable(&open, call, ranges, Access::Write);
+        let get = |((key, ranges), is_usable): ((&KeyArg, &Ranges), &bool)| {
+            let targets = targets(&open, &checked.devices, ranges, *is_usable)?;
             let key = key.key().ok_or(codes::OBJECT_NOT_FOUND)?;
             Ok(GetInto::scattered(key, targets))
         };
-        let gets = keys.iter().zip(ranges).zip(usable).map(get).collect();
+        let gets = keys.iter().zip(ranges).zip(&checked.usable).map(get).collect();
         calls::get_into(py, &open, gets)
     }
 
@@ -150,7 +150,7 @@ impl MooncakeDistributedStore {
     ///     `BufferHandle` objects share
     /// :param protocol: "tcp", or "rpc_only" for a client that moves no bytes
     /// :param rdma_devices: has no effect
-    /// :param master_server_addr: host:port of the master
+    /// :param master_server_addr: host:port of the master, or "etcd://host:2379" to find it in etcd
     /// :param engine: has no effect
     /// :param enable_ssd_offload: whether the segment has a disk, for objects that do not fit its memory
     /// :param ssd_offload_path: a directory on that disk, which ranks may share; default:
@@ -262,15 +262,16 @@ impl MooncakeDistributedStore {
         Ok(traffic)
     }
 
-    /// Register memory for the zero-copy calls. Returns 0; -600 if it overlaps a registered range, or is
-    /// not memory of this process, such as device memory.
+    /// Register memory of this process or of a CUDA device for the zero-copy calls. Returns 0; -600 if it
+    /// overlaps a registered range, or cannot be accessed.
     fn register_buffer(&self, buffer_ptr: Number, size: Number) -> i64 {
         let Some(open) = self.open() else { return codes::INVALID_PARAMS };
         match open.registry.add(buffer_ptr.0, size.0) {
             Ok(()) => codes::OK,
             Err(NotRegistered::Invalid) => codes::INVALID_PARAMS,
-            Err(NotRegistered::NotReadable) => {
-                checks::tell_refused("register_buffer refused", buffer_ptr.0, size.0, Access::Read);
+            Err(NotRegistered::NotReadable(error)) => {
+                let range = (buffer_ptr.0, size.0);
+                checks::tell_refused("register_buffer refused", range, Access::Read, &error);
                 codes::INVALID_PARAMS
             }
         }
@@ -640,13 +641,27 @@ fn many_each(
     (pointers.len() == keys && sizes.len() == keys).then(|| ranges.collect())
 }
 
-fn sources(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<SourceBuf<'static>>, i64> {
-    let source = |&(start, len): &(u64, u64)| allowed(open, start, len, memory::source(start, len));
+fn sources(
+    open: &Open,
+    devices: &Devices,
+    ranges: &[(u64, u64)],
+    is_usable: bool,
+) -> Result<Vec<SourceBuf<'static>>, i64> {
+    let source = |&(start, len): &(u64, u64)| {
+        allowed(open, start, len, memory::source(start, len, devices.place(start, len)))
+    };
     if is_usable { ranges.iter().map(source).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 
-fn targets(open: &Open, ranges: &[(u64, u64)], is_usable: bool) -> Result<Vec<TargetBuf<'static>>, i64> {
-    let target = |&(start, len): &(u64, u64)| allowed(open, start, len, memory::target(start, len));
+fn targets(
+    open: &Open,
+    devices: &Devices,
+    ranges: &[(u64, u64)],
+    is_usable: bool,
+) -> Result<Vec<TargetBuf<'static>>, i64> {
+    let target = |&(start, len): &(u64, u64)| {
+        allowed(open, start, len, memory::target(start, len, devices.place(start, len)))
+    };
     if is_usable { ranges.iter().map(target).collect() } else { Err(codes::INVALID_PARAMS) }
 }
 

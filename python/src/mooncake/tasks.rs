@@ -52,7 +52,8 @@ impl Change {
             Self::Move(source, target) => (Some(source), std::slice::from_ref(target)),
             Self::Clear(source) => (Some(source), [].as_slice()),
         };
-        relocate::Change { remove: remove.into_iter().cloned().collect(), add: add.iter().cloned().collect() }
+        let (remove, add) = (remove.into_iter().cloned().collect(), add.iter().cloned().collect());
+        relocate::Change { remove, add, keeps_count: false }
     }
 }
 

@@ -11,7 +11,7 @@ use tiffin_client::{OnExists, Put, PutOptions, ResolveOptions, SOFT_PIN_DEFAULT,
 
 use super::arguments::{Items, KeyArg, Number};
 use super::calls;
-use super::checks;
+use super::checks::{self, Checked, Devices};
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
 use super::memory::{self, Lent};
@@ -60,18 +60,25 @@ impl<'py> Part<'py> {
         }
     }
 
-    fn add_sources<'a>(&'a self, open: &Open, how: Source, to: &mut Vec<SourceBuf<'a>>) -> Result<(), i64> {
+    fn add_sources<'a>(
+        &'a self,
+        open: &Open,
+        devices: &Devices,
+        how: Source,
+        to: &mut Vec<SourceBuf<'a>>,
+    ) -> Result<(), i64> {
+        let source = |start, len| source(open, devices, how, start, len);
         match self {
             Self::Value(value) => to.push(value.source()),
             Self::Rows(rows) if rows.len == rows.stride || rows.count <= 1 => {
                 let (start, len) = rows.span().unwrap_or((rows.address, 0));
                 if len > 0 {
-                    to.push(source(open, how, start, len)?);
+                    to.push(source(start, len)?);
                 }
             }
             Self::Rows(rows) => {
                 for row in 0..rows.count {
-                    to.push(source(open, how, rows.address + row * rows.stride, rows.len)?);
+                    to.push(source(rows.address + row * rows.stride, rows.len)?);
                 }
             }
         }
@@ -79,8 +86,14 @@ impl<'py> Part<'py> {
     }
 }
 
-fn source<'a>(open: &Open, how: Source, start: u64, len: u64) -> Result<SourceBuf<'a>, i64> {
-    let source = memory::source(start, len);
+fn source<'a>(
+    open: &Open,
+    devices: &Devices,
+    how: Source,
+    start: u64,
+    len: u64,
+) -> Result<SourceBuf<'a>, i64> {
+    let source = memory::source(start, len, devices.place(start, len));
     match how {
         Source::Buffer => allowed(open, start, len, source),
         Source::Value | Source::Tensor => source.ok_or(codes::INVALID_PARAMS),
@@ -155,12 +168,12 @@ pub(super) fn write(
         return Ok(vec![codes::INVALID_PARAMS; count]);
     }
     let ranges: Vec<Vec<_>> = objects.iter().map(|it| it.iter().filter_map(Part::range).collect()).collect();
-    let usable = checks::usable(&open, call, &ranges, Access::Read);
+    let Checked { usable, devices } = checks::usable(&open, call, &ranges, Access::Read);
     let objects = keys.0.iter().zip(&objects).zip(usable).enumerate();
     let puts = objects.map(|(at, ((key, parts), is_usable))| {
         let mut sources = Vec::with_capacity(parts.len());
         for part in parts.iter().filter(|_| is_usable) {
-            part.add_sources(&open, source, &mut sources)?;
+            part.add_sources(&open, &devices, source, &mut sources)?;
         }
         match key.key() {
             Some(key) if is_usable && sources.iter().any(|it| !it.is_empty()) => {

@@ -328,7 +328,9 @@ def keys_left(backend: Backend, keys: Iterable[str]) -> list[str]:
 
 def connect_index(store_id: str, address: str | None, credential: str | None, **options: Any) -> tiffin.Store:
     """The index of a feature store: our master, in its own namespace."""
+    # A store inside this process has no token: only processes of the same user reach it.
+    token = None if address is None else credential
     try:
-        return tiffin.connect(address, namespace=store_id, token=credential, **options)
+        return tiffin.connect(address, namespace=store_id, token=token, **options)
     except tiffin.Unauthenticated as error:
         raise PermissionError(str(error)) from error

@@ -123,7 +123,7 @@ class Consumer:
         return f"{self._features.store_id}.step/{self._features.stream}/{self.group}"
 
     def _finish_step(self) -> None:
-        marker = json.loads(self._features.index.get(self._marker, missing=b"null"))
+        marker = json.loads(self._features.index.get(self._marker, default=b"null"))
         if marker is not None:
             self.step = marker["step"]
             self._features.ack(marker["refs"], group=self.group)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tiffin
+from tiffin._extras import need
 
 if TYPE_CHECKING:
     HiCacheStorage = object
@@ -168,9 +169,7 @@ def _prefix(config: Any, tag: str) -> str:
 
 
 def _first_page(pool: Any) -> Any:
-    import numpy
-
-    return numpy.arange(getattr(pool, "page_size", 1))
+    return need("numpy", "tiffin.integrations.sglang", "sglang").arange(getattr(pool, "page_size", 1))
 
 
 def _together(pieces: list[bool], keys: int) -> list[bool]:

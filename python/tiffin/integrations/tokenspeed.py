@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tiffin import kv
 
 if TYPE_CHECKING:
-    import numpy
+    import numpy  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = [
     "Adapter",

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tiffin._extras import need
+
 #: The suffixes of a sample's name in the keys of its tensors.
 SUFFIXES = {"hidden_states": "_hs", "input_ids": "_ids", "target": "_tgt", "last_hidden_states": "_lhs"}
 #: The answer of `mooncake.store` for a missing key.
@@ -34,7 +36,7 @@ class EagleStore:
 
     def put(self, base: str, tensors: Mapping[str, Any]) -> list[str]:
         """Store a sample's tensors in one batch, directly from their memory, and return their keys."""
-        import numpy as np
+        np = need("numpy", "tiffin.integrations.torchspec", "numpy")
 
         arrays = {_key(base, name): np.ascontiguousarray(array) for name, array in tensors.items()}
         keys, pointers = list(arrays), [array.ctypes.data for array in arrays.values()]
@@ -55,7 +57,7 @@ class EagleStore:
 
     def get(self, base: str, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:
         """Read a sample's tensors in one batch into fresh memory."""
-        import numpy as np
+        np = need("numpy", "tiffin.integrations.torchspec", "numpy")
 
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
         keys = [_key(base, name) for name in arrays]

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tiffin_client::{
     Acked, Client, Deadline, Dtype, Error, Generation, Patience, ResolveOptions, SamplePut, TensorRef,
 };
-use tiffin_core::extent::space_for;
 use tiffin_report::curve as plot;
 use tiffin_types::Key;
+use tiffin_types::space_for;
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};

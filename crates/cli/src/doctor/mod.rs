@@ -3,6 +3,7 @@
 //! Every check tries the feature itself where possible: a container may disable what the kernel's version
 //! promises. The checks change nothing, and remove what they create.
 
+mod gpu;
 mod limits;
 mod memory;
 mod ports;
@@ -19,8 +20,8 @@ use tiffin_server::config::{self, MEMORY_DEFAULT, SsdConfig, StorageArgs};
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 
-/// Checks what works on this machine: shared memory, sockets, limits, ports; and shows how to fix what does
-/// not.
+/// Checks what works on this machine: shared memory, sockets, limits, ports, GPUs; and shows how to fix what
+/// does not.
 ///
 /// Exits with 1 if something is missing that a store needs.
 #[derive(Debug, clap::Args)]
@@ -76,6 +77,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Consol
     checks.extend([limits::open_files(), limits::locked_memory()]);
     checks.extend([memory::transparent_huge_pages(), memory::shm_folder()]);
     checks.push(uring::check());
+    checks.extend(gpu::check().await);
     checks.extend(ports::check(context.common.token.as_deref()).await);
     checks.push(trial::check().await);
     let works = checks.iter().all(|check| check.verdict != Verdict::Missing);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tiffin_client::{Client, Deadline, DeleteOptions, Error, Pattern, Stat};
-use tiffin_core::extent::space_for;
+use tiffin_types::space_for;
 use tokio::time::{Instant, interval};
 
 use super::tally::MemoryCheck;

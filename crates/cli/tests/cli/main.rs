@@ -9,6 +9,7 @@ mod chaos;
 mod cluster;
 mod curve;
 mod doctor;
+mod files;
 mod kv;
 mod lifetimes;
 mod mistakes;

@@ -125,8 +125,8 @@ async fn lost_reservation_is_released_before_the_next_one() {
     reserve_and_give_up(&client, &cluster, &proxy).await;
     proxy.cut.send_modify(|count| *count += 1);
     eventually("the master sees it disconnect", || cluster.master.stat().clients == 0).await;
-    proxy.slot_refs.send_replace(false);
     assert!(cluster.nodes[0].usage().granted > 0);
+    proxy.slot_refs.send_replace(false);
 
     only(client.put(&[Put::new(key("second"), b"second")], soon()).await).unwrap();
     eventually("the node has learnt of it", || cluster.nodes[0].usage().granted == 0).await;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tiffin_client::{
-    Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, Patience, Pattern,
-    PolicyChange, Put, ResolveOptions, Watermark, Why,
+    Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, ListOptions,
+    Patience, Pattern, PolicyChange, Put, ResolveOptions, Watermark, Why,
 };
 use tiffin_embedded::Embedded;
 use tiffin_rpc::{Address, Connection};
@@ -199,7 +199,7 @@ async fn pins_belong_to_owners_and_end_without_a_delete() {
     assert_eq!(pinned, [Ok(()), Ok(()), Err(Error::NotFound { key: key("none") })]);
     assert_eq!(client.pin(std::slice::from_ref(&a), "run-2", soon()).await, [Ok(())]);
     let names = async |owner: &str| {
-        let listed = client.list_pinned(Pattern::All, owner, soon()).await.unwrap();
+        let listed = client.list_with(Pattern::All, &ListOptions::pinned_by(owner), soon()).await.unwrap();
         listed.into_iter().map(|it| it.key).collect::<Vec<_>>()
     };
     assert_eq!(names("run-1").await, [a.clone(), b.clone()]);
@@ -364,5 +364,5 @@ async fn expired_deadline_changes_nothing() {
     assert_eq!(put, [Err(timeout.clone())]);
     assert_eq!(client.lease(&[(key("k"), None)], "g", past).await.pop().unwrap().err(), Some(timeout));
     only(client.put(&[Put::new(key("n"), b"v")], soon()).await).unwrap();
-    assert!(client.list_pinned(Pattern::All, "run", soon()).await.unwrap().is_empty());
+    assert!(client.list_with(Pattern::All, &ListOptions::pinned_by("run"), soon()).await.unwrap().is_empty());
 }

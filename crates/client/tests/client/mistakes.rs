@@ -2,8 +2,8 @@
 
 use tiffin_client::{
     Acked, Client, ConnectOptions, Consumption, Deadline, DeleteOptions, DeletedMatching, Dtype, Error,
-    Generation, NamespaceStat, Patience, Pattern, PolicyChange, Put, Quota, SamplePut, SpaceRequest,
-    TensorRef, Usage,
+    Generation, ListOptions, NamespaceStat, Patience, Pattern, PolicyChange, Put, Quota, SamplePut,
+    SpaceRequest, TensorRef, Usage,
 };
 use tokio::time::Instant;
 
@@ -139,7 +139,7 @@ async fn invalid_names_and_owners_leave_nothing_behind() {
     mistake!(cluster, before, "pins of an unknown owner, dropped", dropped, Ok(it) if *it == nothing);
     let unpinned = client.unpin(&[key("k")], "nobody", soon()).await;
     mistake!(cluster, before, "a pin of an unknown owner, ended", only(unpinned), Ok(false));
-    let listed = client.list_pinned(Pattern::All, "nobody", soon()).await;
+    let listed = client.list_with(Pattern::All, &ListOptions::pinned_by("nobody"), soon()).await;
     mistake!(cluster, before, "pins of an unknown owner, listed", listed, Ok(it) if it.is_empty());
     let long = "x".repeat(10_000);
     let pin = only(client.pin(&[key("k")], &long, soon()).await);

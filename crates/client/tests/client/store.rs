@@ -1,8 +1,8 @@
 //! Puts, gets, views and deletes, on every data path.
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, OnExists, Pattern, Put, PutEffect,
-    PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
+    Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Key, ListOptions, OnExists, Pattern, Put,
+    PutEffect, PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
 };
 use tiffin_embedded::Embedded;
 
@@ -267,6 +267,42 @@ async fn keys_are_any_bytes_and_lists_are_sorted() {
         .unwrap();
     assert_eq!((deleted.count, deleted.unconfirmed), (2, vec![]));
     assert_eq!(client.list(Pattern::All, soon()).await.unwrap().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_have_limits_and_pages() {
+    let cluster = Cluster::one(16 << 20).await;
+    let client = cluster.client().await;
+    // More objects than a page of the complete list, so that a short list is cut between two pages.
+    let count = 20_000;
+    let puts: Vec<_> = (0..count).map(|n: u32| Put::new(key(format!("k{n:05}")), b"v".as_slice())).collect();
+    assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
+
+    let names = |items: Vec<tiffin_client::ListItem>| items.into_iter().map(|it| it.key).collect::<Vec<_>>();
+    let first = ListOptions { limit: Some(3), ..ListOptions::default() };
+    let found = names(client.list_with(Pattern::All, &first, soon()).await.unwrap());
+    assert_eq!(found, [key("k00000"), key("k00001"), key("k00002")]);
+    let next = ListOptions { after: found.last().cloned(), ..first.clone() };
+    let found = names(client.list_with(Pattern::All, &next, soon()).await.unwrap());
+    assert_eq!(found, [key("k00003"), key("k00004"), key("k00005")]);
+    let last = ListOptions { after: Some(key("k19998")), ..first.clone() };
+    assert_eq!(names(client.list_with(Pattern::All, &last, soon()).await.unwrap()), [key("k19999")]);
+    let none = ListOptions { limit: Some(0), ..first };
+    assert!(client.list_with(Pattern::All, &none, soon()).await.unwrap().is_empty());
+
+    let mut walked = Vec::new();
+    let mut cursor = 0;
+    loop {
+        let page = client.list_page(&Pattern::All, None, (cursor, 1000), soon()).await.unwrap();
+        assert!(page.items.len() <= 1000);
+        walked.extend(names(page.items));
+        cursor = page.cursor;
+        if cursor == 0 {
+            break;
+        }
+    }
+    walked.sort();
+    assert_eq!(walked, puts.into_iter().map(|put| put.key).collect::<Vec<_>>());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,7 +24,7 @@ use support::MEMORY;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 21] = [
+const TESTS: [Test; 22] = [
     ("processes_of_one_host_share_memory", clients::processes_of_one_host_share_memory),
     ("client_killed_between_reserve_and_commit", clients::client_killed_between_reserve_and_commit),
     ("client_killed_with_reserved_space", clients::client_killed_with_reserved_space),
@@ -42,6 +42,10 @@ const TESTS: [Test; 21] = [
     ("a_node_killed_with_its_pool", pools::a_node_killed_with_its_pool),
     ("a_node_with_a_pool_killed_under_load", pools::a_node_killed_with_its_pool_under_load),
     ("a_node_stopped_with_its_pool", pools::a_node_stopped_with_its_pool),
+    (
+        "a_node_and_its_master_killed_before_the_ledger_is_read",
+        pools::a_node_and_its_master_killed_before_the_ledger_is_read,
+    ),
     ("master_killed_under_puts", masters::master_killed_under_puts),
     ("master_restarted_before_its_nodes", restarts::master_restarted_before_its_nodes),
     ("master_restarted_without_its_state_folder", restarts::master_restarted_without_its_state_folder),

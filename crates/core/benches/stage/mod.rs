@@ -2,13 +2,13 @@
 //! production path, so that the benchmark measures the master.
 
 use tiffin_core::master::{Effect, Event, Master, MasterConfig, TierConfig};
-use tiffin_core::message::{
+use tiffin_types::message::{
     Allocated, Announce, ClientToMaster, CommitItem, Decide, DecideItem, Exists, Hello, MasterToMember,
     MemberToMaster, NodeInfo, PutOptions, Register, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
     Resolve, Role, Settled, Usage,
 };
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{
     ClientId, ConnId, Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, SlotRef, Stamp, Tick,
 };
 
@@ -73,7 +73,7 @@ impl Stage {
             beside: None,
             outlives: false,
         };
-        let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0 };
+        let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0, ..Register::default() };
         stage.ask(NODE, MemberToMaster::Register(Box::new(register)));
         stage.ask(NODE, MemberToMaster::Announce(Announce { items: Vec::new(), last: true }));
         stage

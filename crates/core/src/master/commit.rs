@@ -15,12 +15,12 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Key, RequestId, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, PutOptions, Reason, Record,
         SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
+    space_for,
 };
 
 /// The messages to the nodes of a batch other than the one that asks.
@@ -49,7 +49,7 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(decide.items.len());
-        let mut replaced = Vec::new();
+        let (mut replaced, mut nameless) = (Vec::new(), Vec::new());
         let mut others = Others::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in decide.items.into_iter().enumerate() {
@@ -57,7 +57,10 @@ impl Retires {
             let written = Written { namespace, client: item.client, item: item.item, home_asks: true };
             let (outcome, old) = o.decide_one(node, written, &mut others);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
-            replaced.extend(old);
+            match outcome {
+                CommitOutcome::Exists(_) | CommitOutcome::Stale => nameless.extend(old),
+                _ => replaced.extend(old),
+            }
             outcomes.push(outcome);
         }
         // Until its node has recorded it, a copy belongs to the writer and is lost with it. The writer may
@@ -66,13 +69,19 @@ impl Retires {
         let op = o.cx.next_op();
         let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
-            let id = o.cx.ask(other, MasterToMember::Settle(settle), Wait::Settle(replicas, Some(op)));
+            // The home is told before its answer if the objects replace others, which are retired after that.
+            let wait = match other == node {
+                true => Wait::Publish(replicas, op),
+                false => Wait::Settle(replicas, Some(op)),
+            };
+            let id = o.cx.ask(other, MasterToMember::Settle(settle), wait);
             let speaks = o.cx.members.get(other).is_some_and(|it| it.standing != Standing::Silent);
-            copies.extend(id.filter(|_| speaks).map(|id| (id, other)));
+            copies.extend(id.filter(|_| speaks || other == node).map(|id| (id, other)));
         }
-        let retired = o.cx.retire(replaced, Some(op));
+        let asked = o.cx.retire(nameless, Some(op));
+        let held = BTreeMap::from_iter((!replaced.is_empty()).then_some((node, replaced)));
         let answer = Answer::Decide(outcomes);
-        let awaited = Awaited { items, asked: retired, in_any_case: copies };
+        let awaited = Awaited { items, asked, in_any_case: copies, held };
         self.answer_when(o, op, (conn, id), answer, awaited, decide.wait_ms);
     }
 }
@@ -134,8 +143,11 @@ impl Objects {
         {
             return (CommitOutcome::Exists(other), self.give_back(&replicas, home_asks, others));
         }
+        // The home stores the object before its predecessor is retired, so that one stays if the master dies.
+        let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
         let Some((index, object)) = existing else {
-            let generation = self.name(written, replicas, others);
+            let home_asks = home_asks && (before.is_empty() || retires_first);
+            let generation = self.name(Written { home_asks, ..written }, replicas, others);
             return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
@@ -147,6 +159,9 @@ impl Objects {
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
+            if home_asks && !before.is_empty() && !retires_first {
+                self.tell_again(home, index, item.slot_ref, others);
+            }
             return (CommitOutcome::Stored(generation), before);
         }
         if item.options.on_exists == OnExists::Keep {
@@ -154,13 +169,31 @@ impl Objects {
         }
         let (_, label) = self.cx.connections.writer(client);
         let mut old = self.take_out(index, Cause::Replaced, &label);
+        let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
-        let generation = self.name(written, replicas, others);
+        let home_asks = home_asks && retires_first;
+        let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
     }
 
+    /// Adds the message to a node about its copy of an object that has its name already.
+    fn tell_again(&self, node: NodeIndex, index: ObjectIndex, slot_ref: SlotRef, others: &mut Others) {
+        let Some(object) = self.cx.catalog.get(index) else { return };
+        let entry = others.entry(node).or_default();
+        entry.1.push((index, object.generation(), slot_ref));
+        entry.0.commit.push(Record {
+            slot_ref,
+            namespace: self.cx.catalog.namespace_name(object.namespace()).to_owned(),
+            key: object.key().clone(),
+            generation: object.generation(),
+            len: object.len(),
+            attributes: object.attributes().cloned().unwrap_or_default(),
+        });
+    }
+
     /// For a put that replaces only one generation: the generation of the object that it must not replace,
-    /// or zero if there is no object. `None` if the put may proceed.
+    /// or zero if there is no object. `None` if the put may proceed. That generation is the expected one if
+    /// the object is a sample, or has other pins than the put.
     pub(super) fn not_replaceable(
         &self,
         namespace: NamespaceIndex,
@@ -172,8 +205,11 @@ impl Objects {
         let Some(object) = index.and_then(|index| self.cx.catalog.get(index)) else {
             return Some(Generation::default());
         };
-        let is_it =
-            object.generation() == expected && object.attributes().is_none_or(|it| it.sample.is_none());
+        // A pin that was set or ended after the writer looked must not be lost, or come back.
+        let none = Attributes::default();
+        let (has, wanted) = (object.attributes().unwrap_or(&none), Attributes::of(options));
+        let has_pins = has.pins == wanted.pins || sabotaged!(self.cx.config.sabotage, ReplacePinned);
+        let is_it = object.generation() == expected && has.sample.is_none() && has_pins;
         (!is_it).then(|| object.generation())
     }
 

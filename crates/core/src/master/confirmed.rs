@@ -7,8 +7,8 @@
 //! so a master that leads after the decision led when it decided. No clock takes part.
 //!
 //! **Invariant:** an answer that says something about a name leaves only after a confirmation that began
-//! after the answer was decided. An answer that waits for the durable state needs none: that write is itself
-//! conditional on leadership.
+//! after the answer was decided. An answer that waits for a write of the durable state that begins after the
+//! decision needs none: that write is itself conditional on leadership.
 
 use std::collections::VecDeque;
 

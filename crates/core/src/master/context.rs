@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
+    cluster::Cluster,
     confirmed::Confirming,
     connections::Connections,
     deadlines::Deadlines,
@@ -32,6 +33,17 @@ const RETIRE_MAX: usize = 1 << 14;
 /// Minimum time between two requests to a node to read its ledger.
 const POLL_PAUSE_MS: u64 = 2;
 
+/// Copies of replaced objects that are retired after their successors are stored. If the master dies between
+/// both, the old object exists, the new one, or both.
+#[derive(Debug)]
+pub(super) struct HeldRetires {
+    /// The node of the successors.
+    pub(super) home: NodeIndex,
+    pub(super) copies: Vec<(NodeIndex, SlotRef)>,
+    /// The operation whose answer waits for the retires.
+    pub(super) op: OpId,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Context {
@@ -43,10 +55,14 @@ pub(super) struct Context {
     pub(super) quotas: Quotas,
     pub(super) pending_retires: PendingRetires,
     pub(super) saving: Saving,
+    pub(super) cluster: Cluster,
     pub(super) confirming: Confirming,
     /// The deadlines of all operations except drops.
     pub(super) deadlines: Deadlines,
     pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
+    /// Copies of replaced objects that are retired once a message about their successors is certain to
+    /// arrive.
+    pub(super) held_retires: BTreeMap<RequestId, HeldRetires>,
     pub(super) effects: VecDeque<Effect>,
     /// Number of objects evicted since the master started, and their bytes.
     pub(super) evicted: (u64, u64),
@@ -68,9 +84,11 @@ impl Context {
             quotas: Quotas::default(),
             pending_retires: PendingRetires::default(),
             saving: Saving::default(),
+            cluster: Cluster::default(),
             confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
+            held_retires: BTreeMap::new(),
             effects: VecDeque::new(),
             evicted: (0, 0),
             next_id: 0,
@@ -152,6 +170,33 @@ impl Context {
         asked
     }
 
+    /// Retires what waited for this node: it has received every message that an earlier connection lost, or
+    /// is lost itself.
+    pub(super) fn release_retires(&mut self, home: NodeIndex) {
+        let waits = &self.waits;
+        let is_over = |id: &RequestId, it: &mut HeldRetires| it.home == home && !waits.contains_key(id);
+        let released: Vec<_> = self.held_retires.extract_if(.., is_over).collect();
+        for (_, held) in released {
+            self.retire(held.copies, None);
+        }
+    }
+
+    /// The copies of replaced objects of this name whose retires wait for their successor. With the successor
+    /// they must be removed: otherwise a restarted master takes them for objects.
+    pub(super) fn held_copies(&self, name: &Name) -> Vec<(NodeIndex, SlotRef)> {
+        if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
+            return Vec::new();
+        }
+        let is_held =
+            |copy: &(NodeIndex, SlotRef)| self.held_retires.values().any(|it| it.copies.contains(copy));
+        self.pending_retires.of(name.namespace, &name.key).into_iter().filter(is_held).collect()
+    }
+
+    /// A node is lost, and its copies with it. Another member may get its index.
+    pub(super) fn forget_held_retires(&mut self, node: NodeIndex) {
+        self.held_retires.values_mut().for_each(|it| it.copies.retain(|(at, _)| *at != node));
+    }
+
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
     pub(super) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         let is_owed = |(node, slot_ref): &(NodeIndex, SlotRef)| {
@@ -222,8 +267,9 @@ impl Context {
         committed.saturating_add(self.quotas.granted(namespace))
     }
 
-    /// Emits a notice for an object that was added to the catalog.
+    /// Emits a notice for an object that was added to the catalog. The cluster is not empty any more.
     pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+        self.cluster.close();
         self.notice_tiers();
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
         let namespace = self.catalog.namespace_name(object.namespace()).to_owned();

@@ -12,8 +12,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Caller, Master, Objects, OpId,
     catalog::{NodeIndex, ObjectIndex},
+    context::HeldRetires,
     delete_matching::Dropping,
     leases::Acked,
+    members::Standing,
     refuse,
 };
 use crate::{
@@ -57,6 +59,8 @@ pub(super) struct Awaited {
     /// Requests that are awaited until the deadline. A node without a request cannot confirm.
     pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     pub(super) in_any_case: BTreeMap<RequestId, NodeIndex>,
+    /// Copies that are retired once the message to a node about their successors is certain to arrive.
+    pub(super) held: BTreeMap<NodeIndex, Vec<(NodeIndex, SlotRef)>>,
 }
 
 /// The content of an answer.
@@ -294,7 +298,7 @@ impl Retires {
         }
         let mut asked = o.cx.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
         asked.extend(o.send_attributes(attributes_set.iter().map(|it| it.1).collect(), Some(op)));
-        let awaited = Awaited { items, asked, in_any_case: BTreeMap::new() };
+        let awaited = Awaited { items, asked, in_any_case: BTreeMap::new(), held: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
 
@@ -308,8 +312,19 @@ impl Retires {
         awaited: Awaited,
         wait_ms: u64,
     ) {
-        let Awaited { items, mut asked, in_any_case } = awaited;
-        for (node, indexes) in items.iter().filter(|(node, _)| !asked.values().any(|it| it == *node)) {
+        let Awaited { items, mut asked, in_any_case, held } = awaited;
+        let mut waits: BTreeSet<NodeIndex> = asked.values().copied().collect();
+        for (home, copies) in held {
+            match in_any_case.iter().find(|(_, node)| **node == home) {
+                Some((id, _)) => {
+                    waits.extend(copies.iter().map(|it| it.0));
+                    o.cx.held_retires.insert(*id, HeldRetires { home, copies, op });
+                }
+                None => asked.extend(o.cx.retire(copies, Some(op))),
+            }
+        }
+        waits.extend(asked.values());
+        for (node, indexes) in items.iter().filter(|(node, _)| !waits.contains(node)) {
             answer.unconfirmed(&o.cx.members.name(*node), indexes);
         }
         let is_decision = matches!(answer, Answer::Decide(_) | Answer::Publish(..));
@@ -346,7 +361,35 @@ impl Retires {
         self.confirmed(o, id, op);
     }
 
+    /// A node has applied a request, or is certain to.
     pub(super) fn confirmed(&mut self, o: &mut Objects, id: RequestId, op: Option<OpId>) {
+        self.retire_held(o, id);
+        self.awaits_no_longer(o, id, op);
+    }
+
+    /// Retires the predecessors of objects that are stored now. The answer waits for that, too, unless its
+    /// deadline has passed.
+    pub(super) fn retire_held(&mut self, o: &mut Objects, id: RequestId) {
+        let Some(HeldRetires { copies, op, .. }) = o.cx.held_retires.remove(&id) else { return };
+        let nodes: BTreeSet<_> = copies.iter().map(|it| it.0).collect();
+        let asked = o.cx.retire(copies, Some(op));
+        let Some(confirming) = self.confirms.get_mut(&op) else { return };
+        if sabotaged!(o.cx.config.sabotage, ReplaceWithoutConfirmation) {
+            return;
+        }
+        let is_late = confirming.deadline.is_none();
+        for node in nodes.iter().filter(|node| is_late || !asked.values().any(|it| it == *node)) {
+            let items = confirming.items.get(node).cloned().unwrap_or_default();
+            confirming.answer.unconfirmed(&o.cx.members.name(*node), &items);
+        }
+        if !is_late {
+            confirming.outstanding.extend(asked.keys());
+            confirming.asked.extend(asked);
+        }
+    }
+
+    /// The answer does not wait for this request any more.
+    fn awaits_no_longer(&mut self, o: &mut Objects, id: RequestId, op: Option<OpId>) {
         let Some(op) = op else { return };
         self.drop_confirmed(o, op, id);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
@@ -399,7 +442,17 @@ impl Retires {
     }
 
     /// A publication may not have reached its node, so the writer must commit at the node.
-    pub(super) fn not_published(&mut self, o: &mut Objects, id: RequestId, op: OpId) {
+    pub(super) fn not_published(&mut self, o: &mut Objects, node: NodeIndex, id: RequestId, op: OpId) {
+        let is_decision = self.confirms.get(&op).is_some_and(|it| matches!(it.answer, Answer::Decide(_)));
+        if is_decision && o.cx.held_retires.contains_key(&id) {
+            // The node asks again when it returns, and until then what its objects replace stays.
+            if o.cx.members.get(node).is_none_or(|it| it.standing != Standing::Silent)
+                && let Some(deadline) = self.confirms.remove(&op).and_then(|it| it.deadline)
+            {
+                o.cx.deadlines.strike(deadline, op);
+            }
+            return;
+        }
         if let Some(confirming) = self.confirms.get_mut(&op)
             && confirming.outstanding.contains(&id)
             && let Some(node) = confirming.asked.get(&id)
@@ -409,7 +462,8 @@ impl Retires {
                 outcomes.get_mut(index).into_iter().for_each(|it| *it = None);
             }
         }
-        self.confirmed(o, id, Some(op));
+        // What the objects replace stays until the node has stored them.
+        self.awaits_no_longer(o, id, Some(op));
     }
 
     /// Changes the outcome of pins whose object is gone meanwhile: its disk may have dropped the last copy

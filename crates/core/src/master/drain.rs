@@ -4,7 +4,9 @@
 //! [`Master`] here come from the shell's own pages.
 //!
 //! **Invariant:** a member whose job has ended without success accepts new objects again. The master sends
-//! it a stop at once, and again whenever it reports.
+//! it a stop at once, and again whenever it reports. A member that returns without its job, because it did
+//! not receive it or because its process was started again, receives the job again while that runs. After a
+//! job that succeeded, it is in use again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,6 +14,7 @@ use super::{Effect, Master, catalog::NodeIndex, context::Context, members::Stand
 use crate::{
     SegmentId, Tick,
     message::{Drain, DrainJob, DrainReport, DrainState, JobId, MasterToMember, Reply},
+    sabotage::sabotaged,
 };
 
 /// The number of drain jobs that run at the same time.
@@ -92,6 +95,8 @@ struct Job {
     updated: Tick,
     /// The last report of each segment.
     segments: BTreeMap<SegmentId, Option<DrainReport>>,
+    /// Segments that are in use again since the job succeeded.
+    reused: BTreeSet<SegmentId>,
 }
 
 /// All drain jobs.
@@ -123,7 +128,8 @@ impl Drains {
 
     /// Whether a segment is being drained (`false`) or is drained (`true`).
     fn phase(&self, segment: SegmentId) -> Option<bool> {
-        let current = self.jobs.values().filter(|it| !it.status.has_failed());
+        let is_current = |it: &&Job| !it.status.has_failed() && !it.reused.contains(&segment);
+        let current = self.jobs.values().filter(is_current);
         let mut reports = current.filter_map(|it| it.segments.get(&segment));
         let report = reports.next()?;
         Some(report.as_ref().is_some_and(|it| it.state == DrainState::Empty))
@@ -138,7 +144,8 @@ impl Drains {
             // The job of a master before this one.
             let job = report.job.clone();
             let status = DrainStatus::Running;
-            self.jobs.insert(id, Job { job, status, updated: cx.now, segments: BTreeMap::new() });
+            let (segments, reused) = (BTreeMap::new(), BTreeSet::new());
+            self.jobs.insert(id, Job { job, status, updated: cx.now, segments, reused });
         }
         match self.jobs.get_mut(&id) {
             Some(job) if !job.status.has_failed() => {
@@ -151,6 +158,26 @@ impl Drains {
             Some(_) | None => tell(cx, node, &Drain { job: report.job, stop: true }),
         }
         Reply::Done
+    }
+
+    /// A member is ready again. If it has capacity, it does not know of a drain job.
+    pub(super) fn joined(&mut self, cx: &mut Context, node: NodeIndex) {
+        let ready = cx.members.get(node).filter(|it| it.standing == Standing::Ready && !it.is_draining());
+        let Some(segment) = ready.map(|it| it.info.segment) else { return };
+        if sabotaged!(cx.config.sabotage, ForgetDrains) {
+            return;
+        }
+        for job in self.jobs.values_mut().filter(|it| it.segments.contains_key(&segment)) {
+            match job.status {
+                DrainStatus::Created | DrainStatus::Running => {
+                    // Its process looks at everything again.
+                    job.segments.insert(segment, None);
+                    begin(cx, node, &job.job);
+                }
+                DrainStatus::Succeeded => _ = job.reused.insert(segment),
+                DrainStatus::Failed | DrainStatus::Left | DrainStatus::Cancelled => (),
+            }
+        }
     }
 
     /// Finds out how far a job is.
@@ -238,14 +265,11 @@ impl Master {
         }
         let segments = nodes.iter().map(|(_, segment)| (*segment, None)).collect();
         for (node, _) in nodes {
-            tell(cx, node, &Drain { job: job.clone(), stop: false });
-            if let Some(member) = cx.members.get_mut(node) {
-                // The member says so itself a moment later.
-                (member.usage.capacity, member.usage.free, member.free) = (0, 0, 0);
-            }
+            begin(cx, node, &job);
         }
         let status = DrainStatus::Created;
-        self.drains.jobs.insert(job.id, Job { job, status, updated: cx.now, segments });
+        let reused = BTreeSet::new();
+        self.drains.jobs.insert(job.id, Job { job, status, updated: cx.now, segments, reused });
         Ok(())
     }
 
@@ -294,6 +318,15 @@ fn memories(cx: &Context, name: &str) -> Vec<(NodeIndex, SegmentId)> {
     let found = cx.members.iter().filter(|(_, it)| it.info.name == name && !it.is_disk());
     let usable = found.filter(|(_, it)| it.standing == Standing::Ready);
     usable.map(|(node, it)| (node, it.info.segment)).collect()
+}
+
+/// Sends a member a job that it must begin.
+fn begin(cx: &mut Context, node: NodeIndex, job: &DrainJob) {
+    tell(cx, node, &Drain { job: job.clone(), stop: false });
+    if let Some(member) = cx.members.get_mut(node) {
+        // The member says so itself a moment later.
+        (member.usage.capacity, member.usage.free, member.free) = (0, 0, 0);
+    }
 }
 
 /// Sends a member its job. A member without a connection receives it when it reports.

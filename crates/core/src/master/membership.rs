@@ -18,12 +18,12 @@ use std::sync::Arc;
 use super::{
     Context, Effect, Master, Notice, Objects, Wait,
     catalog::{LabelIndex, NewObject, NodeIndex, Object},
-    members::{Member, Standing},
+    members::{Member, Members, Standing},
     pending_retires::Name,
     refuse,
 };
 use crate::{
-    ConnId, RequestId, Tick, VIEWERS_MAX,
+    ConnId, RequestId, SegmentId, Tick, VIEWERS_MAX,
     attributes::{Attributes, SampleAttributes},
     message::{
         Announce, Announced, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered,
@@ -31,6 +31,9 @@ use crate::{
     },
     sabotage::sabotaged,
 };
+
+/// Maximum number of segments in a message about an ambiguous name.
+const SEGMENTS_SHOWN_MAX: usize = 16;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -89,6 +92,9 @@ impl Membership {
             o.unreported.insert(node);
         }
         for ended in predecessors(o, node) {
+            let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
+            // If it is found after all, on another machine of that name, it starts empty.
+            pool.into_iter().for_each(|it| o.cx.members.forget(it));
             self.lose(o, ended, Notice::NodeLost);
         }
         o.cx.connections.set_node(conn, Some(node));
@@ -141,6 +147,8 @@ impl Membership {
             o.lose_copy(index, node, Cause::NodeLost);
             lost += u64::from(o.cx.catalog.get(index).is_none());
         }
+        o.cx.forget_held_retires(node);
+        o.cx.release_retires(node);
         o.cx.quotas.end_grants_on(node);
         o.cx.pending_retires.forget(node);
         o.tier.forget_member(node);
@@ -153,7 +161,8 @@ impl Membership {
 }
 
 /// The members that a node replaces. It listens on their address, so their processes have ended, and their
-/// memory with them.
+/// memory with them. A memory pool stays until its machine boots again: another node may have the address
+/// while the pool waits for its own.
 fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let machine = |it: &NodeInfo| it.host.split('/').next().unwrap_or_default().to_owned();
     let Some(new) = o.cx.members.get(node).filter(|it| !it.is_disk() && !it.info.tcp.is_empty()) else {
@@ -162,8 +171,31 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let is_same = |it: &NodeInfo| {
         (&it.name, &it.tcp, machine(it)) == (&new.info.name, &new.info.tcp, machine(&new.info))
     };
+    let loses_pools = sabotaged!(o.cx.config.sabotage, ReplaceThePool);
+    let stays = |it: &NodeInfo| it.outlives && it.host == new.info.host && !loses_pools;
     let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
-    others.filter(|(_, it)| is_same(&it.info)).map(|(at, _)| at).collect()
+    others.filter(|(_, it)| is_same(&it.info) && !stays(&it.info)).map(|(at, _)| at).collect()
+}
+
+/// The one absent member of that name or segment id. `Err` is the problem.
+fn absent_member(members: &Members, name: &str) -> Result<(NodeIndex, SegmentId), String> {
+    let is_named = |it: &Member| it.info.name == name || it.info.segment.to_string() == name;
+    let named: Vec<_> = members.iter().filter(|(_, it)| is_named(it)).collect();
+    let absent: Vec<_> = named.iter().filter(|(_, it)| it.conn.is_none()).collect();
+    match absent.as_slice() {
+        [(node, member)] => Ok((*node, member.info.segment)),
+        [] if named.is_empty() => Err(format!("no member of the cluster is called `{name}`")),
+        [] => Err(format!("`{name}` is connected: stop it first")),
+        several => {
+            let shown = several.iter().take(SEGMENTS_SHOWN_MAX).map(|it| it.1.info.segment.to_string());
+            let shown = shown.collect::<Vec<_>>().join(", ");
+            let count = several.len();
+            Err(format!(
+                "`{name}` is the name of {count} absent members, with the segments {shown}: give the segment \
+                 of the one to forget"
+            ))
+        }
+    }
 }
 
 fn is_of_this_master(o: &Objects, register: &Register) -> bool {
@@ -325,6 +357,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     member.standing = Standing::Ready;
     member.from_earlier_life = false;
     let name = member.info.name.clone();
+    o.cx.release_retires(node);
     o.cx.quotas.note_change();
     o.tier.wake();
     o.tier.members_changed(&o.cx);
@@ -397,6 +430,9 @@ fn away_ms_max(cx: &Context, node: NodeIndex) -> u64 {
 
 impl Master {
     pub(super) fn register(&mut self, conn: ConnId, id: RequestId, register: Register) {
+        if let Some(refusal) = self.objects.cx.refusal_of(&register) {
+            return self.objects.cx.reply(conn, id, refusal);
+        }
         if self.membership.supersedes(&mut self.objects, &register) {
             return;
         }
@@ -461,7 +497,7 @@ impl Master {
                     if let Some(member) = self.objects.cx.members.get_mut(node) {
                         member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
                     }
-                    self.retires.not_published(&mut self.objects, id, op);
+                    self.retires.not_published(&mut self.objects, node, id, op);
                 }
                 None => (),
             }
@@ -491,26 +527,17 @@ impl Master {
         self.membership.lose(&mut self.objects, node, Notice::NodeLost);
     }
 
-    /// The operator declares the members of that name lost. A connected member is refused.
+    /// The operator declares the member of that name or segment lost. A connected member is refused, and so
+    /// is a name that several absent members have.
     pub(super) fn forget_node(&mut self, conn: ConnId, id: RequestId, name: &str) {
-        let named = self.objects.cx.members.iter().filter(|(_, it)| it.info.name == name);
-        let named: Vec<_> = named.map(|(node, it)| (node, it.conn.is_some())).collect();
-        let gone: Vec<_> = named.iter().filter(|(_, is_connected)| !is_connected).map(|it| it.0).collect();
-        if gone.is_empty() {
-            let message = match named.is_empty() {
-                true => format!("no member of the cluster is called `{name}`"),
-                false => format!("`{name}` is connected: stop it first"),
-            };
-            return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message));
-        }
-        let (mut forgotten, mut version) = (Forgotten { members: gone.len() as u64, objects: 0 }, 0);
-        for node in gone {
-            let segment = self.objects.cx.members.get(node).map(|it| it.info.segment);
-            segment.into_iter().for_each(|it| self.objects.cx.members.forget(it));
-            let (objects, without) = self.membership.lose(&mut self.objects, node, Notice::NodeLost);
-            (forgotten.objects, version) = (forgotten.objects + objects, without);
-        }
-        let reply = Effect::Reply(conn, id, Reply::Forgotten(forgotten));
+        let members = &mut self.objects.cx.members;
+        let (node, segment) = match absent_member(members, name) {
+            Ok(found) => found,
+            Err(message) => return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message)),
+        };
+        members.forget(segment);
+        let (objects, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+        let reply = Effect::Reply(conn, id, Reply::Forgotten(Forgotten { members: 1, objects }));
         self.objects.cx.when_saved(version, reply);
     }
 
@@ -570,7 +597,7 @@ impl Master {
             _ => None,
         });
         for (id, op) in published.collect::<Vec<_>>() {
-            self.retires.not_published(&mut self.objects, id, op);
+            self.retires.not_published(&mut self.objects, node, id, op);
         }
     }
 }
@@ -591,6 +618,7 @@ impl Context {
         let reply = Reply::Registered(Registered {
             epoch: self.config.epoch,
             instance: self.config.instance,
+            cluster: self.cluster.id(),
             discard,
             retire,
             commit: self.unheard(node),

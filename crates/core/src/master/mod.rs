@@ -12,6 +12,7 @@
 
 mod answers;
 mod catalog;
+mod cluster;
 mod commit;
 mod confirmed;
 mod connections;
@@ -45,6 +46,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
+pub use cluster::CLUSTER_IDS_MAX;
 use connections::{Caller, Party};
 use context::Context;
 use delete::Retires;
@@ -59,19 +61,19 @@ use reserve::Reservations;
 pub use saved::POLICIES_MAX;
 pub use stream::NamedStream;
 use tier::{Fetched, Leaving, PromotionId};
-pub use tier::{PROMOTER, RepairConfig, TierConfig};
+pub use tier::{RepairConfig, TierConfig};
 use unreported::Parked;
 use why::Explanations;
 
 use crate::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
         Reply, Request, Resolve, Role, Stat, Viewer, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
+    space_for,
 };
 
 /// The settings of the operator.
@@ -251,6 +253,21 @@ impl Master {
     /// The same on a clock that runs already: the members are away since `now`.
     #[must_use]
     pub fn recover_at(now: Tick, config: MasterConfig, saved: Saved) -> Self {
+        let mut master = Self::empty(now, config);
+        master.restore(saved, Vec::new());
+        master
+    }
+
+    /// The same in place of a master whose process goes on. Memory in that process is not in the roster, but
+    /// has not ended: it must report as well.
+    #[must_use]
+    pub fn succeed(&self, now: Tick, config: MasterConfig, saved: Saved) -> Self {
+        let mut master = Self::empty(now, config);
+        master.restore(saved, self.objects.cx.members_in_same_process());
+        master
+    }
+
+    fn empty(now: Tick, config: MasterConfig) -> Self {
         let mut master = Self {
             objects: Objects::new(Context::new(config)),
             reservations: Reservations::default(),
@@ -263,7 +280,6 @@ impl Master {
             lease_end: None,
         };
         master.objects.cx.now = now;
-        master.restore(saved);
         master
     }
 
@@ -628,6 +644,7 @@ impl Master {
                 Reply::Done
             }
             ClientToMaster::ForgetNode(forget) => return self.forget_node(conn, id, &forget.name),
+            ClientToMaster::AdmitCluster(admit) => return self.admit_cluster(conn, id, admit.cluster),
             ClientToMaster::SetPolicy(change) => return self.set_policy(conn, id, namespace, &change),
             ClientToMaster::Prefetch(prefetch) => {
                 let op = o.tier.prefetch(&mut o.cx, (conn, id), caller, &prefetch);
@@ -661,7 +678,11 @@ impl Master {
         let o = &mut self.objects;
         let reply = match (request, node) {
             (MemberToMaster::Register(register), _) => return self.register(conn, id, *register),
-            (MemberToMaster::Announce(announce), Some(node)) => membership::announce(o, node, announce),
+            (MemberToMaster::Announce(announce), Some(node)) => {
+                let reply = membership::announce(o, node, announce);
+                o.cx.reply(conn, id, reply);
+                return self.drains.joined(&mut o.cx, node);
+            }
             (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
                 let Some(decide) = self.park_decide(conn, id, node, decide) else { return };

@@ -1,6 +1,6 @@
 //! Notices: events that the master reports to its operator.
 
-use crate::{ConnId, Key, RequestId};
+use crate::{ClusterId, ConnId, Key, RequestId};
 
 /// An event for the operator's log and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,15 @@ pub enum Notice {
     NodeLeft(String, u64),
     /// A node that had been declared lost returned and must start empty.
     NodeDiscarded(String),
+    /// A member of another cluster was refused.
+    OtherCluster {
+        /// Its name.
+        node: String,
+        /// The cluster that it belongs to.
+        cluster: ClusterId,
+        /// The cluster of this master.
+        own: ClusterId,
+    },
     /// These members of the roster have not reported since the master started; requests that depend on them
     /// wait.
     AwaitingReports(Vec<String>),

@@ -69,11 +69,13 @@ impl Objects {
         cause: Cause,
         by: &str,
     ) -> Vec<(NodeIndex, SlotRef)> {
-        let Some((name, generation, replicas)) = self.forget(index, cause, by) else { return Vec::new() };
+        let Some((name, generation, mut replicas)) = self.forget(index, cause, by) else { return Vec::new() };
         self.raise_floor_above(&name, generation);
+        let held = self.cx.held_copies(&name);
         for &(node, slot_ref) in &replicas {
             self.cx.pending_retires.insert(&name, node, slot_ref);
         }
+        replicas.extend(held);
         replicas
     }
 

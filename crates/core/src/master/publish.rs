@@ -59,7 +59,7 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(publish.items.len());
-        let mut replaced = Vec::new();
+        let mut held: BTreeMap<NodeIndex, Vec<_>> = BTreeMap::new();
         let mut told = Others::new();
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
@@ -73,7 +73,9 @@ impl Retires {
             let (outcome, old) = o.decide_one(home, written, &mut told);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             homes.entry(home).or_default().push(index);
-            replaced.extend(old);
+            if !old.is_empty() {
+                held.entry(home).or_default().extend(old);
+            }
             outcomes.push(Some(outcome));
         }
         let op = o.cx.next_op();
@@ -91,9 +93,8 @@ impl Retires {
         if sabotaged!(o.cx.config.sabotage, AnswerUnsent) {
             sent.clear();
         }
-        let retired = o.cx.retire(replaced, Some(op));
         let answer = Answer::Publish(outcomes, homes);
-        let awaited = Awaited { items, asked: retired, in_any_case: sent };
+        let awaited = Awaited { items, asked: BTreeMap::new(), in_any_case: sent, held };
         self.answer_when(o, op, (conn, id), answer, awaited, publish.wait_ms);
         behind.into_iter().for_each(|node| o.cx.poll_node_now(node));
     }
@@ -115,7 +116,8 @@ impl Retires {
         }
         let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
         o.settled(node, objects, &lost);
-        self.not_published(o, id, op);
+        self.retire_held(o, id);
+        self.not_published(o, node, id, op);
     }
 
     /// Applies the confirmation of further publications that one reply of a node contains.

@@ -25,12 +25,12 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
         ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
+    space_for,
 };
 
 /// One part in this many of a node's memory stays free of offers, so that few puts must recall one.
@@ -555,6 +555,7 @@ impl Reservations {
             total.objects += member.usage.objects;
             total.offered += member.usage.offered;
             total.metadata += member.usage.metadata;
+            total.unlisted += member.usage.unlisted;
         }
         total
     }
@@ -601,6 +602,12 @@ impl Objects {
         };
         let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node));
         if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
+            return false;
+        }
+        // What is evicted there is freed when clients of the node's earlier process have listed their views.
+        // Enough to wait for has been evicted already.
+        let waits_for_lists = usage.unlisted > 0 && usage.unlisted >= need;
+        if waits_for_lists && !sabotaged!(self.cx.config.sabotage, EvictUnlisted) {
             return false;
         }
         // The records and names of evicted objects are freed too, as far as the node does not reuse them.

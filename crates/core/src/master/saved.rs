@@ -1,5 +1,5 @@
-//! The state in the master's state folder: its epoch, its members and the retires that they owe, and the
-//! policies of namespaces.
+//! The state in the master's state folder: its epoch, the id of the cluster, its members and the retires that
+//! they owe, and the policies of namespaces.
 //!
 //! The core requests a write with [`Effect::Persist`]. The shell writes and syncs [`Master::saved`], and
 //! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the
@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use super::{
     Context, Effect, Master, Saved, SavedMember, SavedPolicy,
     catalog::{NamespaceIndex, NodeIndex},
+    cluster::Cluster,
     members::Member,
     refuse,
 };
@@ -67,22 +68,33 @@ impl Context {
     /// The state that the state folder should contain now.
     fn saved(&self) -> Saved {
         let recorded = self.members.iter().filter(|(_, it)| it.is_recorded);
-        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
-        let member = |it: &Member| {
-            let owed = it.owed.iter().chain(&it.told_owed).chain(&it.retiring);
-            SavedMember::of(&it.info).owing(owed.filter(|_| !forgets_owed))
-        };
         let policies = self.quotas.policies().map(|(namespace, policy)| SavedPolicy {
             namespace: self.catalog.namespace_name(namespace).to_owned(),
             policy: policy.clone(),
         });
         let policies = policies.filter(|_| !sabotaged!(self.config.sabotage, ForgetPolicies));
+        let clusters = self.cluster.ids();
+        let clusters = if sabotaged!(self.config.sabotage, ForgetCluster) { &[] } else { clusters };
         Saved {
             epoch: self.config.epoch,
-            members: recorded.map(|(_, it)| member(it)).collect(),
+            members: recorded.map(|(_, it)| self.saved_member(it)).collect(),
             policies: policies.collect(),
             forgotten: self.members.forgotten().collect(),
+            clusters: clusters.to_vec(),
         }
+    }
+
+    fn saved_member(&self, member: &Member) -> SavedMember {
+        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
+        let owed = member.owed.iter().chain(&member.told_owed).chain(&member.retiring);
+        SavedMember::of(&member.info).owing(owed.filter(|_| !forgets_owed))
+    }
+
+    /// The members that are in the master's process, and not in the roster.
+    pub(super) fn members_in_same_process(&self) -> Vec<SavedMember> {
+        let is_inside = |it: &&Member| it.conn.is_some_and(|it| self.connections.is_in_same_process(it));
+        let inside = self.members.iter().map(|it| it.1).filter(is_inside);
+        inside.filter(|it| !it.is_recorded).map(|it| self.saved_member(it)).collect()
     }
 
     /// Requests a write of the current state, if there is a state folder. Returns the version that contains
@@ -110,7 +122,7 @@ impl Context {
     /// Emits an effect once that version is synced.
     pub(super) fn when_saved(&mut self, version: u64, effect: Effect) {
         if version <= self.saving.synced || !self.config.durable {
-            return self.effects.push_back(effect);
+            return self.reply_confirmed(effect);
         }
         self.saving.held.push_back((version, Held::Effect(effect)));
     }
@@ -122,8 +134,12 @@ impl Context {
         self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
-    /// Answers once what was to be saved before is synced.
+    /// Answers once what was to be saved before is synced. With several masters that write may have begun
+    /// before this answer was decided, and confirms nothing: another one does.
     pub(super) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        if self.config.confirms && !sabotaged!(self.config.sabotage, AnswerDeposed) {
+            return self.reply_when_saved(conn, id, reply);
+        }
         self.when_saved(self.saving.version, Effect::Reply(conn, id, reply));
     }
 
@@ -165,8 +181,9 @@ impl Master {
         self.objects.cx.saved()
     }
 
-    /// Restores the saved state of an earlier master.
-    pub(super) fn restore(&mut self, saved: Saved) {
+    /// Restores the saved state of an earlier master. Members that are not in the roster must report, too.
+    pub(super) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
+        self.objects.cx.cluster = Cluster::new(saved.clusters);
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
             self.objects.cx.quotas.set_policy(namespace, saved.policy);
@@ -175,8 +192,12 @@ impl Master {
         for member in saved.members {
             if !sabotaged!(self.objects.cx.config.sabotage, ForgetRoster) {
                 let owed = member.owed_slot_refs();
-                self.objects.expect_report(member.info(), owed);
+                self.objects.expect_report(member.info(), owed, true);
             }
+        }
+        for member in unrecorded {
+            let owed = member.owed_slot_refs();
+            self.objects.expect_report(member.info(), owed, false);
         }
         self.objects.tell_unreported();
     }

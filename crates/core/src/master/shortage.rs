@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     attributes::Attributes,
-    extent::space_for,
     message::{Resource, Shortage},
     sabotage::sabotaged,
+    space_for,
 };
 
 /// Maximum number of eviction rounds for one object on one node. After that the node is skipped.

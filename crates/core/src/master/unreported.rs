@@ -102,11 +102,11 @@ impl Floors {
 }
 
 impl Objects {
-    /// Adds a member of the roster that must report.
-    pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<SlotRef>) {
+    /// Adds a member that must report.
+    pub(super) fn expect_report(&mut self, info: NodeInfo, owed: BTreeSet<SlotRef>, is_recorded: bool) {
         let mut member = Member::new(info, Usage::default(), self.cx.now);
         member.standing = Standing::Away(self.cx.now);
-        (member.from_earlier_life, member.is_recorded, member.owed) = (true, true, owed);
+        (member.from_earlier_life, member.is_recorded, member.owed) = (true, is_recorded, owed);
         if let Some(node) = self.cx.members.insert(member) {
             self.unreported.insert(node);
         }
@@ -193,6 +193,7 @@ impl Objects {
             | ClientToMaster::Ping(_)
             | ClientToMaster::SetPolicy(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::Release(_)
             | ClientToMaster::KeepLeases(_)
             | ClientToMaster::Cancel(_) => (false, 0),
@@ -516,6 +517,7 @@ fn shorten(request: &mut ClientToMaster, waited_ms: u64) {
         | ClientToMaster::Ping(_)
         | ClientToMaster::SetPolicy(_)
         | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::AdmitCluster(_)
         | ClientToMaster::Why(_)
         | ClientToMaster::Lease(_)
         | ClientToMaster::Release(_)

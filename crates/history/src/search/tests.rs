@@ -1,6 +1,7 @@
 //! Histories that are known to be good or bad, the limits, and a comparison with a search without shortcuts.
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::*;
 
@@ -241,6 +242,8 @@ fn operation() -> impl Strategy<Value = Operation> {
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 2000,
+        // Always the same histories, so that the result does not depend on luck.
+        rng_seed: RngSeed::Fixed(1),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

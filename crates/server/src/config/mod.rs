@@ -12,7 +12,7 @@ mod file;
 mod ha;
 pub mod nearest;
 pub mod page;
-mod storage;
+pub(crate) mod storage;
 mod tier;
 mod values;
 
@@ -23,10 +23,10 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
-use tiffin_core::NAMESPACE_DEFAULT;
 use tiffin_rpc::{Address, Masters};
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
+use tiffin_types::NAMESPACE_DEFAULT;
 
 use crate::events::EventsConfig;
 
@@ -219,6 +219,7 @@ pub struct UpArgs {
 
 /// Settings of the commands that are clients.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
+#[command(next_help_heading = "Connection")]
 #[serde(default)]
 pub struct ClientArgs {
     /// The master's address; several separated by commas, or `etcd://HOST:2379/CLUSTER`. Default:

@@ -47,8 +47,8 @@ pub struct StorageArgs {
     pub ssd: Vec<SsdConfig>,
 
     /// The folder on a tmpfs in which the memory outlives the process: a node that is started again adopts
-    /// it. `off` for memory that ends with the process. Default: `/dev/shm/tiffin-UID/MASTER/NAME` for a
-    /// `tiffin node` that has a name or a fixed port, else `off`.
+    /// it. `off` for memory that ends with the process. Default: `/dev/shm/tiffin-UID/name-NAME` for a
+    /// `tiffin node` that has a name, `/dev/shm/tiffin-UID/port-PORT` for one with a fixed port, else `off`.
     #[arg(long, env = "TIFFIN_NODE_POOL", value_name = "FOLDER")]
     #[serde(deserialize_with = "file::text")]
     pub pool: Option<OffOr<PathBuf>>,
@@ -96,16 +96,46 @@ impl StorageArgs {
     }
 }
 
-/// The pool of a node for which none was named. It is found again by the master and the name of the node, so
-/// a node that has neither a name nor a fixed port has none.
+/// The pool of a node for which none was named. It is found again by the name of the node or by its port, and
+/// does not depend on the way in which the master is named. A node that has neither has none.
 pub(super) fn default_pool(config: &NodeConfig) -> Option<PathBuf> {
+    let port = match &config.listen {
+        Some(Address::Tcp { port, .. }) if *port != 0 => Some(*port),
+        _ => None,
+    };
+    let folder = match config.name.as_str() {
+        "" => format!("port-{}", port?),
+        name => format!("name-{}", escaped(name)),
+    };
+    Some(of_user().join(folder))
+}
+
+/// Where earlier releases had the same pool.
+pub(crate) fn old_default_pool(config: &NodeConfig) -> Option<PathBuf> {
     let fixed_port = |it: &&Address| matches!(it, Address::Tcp { port, .. } if *port != 0);
     let listen = config.listen.as_ref().filter(fixed_port).map(ToString::to_string);
     let name = if config.name.is_empty() { listen? } else { config.name.clone() };
     let part = |text: &str| text.replace('/', "_").replace("..", "__");
-    let user = rustix::process::getuid().as_raw();
-    let folder = PathBuf::from(format!("/dev/shm/tiffin-{user}"));
-    Some(folder.join(part(&config.master.to_string())).join(part(&name)))
+    Some(of_user().join(part(&config.master.to_string())).join(part(&name)))
+}
+
+fn of_user() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/tiffin-{}", rustix::process::getuid().as_raw()))
+}
+
+/// A name as a part of a path. Different names give different parts: all bytes but letters, digits, `-` and
+/// `_` are written as `%` and two hexadecimal digits, and so is a point at the start.
+fn escaped(name: &str) -> String {
+    let mut text = String::new();
+    for byte in name.bytes() {
+        match byte {
+            b'.' if !text.is_empty() => text.push('.'),
+            b'-' | b'_' => text.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
+            byte => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -118,12 +148,36 @@ mod tests {
             let (name, listen) = (name.to_owned(), Some(listen.parse().unwrap()));
             default_pool(&NodeConfig { name, listen, ..NodeConfig::default() })
         };
-        let user = rustix::process::getuid().as_raw();
-        let folder =
-            |name: &str| Some(PathBuf::from(format!("/dev/shm/tiffin-{user}/127.0.0.1:7400/{name}")));
+        let folder = |name: &str| Some(of_user().join(name));
         assert_eq!(pool("", "127.0.0.1:0"), None);
-        assert_eq!(pool("", "127.0.0.1:7500"), folder("127.0.0.1:7500"));
-        assert_eq!(pool("left", "127.0.0.1:0"), folder("left"));
-        assert_eq!(pool("../../etc", "127.0.0.1:0"), folder("______etc"));
+        assert_eq!(pool("", "127.0.0.1:7500"), folder("port-7500"));
+        assert_eq!(pool("", "localhost:7500"), folder("port-7500"));
+        assert_eq!(pool("left", "127.0.0.1:0"), folder("name-left"));
+        assert_eq!(pool("left", "127.0.0.1:7500"), folder("name-left"));
+        assert_eq!(pool("../../etc", "127.0.0.1:0"), folder("name-%2E.%2F..%2Fetc"));
+    }
+
+    #[test]
+    fn pool_does_not_depend_on_the_spelling_of_the_master() {
+        let pool = |master: &str| {
+            let (name, master) = ("left".to_owned(), master.parse().unwrap());
+            default_pool(&NodeConfig { name, master, ..NodeConfig::default() })
+        };
+        let first = pool("127.0.0.1:7400");
+        assert!(first.is_some());
+        for other in ["localhost:7400", "127.0.0.1:7400,127.0.0.1:7401"] {
+            assert_eq!(pool(other), first);
+        }
+    }
+
+    #[test]
+    fn different_names_have_different_folders() {
+        let names =
+            ["a/b", "a_b", "a%2Fb", ".", "..", "%2E", "a.b", ".a", "a", "A", "é", "port-7500", "a~2", "a 2"];
+        let folders: std::collections::BTreeSet<_> = names.iter().map(|it| escaped(it)).collect();
+        assert_eq!(folders.len(), names.len(), "{folders:?}");
+        for folder in folders {
+            assert!(!folder.contains(['/', '~', ':']) && !folder.starts_with('.'), "{folder}");
+        }
     }
 }

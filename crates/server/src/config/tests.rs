@@ -134,7 +134,7 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
 fn only_a_node_process_has_a_pool_by_default() {
     let (common, file) = (CommonArgs::default(), SettingsFile::default());
     let node = |args: &str| flags::<NodeArgs>(args).unwrap().resolve(&common, &file).unwrap();
-    assert!(node("--name left").pool.is_some_and(|it| it.ends_with("127.0.0.1:7400/left")));
+    assert!(node("--name left").pool.is_some_and(|it| it.ends_with("name-left")));
     assert_eq!(node("").pool, None);
     assert_eq!(node("--name left --pool off").pool, None);
     let config = node("--pool /dev/shm/x --pool-on-stop discard");

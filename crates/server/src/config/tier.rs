@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Deserializer};
-use tiffin_core::message::Demotion as CoreDemotion;
+use tiffin_types::message::Demotion as CoreDemotion;
 
 use super::nearest::nearest;
 use super::{ConfigError, Switch, check_duration, duration, file};

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use msgpack::Value;
-use tiffin_core::Key;
 use tiffin_rpc::Address;
+use tiffin_types::Key;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;

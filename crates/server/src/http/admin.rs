@@ -10,9 +10,9 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tiffin_core::NAMESPACE_BYTES_MAX;
 use tiffin_core::master::QuotaStat;
-use tiffin_core::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
+use tiffin_types::NAMESPACE_BYTES_MAX;
+use tiffin_types::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
 
 use super::drain;
 use super::json as answer;

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tiffin_core::master::{DrainRefusal, DrainStat, DrainStatus};
-use tiffin_core::message::{DrainJob, JobId};
+use tiffin_types::message::{DrainJob, JobId};
 
 use super::admin::{
     BODY_BYTES_MAX, INTERNAL, INVALID, NO_JOB, NO_SEGMENT, TOO_MANY_JOBS, WRONG_STATE, problem,

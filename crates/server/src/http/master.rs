@@ -11,10 +11,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tiffin_core::message::{
+use tiffin_types::message::{
     Found, List, NodeInfo, NodeStat, Pattern, Reason, Refusal, Reply, Resolve, ResolveOutcome, Resolved,
 };
-use tiffin_core::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
+use tiffin_types::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
 use super::admin::{self, ABSENT, INTERNAL, INVALID, NOT_READY, problem, refused};
 use super::watch::{self, Sessions};

@@ -18,9 +18,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::json;
-use tiffin_core::message::{ClientToMaster, Explain, Reply};
-use tiffin_core::{Key, NAMESPACE_BYTES_MAX, NAMESPACE_DEFAULT};
 use tiffin_rpc::token_matches;
+use tiffin_types::message::{ClientToMaster, Explain, Reply};
+use tiffin_types::{Key, NAMESPACE_BYTES_MAX, NAMESPACE_DEFAULT};
 use tokio::time::Instant;
 
 use super::json as answer;

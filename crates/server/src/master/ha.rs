@@ -8,6 +8,7 @@
 //! replaces a newer one: a transaction whose answer was lost may be applied late, so each requires the head
 //! that the master knows, and each attempt has a generation of its own.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -162,17 +163,21 @@ impl Ha {
         }
     }
 
-    /// Takes a greater epoch than `floor` without a new campaign; `None` if this master does not lead.
-    pub(super) async fn advance(&self, floor: u64) -> Result<Option<u64>, EtcdError> {
-        let Some(term) = *lock(&self.term) else { return Ok(None) };
-        let epoch = state::next_epoch(floor.max(term.epoch));
+    /// Takes a greater epoch than `floor` and its own without a new campaign; `None` if this master does not
+    /// lead in its own epoch any more. It may lead in a later one, with what another leader has saved.
+    pub(super) async fn advance(&self, own: u64, floor: u64) -> Result<Option<u64>, EtcdError> {
+        let Some(term) = self.term_of(own) else { return Ok(None) };
+        let epoch = state::next_epoch(floor.max(own));
         let leader = self.record(epoch);
         let txn = self.take(&leader, term.lease, vec![(self.keys.leader(), term.token)]);
         let outcome = self.noted(self.etcd.txn(&txn, soon()).await)?;
-        if !outcome.succeeded {
+        let mut current = lock(&self.term);
+        // If it has stepped down meanwhile, it finds its own record when it looks, and campaigns again.
+        if !outcome.succeeded || current.is_none_or(|it| it.token != term.token) {
             return Ok(None);
         }
-        self.enter(Term { token: outcome.revision, epoch, lease: term.lease }, leader);
+        *current = Some(Term { token: outcome.revision, epoch, lease: term.lease });
+        *lock(&self.leader) = Some(leader);
         Ok(Some(epoch))
     }
 
@@ -182,6 +187,11 @@ impl Ha {
         if let Err(error) = self.etcd.revoke(term.lease, soon()).await {
             tracing::warn!(%error, "the standbys notice only later that this master is gone");
         }
+    }
+
+    /// Whether this master leads in that epoch, as far as it knows.
+    pub(super) fn leads_in(&self, epoch: u64) -> bool {
+        self.term_of(epoch).is_some()
     }
 
     fn term_of(&self, epoch: u64) -> Option<Term> {
@@ -347,7 +357,10 @@ fn write_plan(keys: &Keys, token: i64, to: Written, bytes: &[u8], chunk_max: usi
 pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
     loop {
         let epoch = stand_by(&shared, &ha).await;
-        let (why, ()) = tokio::join!(lead(&shared, &ha), load_quotas(&shared));
+        let why = tokio::select! {
+            why = lead(&shared, &ha) => why,
+            never = load_quotas(&shared) => match never {},
+        };
         *lock(&ha.term) = None;
         // The last known leader was this master.
         *lock(&ha.leader) = None;
@@ -363,10 +376,20 @@ pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
     }
 }
 
-/// Sets the quotas of tenants that a file says.
-async fn load_quotas(shared: &Shared) {
+/// Sets the quotas of tenants that a file says, and then waits.
+async fn load_quotas(shared: &Shared) -> Infallible {
     if let Err(error) = shared.load_quotas().await {
         tracing::error!(%error, "the quotas of tenants are those of the last leader");
+    }
+    std::future::pending().await
+}
+
+/// Keeps the lease while the state is read: a large one takes longer than standbys wait for a beat.
+async fn keep_lease(ha: &Ha, lease: LeaseId) -> Infallible {
+    loop {
+        // If etcd does not answer, the state cannot be read either.
+        let _failed = ha.etcd.keep_alive(lease, soon()).await;
+        sleep(BEAT).await;
     }
 }
 
@@ -381,7 +404,11 @@ async fn stand_by(shared: &Shared, ha: &Ha) -> u64 {
         if let (Ok(seen), Some(token)) = (seen, campaign)
             && let Ok(Some(term)) = ha.campaign(token, &seen).await
         {
-            match ha.load().await {
+            let loaded = tokio::select! {
+                loaded = ha.load() => loaded,
+                never = keep_lease(ha, term.lease) => match never {},
+            };
+            match loaded {
                 Ok(saved) => {
                     lock(&ha.election).won(began, term.token);
                     ha.won.fetch_add(1, Ordering::Relaxed);
@@ -459,6 +486,8 @@ mod tests {
     use tiffin_etcd::KeyValue;
 
     use super::*;
+    use crate::MasterConfig;
+    use crate::master::state::Store;
 
     fn sizes(len: usize) -> Vec<usize> {
         let keys = Keys::new("c").unwrap();
@@ -479,6 +508,41 @@ mod tests {
             other => panic!("{other:?}"),
         };
         before.iter().map(bytes).collect()
+    }
+
+    /// A standby whose etcd never answers.
+    fn standby() -> (Shared, Arc<Ha>) {
+        let config = HaConfig { etcd: "127.0.0.1:1".to_owned(), cluster: "c".to_owned(), advertise: None };
+        let ha = Arc::new(Ha::new(&config, Vec::new()).unwrap());
+        let config = MasterConfig { ha: Some(config), ..MasterConfig::default() };
+        let store = Some(Store::Etcd(Arc::clone(&ha)));
+        (Shared::new(&config, store, Saved::default()).unwrap(), ha)
+    }
+
+    #[test]
+    fn late_restart_does_not_make_a_standby_lead() {
+        let (shared, ha) = standby();
+        let restart = || shared.replace_core(Saved { epoch: 9, ..Saved::default() });
+        let leads = || (shared.epoch(), shared.lock().leads);
+        *lock(&ha.term) = Some(Term { token: 1, epoch: 9, lease: LeaseId(1) });
+        restart();
+        assert_eq!(leads(), (9, true));
+        // The state was written before this master stepped down.
+        *lock(&ha.term) = None;
+        shared.follow();
+        restart();
+        assert_eq!(leads(), (0, false));
+    }
+
+    #[tokio::test]
+    async fn epoch_of_another_term_is_not_advanced() {
+        let (_, ha) = standby();
+        assert_eq!(ha.advance(5, 7).await.unwrap(), None, "it does not lead");
+        *lock(&ha.term) = Some(Term { token: 1, epoch: 9, lease: LeaseId(1) });
+        // It led in epoch 5, then another master did, and then this one again.
+        assert_eq!(ha.advance(5, 7).await.unwrap(), None);
+        assert!(ha.advance(9, 7).await.is_err(), "there is no etcd");
+        assert!(ha.leads_in(9) && !ha.leads_in(5));
     }
 
     #[test]

@@ -9,11 +9,13 @@
 //! never sleeps past the time at which the core wants to be woken.
 
 mod ha;
+mod ledger;
 mod notices;
 mod observe;
 mod pages;
 mod state;
 mod tasks;
+mod visit;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,29 +25,26 @@ use std::time::Duration;
 
 use ha::Ha;
 pub(crate) use ha::HaStat;
+use ledger::Ledger;
 use observe::{Timed, Unanswered, Watched};
 use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
-use tiffin_core::message::{
-    Hello, List, MasterToMember, Reason, Refusal, Reply, Request, Resolve, Role, Stat, Welcome,
-    wrong_direction,
-};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ConnId, RequestId, SegmentId, Tick};
-use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Greeting, Listener, Outbox, Peer, SendError};
+use tiffin_rpc::{Address, Listener, Outbox, SendError};
 use tiffin_transport::peer::process_of;
+use tiffin_types::message::{List, Reason, Refusal, Reply, Resolve, Stat};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
-use crate::listen::{Door, Host};
+use crate::listen::Door;
 use crate::metrics::Counters;
-use crate::reply_path::{self, ReplyPath};
+use crate::reply_path::ReplyPath;
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::watch::Kind;
@@ -55,8 +54,6 @@ use crate::{StartError, host, http};
 const BEATS_PER_SILENCE: u32 = 4;
 /// The maximum time between heartbeats.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(5);
-/// How long the refusal of a standby may take.
-const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
 /// The exclusive upper bound of a generation's first counter. It leaves most of the 40 bits for later ones.
 const FIRST_COUNTER_MAX: u64 = 1 << 39;
 
@@ -111,7 +108,7 @@ struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
     /// Ledgers of nodes that have not opened their first connection yet.
-    ledgers: BTreeMap<SegmentId, Outbox>,
+    ledgers: BTreeMap<SegmentId, Ledger>,
     next_conn: u64,
     /// Pages that wait for a reply.
     pages: BTreeMap<ConnId, oneshot::Sender<Reply>>,
@@ -144,7 +141,9 @@ struct Conn {
     replies: ReplyPath,
     is_node: bool,
     /// The ledger of a node on the master's host.
-    ledger: Option<Outbox>,
+    ledger: Option<Ledger>,
+    /// Its memory outlives it: only what is recorded in its journal is certain to arrive.
+    needs_journal: bool,
     /// The namespace of a client.
     namespace: String,
 }
@@ -289,69 +288,6 @@ impl Drop for MasterServer {
     }
 }
 
-impl Host for Shared {
-    fn door(&self) -> &Door {
-        &self.door
-    }
-
-    fn supervisor(&self) -> &Arc<Supervisor> {
-        &self.supervisor
-    }
-
-    async fn visit(self: Arc<Self>, greeting: Greeting) {
-        let hello = greeting.hello.clone();
-        let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
-        let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
-        if let Some(refusal) = self.standby_refusal() {
-            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
-        }
-        let epoch = self.epoch();
-        let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
-        if hello.role == Role::Lane {
-            let clients = reply_path::add_lane(self.lock().clients(), &greeting);
-            return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
-                match request {
-                    Request::ClientToMaster(request) => self.asked(conn, id, request.into()),
-                    Request::Hello(_)
-                    | Request::Goodbye
-                    | Request::MemberToMaster(_)
-                    | Request::MasterToMember(_)
-                    | Request::ClientToNode(_) => outbox.reply(id, &wrong_direction("a lane to the master")),
-                }
-            })
-            .await;
-        }
-        if hello.role == Role::Ledger {
-            let (outbox, mut inbox) = greeting.welcome(welcome);
-            let segment = hello.home.unwrap_or_default();
-            // A ledger needs a Unix socket: across a network, delivery is not certain.
-            if matches!(outbox.peer(), Peer::Unix { .. }) {
-                outbox.enlarge_buffer();
-                self.lock().ledgers.insert(segment, outbox.clone());
-            }
-            // A node sends nothing on a ledger.
-            while inbox.next().await.is_some() {}
-            let mut state = self.lock();
-            if state.ledgers.get(&segment).is_some_and(Outbox::is_closed) {
-                state.ledgers.remove(&segment);
-            }
-            return;
-        }
-        // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let Some(visit) = Visit::begin(&self, hello, epoch, greeting.outbox().clone()) else { return };
-        let (_, mut inbox) = greeting.welcome(welcome);
-        while let Some(message) = inbox.next().await {
-            match message {
-                Incoming::Request(id, request) => {
-                    self.measured(visit.segment, &request);
-                    self.asked(visit.conn, id, request);
-                }
-                Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
-            }
-        }
-    }
-}
-
 /// Opens the durable state, and takes the next epoch. With several masters the epoch is 0 until this one
 /// leads.
 async fn open_store(
@@ -369,66 +305,6 @@ async fn open_store(
     saved.epoch = state::next_epoch(saved.epoch);
     folder.write_first(&saved)?;
     Ok((Some(Store::Folder(Arc::new(folder))), saved))
-}
-
-/// A connection that the core knows, until it is dropped.
-struct Visit<'a> {
-    shared: &'a Shared,
-    conn: ConnId,
-    /// The segment of a member.
-    segment: Option<SegmentId>,
-}
-
-impl<'a> Visit<'a> {
-    /// `None` if that epoch has ended meanwhile: the connection is closed.
-    fn begin(shared: &'a Arc<Shared>, hello: Hello, epoch: u64, outbox: Outbox) -> Option<Self> {
-        let is_node = hello.role == Role::Node;
-        let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
-        let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
-        let own = i32::try_from(std::process::id()).ok();
-        let is_inside =
-            is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
-        let conn = {
-            let mut state = shared.lock();
-            if !state.leads || shared.epoch() != epoch {
-                outbox.close();
-                return None;
-            }
-            let ledger = segment.and_then(|it| state.ledgers.remove(&it));
-            state.next_conn += 1;
-            let conn = ConnId(state.next_conn);
-            let namespace = hello.namespace.clone();
-            let replies = ReplyPath::new(&hello, outbox);
-            state.conns.insert(conn, Conn { replies, is_node, ledger, namespace });
-            conn
-        };
-        shared.handle(Event::Opened(conn, hello), None);
-        if is_near {
-            shared.handle(Event::SameHost(conn), None);
-        }
-        if is_inside {
-            shared.handle(Event::SameProcess(conn), None);
-        } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
-            shared.watch_process(conn, segment, pid);
-        }
-        Some(Self { shared, conn, segment })
-    }
-}
-
-impl Drop for Visit<'_> {
-    // In a destructor, so that the core learns of the end even when the task is cancelled.
-    fn drop(&mut self) {
-        if self.shared.state.has_failed() {
-            return;
-        }
-        let conn = {
-            let mut state = self.shared.lock();
-            state.unanswered.forget(self.conn);
-            state.conns.remove(&self.conn)
-        };
-        conn.into_iter().for_each(Conn::close);
-        self.shared.handle(Event::Closed(self.conn), None);
-    }
 }
 
 impl Shared {
@@ -613,6 +489,10 @@ impl Shared {
         {
             let mut state = self.lock();
             let now = self.now();
+            if let Event::Reply(conn, id, reply) = &event {
+                let ledger = state.conns.get_mut(conn).and_then(|it| it.ledger.as_mut());
+                ledger.into_iter().for_each(|it| it.replied(*id, reply));
+            }
             state.core.handle(now, event);
             self.drain(&mut state, now, timed, &mut answers);
             timed.into_iter().for_each(|it| state.unanswered.add(it));
@@ -641,12 +521,13 @@ impl Shared {
 
     /// Replaces the core after a member has served a later epoch; see [`tasks`].
     fn replace_core(&self, saved: Saved) {
-        self.swap_core(saved, true);
-        let epoch = self.epoch();
-        tracing::warn!(epoch, "the master goes on with a greater epoch");
-        let text =
-            format!("the master goes on with epoch {epoch}, because a member has served a greater one");
-        self.watched.journal.add(Kind::EpochRaised, "", &text);
+        let epoch = saved.epoch;
+        if self.swap_core(saved, true) {
+            tracing::warn!(epoch, "the master goes on with a greater epoch");
+            let text =
+                format!("the master goes on with epoch {epoch}, because a member has served a greater one");
+            self.watched.journal.add(Kind::EpochRaised, "", &text);
+        }
     }
 
     /// This master leads now, with what the last leader has saved.
@@ -667,12 +548,20 @@ impl Shared {
         ledgers.into_values().for_each(|it| it.close());
     }
 
-    fn swap_core(&self, saved: Saved, leads: bool) {
+    /// `false` if it should lead, and has stepped down meanwhile: then nothing changes.
+    fn swap_core(&self, saved: Saved, leads: bool) -> bool {
         let conns = {
             let mut state = self.lock();
             let epoch = saved.epoch;
+            if leads && self.ha().is_some_and(|it| !it.leads_in(epoch)) {
+                return false;
+            }
             let now = self.now();
-            state.core = Master::recover_at(now, CoreConfig { epoch, ..self.config }, saved);
+            let config = CoreConfig { epoch, ..self.config };
+            state.core = match leads {
+                true => state.core.succeed(now, config, saved),
+                false => Master::recover_at(now, config, saved),
+            };
             (state.unsaved, state.restart, state.unconfirmed, state.leads) = (None, None, None, leads);
             state.pages.clear();
             self.epoch.store(epoch, Ordering::Release);
@@ -681,6 +570,7 @@ impl Shared {
             std::mem::take(&mut state.conns)
         };
         conns.into_values().for_each(Conn::close);
+        true
     }
 
     fn drain(&self, state: &mut State, now: Tick, timed: Option<&Timed>, answers: &mut Vec<Answer>) {
@@ -749,18 +639,6 @@ impl Shared {
 impl State {
     fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
         self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
-    }
-
-    /// Whether the message is in the node's socket, and so certain to arrive.
-    fn send_ledger(&mut self, now: Tick, conn: ConnId, id: RequestId, request: &MasterToMember) -> bool {
-        let ledger = self.conns.get(&conn).and_then(|it| it.ledger.as_ref());
-        match ledger.map(|it| it.send_if_buffered(id, request)) {
-            Some(Ok(is_there)) => is_there,
-            // A full or missing ledger: the request goes through the ordinary connection.
-            None | Some(Err(_)) => {
-                self.ask(now, conn, id, |outbox| outbox.send_if_buffered(id, request)) == Some(true)
-            }
-        }
     }
 
     /// Sends through a connection, if it is open.

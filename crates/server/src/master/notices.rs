@@ -69,6 +69,7 @@ impl Shared {
             | Notice::NodeLost(..)
             | Notice::NodeLeft(..)
             | Notice::NodeDiscarded(_)
+            | Notice::OtherCluster { .. }
             | Notice::AwaitingReports(_)
             | Notice::AllReported
             | Notice::Superseded(..) => self.member_notice(notice),
@@ -143,6 +144,9 @@ impl Shared {
             Notice::NodeLeft(node, objects) => tracing::info!(node, objects, "node left with its objects"),
             Notice::NodeDiscarded(node) => {
                 tracing::warn!(node, "a lost node returned, and starts empty");
+            }
+            Notice::OtherCluster { node, cluster, own } => {
+                tracing::warn!(node, %cluster, %own, "refused a member of another cluster");
             }
             Notice::AwaitingReports(members) => {
                 let members = members.join(", ");

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
-use tiffin_core::message::{ClientToMaster, MemberToMaster, Reply, Request, Stat};
-use tiffin_core::{ConnId, RequestId, SegmentId};
+use tiffin_types::message::{ClientToMaster, MemberToMaster, Reply, Request, Stat};
+use tiffin_types::{ConnId, RequestId, SegmentId};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Shared, State};

@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use tiffin_core::master::{DrainRefusal, DrainStat, QuotaStat};
-use tiffin_core::message::{
+use tiffin_types::message::{
     ClientToMaster, DrainJob, Hello, JobId, PolicyChange, Reason, Refusal, Reply, Request,
 };
-use tiffin_core::{ClientId, ConnId, RequestId, SegmentId, Tick};
+use tiffin_types::{ClientId, ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 

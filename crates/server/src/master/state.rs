@@ -195,8 +195,8 @@ fn read_at_most(path: &Path, max: usize) -> io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::SegmentId;
-    use tiffin_core::saved::SavedMember;
+    use tiffin_types::SegmentId;
+    use tiffin_types::saved::SavedMember;
 
     use super::*;
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::Tick;
 use tiffin_core::master::{Event, Saved};
 use tiffin_rpc::Listener;
+use tiffin_types::Tick;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -99,7 +99,7 @@ async fn run_restarts(shared: Arc<Shared>) {
             let Some(floor) = state.restart else { continue };
             (floor, state.core.saved())
         };
-        saved.epoch = match next_epoch(&shared, floor.max(saved.epoch)).await {
+        saved.epoch = match next_epoch(&shared, saved.epoch, floor).await {
             Some(epoch) => epoch,
             None => continue,
         };
@@ -116,11 +116,11 @@ async fn run_restarts(shared: Arc<Shared>) {
     }
 }
 
-/// The next epoch after that one; `None` if this master does not lead any more.
-async fn next_epoch(shared: &Shared, floor: u64) -> Option<u64> {
-    let Some(ha) = shared.ha() else { return Some(state::next_epoch(floor)) };
+/// The next epoch after its own and that one; `None` if this master does not lead in its own any more.
+async fn next_epoch(shared: &Shared, own: u64, floor: u64) -> Option<u64> {
+    let Some(ha) = shared.ha() else { return Some(state::next_epoch(floor.max(own))) };
     loop {
-        match ha.advance(floor).await {
+        match ha.advance(own, floor).await {
             Ok(epoch) => return epoch,
             Err(_) => tokio::time::sleep(SAVE_PAUSE).await,
         }

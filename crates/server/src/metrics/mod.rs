@@ -17,13 +17,13 @@ use std::time::Duration;
 pub use page::reference;
 pub(crate) use page::{allocated, held_word, render, summary, tier};
 pub(crate) use requests::{REQUESTS, RequestKind};
-use tiffin_core::SegmentId;
 use tiffin_core::master::{Eviction, EvictionCause, NamedStream};
-use tiffin_core::message::{
+use tiffin_measure::{Counts, Histogram, Measures};
+use tiffin_types::SegmentId;
+use tiffin_types::message::{
     CachedReads, CallPart, ClientToMaster, CommitOutcome, DeleteOutcome, Measured, MemberToMaster, Pattern,
     Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat,
 };
-use tiffin_measure::{Counts, Histogram, Measures};
 
 /// The upper bounds of the histogram of value sizes, in bytes.
 const VALUE_SIZES: [u64; 10] =
@@ -192,6 +192,7 @@ impl Counters {
             ClientToMaster::Pin(_)
             | ClientToMaster::DropPins(_)
             | ClientToMaster::ForgetNode(_)
+            | ClientToMaster::AdmitCluster(_)
             | ClientToMaster::SetPolicy(_)
             | ClientToMaster::Await(_)
             | ClientToMaster::Why(_)

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tiffin_core::master::NamedStream;
-use tiffin_core::message::{GroupStat, Held, NamespaceStat, NodeStat, Stat, Usage};
 use tiffin_measure::{BOUNDS_US, Counts};
+use tiffin_types::message::{GroupStat, Held, NamespaceStat, NodeStat, Stat, Usage};
 
 use super::{Counters, OPS, REQUESTS, Snapshot, VALUE_SIZES, get};
 

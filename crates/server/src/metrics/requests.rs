@@ -1,88 +1,99 @@
 //! The kinds of requests whose latency the master measures.
 
-use tiffin_core::message::{ClientToMaster, MemberToMaster, Request};
+use tiffin_types::message::{ClientToMaster, MemberToMaster, Request};
 
-/// The names of all kinds, in the order of [`RequestKind`].
-pub(crate) const REQUESTS: [&str; 29] = [
-    "reserve",
-    "publish",
-    "resolve",
-    "exists",
-    "delete",
-    "delete_matching",
-    "list",
-    "stat",
-    "ping",
-    "pin",
-    "drop_pins",
-    "set_policy",
-    "forget_node",
-    "await",
-    "why",
-    "lease",
-    "release",
-    "keep_leases",
-    "ack",
-    "cancel",
-    "open_stream",
-    "end_stream",
-    "pull",
-    "prefetch",
-    "decide",
-    "register",
-    "announce",
-    "heartbeat",
-    "other",
-];
+/// Declares the kinds, each with its name in metrics and pages.
+macro_rules! request_kinds {
+    ($($kind:ident => $name:literal,)+) => {
+        /// A kind of request.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum RequestKind {
+            $($kind,)+
+        }
 
-/// A kind of request: its position in [`REQUESTS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RequestKind(u8);
+        /// The names of all kinds, in the order of [`RequestKind`].
+        pub(crate) const REQUESTS: &[&str] = &[$($name),+];
+    };
+}
+
+request_kinds! {
+    Reserve => "reserve",
+    Publish => "publish",
+    Resolve => "resolve",
+    Exists => "exists",
+    Delete => "delete",
+    DeleteMatching => "delete_matching",
+    List => "list",
+    Stat => "stat",
+    Ping => "ping",
+    Pin => "pin",
+    DropPins => "drop_pins",
+    SetPolicy => "set_policy",
+    ForgetNode => "forget_node",
+    Await => "await",
+    Why => "why",
+    Lease => "lease",
+    Release => "release",
+    KeepLeases => "keep_leases",
+    Ack => "ack",
+    Cancel => "cancel",
+    OpenStream => "open_stream",
+    EndStream => "end_stream",
+    Pull => "pull",
+    Prefetch => "prefetch",
+    Decide => "decide",
+    Register => "register",
+    Announce => "announce",
+    Heartbeat => "heartbeat",
+    AdmitCluster => "admit_cluster",
+    Other => "other",
+}
 
 impl RequestKind {
     /// The kind of a request.
     pub(crate) fn of(request: &Request) -> Self {
-        Self(match request {
+        match request {
             Request::ClientToMaster(request) => match request {
-                ClientToMaster::Reserve(_) => 0,
-                ClientToMaster::Publish(_) => 1,
-                ClientToMaster::Resolve(_) => 2,
-                ClientToMaster::Exists(_) => 3,
-                ClientToMaster::Delete(_) => 4,
-                ClientToMaster::DeleteMatching(_) => 5,
-                ClientToMaster::List(_) => 6,
-                ClientToMaster::Stat => 7,
-                ClientToMaster::Ping(_) => 8,
-                ClientToMaster::Pin(_) => 9,
-                ClientToMaster::DropPins(_) => 10,
-                ClientToMaster::SetPolicy(_) => 11,
-                ClientToMaster::ForgetNode(_) => 12,
-                ClientToMaster::Await(_) => 13,
-                ClientToMaster::Why(_) => 14,
-                ClientToMaster::Lease(_) => 15,
-                ClientToMaster::Release(_) => 16,
-                ClientToMaster::KeepLeases(_) => 17,
-                ClientToMaster::Ack(_) => 18,
-                ClientToMaster::Cancel(_) => 19,
-                ClientToMaster::OpenStream(_) => 20,
-                ClientToMaster::EndStream(_) => 21,
-                ClientToMaster::Pull(_) => 22,
-                ClientToMaster::Prefetch(_) => 23,
+                ClientToMaster::Reserve(_) => Self::Reserve,
+                ClientToMaster::Publish(_) => Self::Publish,
+                ClientToMaster::Resolve(_) => Self::Resolve,
+                ClientToMaster::Exists(_) => Self::Exists,
+                ClientToMaster::Delete(_) => Self::Delete,
+                ClientToMaster::DeleteMatching(_) => Self::DeleteMatching,
+                ClientToMaster::List(_) => Self::List,
+                ClientToMaster::Stat => Self::Stat,
+                ClientToMaster::Ping(_) => Self::Ping,
+                ClientToMaster::Pin(_) => Self::Pin,
+                ClientToMaster::DropPins(_) => Self::DropPins,
+                ClientToMaster::SetPolicy(_) => Self::SetPolicy,
+                ClientToMaster::ForgetNode(_) => Self::ForgetNode,
+                ClientToMaster::AdmitCluster(_) => Self::AdmitCluster,
+                ClientToMaster::Await(_) => Self::Await,
+                ClientToMaster::Why(_) => Self::Why,
+                ClientToMaster::Lease(_) => Self::Lease,
+                ClientToMaster::Release(_) => Self::Release,
+                ClientToMaster::KeepLeases(_) => Self::KeepLeases,
+                ClientToMaster::Ack(_) => Self::Ack,
+                ClientToMaster::Cancel(_) => Self::Cancel,
+                ClientToMaster::OpenStream(_) => Self::OpenStream,
+                ClientToMaster::EndStream(_) => Self::EndStream,
+                ClientToMaster::Pull(_) => Self::Pull,
+                ClientToMaster::Prefetch(_) => Self::Prefetch,
             },
             Request::MemberToMaster(request) => match request {
-                MemberToMaster::Decide(_) => 24,
-                MemberToMaster::Register(_) => 25,
-                MemberToMaster::Announce(_) => 26,
-                MemberToMaster::Heartbeat(_) => 27,
+                MemberToMaster::Decide(_) => Self::Decide,
+                MemberToMaster::Register(_) => Self::Register,
+                MemberToMaster::Announce(_) => Self::Announce,
+                MemberToMaster::Heartbeat(_) => Self::Heartbeat,
                 MemberToMaster::Released(_)
                 | MemberToMaster::ClientDied(_)
                 | MemberToMaster::Dropped(_)
-                | MemberToMaster::Drained(_) => 28,
+                | MemberToMaster::Drained(_) => Self::Other,
             },
             Request::Hello(_) | Request::Goodbye | Request::MasterToMember(_) | Request::ClientToNode(_) => {
-                28
+                Self::Other
             }
-        })
+        }
     }
 
     /// Whether the client asked the master to wait, so that a long time is no problem.
@@ -97,7 +108,7 @@ impl RequestKind {
     }
 
     pub(super) fn index(self) -> usize {
-        usize::from(self.0)
+        self as usize
     }
 
     /// Its name in metrics and pages.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
-use tiffin_core::{Key, message::Found};
+use tiffin_types::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
+use tiffin_types::{Key, message::Found};
 
 use super::*;
 
@@ -245,7 +245,7 @@ fn evictions_and_shortages_are_counted_by_cause() {
     assert_eq!(counters.evictions(), [("memory", 2, 20), ("quota", 1, 10), ("promotion", 1, 10)]);
     assert_eq!(counters.evicted_unread(), 1);
     let items = vec![ReserveOutcome::OverQuota(Default::default()), ReserveOutcome::NoNode];
-    let reply = Reply::Reserved(tiffin_core::message::Reserved { items, ..Default::default() });
+    let reply = Reply::Reserved(tiffin_types::message::Reserved { items, ..Default::default() });
     let shortage = counters.answered(None, &reply);
     assert_eq!(shortage, Shortage { over_quota: true, full: true, behind: false });
     assert_eq!(get(&counters.over_quota), 1);

@@ -71,7 +71,7 @@ pub const CLIENT: Program = Program {
 const VARIABLES_PREFIX: &str = "FLAGS_";
 
 /// The name of a cluster whose flags name none; Mooncake has the same.
-const HA_CLUSTER: &str = "mooncake_cluster";
+pub const HA_CLUSTER: &str = "mooncake_cluster";
 
 /// The exit status for an invalid command line, as in gflags.
 const STATUS_USAGE: i32 = 1;
@@ -296,10 +296,14 @@ fn ha_args(values: &Values, own: &HaArgs) -> Result<HaArgs, FlagError> {
         return Ok(own.clone());
     }
     let given = |name: &str| values.get(name).filter(|it| !it.is_empty()).cloned();
-    let etcd = given("etcd_endpoints").or_else(|| own.etcd.clone());
+    let refuse = |name, value, hint| Err(FlagError::Refused { name, value, place: String::new(), hint });
+    if let Some(kind) = given("ha_backend_type").filter(|it| it != "etcd") {
+        return refuse("ha_backend_type", kind, "only `etcd` is supported");
+    }
+    let backend = given("ha_backend_connstring").or_else(|| given("etcd_endpoints"));
+    let etcd = backend.or_else(|| own.etcd.clone());
     if etcd.is_none() {
-        let (name, hint) = ("etcd_endpoints", "--enable_ha needs the addresses of etcd");
-        return Err(FlagError::Refused { name, value: String::new(), place: String::new(), hint });
+        return refuse("etcd_endpoints", String::new(), "--enable_ha needs the addresses of etcd");
     }
     let cluster = given("cluster_id").or_else(|| own.cluster.clone());
     let cluster = Some(cluster.unwrap_or_else(|| HA_CLUSTER.to_owned()));

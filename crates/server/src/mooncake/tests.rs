@@ -327,6 +327,13 @@ fn several_masters_are_asked_for_as_in_mooncake() {
     let config = ha(&format!("{full} --cluster_id=prod")).unwrap().unwrap();
     assert_eq!((config.etcd.as_str(), config.cluster.as_str()), ("a:2379;b:2379", "prod"));
     assert_eq!(ha(full).unwrap().unwrap().cluster, HA_CLUSTER);
+    let backend = "--enable_ha=true --ha_backend_type=etcd --ha_backend_connstring=c:2379";
+    let config = ha(&format!("{backend} --etcd_endpoints=a:2379 --rpc_address=10.0.0.1")).unwrap().unwrap();
+    assert_eq!(config.etcd, "c:2379");
+    for kind in ["redis", "k8s"] {
+        let refused = ha(&format!("{full} --ha_backend_type={kind}")).unwrap_err();
+        assert!(refused.contains("only `etcd` is supported"), "{refused}");
+    }
     // The addresses alone ask for nothing.
     assert_eq!(ha("--etcd_endpoints=a:2379 --cluster_id=prod").unwrap(), None);
     assert!(ha("--enable_ha=true").unwrap_err().contains("needs the addresses of etcd"));

@@ -1,5 +1,5 @@
-//! The shell of a disk member: it owns the `core::disk::Disk` and its log, and moves bytes between the log
-//! and the memory of its node. The node starts it, and clients read through it.
+//! The shell of a disk member: it owns the `tiffin_node::disk::Disk` and its log, and moves bytes between the
+//! log and the memory of its node. The node starts it, and clients read through it.
 //!
 //! The log names records by ids, the cluster names copies by stamps. The stamp is stored with the record,
 //! before its attributes. The segment id of the disk, its epoch and the number of its master are stored in a
@@ -13,18 +13,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tiffin_core::attributes::Attributes;
-use tiffin_core::disk::{Disk, DiskConfig, Effect, Event};
-use tiffin_core::message::{MemberToMaster, NodeInfo, Record, Usage};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{Generation, Key, SegmentId, SlotRef, Stamp};
 use tiffin_measure::{Measures, Operation, Path, Series};
+use tiffin_node::disk::{Disk, DiskConfig, Effect, Event};
 use tiffin_rpc::{Masters, Outbox, SendError};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
 use tiffin_transport::tcp::{Fetch, FetchError, Fetched};
+use tiffin_types::attributes::Attributes;
+use tiffin_types::message::{MemberToMaster, NodeInfo, Record, Refusal, Usage};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ClusterId, Generation, Key, SegmentId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -72,6 +72,8 @@ struct State {
     ids: BTreeMap<Stamp, RecordId>,
     stamps: BTreeMap<RecordId, Stamp>,
     master: Option<Outbox>,
+    /// Why the master has refused the disk.
+    refusal: Option<Refusal>,
     /// Effects wait until the new epoch is durable.
     is_paused: bool,
     /// Events that were raised while effects were carried out.
@@ -88,6 +90,7 @@ struct Found {
     segment: SegmentId,
     epoch: u64,
     instance: u64,
+    cluster: ClusterId,
     own: RecordId,
     records: Vec<Record>,
     ids: BTreeMap<Stamp, RecordId>,
@@ -122,6 +125,7 @@ impl DiskMember {
             segment: found.segment,
             epoch: found.epoch,
             instance: found.instance,
+            cluster: found.cluster,
             stamps: 0,
             sabotage: Sabotage::default(),
         };
@@ -132,6 +136,7 @@ impl DiskMember {
             ids: found.ids,
             stamps,
             master: None,
+            refusal: None,
             is_paused: false,
             events: VecDeque::new(),
             appending: 0,
@@ -175,6 +180,11 @@ impl DiskMember {
         let mut end = self.end.subscribe();
         // Nothing is ever sent: the channel ends with its sender.
         async move { while end.changed().await.is_ok() {} }
+    }
+
+    /// The cluster that it belongs to; zero if it is not known.
+    pub(super) fn cluster(&self) -> ClusterId {
+        self.state.lock_anyway().core.cluster()
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -315,9 +325,13 @@ impl DiskMember {
                 let disk = Arc::clone(self);
                 self.spawn(async move { disk.handle(Event::AttributesSet(stamp, writing.await.is_ok())) });
             }
-            Effect::Epoch(epoch, instance) => {
+            Effect::Refused(refusal) => {
+                state.refusal = Some(refusal);
+                state.master.iter().for_each(Outbox::close);
+            }
+            Effect::Epoch { epoch, instance, cluster } => {
                 state.is_paused = true;
-                let attributes = own_attributes(self.info.segment, epoch, instance);
+                let attributes = own_attributes(self.info.segment, epoch, instance, cluster);
                 let writing = self.log.set_attributes(self.own, attributes, true);
                 let disk = Arc::clone(self);
                 self.spawn(async move {
@@ -528,6 +542,10 @@ impl link::Linked for Arc<DiskMember> {
         self.lock().core.is_member()
     }
 
+    fn take_refusal(&self) -> Option<Refusal> {
+        self.state.lock_anyway().refusal.take()
+    }
+
     fn status(&self) -> &watch::Sender<LinkStatus> {
         &self.status
     }
@@ -597,19 +615,19 @@ async fn read_contents(log: &AsyncLog, recovered: Vec<(RecordId, ssd::Record)>) 
         tracing::warn!(records = unknown.len(), "records without a stamp are deleted");
         log.forget(unknown).await.map_err(StartError::disk)?;
     }
-    if let Some(((segment, epoch, instance), own)) = own {
-        return Ok(Found { segment, epoch, instance, own, records, ids });
+    if let Some(((segment, epoch, instance, cluster), own)) = own {
+        return Ok(Found { segment, epoch, instance, cluster, own, records, ids });
     }
     let drawn = host::draw();
     let segment = drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
     let segment = SegmentId(segment);
     let name = Arc::new(ssd::Name { namespace: OWN_NAMESPACE.to_owned(), key: OWN_KEY.to_vec() });
     let generation = ssd::Generation { epoch: 0, counter: 1 };
-    let attributes = own_attributes(segment, 0, 0);
+    let attributes = own_attributes(segment, 0, 0, ClusterId(0));
     let record = ssd::Record { name, generation, attributes, protected: true, payload_bytes: 0 };
     let own = log.append(record, ssd::Pieces::zeroed(0)).await.map_err(StartError::disk)?;
     // Copies of a disk without its own record are unknown to any master.
-    Ok(Found { segment, epoch: 0, instance: 0, own, records, ids })
+    Ok(Found { segment, epoch: 0, instance: 0, cluster: ClusterId(0), own, records, ids })
 }
 
 /// The log record of a copy.
@@ -644,14 +662,19 @@ fn stored_attributes(stamp: Stamp, attributes: &Attributes) -> Vec<u8> {
     bytes
 }
 
-fn own_attributes(segment: SegmentId, epoch: u64, instance: u64) -> Vec<u8> {
-    [segment.0, epoch, instance].map(u64::to_le_bytes).concat()
+fn own_attributes(segment: SegmentId, epoch: u64, instance: u64, cluster: ClusterId) -> Vec<u8> {
+    [segment.0, epoch, instance, cluster.0].map(u64::to_le_bytes).concat()
 }
 
-/// The contents of the disk's own record. Earlier releases did not store the number of the master.
-fn read_own_attributes(attributes: &[u8]) -> Option<(SegmentId, u64, u64)> {
+/// The contents of the disk's own record. Earlier releases did not store the number of the master and the id
+/// of the cluster.
+fn read_own_attributes(attributes: &[u8]) -> Option<(SegmentId, u64, u64, ClusterId)> {
     let (segment, rest) = attributes.split_first_chunk::<8>()?;
     let (epoch, rest) = rest.split_first_chunk::<8>()?;
-    let instance = rest.first_chunk::<8>().map_or(0, |it| u64::from_le_bytes(*it));
-    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), instance))
+    let word = |at: usize| {
+        let bytes = rest.get(at..).and_then(<[u8]>::first_chunk::<8>);
+        bytes.map_or(0, |it| u64::from_le_bytes(*it))
+    };
+    let (instance, cluster) = (word(0), ClusterId(word(8)));
+    Some((SegmentId(u64::from_le_bytes(*segment)), u64::from_le_bytes(*epoch), instance, cluster))
 }

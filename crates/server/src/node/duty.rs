@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::{DrainJob, DrainReport, NodeInfo, Record};
-use tiffin_core::node::Event;
+use tiffin_node::Event;
+use tiffin_types::message::{DrainJob, DrainReport, NodeInfo, Record};
 use tokio::sync::watch;
 
 use super::Shared;

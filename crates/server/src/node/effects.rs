@@ -3,21 +3,24 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::message::{Measured, MemberToMaster, NodeInfo, Reply};
-use tiffin_core::node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState};
-use tiffin_core::{ClientId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
 use tiffin_measure::{Measures, Series, growth};
+use tiffin_node::{Adopted, EXTENTS_INLINE, Effect, Event, Found, SlotRecord, SlotState, Table, TableRange};
 use tiffin_rpc::{Masters, Outbox, SendError};
-use tiffin_transport::layout::SPILLED_EXTENT_BYTES;
+use tiffin_transport::layout::{self, SPILLED_EXTENT_BYTES};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, control, shm, tcp};
+use tiffin_types::message::{Measured, MemberToMaster, NodeInfo, Refusal, Reply};
+use tiffin_types::{ClientId, ClusterId, Extent, Generation, RequestId, SlotId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
 use super::link::{self, LinkEvent};
-use super::{Shared, State};
+use super::{Shared, State, pool};
 use crate::supervise::faults::{Point, strike};
+
+/// What to do when a memory pool gets no more memory.
+const POOL_FULL: &str = "give the memory pool a tmpfs of its own, or enlarge it (`mount -o remount,size=…`)";
 
 /// A reply to send after the lock is released.
 type Answer = (Outbox, RequestId, Reply);
@@ -60,9 +63,31 @@ impl Shared {
 }
 
 impl State {
+    /// Allocates memory of the pool for objects again.
+    fn restore(&mut self, extents: Vec<Extent>) {
+        let restored = extents.iter().try_for_each(|it| self.memory.restore_pages(extent(*it)));
+        if let Err(error) = &restored {
+            tracing::warn!(%error, hint = POOL_FULL, "memory is not given back to objects");
+        }
+        self.core.handle(Event::Restored(extents, restored.is_ok()));
+    }
+
+    /// Provides memory for records and names. If there is none, the server fails.
+    fn back(&self, range: TableRange) -> bool {
+        let backed = self.memory.back(in_control(&self.memory, range));
+        if let Err(error) = &backed {
+            let why = format!("{error}; its file system is full\n\nhint: {POOL_FULL}");
+            self.supervisor.fail("the memory pool", &why);
+        }
+        backed.is_ok()
+    }
+
     /// Carries out the core's effects in order, except replies to clients, which are sent last.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
         strike(Point::NodeCore);
+        if self.supervisor.failure().is_some() {
+            return;
+        }
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 Effect::Slot { slot, record } => self.writer.write_slot(slot.0, &written(&record)),
@@ -81,8 +106,18 @@ impl State {
                 }
                 Effect::Heap { offset, bytes } => self.writer.write_heap(offset, &bytes),
                 Effect::Withhold(withheld) => self.memory.return_pages(extent(withheld)),
+                Effect::Restore(extents) => self.restore(extents),
+                // A store into a page that does not exist would kill the process without a word.
+                Effect::Back(range) if !self.back(range) => return,
+                Effect::Back(_) => (),
                 Effect::StampHighWater(mark) => self.writer.set_stamp_high_water(mark),
-                Effect::Epoch(epoch, instance) => self.writer.set_epoch(epoch, instance),
+                Effect::Epoch { epoch, instance, cluster } => {
+                    self.writer.set_epoch(epoch, instance, cluster.0)
+                }
+                Effect::Refused(refusal) => {
+                    self.refusal = Some(refusal);
+                    self.master.iter().for_each(Outbox::close);
+                }
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
                     if let Some(replies) = self.conns.get(&conn) {
@@ -164,6 +199,10 @@ impl link::Linked for Shared {
         self.lock().core.is_member()
     }
 
+    fn take_refusal(&self) -> Option<Refusal> {
+        self.state.lock_anyway().refusal.take()
+    }
+
     fn status(&self) -> &watch::Sender<link::LinkStatus> {
         &self.status
     }
@@ -177,6 +216,10 @@ impl link::Linked for Shared {
 
     fn has_ledger(&self) -> bool {
         true
+    }
+
+    fn make_journal(&self) -> Option<(String, u64)> {
+        pool::make_journal(&self.memory)
     }
 
     fn has_reservations(&self) -> bool {
@@ -328,20 +371,31 @@ pub(super) fn adopted(memory: &NodeMemory) -> Result<Adopted, String> {
     Ok(Adopted {
         epoch: reader.epoch(),
         instance: reader.instance(),
+        cluster: ClusterId(reader.cluster()),
         stamp_high_water: reader.stamp_high_water(),
-        slots: scanned.into_iter().filter_map(found).collect(),
+        slots: scanned.into_iter().filter_map(|it| found(it).transpose()).collect::<Result<_, _>>()?,
         clients: clients.into_iter().map(ClientId).collect(),
+        ledger: Vec::new(),
     })
 }
 
-/// The reverse of [`written`].
-fn found(scanned: control::Scanned) -> Option<Found> {
+/// Where a range of a table is in the control segment.
+pub(super) fn in_control(memory: &NodeMemory, range: TableRange) -> transport::Extent {
+    let base = match range.table {
+        Table::Slots => layout::HEADER_BYTES,
+        Table::Heap => memory.geometry().heap_at(),
+    };
+    transport::Extent { offset: base + range.bytes.offset, len: range.bytes.len }
+}
+
+/// The reverse of [`written`]. `None` if the slot is free.
+fn found(scanned: control::Scanned) -> Result<Option<Found>, String> {
     let control::Scanned { slot, record, namespace, key, attributes } = scanned;
     let is_spilled = record.extents.len() > EXTENTS_INLINE;
     let spilled = if is_spilled { record.extents.len() as u64 * SPILLED_EXTENT_BYTES } else { 0 };
     let writer = ClientId(record.writer);
     let state = match record.state {
-        control::SlotState::Free => return None,
+        control::SlotState::Free => return Ok(None),
         control::SlotState::Reserved => SlotState::Reserved(writer),
         control::SlotState::Offered => SlotState::Offered(writer),
         // The core does not ask how far a retired use had come.
@@ -354,7 +408,10 @@ fn found(scanned: control::Scanned) -> Option<Found> {
         offset: record.namespace.offset.saturating_sub(spilled),
         len: record.name_bytes.saturating_add(spilled),
     };
-    Some(Found {
+    if is_spilled && record.spill_offset != heap.offset {
+        return Err(format!("slot {slot} is damaged"));
+    }
+    Ok(Some(Found {
         slot: SlotId(slot),
         is_retired: record.state == control::SlotState::Retired,
         record: SlotRecord {
@@ -373,5 +430,5 @@ fn found(scanned: control::Scanned) -> Option<Found> {
         namespace,
         key,
         attributes,
-    })
+    }))
 }

@@ -5,14 +5,15 @@
 //!
 //! **Invariant:** a reservation stays referenced until no byte is written there any more.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tiffin_core::message::FetchItem;
-use tiffin_core::node::Event;
-use tiffin_transport::shm::{Shm, attach};
+use tiffin_node::Event;
+use tiffin_transport::shm::{Attachment, Shm, attach};
 use tiffin_transport::tcp::{Identity, Tcp};
 use tiffin_transport::{ReadOp, TransferError, Transport};
+use tiffin_types::message::FetchItem;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -76,8 +77,9 @@ enum Source {
 /// The way to the member that has the object.
 async fn transport(node: &Shared, item: &FetchItem, deadline: Instant) -> Result<Source, String> {
     let source = &item.source;
-    // Each node reads under the name of its own segment, which is as random as a client's id.
-    let (client, counters) = (node.info.segment.0, Arc::clone(&node.counters));
+    // Each node reads under the name of its own segment, which is as random as a client's id. Ids of clients
+    // have 63 bits.
+    let (client, counters) = (node.info.segment.0 >> 1, Arc::clone(&node.counters));
     let identity = Identity { client, segment: source.segment.0, token: node.token.clone() };
     if !source.data.is_empty() {
         let address = source.data.clone();
@@ -86,10 +88,35 @@ async fn transport(node: &Shared, item: &FetchItem, deadline: Instant) -> Result
             None => Tcp::new(address, identity, counters),
         }));
     }
-    let deadline = deadline.min(Instant::now() + ATTACH_TIME_MAX);
-    let attached = attach(&source.memory, source.segment.0, client, &node.token, deadline).await;
-    let attached = attached.map_err(|error| {
-        format!("it has no data socket, and its memory cannot be mapped: {error}; give it `--listen`")
-    })?;
-    Ok(Source::Memory(Shm::new(Arc::new(attached), counters)))
+    let attached = match node.sources.get(source.segment.0) {
+        Some(attached) => attached,
+        None => {
+            let deadline = deadline.min(Instant::now() + ATTACH_TIME_MAX);
+            let attached = attach(&source.memory, source.segment.0, client, &node.token, deadline).await;
+            let attached = attached.map_err(|error| {
+                format!("it has no data socket, and its memory cannot be mapped: {error}; give it `--listen`")
+            })?;
+            node.sources.keep(source.segment.0, attached)
+        }
+    };
+    Ok(Source::Memory(Shm::new(attached, counters)))
+}
+
+/// The memory of other nodes that this one maps. The other node keeps an attachment until the process of this
+/// one ends, so there is one of each.
+#[derive(Default)]
+pub(super) struct Sources(Mutex<BTreeMap<u64, Arc<Attachment>>>);
+
+impl Sources {
+    fn get(&self, segment: u64) -> Option<Arc<Attachment>> {
+        let mut mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.retain(|_, it| it.is_connected());
+        mapped.get(&segment).map(Arc::clone)
+    }
+
+    /// The first one stays, if several copies have attached at once.
+    fn keep(&self, segment: u64, attached: Attachment) -> Arc<Attachment> {
+        let mut mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(mapped.entry(segment).or_insert_with(|| Arc::new(attached)))
+    }
 }

@@ -15,13 +15,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::RequestId;
-use tiffin_core::message::{
-    Hello, MasterToMember, NodeInfo, Reason, Reply, Request, Role, Settle, Welcome, wrong_direction,
-};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{
     Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, dial, superseded,
+};
+use tiffin_types::RequestId;
+use tiffin_types::message::{
+    Hello, MasterToMember, NodeInfo, Reason, Refusal, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
@@ -118,11 +118,18 @@ pub(super) trait Linked: Send + Sync {
     fn status(&self) -> &watch::Sender<LinkStatus>;
     /// Sets the connection for messages to the master. Returns the previous one.
     fn redirect(&self, master: Option<Outbox>) -> Option<Outbox>;
+    /// Why the master has refused the member, if it has since this was last asked.
+    fn take_refusal(&self) -> Option<Refusal>;
     /// Passes an event to the core.
     fn hear(&self, said: LinkEvent);
     /// Whether the member has a ledger.
     fn has_ledger(&self) -> bool {
         false
+    }
+    /// Makes an empty journal of the ledger, if the member's memory outlives its process. Returns its path
+    /// and its id.
+    fn make_journal(&self) -> Option<(String, u64)> {
+        None
     }
     /// Whether there are reservations that may be published.
     fn has_reservations(&self) -> bool {
@@ -134,7 +141,10 @@ pub(super) trait Linked: Send + Sync {
 pub(super) async fn run(shared: Arc<impl Linked>) {
     let mut pause = PAUSE_MIN;
     while !shared.is_leaving() {
+        let (journal, journal_id) = shared.make_journal().unwrap_or_default();
         let hello = Hello {
+            journal,
+            journal_id,
             token: shared.token().to_owned(),
             role: Role::Node,
             label: host::label(),
@@ -159,7 +169,8 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
                 if *shared.status().borrow() == LinkStatus::Member {
                     pause = PAUSE_MIN;
                 }
-                set_status(&*shared, LinkStatus::Unreachable(why));
+                let refused = shared.take_refusal().map(|it| status_of(&CallError::Refused(it)));
+                set_status(&*shared, refused.unwrap_or(LinkStatus::Unreachable(why)));
             }
             Err(error) => set_status(&*shared, status_of(&error)),
         }
@@ -295,8 +306,8 @@ async fn converse(
                     (looked, pause) = (heard.last(), again);
                 }
                 match message {
-                    Incoming::Reply(_, Reply::Refused(refusal)) if !shared.is_member() => {
-                        return refusal.message;
+                    Incoming::Reply(id, Reply::Refused(refusal)) if !shared.is_member() => {
+                        return hear_refusal(shared, id, refusal);
                     }
                     message => heed(shared, outbox, message),
                 }
@@ -330,6 +341,13 @@ async fn converse(
             }
         }
     }
+}
+
+/// Passes a refusal to the core, which keeps it if it ends the registration. Returns the reason.
+fn hear_refusal(shared: &impl Linked, id: RequestId, refusal: Refusal) -> String {
+    let why = refusal.message.clone();
+    shared.hear(LinkEvent::Reply(id, Reply::Refused(refusal)));
+    why
 }
 
 /// A link that is up, until it is dropped.

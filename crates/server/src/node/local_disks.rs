@@ -9,14 +9,15 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use tiffin_core::{SegmentId, Stamp};
 use tiffin_ssd::Span;
 use tiffin_transport::copy::copy_in;
+use tiffin_transport::device::copy_lists;
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::tcp::FetchError;
 use tiffin_transport::{
-    CHUNK_BYTES_MAX, Counters, Instant, Outcome, Outcomes, ReadOp, TargetBuf, TransferError,
+    CHUNK_BYTES_MAX, Counters, Instant, Outcome, Outcomes, ReadOp, SourceBuf, TargetBuf, TransferError,
 };
+use tiffin_types::{SegmentId, Stamp};
 use tokio::time::timeout_at;
 
 use super::disk::DiskMember;
@@ -86,10 +87,11 @@ impl DiskReader {
                 continue;
             };
             if outcome.is_ok() {
-                *outcome = read.and_then(|bytes| {
-                    targets_left.fill(bytes.as_ref());
-                    self.counts(Stamp(op.stamp), unasked)
-                });
+                *outcome = match read {
+                    Ok(bytes) => targets_left.fill(bytes.as_ref(), deadline).await,
+                    Err(error) => Err(error),
+                };
+                *outcome = outcome.clone().and_then(|()| self.counts(Stamp(op.stamp), unasked));
             }
         }
         let whole = ops.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
@@ -130,17 +132,26 @@ impl<'a> Unfilled<'a> {
         Self { targets: op.targets.iter().rev().copied().collect() }
     }
 
-    fn fill(&mut self, mut bytes: &[u8]) {
+    /// Fills the next bytes. Those on a device are complete when this returns.
+    async fn fill(&mut self, mut bytes: &[u8], deadline: Instant) -> Outcome {
+        let mut on_device = Vec::new();
         while !bytes.is_empty() {
-            let Some(target) = self.targets.pop() else { return };
+            let Some(target) = self.targets.pop() else { break };
             let (now, later) = target.split_at(bytes.len());
             let (head, rest) = bytes.split_at(now.len());
-            copy_in(head, now);
+            match now.place() {
+                None => copy_in(head, now),
+                Some(_) => on_device.push((SourceBuf::from(head), now)),
+            }
             bytes = rest;
             if !later.is_empty() {
                 self.targets.push(later);
             }
         }
+        if on_device.is_empty() {
+            return Ok(());
+        }
+        copy_lists(&[on_device], deadline).await.pop().unwrap_or(Ok(()))
     }
 }
 

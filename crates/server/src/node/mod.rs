@@ -1,4 +1,4 @@
-//! A storage node's shell: it owns the `core::node::Node`, its memory and its sockets.
+//! A storage node's shell: it owns the `tiffin_node::Node`, its memory and its sockets.
 //!
 //! One lock guards the core and the writer of the control segment. Effects on memory are carried out under
 //! it, in order, and messages to the master are sent under it. Replies to clients are sent after it is
@@ -24,23 +24,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use tiffin_core::message::{
-    ClientToNode, FetchItem, Hello, NodeInfo, Reply, Request, RequestRef, Role, Usage, Welcome,
-    wrong_direction,
-};
-pub use tiffin_core::message::{DrainJob, DrainReport, DrainState, Record};
-use tiffin_core::node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
-use tiffin_core::sabotage::Sabotage;
-use tiffin_core::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tiffin_measure::Series;
+use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, Greeting, ListenError, Listener, Masters, Outbox};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
 use tiffin_transport::local::LocalDisk;
+use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
+use tiffin_types::message::{
+    ClientToNode, FetchItem, Hello, NodeInfo, Refusal, Reply, Request, RequestRef, Role, Usage, Welcome,
+    wrong_direction,
+};
+pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
+use tiffin_types::sabotage::Sabotage;
+use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -118,22 +119,28 @@ pub(crate) struct Shared {
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not reopened.
     is_leaving: AtomicBool,
+    /// Notified when the node may register: the cluster of its memory or disks is known, if there is one.
+    may_register: Notify,
     /// Notified after a decision: slots may have become objects.
     decided: Notify,
     /// The disk members of this node, once they are open.
     disks: OnceLock<Vec<Weak<DiskMember>>>,
     /// Clients that map the memory since an earlier process of the node, and have not attached to this one.
     mapped_by: Mutex<BTreeSet<ClientId>>,
+    sources: fetch::Sources,
     pool_on_stop: PoolEnd,
 }
 
 struct State {
     core: Node,
+    supervisor: Arc<Supervisor>,
     writer: ControlWriter,
     memory: Arc<NodeMemory>,
     conns: BTreeMap<ConnId, ReplyPath>,
     next_conn: u64,
     master: Option<Outbox>,
+    /// Why the master has refused the node.
+    refusal: Option<Refusal>,
     /// The drain job of this node.
     drain_job: watch::Sender<Option<DrainJob>>,
     /// How long transfers took, and what the master has received of that.
@@ -164,25 +171,28 @@ impl NodeServer {
         let segment =
             drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
-        let (geometry, segment) = (memory.geometry(), core_config(&memory.geometry()).segment);
+        let geometry = memory.geometry();
+        let segment = SegmentId(geometry.segment);
         let (sockets, mut info) = bind(&config, segment).await?;
         info.outlives = memory.pool().is_some();
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
+        let supervisor = Supervisor::new();
         let state = State {
             core,
+            supervisor: Arc::clone(&supervisor),
             writer,
             memory: Arc::clone(&memory),
             conns: BTreeMap::new(),
             next_conn: 0,
             master: None,
+            refusal: None,
             drain_job: watch::Sender::new(None),
             counters: Arc::clone(&counters),
             reported: Vec::new(),
             fetches,
         };
-        let supervisor = Supervisor::new();
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
             supervisor,
@@ -195,11 +205,14 @@ impl NodeServer {
             door: Door::new(config.token.clone(), false),
             status,
             is_leaving: AtomicBool::new(false),
+            may_register: Notify::new(),
             decided: Notify::new(),
             disks: OnceLock::new(),
             mapped_by: Mutex::new(mapped_by),
+            sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
         });
+        shared.may_register_before(&config.ssd);
         // What the core says of adopted memory is written before a client is served.
         shared.ended(|_| ());
         if config.populate {
@@ -212,6 +225,7 @@ impl NodeServer {
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
+        shared.disks_are_open(&disks);
         // The disks are set once, here.
         let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
@@ -339,8 +353,10 @@ impl NodeServer {
         // valid.
         self.shared.handle(Event::Unlinked);
         let master = self.shared.lock().master.clone();
+        // After the goodbye they are answered without its memory, too, which must not be adopted any more.
         if let Some(master) = master
             && !keeps
+            && pool::disown(&self.shared.memory)
             && master.request(LEAVING, RequestRef::Goodbye).is_ok()
         {
             // The master answers by closing the link. If it does not, it notices when the node closes.
@@ -366,6 +382,12 @@ impl NodeServer {
             pool::discard(&self.shared.memory);
         }
         tracing::info!(name = self.shared.info.name, "node is down");
+        let end = self.shared.memory.pool().map(Pool::end);
+        drop(self);
+        if let Some(end) = end {
+            // The tasks of connections end later than the listener, and use the memory until then.
+            let _ = timeout_at(deadline, end).await;
+        }
     }
 
     /// Whether its memory stays when it is stopped, for the next process of the node.
@@ -510,6 +532,20 @@ impl Shared {
         self.state.lock()
     }
 
+    /// Memory whose cluster is known registers before its disks are open.
+    fn may_register_before(&self, disks: &[SsdConfig]) {
+        if disks.is_empty() || self.lock().core.cluster().known().is_some() {
+            self.may_register.notify_one();
+        }
+    }
+
+    /// New memory joins the cluster of its disks. If it registered first, a master without its state would
+    /// take the cluster for a new one, and refuse the disks.
+    fn disks_are_open(&self, disks: &[Arc<DiskMember>]) {
+        disks.iter().for_each(|it| self.lock().core.join_cluster(it.cluster()));
+        self.may_register.notify_one();
+    }
+
     fn outboxes(&self) -> Vec<Outbox> {
         let state = self.state.lock_anyway();
         let clients = state.conns.values().flat_map(ReplyPath::all).cloned();
@@ -578,7 +614,7 @@ fn disk_bytes(config: &NodeConfig) -> u64 {
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-fn core_config(geometry: &Geometry) -> CoreConfig {
+fn core_config(geometry: &Geometry, restores: bool) -> CoreConfig {
     CoreConfig {
         segment: SegmentId(geometry.segment),
         capacity: geometry.data_bytes,
@@ -586,6 +622,7 @@ fn core_config(geometry: &Geometry) -> CoreConfig {
         heap_bytes: geometry.heap_bytes,
         chunk_bytes: CHUNK_BYTES,
         chunks_free: CHUNKS_FREE,
+        restores,
         extents_max: EXTENTS_MAX,
         sabotage: Sabotage::default(),
     }
@@ -654,7 +691,12 @@ fn spawn(
     }
     let fetching = fetch::run(Arc::clone(shared), fetched);
     handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));
-    handles.push(tasks.spawn(watch.watch("the link to the master", link::run(Arc::clone(shared)))));
+    let linked = Arc::clone(shared);
+    let linking = async move {
+        linked.may_register.notified().await;
+        link::run(linked).await;
+    };
+    handles.push(tasks.spawn(watch.watch("the link to the master", linking)));
     let abandoned = Arc::clone(shared);
     tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));
     tasks

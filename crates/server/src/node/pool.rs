@@ -5,23 +5,29 @@
 //! their locks: see `tiffin_transport::pool`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_core::node::{Event, Node};
-use tiffin_core::{ClientId, SegmentId};
+use tiffin_node::{Event, Node};
+use tiffin_proto::Incoming;
+use tiffin_proto::frame::Decoder;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{NodeMemory, SegmentError};
+use tiffin_types::message::{MasterToMember, Request, Settle};
+use tiffin_types::{ClientId, SegmentId};
 
 use super::{Shared, core_config, disk_bytes, effects, geometry};
-use crate::StartError;
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, storage};
+use crate::{StartError, host};
 
 /// How often the locks of earlier clients are examined. It decides nothing: only the lock does.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
+
+/// Maximum number of pools of nodes of one name, where none is named.
+const SIBLINGS_MAX: usize = 8;
 
 /// The memory of a node, and the core that decides about it.
 pub(super) struct Opened {
@@ -37,12 +43,24 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
     let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
     let create = || -> Result<Opened, StartError> {
         let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
-        let core = Node::new(core_config(&wanted));
+        let core = Node::new(core_config(&wanted, false));
         Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
     };
     let Some(folder) = &config.pool else { return create() };
-    let is_new = !Pool::exists(folder);
-    match open_in(folder, segment, wanted, disks) {
+    let master = config.master.to_string();
+    let folder = if config.is_pool_optional {
+        choose(folder, storage::old_default_pool(config), &master)
+    } else {
+        folder.clone()
+    };
+    let is_new = !Pool::exists(&folder);
+    match open_in(&folder, segment, wanted, disks) {
+        Ok(opened) => {
+            if let Some(Err(error)) = opened.memory.pool().map(|it| it.set_master(&master)) {
+                tracing::warn!(path = %folder.display(), %error, "the address of the master is not stored");
+            }
+            Ok(opened)
+        }
         Err(StartError::Memory(SegmentError::Pool(error)))
             if config.is_pool_optional && is_new && error.has_no_place() =>
         {
@@ -52,8 +70,27 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
             tracing::warn!(reason, hint, "no memory pool: the objects in memory end with this process");
             create()
         }
-        opened => opened,
+        Err(error) => Err(error),
     }
+}
+
+/// The pool of a node for which none was named. Nodes of several clusters on one machine may have the same
+/// name, so there are numbered folders beside the first one. In order of preference:
+///
+/// 1. the one that was last used with this address of the master;
+/// 2. the one of an earlier release;
+/// 3. the first one that no process has.
+fn choose(first: &Path, old: Option<PathBuf>, master: &str) -> PathBuf {
+    let numbered = (2..=SIBLINGS_MAX).map(|number| {
+        let mut name = first.file_name().unwrap_or_default().to_owned();
+        name.push(format!("~{number}"));
+        first.with_file_name(name)
+    });
+    let all: Vec<_> = std::iter::once(first.to_owned()).chain(numbered).collect();
+    let is_its = |it: &&PathBuf| Pool::exists(it) && Pool::master_in(it).is_some_and(|it| it == master);
+    let own = all.iter().find(is_its).cloned().or(old.filter(|it| Pool::exists(it)));
+    let free = || all.iter().find(|it| !Pool::is_in_use(it)).cloned();
+    own.or_else(free).unwrap_or_else(|| first.to_owned())
 }
 
 /// Makes or adopts the pool in this folder.
@@ -65,10 +102,15 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
         None => StartError::Disk(what),
     };
-    let adopted = effects::adopted(&memory).map_err(invalid)?;
+    let mut adopted = effects::adopted(&memory).map_err(invalid)?;
+    adopted.ledger = unread(&memory)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
-    let core = Node::adopt(core_config(&found), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let core =
+        Node::adopt(core_config(&found, true), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let withheld: Vec<_> = core.withheld().map(effects::extent).collect();
+    let in_use: Vec<_> = core.backed().map(|it| effects::in_control(&memory, it)).collect();
+    memory.settle_pool(&withheld, &in_use)?;
     let path = folder.display();
     if found.segment != segment.0 {
         let segment = SegmentId(found.segment);
@@ -84,6 +126,36 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
     Ok(Opened { memory, writer, core, mapped_by })
 }
 
+/// The messages that the journal of the ledger has. Those that cannot be decoded are left out: a master of
+/// another version may have written them.
+fn unread(memory: &NodeMemory) -> Result<Vec<Settle>, StartError> {
+    let Some(pool) = memory.pool() else { return Ok(Vec::new()) };
+    let messages = pool.read_journal().map_err(SegmentError::from)?;
+    let settle = |frame: Vec<u8>| {
+        let mut frames = Decoder::new();
+        frames.push(&frame);
+        let (header, payload) = frames.pop().ok().flatten()?;
+        match tiffin_proto::decode(&header, payload) {
+            Ok(Incoming::Request(_, Request::MasterToMember(MasterToMember::Settle(settle)))) => Some(settle),
+            _ => None,
+        }
+    };
+    Ok(messages.into_iter().filter_map(settle).collect())
+}
+
+/// Makes an empty journal of the ledger, if the memory is in a pool. Returns its path and its id. Where it
+/// cannot be made, the master finds none, and waits for the node instead.
+pub(super) fn make_journal(memory: &NodeMemory) -> Option<(String, u64)> {
+    let pool = memory.pool()?;
+    let id = host::draw().unwrap_or_default();
+    let path = pool.make_journal(id).unwrap_or_else(|error| {
+        let hint = "free some memory on its tmpfs; small puts are slower without";
+        tracing::warn!(path = %pool.folder().display(), %error, hint, "the pool has no journal");
+        pool.folder().to_owned()
+    });
+    Some((path.to_string_lossy().into_owned(), id))
+}
+
 /// Removes the pool, if the memory is in one.
 pub(super) fn discard(memory: &NodeMemory) {
     if let Some(pool) = memory.pool()
@@ -92,6 +164,17 @@ pub(super) fn discard(memory: &NodeMemory) {
     {
         tracing::warn!(path = %pool.folder().display(), %error, "the memory pool is not removed");
     }
+}
+
+/// From now on no process can adopt the memory. `false` if that failed.
+pub(super) fn disown(memory: &NodeMemory) -> bool {
+    let Some(pool) = memory.pool() else { return true };
+    let disowned = pool.disown();
+    if let Err(error) = &disowned {
+        let hint = "remove the folder, then declare the node lost with `tiffin node forget`";
+        tracing::warn!(path = %pool.folder().display(), %error, hint, "the memory pool is not removed");
+    }
+    disowned.is_ok()
 }
 
 /// Tells the core which earlier clients do not map the memory any more, until it knows of all.
@@ -132,6 +215,37 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn node_finds_its_own_pool_among_those_of_its_name() {
+        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (first, old) = (shm.path().join("name-n"), shm.path().join("127.0.0.1:1/n"));
+        let make = |folder: &Path, master: &str| {
+            let (memory, _) =
+                NodeMemory::open_pool(Pool::open(folder).unwrap(), geometry(SegmentId(1), 1 << 20), 0)
+                    .unwrap();
+            memory.pool().unwrap().set_master(master).unwrap();
+            memory
+        };
+        let choose = |master: &str| choose(&first, Some(old.clone()), master);
+        assert_eq!(choose("a:1"), first);
+        let of_a = make(&first, "a:1");
+        // It runs: the same node must not start twice, one of another cluster may.
+        assert_eq!(choose("a:1"), first);
+        let second = shm.path().join("name-n~2");
+        assert_eq!(choose("b:1"), second);
+        let of_b = make(&second, "b:1");
+        assert_eq!(choose("c:1"), shm.path().join("name-n~3"));
+        drop((of_a, of_b));
+        assert_eq!(
+            (choose("a:1"), choose("b:1")),
+            (first.clone(), second),
+            "the order of starts does not matter"
+        );
+        assert_eq!(choose("localhost:1"), first, "the address may be written in another way");
+        drop(make(&old, ""));
+        assert_eq!((choose("a:1"), choose("d:1")), (first.clone(), old.clone()));
+    }
 
     #[test]
     fn only_an_unnamed_pool_may_be_left_out() {

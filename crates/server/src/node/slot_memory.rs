@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::{Extent, SlotRef};
 use tiffin_ssd::Pieces;
+use tiffin_types::{ClientId, Extent, SlotRef};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
@@ -99,7 +99,7 @@ async fn learn<T>(
 
 /// The bytes of a reservation that the disk writes, or `None` if the reservation was given up.
 pub(super) fn target(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
-    let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, slot_ref, 0, len)?;
+    let extents = node.lock().core.begin_store(ClientId::PROMOTER, slot_ref, 0, len)?;
     pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
 }
 
@@ -110,7 +110,7 @@ pub(super) fn reservation(
     slot_ref: SlotRef,
     len: u64,
 ) -> Option<(Vec<tiffin_transport::Extent>, Held)> {
-    let extents = node.lock().core.begin_store(tiffin_core::master::PROMOTER, slot_ref, 0, len)?;
+    let extents = node.lock().core.begin_store(ClientId::PROMOTER, slot_ref, 0, len)?;
     let extents = extents.into_iter().map(super::effects::extent).collect();
     Some((extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored }))
 }

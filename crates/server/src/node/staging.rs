@@ -8,11 +8,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tiffin_core::{Extent, SegmentId, extent::FreeSpace};
+use tiffin_node::extent::FreeSpace;
 use tiffin_transport::control::{ControlWriter, SlotRecord, SlotState};
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::{self as transport, tcp};
+use tiffin_types::{Extent, SegmentId};
 
 /// Bytes of a staging segment. The system allocates each page at its first use.
 pub(super) const STAGE_BYTES: u64 = 64 << 20;

@@ -5,9 +5,9 @@
 //! same stream. It is answered as if it had arrived on the control connection. A commit that is repeated
 //! because its answer was lost finds the object prepared, and nothing is written again.
 
-use tiffin_core::message::{Commit, CommitItem, Reason, Refusal, Store};
-use tiffin_core::{ClientId, Extent};
 use tiffin_transport::copy;
+use tiffin_types::message::{Commit, CommitItem, Reason, Refusal, Store};
+use tiffin_types::{ClientId, Extent};
 
 use super::Shared;
 use super::effects::extent;
@@ -70,8 +70,8 @@ fn why_not(commit: &Commit, bytes: &[Vec<u8>]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::message::PutOptions;
-    use tiffin_core::{Key, SlotId, SlotRef, Stamp};
+    use tiffin_types::message::PutOptions;
+    use tiffin_types::{Key, SlotId, SlotRef, Stamp};
 
     use super::*;
 

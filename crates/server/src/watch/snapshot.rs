@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tiffin_core::SegmentId;
 use tiffin_core::master::NamedStream;
-use tiffin_core::message::{Holder, NamespaceStat, NodeStat, Stat};
+use tiffin_types::SegmentId;
+use tiffin_types::message::{Holder, NamespaceStat, NodeStat, Stat};
 
 use super::{Entry, INTERVAL};
 use crate::metrics::{Counters, Transfers, allocated, held_word, tier};
@@ -196,7 +196,7 @@ fn named(rows: &[(&'static str, &'static str, u64)]) -> Map<String, Value> {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_core::message::{NodeInfo, Usage};
+    use tiffin_types::message::{NodeInfo, Usage};
 
     use super::*;
 

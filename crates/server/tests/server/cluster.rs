@@ -5,13 +5,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::*;
-use tiffin_core::message::{
-    ClientToMaster, ClientToNode, CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request,
-    ReserveOutcome, ResolveOutcome, Role,
-};
 use tiffin_rpc::{Address, CallError, Connection};
 use tiffin_server::node::{JoinError, LinkStatus};
 use tiffin_server::{Embedded, MasterConfig, NodeConfig, NodeServer, Up, UpConfig};
+use tiffin_types::message::{
+    ClientToMaster, ClientToNode, CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request,
+    ReserveOutcome, ResolveOutcome, Role,
+};
 
 fn any_port() -> Address {
     "127.0.0.1:0".parse().unwrap()
@@ -267,7 +267,7 @@ async fn wrong_hellos_and_requests_are_refused() {
     let node_address: Address = node.info().tcp.parse().unwrap();
     for (address, hello, expected) in [
         (&node_address, Hello { role: Role::Node, ..hello(1) }, Reason::NotForYou),
-        (&node_address, Hello { client: tiffin_core::ClientId(0), ..hello(1) }, Reason::Invalid),
+        (&node_address, Hello { client: tiffin_types::ClientId(0), ..hello(1) }, Reason::Invalid),
         (master.address(), Hello { namespace: String::new(), ..hello(1) }, Reason::Invalid),
         (master.address(), Hello { namespace: "x".repeat(129), ..hello(1) }, Reason::Invalid),
     ] {

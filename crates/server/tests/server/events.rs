@@ -6,10 +6,10 @@ use std::cell::Cell;
 
 use crate::support::*;
 use serde_json::Value;
-use tiffin_core::message::CommitOutcome;
 use tiffin_rpc::Address;
 use tiffin_server::events::EventsConfig;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::message::CommitOutcome;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

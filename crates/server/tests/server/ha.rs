@@ -8,10 +8,12 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use serde_json::{Value, json};
-use tiffin_core::message::{CommitOutcome, Reason, Reply};
+use tiffin_etcd::leader::Keys;
 use tiffin_rpc::{Address, CallError, Connection, Masters};
 use tiffin_server::config::HaConfig;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::message::{CommitOutcome, Hello, MemberToMaster, Policy, Reason, Register, Reply, Role};
+use tiffin_types::saved::{Saved, SavedPolicy};
 
 use crate::support::*;
 
@@ -65,6 +67,29 @@ impl StandIn {
         let value = base64(r#"{"epoch":99999999,"id":"other","addresses":["127.0.0.1:1"]}"#);
         kept.leases.insert(OTHER.to_owned(), (5, false));
         kept.keys.insert(LEADER.to_owned(), (value, revision, OTHER.to_owned()));
+    }
+
+    /// Another master has saved its state, with a quota.
+    fn save(&self, quota: u64) {
+        let policy = Policy { quota: Some(quota), ..Policy::default() };
+        let policies = vec![SavedPolicy { namespace: "default".to_owned(), policy }];
+        let state = tiffin_proto::encode_state(&Saved { policies, ..Saved::default() }).unwrap();
+        let head = format!(r#"{{"generation":9,"chunks":1,"bytes":{}}}"#, state.len());
+        let (keys, mut kept) = (Keys::new("c").unwrap(), self.kept.lock().unwrap());
+        for (key, value) in [(keys.head(), head.as_bytes()), (keys.chunk(9, 0), &state)] {
+            kept.revision += 1;
+            let revision = kept.revision;
+            kept.keys.insert(key, (base64(value), revision, "0".to_owned()));
+        }
+    }
+
+    /// The state that the last leader has saved, if it is small.
+    fn saved(&self) -> Saved {
+        use base64::Engine;
+        let (keys, kept) = (Keys::new("c").unwrap(), self.kept.lock().unwrap());
+        let (_, (state, ..)) =
+            kept.keys.range(keys.states()..).find(|(key, _)| **key != keys.head()).unwrap();
+        tiffin_proto::decode_state(&base64::prelude::BASE64_STANDARD.decode(state).unwrap()).unwrap()
     }
 
     /// The leader prolongs its lease no more, and that was long ago.
@@ -162,7 +187,7 @@ fn text(value: &Value) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn base64(text: &str) -> String {
+fn base64(text: impl AsRef<[u8]>) -> String {
     use base64::Engine;
     base64::prelude::BASE64_STANDARD.encode(text)
 }
@@ -223,8 +248,8 @@ async fn replaced_leader_answers_nothing_about_names() {
     assert_eq!(client.get("k", Way::Tcp).await, None);
     etcd.usurp();
     // The question arrives after another master has taken over. It is not answered: the connection ends.
-    let resolve = tiffin_core::message::Resolve { keys: vec![key("k")], ..Default::default() };
-    let request = tiffin_core::message::ClientToMaster::Resolve(resolve);
+    let resolve = tiffin_types::message::Resolve { keys: vec![key("k")], ..Default::default() };
+    let request = tiffin_types::message::ClientToMaster::Resolve(resolve);
     let answer = client.master.call(&request, patient()).await;
     assert!(matches!(answer, Err(CallError::Lost { .. })), "{answer:?}");
     until("it stands by", || master.epoch() == 0).await;
@@ -250,11 +275,42 @@ async fn leader_that_is_cut_off_steps_down_and_returns() {
     assert!(matches!(outcome, CommitOutcome::Stored(_)), "{outcome:?}");
     etcd.kept.lock().unwrap().is_deaf = true;
     // What says nothing of names is still answered; the rest waits, and ends with the connection.
-    assert_eq!(client.ask(tiffin_core::message::ClientToMaster::Ping(Default::default())).await, Reply::Done);
+    assert_eq!(
+        client.ask(tiffin_types::message::ClientToMaster::Ping(Default::default())).await,
+        Reply::Done
+    );
     until("it stands by", || master.epoch() == 0).await;
     etcd.kept.lock().unwrap().is_deaf = false;
     leads(&master).await;
     assert!(master.epoch() > epoch);
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"bytes"[..]));
+}
+
+/// A member has served a later epoch, so the leader must take a greater one. Before it can, it steps down,
+/// another master saves its state, and this one leads again.
+#[tokio::test(flavor = "multi_thread")]
+async fn late_restart_keeps_the_state_of_another_leader() {
+    let etcd = StandIn::start().await;
+    let master = etcd.master().await;
+    leads(&master).await;
+    let floor = master.epoch() + 1000;
+    let register = async || {
+        let hello = Hello { role: Role::Node, ..hello(9) };
+        let (connection, _) = Connection::open(master.address(), hello, patient()).await.unwrap();
+        let register = Register { epoch: floor, instance: 1, ..Register::default() };
+        connection.call(&MemberToMaster::Register(Box::new(register)), patient()).await
+    };
+    etcd.kept.lock().unwrap().is_deaf = true;
+    let lost = register().await;
+    assert!(matches!(lost, Err(CallError::Lost { .. })), "{lost:?}");
+    until("it stands by", || master.epoch() == 0).await;
+    etcd.save(1 << 30);
+    etcd.kept.lock().unwrap().is_deaf = false;
+    leads(&master).await;
+    // The next restart begins when the first one has ended.
+    let _lost = register().await;
+    until("it has a greater epoch", || master.epoch() > floor).await;
+    let saved = etcd.saved();
+    assert!(saved.policies.iter().any(|it| it.policy.quota == Some(1 << 30)), "{saved:?}");
 }

@@ -27,8 +27,8 @@ async fn talk<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S, bytes: &[u
 fn noise(random: &mut ChaCha8Rng, attempt: usize) -> Vec<u8> {
     let mut bytes = vec![0; random.random_range(1..BYTES_MAX)];
     random.fill(&mut bytes[..]);
-    let hello = tiffin_core::message::Request::Hello(hello(3));
-    let frame = tiffin_proto::encode_request(tiffin_core::RequestId(0), &hello).unwrap();
+    let hello = tiffin_types::message::Request::Hello(hello(3));
+    let frame = tiffin_proto::encode_request(tiffin_types::RequestId(0), &hello).unwrap();
     match attempt % 4 {
         0 => bytes,
         1 => [frame, bytes].concat(),
@@ -87,7 +87,7 @@ async fn silent_peer_delays_no_other_client() {
         silent.push(TcpStream::connect(master.address().to_string()).await.unwrap());
     }
     let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
-    assert!(connection.call(&tiffin_core::message::ClientToMaster::Stat, patient()).await.is_ok());
+    assert!(connection.call(&tiffin_types::message::ClientToMaster::Stat, patient()).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

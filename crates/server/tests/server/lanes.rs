@@ -1,10 +1,10 @@
 //! Lanes: further connections of a client to a master or a node.
 
-use tiffin_core::message::{ClientToMaster, ClientToNode, Hello, Reason, Reply, RequestRef, Role};
-use tiffin_core::{ClientId, RequestId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Address, CallError, Connection, Dialed, LANES_MAX, Reach, dial};
 use tiffin_server::{MasterConfig, NodeConfig};
+use tiffin_types::message::{ClientToMaster, ClientToNode, Hello, Reason, Reply, RequestRef, Role};
+use tiffin_types::{ClientId, RequestId};
 
 use super::support::{hello, patient, start_master, start_node};
 

@@ -2,12 +2,12 @@
 
 use crate::support::{http as support_http, *};
 use serde_json::{Value, json};
-use tiffin_core::SegmentId;
-use tiffin_core::message::{ClientToMaster, PolicyChange, Reply};
-use tiffin_core::saved::{Saved, SavedMember};
 use tiffin_proto::encode_state;
 use tiffin_rpc::Address;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
+use tiffin_types::SegmentId;
+use tiffin_types::message::{ClientToMaster, PolicyChange, Reply};
+use tiffin_types::saved::{Saved, SavedMember};
 use tokio::time::Instant;
 
 struct Cluster {

@@ -4,15 +4,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tiffin_core::message::{
-    ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Delete, DeleteOutcome, Hello, NodeInfo,
-    PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role, Store,
-};
-use tiffin_core::{ClientId, Key, Reservation};
 use tiffin_rpc::{Address, CallError, Connection};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer, host};
 use tiffin_transport::tcp::{Identity, Tcp};
 use tiffin_transport::{Counters, ReadOp, SourceBuf, TargetBuf, Transport, WriteOp, shm};
+use tiffin_types::message::{
+    ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Delete, DeleteOutcome, Hello, NodeInfo,
+    PutOptions, Reply, Reserve, ReserveItem, ReserveOutcome, Resolve, ResolveOutcome, Role, Store,
+};
+use tiffin_types::{ClientId, Key, Reservation};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;

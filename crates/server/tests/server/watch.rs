@@ -1,9 +1,9 @@
 //! The page at `/` and what it reads: snapshots, streams, events, explanations, sessions.
 
 use serde_json::{Value, json};
-use tiffin_core::message::{ClientToMaster, Measured, Ping, PolicyChange, Reply};
 use tiffin_rpc::Address;
 use tiffin_server::{HTTP_STREAMS_MAX, MasterConfig, MasterServer, NodeConfig};
+use tiffin_types::message::{ClientToMaster, Measured, Ping, PolicyChange, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout_at;

@@ -1,10 +1,10 @@
 //! A client's calls: each is answered, fails with its connection, or times out.
 
-use tiffin_core::{
+use tiffin_session::{CallFailure, NeedId, Preallocation};
+use tiffin_types::{
     Key, Location, RequestId, SegmentId, SlotRef,
     message::{ClientToMaster, ClientToNode, Reply, Request, ReserveOutcome, Reserved},
 };
-use tiffin_session::{CallFailure, NeedId, Preallocation};
 
 use super::{ClientEvent, OFFER_LIMITS, SessionId, Target, ViewKey};
 use crate::{coverage::Point, network::Way, world::World};

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{Location, SegmentId};
 use tiffin_session::{NeedId, ReadResult};
+use tiffin_types::{Location, SegmentId};
 
 use super::{ClientEvent, Kind, SessionId};
 use crate::{

@@ -20,14 +20,14 @@ mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
+use tiffin_session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views};
+use tiffin_types::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId,
     message::{
         ClientToMaster, Hello, Ping, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR,
     },
     sabotage::Sabotage,
 };
-use tiffin_session::{LocationCache, OfferLimits, Pace, Preallocation, Reach, Views};
 
 pub(crate) use calls::{Call, Purpose};
 pub(crate) use session::{Kind, Session, SessionId};

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
+use tiffin_session::{
+    CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Put, PutOutcome, ReadResult, WriteResult,
+};
+use tiffin_types::{
     Generation, SegmentId, SlotRef,
     message::{
         AckOutcome, ClientToMaster, ClientToNode, DeleteOutcome, PinOutcome, PrefetchOutcome, Reply,
         ReserveOutcome, Reserved, ResolveOutcome, Resource, Store,
     },
-};
-use tiffin_session::{
-    CallFailure, Get, GetOutcome, Need, NeedId, OfferOrder, Put, PutOutcome, ReadResult, WriteResult,
 };
 
 use super::hedge::WatchedRead;
@@ -91,7 +91,7 @@ impl Client {
         });
         let offers = self.preallocation.offers();
         let locations = puts.flat_map(Put::reserved).chain(offers).filter(|it| it.segment == segment);
-        locations.map(tiffin_core::Location::slot_ref).collect()
+        locations.map(tiffin_types::Location::slot_ref).collect()
     }
 }
 

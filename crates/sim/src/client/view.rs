@@ -1,11 +1,11 @@
 //! Views: bytes that are read in place for any length of time.
 
-use tiffin_core::{
+use tiffin_node::SlotState;
+use tiffin_session::Views;
+use tiffin_types::{
     ConnId, SegmentId, SlotRef,
     message::{ClientToNode, Found, Reply},
-    node::SlotState,
 };
-use tiffin_session::Views;
 
 use super::{Client, ClientEvent, Purpose, Target};
 use crate::{

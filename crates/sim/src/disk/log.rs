@@ -3,13 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
-    SlotRef, Stamp,
-    attributes::Attributes,
-    extent::space_for,
-    message::Record,
-    node::{SlotRecord, SlotState},
-};
+use tiffin_node::{SlotRecord, SlotState};
+use tiffin_types::{ClusterId, SlotRef, Stamp, attributes::Attributes, message::Record, space_for};
 
 use tiffin_sim_runner::Rng;
 
@@ -50,6 +45,7 @@ pub(crate) struct DiskLog {
     /// The durable epoch of the master.
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
+    pub(crate) cluster: ClusterId,
     pub(crate) capacity: u64,
     pub(crate) appending: BTreeMap<Stamp, Appending>,
     pub(crate) forgetting: BTreeSet<Stamp>,
@@ -138,10 +134,10 @@ pub(crate) fn slot(record: &Record) -> SlotRecord {
         generation: record.generation,
         len: record.len,
         extents: Vec::new(),
-        heap: tiffin_core::Extent::default(),
+        heap: tiffin_types::Extent::default(),
         namespace_len: 0,
         key_len: 0,
-        attributes: tiffin_core::Extent::default(),
+        attributes: tiffin_types::Extent::default(),
         writer: None,
         hard_pin: !record.attributes.pins.is_empty(),
     }

@@ -5,17 +5,16 @@ mod log;
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
-    ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
-    disk::{Disk, DiskConfig, Effect, Event as CoreEvent},
-    extent::space_for,
-    master::PROMOTER,
+use tiffin_node::disk::{Disk, DiskConfig, Effect, Event as CoreEvent};
+use tiffin_proto::Incoming;
+use tiffin_types::{
+    ClientId, ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
     message::{
         AttributesItem, Hello, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR,
         VERSION_MINOR,
     },
+    space_for,
 };
-use tiffin_proto::Incoming;
 
 pub(crate) use log::{Appending, DiskCopy, DiskLog, Loading};
 
@@ -109,7 +108,8 @@ impl World {
         }
         let Some(disk) = self.disk(node) else { return };
         let (segment, epoch, instance) = (disk.segment, disk.log.epoch, disk.log.instance);
-        let config = DiskConfig { segment, epoch, instance, stamps: 0, sabotage };
+        let cluster = disk.log.cluster;
+        let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, sabotage };
         let records = disk.log.records();
         disk.core = Some(Disk::new(config, records.clone()));
         let segment = disk.segment;
@@ -298,12 +298,12 @@ impl World {
                 }
                 self.io(node, DiskEvent::AttributesSet(stamp));
             }
-            Effect::Epoch(epoch, instance) => {
+            Effect::Epoch { epoch, instance, cluster } => {
                 if let Some(disk) = self.disk(node) {
-                    (disk.log.epoch, disk.log.instance) = (epoch, instance);
+                    (disk.log.epoch, disk.log.instance, disk.log.cluster) = (epoch, instance, cluster);
                 }
             }
-            Effect::RejectMaster { .. } => {
+            Effect::RejectMaster { .. } | Effect::Refused(_) => {
                 if let Some(link) = link {
                     self.break_conn(link);
                 }
@@ -470,7 +470,7 @@ impl World {
     fn begin_load(&mut self, node: usize, stamp: Stamp, len: u64, into: SlotRef) {
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let segment = shell.segment;
-        let extents = shell.core.as_mut().and_then(|it| it.begin_store(PROMOTER, into, 0, len));
+        let extents = shell.core.as_mut().and_then(|it| it.begin_store(ClientId::PROMOTER, into, 0, len));
         let Some(disk) = shell.disk.as_mut() else { return };
         let from = (disk.segment, SlotRef::on_disk(stamp));
         let Some(extents) = extents else {

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{Generation, extent::space_for, master::Master, node::SlotState};
+use tiffin_core::master::Master;
+use tiffin_node::SlotState;
+use tiffin_types::{Generation, space_for};
 
 use crate::{coverage::Point, memory::ValueId, world::World};
 
@@ -73,7 +75,7 @@ impl World {
             return false;
         }
         // Where memory for records and names is short, the bytes do not tell.
-        let has_space = |it: &tiffin_core::message::Usage| {
+        let has_space = |it: &tiffin_types::message::Usage| {
             let has_records = it.objects + 2 < u64::from(self.plan.slot_count);
             it.free >= need && has_records && it.name_max.is_none_or(|it| it >= NAME_SPACE)
         };

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_core::{
+use tiffin_node::{SlotRecord, SlotState};
+use tiffin_types::{
     ConnId, RequestId, SegmentId, Tick,
-    extent::space_for,
     message::{NodeStat, Reserve, ReserveOutcome, Reserved},
-    node::{SlotRecord, SlotState},
+    space_for,
 };
 
 use crate::{coverage::Point, keyspace, oracle::Oracle, world::World};
@@ -117,6 +117,11 @@ impl World {
             // A node may lack more bytes than the master could evict there, whatever another node lacks.
             let (free, evictable) = available.get(&segment).copied().unwrap_or_default();
             let would_do = space_for(len).is_some_and(|need| need <= free + evictable);
+            // Enough was evicted there, and is freed once all views are listed.
+            let waits_for_lists = space_for(len).is_some_and(|need| need <= node.usage.unlisted);
+            if waits_for_lists {
+                continue;
+            }
             if !left.is_empty() && would_do {
                 let lacks = full.lacks;
                 return self.oracle.fail("r19", || {

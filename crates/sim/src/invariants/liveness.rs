@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
+use tiffin_core::master::Master;
+use tiffin_node::{Node, SlotState, disk::Disk};
+use tiffin_types::{
     SegmentId, SlotRef,
-    disk::Disk,
-    master::Master,
-    message::{ClientToMaster, DeleteMatching, NodeStat, Pattern, Reply, Resolve, ResolveOutcome},
-    node::{Node, SlotState},
+    message::{ClientToMaster, DeleteMatching, NodeStat, Pattern, Reply, Resolve, ResolveOutcome, Usage},
 };
 
 use crate::{
@@ -79,6 +78,9 @@ impl World {
             }
         }
         for node in 0..self.nodes.len() {
+            if self.nodes.get(node).is_some_and(|it| it.left_pool.is_some()) {
+                self.crash_node(node, 20);
+            }
             let Some(disk) = self.disk(node) else { continue };
             (disk.log.fails_until, disk.log.full_until, disk.log.slow_until, disk.log.lose_completions) =
                 (0, 0, 0, 0);
@@ -228,7 +230,12 @@ impl World {
 
 fn is_empty(node: &crate::node::NodeShell) -> bool {
     let has_none = node.disk.as_ref().is_none_or(|it| it.log.copies.is_empty() && it.log.is_idle());
-    let is_free = |it: &Node| it.usage().free == it.usage().capacity && it.usage().offered == 0;
+    let is_free = |it: &Node| {
+        let Usage { capacity, free, offered, metadata, .. } = it.usage();
+        // A pool keeps some memory for records, and what could not be allocated again.
+        let kept = if it.restores() { metadata } else { 0 };
+        free + kept == capacity && offered == 0
+    };
     has_none && node.core.as_ref().is_none_or(is_free)
 }
 

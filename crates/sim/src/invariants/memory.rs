@@ -1,11 +1,11 @@
 //! Memory: the usage counters are correct, memory is used once, and at the end every byte is accounted for.
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Notice};
+use tiffin_node::{Node, SlotRecord, SlotState};
+use tiffin_types::{
     Extent, Stamp,
-    extent::space_for,
-    master::{Effect, Notice},
     message::{Reply, ReserveOutcome},
-    node::{Node, SlotRecord, SlotState},
+    space_for,
 };
 
 use crate::{
@@ -20,6 +20,9 @@ impl Oracle {
     /// Memory is reserved for a writer: it must not belong to another use.
     pub(crate) fn reserved(&mut self, memory: &Memory, record: &SlotRecord) {
         for unit in record.extents.iter().flat_map(|it| units(*it)) {
+            if memory.is_withheld(unit) {
+                return self.fail("memory", || format!("unit {unit} of {record:?} has no memory"));
+            }
             if let Some(other) = memory.covered_by(unit, record.stamp) {
                 return self.fail("memory", || format!("unit {unit} of {record:?} is {other:?}'s"));
             }

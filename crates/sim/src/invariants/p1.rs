@@ -1,7 +1,7 @@
 //! P1: a valid read returns exactly one whole value, the one that was committed under that generation. The
 //! bytes of a view never change. No writer writes into memory of another use.
 
-use tiffin_core::{EXTENT_ALIGN, Generation, SegmentId, SlotRef, message::Found};
+use tiffin_types::{EXTENT_ALIGN, Generation, SegmentId, SlotRef, message::Found};
 
 use crate::{
     coverage::{Coverage, Point},

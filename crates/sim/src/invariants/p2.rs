@@ -6,11 +6,10 @@
 //! Exempt, until the master stores more durably: copies on a node that was declared lost, as long as it is
 //! lost; and copies on a node that has not joined this epoch yet.
 
-use tiffin_core::{
-    ConnId, Generation, Location, SegmentId, SlotId, SlotRef,
-    master::PROMOTER,
+use tiffin_node::SlotRecord;
+use tiffin_types::{
+    ClientId, ConnId, Generation, Location, SegmentId, SlotId, SlotRef,
     message::{CommitOutcome, DecideItem, DeleteOutcome, Found},
-    node::SlotRecord,
 };
 
 use crate::{
@@ -214,7 +213,7 @@ impl Oracle {
         };
         let is_early = |slot_ref| generation.epoch == self.epoch && is_there(slot_ref) && is_it(slot_ref);
         // No client learns the location of a copy that a member makes before it is committed.
-        let is_told = |it: &SlotRecord| it.state.writer() != Some(PROMOTER);
+        let is_told = |it: &SlotRecord| it.state.writer() != Some(ClientId::PROMOTER);
         let mut slots = memory.slots().filter(|(_, it)| is_told(it));
         copies(memory, generation).next().is_some() || slots.any(|(slot_ref, _)| is_early(slot_ref))
     }

@@ -1,10 +1,10 @@
 //! P4: pinned and leased objects are not evicted. Nothing vanishes without a reason: a lookup misses only
 //! objects that were deleted, replaced, evicted, or lost with their node.
 
-use tiffin_core::{
+use tiffin_node::SlotState;
+use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     message::{DropPins, Pin, PinOutcome, Record},
-    node::SlotState,
 };
 
 use crate::{

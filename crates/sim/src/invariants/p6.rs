@@ -4,10 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
-    ClientId, ConnId, Generation, RequestId, Tick,
-    master::Effect,
-    master::Master,
+use tiffin_core::master::{Effect, Master};
+use tiffin_types::{
+    ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
     message::{
         Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
         Reserved, Resolve, ResolveOutcome,
@@ -150,7 +149,9 @@ impl Oracle {
         };
         coverage.hit(Point::CheckedRefusedLease);
         let is_acked = |it: &&(Generation, String)| it.0 == generation && (history.once || it.1 == group);
-        if !history.acked.contains(group) && self.deferred.iter().any(|it| is_acked(&it)) {
+        // An acknowledgement whose answer was lost with the master may be in the slot.
+        let is_recorded = self.announced_acks.contains(&(generation, group.to_owned()));
+        if !history.acked.contains(group) && !is_recorded && self.deferred.iter().any(|it| is_acked(&it)) {
             self.fail("p6", || {
                 format!("{name:?} {generation} is leased, and {group} cannot lease it as well")
             });
@@ -250,8 +251,8 @@ impl Oracle {
 impl World {
     /// A node is lost. Leases of samples whose last copy was there end, also if a node that joins later
     /// restores them.
-    pub(crate) fn leases_end_with(&mut self, node: &str) {
-        let (Some(lost), Some(master)) = (self.oracle.segment_of(node), &self.master) else { return };
+    pub(crate) fn leases_end_with(&mut self, lost: SegmentId) {
+        let Some(master) = &self.master else { return };
         let places = self.oracle.generation_of.iter().filter(|((segment, _), _)| *segment == lost);
         let is_gone = |generation: &Generation| {
             let name = self.oracle.objects.get(generation).map(|it| it.name);

@@ -1,12 +1,9 @@
 //! P8: an acknowledged published object stays on its node until the master retires it, whatever crashes in
-//! between. Exempt is what a node with a pool had not read when its process ended, if the master ends, too,
-//! before the node returns. An object that the master has named without its node exists when the node
-//! returns.
+//! between. An object that the master has named without its node exists when the node returns.
 
-use tiffin_core::{
-    ConnId, RequestId, SegmentId, SlotRef,
+use tiffin_types::{
+    ConnId, Generation, RequestId, SegmentId, SlotRef,
     message::{CommitOutcome, Replacement},
-    node::SlotState,
 };
 
 use crate::{
@@ -26,6 +23,12 @@ impl Oracle {
     pub(crate) fn decide_answered(&mut self, to: (ConnId, RequestId), outcomes: &[CommitOutcome]) {
         let nameless = |it: &CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
         let places = self.places(to);
+        for (place, outcome) in places.iter().zip(outcomes) {
+            let Some(name) = self.successors.remove(place) else { continue };
+            if *outcome == CommitOutcome::Exists(Generation::default()) {
+                self.fail("p8", || format!("{name:?} was retired in favour of {place:?}, which got no name"));
+            }
+        }
         let nameless = places.into_iter().zip(outcomes).filter(|(_, outcome)| nameless(outcome));
         self.retires_sent.extend(nameless.map(|(place, _)| place));
     }
@@ -51,38 +54,11 @@ impl Oracle {
                     continue;
                 }
                 self.published.insert(place);
-                let is_left = |it: &Memory| it.alive && !it.runs && !is_committed(it, place.1);
-                if memories.get(&place.0).is_some_and(is_left) {
-                    self.unread.insert(place);
-                }
                 let is_there =
                     |it: &Memory| !it.alive || it.is_current(place.1) || self.retires_sent.contains(&place);
                 if !memories.get(&place.0).is_some_and(is_there) {
                     self.fail("p8", || format!("{place:?} is acknowledged as published, but is missing"));
                 }
-            }
-        }
-    }
-
-    /// The process of a node ends, and its memory outlives it. Unread ledger entries are lost with its
-    /// socket; the master that wrote them sends them again.
-    pub(crate) fn pool_is_left(&mut self, segment: SegmentId, memory: &Memory, has_master: bool) {
-        let on_node = self.published.iter().filter(|it| it.0 == segment);
-        let unread: Vec<_> = on_node.filter(|it| !is_committed(memory, it.1)).copied().collect();
-        for place in unread {
-            let is_known = self.generation_of.get(&place).is_some_and(|it| it.epoch == self.epoch);
-            match has_master && is_known {
-                true => _ = self.unread.insert(place),
-                false => _ = self.published.remove(&place),
-            }
-        }
-    }
-
-    /// The master ends, too, before it has sent these objects again: nothing knows their names.
-    pub(crate) fn unread_are_lost(&mut self, memories: &Memories) {
-        for place in std::mem::take(&mut self.unread) {
-            if !memories.get(&place.0).is_some_and(|it| is_committed(it, place.1)) {
-                self.published.remove(&place);
             }
         }
     }
@@ -110,8 +86,4 @@ impl Oracle {
             self.fail("p8", || format!("{segment} does not know of {slot_ref:?}, which was published there"));
         }
     }
-}
-
-fn is_committed(memory: &Memory, slot_ref: SlotRef) -> bool {
-    memory.load(slot_ref).is_some_and(|it| it.state == SlotState::Committed)
 }

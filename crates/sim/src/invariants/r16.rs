@@ -7,10 +7,10 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::{
+use tiffin_node::SlotState;
+use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId,
     message::{ClientToMaster, DeleteOutcome, Presence, Reply, ResolveOutcome},
-    node::SlotState,
 };
 
 use crate::{
@@ -43,7 +43,7 @@ impl Oracle {
             }
             ClientToMaster::Delete(it) => it.keys.iter().filter_map(|key| Name::of(namespace, key)).collect(),
             ClientToMaster::Exists(it) => {
-                let keys = it.keys.iter().filter_map(|key| tiffin_core::Key::new(key).ok());
+                let keys = it.keys.iter().filter_map(|key| tiffin_types::Key::new(key).ok());
                 keys.filter_map(|key| Name::of(namespace, &key)).collect()
             }
             _ => return,

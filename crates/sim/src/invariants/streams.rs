@@ -1,7 +1,7 @@
 //! Streams: a sample is leased by one client of a group at a time, in the order of the puts, and not by a
 //! group that has acknowledged it. Samples dropped with their stream are treated as deleted.
 
-use tiffin_core::{
+use tiffin_types::{
     ConnId, RequestId, Tick,
     message::{LeaseOutcome, Pulled},
 };

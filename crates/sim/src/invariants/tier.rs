@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::{
+use tiffin_core::master::{Effect, Notice, Saved};
+use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
-    master::{Effect, Notice, Saved},
     message::{
         Ahead, ClientToMaster, DemoteItem, Demotion, Dropped, MasterToMember, Policy, PolicyChange, Presence,
         Record, Reply, TierStat,

@@ -118,6 +118,11 @@ impl Attachment {
         &self.data
     }
 
+    /// The mapping that a device reads: the writable one if there is one, so that only one is registered.
+    pub(super) fn data_for_device(&self) -> &Map {
+        self.writable.get().map_or(&self.data, |(data, _)| data)
+    }
+
     /// The writable mappings, made at the first write.
     pub(super) fn writable(&self) -> Result<Writable<'_>, TransferError> {
         if !self.data.is_here() {
@@ -131,7 +136,8 @@ impl Attachment {
             return Ok(Writable { data, claims });
         }
         let map = |file: &OwnedFd, bytes| {
-            let mapped = Map::new(file.as_fd(), bytes, Access::ReadWrite).map(Arc::new);
+            let mapped = Map::new(file.as_fd(), bytes, Access::ReadWrite);
+            let mapped = mapped.and_then(|it| it.for_devices(file.as_fd())).map(Arc::new);
             mapped.map_err(|error| TransferError::Lost {
                 peer: self.name.clone(),
                 why: format!("its memory cannot be mapped for writing: {error}"),
@@ -216,6 +222,7 @@ fn map_both(
     check_file(data_file, answer.data_bytes, DATA_SEALS, "data")?;
     let map = |file: &OwnedFd, bytes| {
         let mapped = Map::new(file.as_fd(), bytes, Access::ReadOnly);
+        let mapped = mapped.and_then(|it| it.for_devices(file.as_fd()));
         mapped.map(Arc::new).map_err(|error| format!("mapping it failed: {error}"))
     };
     let control = map(control_file, answer.control_bytes)?;

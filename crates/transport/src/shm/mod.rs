@@ -19,7 +19,9 @@ pub use client::{AttachError, Attachment, attach};
 pub use server::{AttachRequest, Authorise, Event, PENDING_MAX, Server, StagingSegments, listen};
 pub use wire::{ATTACH_MAGIC, ATTACH_VERSION};
 
+use crate::device::has_device;
 use crate::local::moved;
+use crate::map::Map;
 use crate::{
     Capability, Counters, Instant, MappedRange, Outcome, Outcomes, ReadOp, TransferError, Transport, WriteOp,
     mapped,
@@ -70,7 +72,11 @@ impl Transport for Shm {
 
     fn read<'a>(&'a self, ops: &'a [ReadOp<'a>], deadline: Instant) -> Outcomes<'a> {
         Box::pin(async move {
-            let (control, data) = (self.attachment.reader(), self.attachment.data());
+            let control = self.attachment.reader();
+            let data: &Map = match ops.iter().any(|op| has_device(&op.targets)) {
+                true => self.attachment.data_for_device(),
+                false => self.attachment.data(),
+            };
             let outcomes = self.unless_lost(mapped::read(control, data, ops, deadline).await);
             self.counters.shm.add_read(moved(&outcomes, ops.iter().map(ReadOp::bytes)));
             outcomes

@@ -90,6 +90,14 @@ pub struct Server {
     pending: Arc<Pending>,
 }
 
+/// A request that was accepted.
+struct Admitted {
+    version: u32,
+    attach: AttachRequest,
+    memory: Arc<NodeMemory>,
+    process: AsyncFd<OwnedFd>,
+}
+
 #[derive(Default)]
 struct Watched {
     next: u64,
@@ -165,14 +173,14 @@ impl Server {
             Err(_) => return,
         };
         drop(pending);
-        let (attach, memory, process) = admitted;
+        let Admitted { version, attach, memory, process } = admitted;
         if attach.segment != self.memory.geometry().segment {
-            return serve_staging(stream, &memory, attach.client).await;
+            return serve_staging(stream, version, &memory, attach.client).await;
         }
         let (ended, end) = oneshot::channel();
         let attachment = self.watch(attach.client, ended);
         // Whether the client received the memory is not always known, so it is watched in either case.
-        if let Err(error) = hand_over(&stream, &memory, attach.client).await {
+        if let Err(error) = hand_over(&stream, version, &memory, attach.client).await {
             tracing::debug!(%error, client = attach.client, "the memory may not have been received");
         }
         self.events_until_dead(&attach, stream, process, end).await;
@@ -189,11 +197,7 @@ impl Server {
     }
 
     /// Receives and checks a request. `Err` is the reason for the client.
-    async fn admit(
-        &self,
-        stream: &mut UnixStream,
-        is_full: bool,
-    ) -> Result<(AttachRequest, Arc<NodeMemory>, AsyncFd<OwnedFd>), String> {
+    async fn admit(&self, stream: &mut UnixStream, is_full: bool) -> Result<Admitted, String> {
         let cut_short = |error: io::Error| format!("the request could not be read: {error}");
         let mut head = [0; REQUEST_BYTES];
         stream.read_exact(&mut head).await.map_err(cut_short)?;
@@ -219,7 +223,7 @@ impl Server {
         (self.authorise)(&attach)?;
         let unwatched = |error: io::Error| format!("the peer's process cannot be watched: {error}");
         let process = peer::process_handle(stream.as_fd(), pid).map_err(unwatched)?;
-        Ok((attach, memory, process))
+        Ok(Admitted { version: request.version, attach, memory, process })
     }
 
     /// Reports the events of an attached client until its death.
@@ -258,9 +262,9 @@ impl Server {
 }
 
 /// Sends the answer with the descriptors.
-async fn hand_over(stream: &UnixStream, memory: &NodeMemory, client: u64) -> io::Result<()> {
+async fn hand_over(stream: &UnixStream, version: u32, memory: &NodeMemory, client: u64) -> io::Result<()> {
     let geometry = memory.geometry();
-    let answer = Answer::accepted(geometry.segment, geometry.control_bytes(), geometry.data_bytes);
+    let answer = Answer::accepted(version, &geometry);
     let owned = memory.descriptors(client)?;
     let descriptors = [owned[0].as_fd(), owned[1].as_fd(), owned[2].as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -276,8 +280,8 @@ async fn hand_over(stream: &UnixStream, memory: &NodeMemory, client: u64) -> io:
 }
 
 /// Hands over a staging segment, and keeps the connection open so that each side sees the other's end.
-async fn serve_staging(mut stream: UnixStream, memory: &NodeMemory, client: u64) {
-    if let Err(error) = hand_over(&stream, memory, client).await {
+async fn serve_staging(mut stream: UnixStream, version: u32, memory: &NodeMemory, client: u64) {
+    if let Err(error) = hand_over(&stream, version, memory, client).await {
         return tracing::debug!(%error, "a staging segment may not have been received");
     }
     let mut byte = [0];

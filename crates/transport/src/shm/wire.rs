@@ -9,6 +9,7 @@
 //! segment and of the claim words. With status 1 there are none, and the reason follows.
 
 use crate::fields::{Builder, Fields, short_reason};
+use crate::layout::Geometry;
 use crate::{REASON_BYTES_MAX, TOKEN_BYTES_MAX};
 
 /// `TFA1`.
@@ -27,6 +28,8 @@ const STATUS_REFUSED: u32 = 1;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
+    /// The version that both sides speak: the older one of their newest.
+    pub(super) version: u32,
     pub(super) client: u64,
     pub(super) segment: u64,
     pub(super) token_bytes: usize,
@@ -45,16 +48,17 @@ impl Request {
             return Err("not an attach request");
         }
         // A newer client learns from the answer how old this side is.
-        if fields.u32().is_none_or(|it| it < ATTACH_VERSION_MIN) {
+        let Some(version) = fields.u32().filter(|it| *it >= ATTACH_VERSION_MIN) else {
             return Err("unknown version of the attach protocol");
-        }
+        };
+        let version = version.min(ATTACH_VERSION);
         let request = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
         let (client, segment, token_bytes) = request.ok_or("the request is incomplete")?;
         let token_bytes = usize::try_from(token_bytes).unwrap_or(usize::MAX);
         if token_bytes > TOKEN_BYTES_MAX {
             return Err("the token is too long");
         }
-        Ok(Self { client, segment, token_bytes })
+        Ok(Self { version, client, segment, token_bytes })
     }
 }
 
@@ -69,14 +73,15 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn accepted(segment: u64, control_bytes: u64, data_bytes: u64) -> Vec<u8> {
-        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION).u32(STATUS_OK).u32(0);
-        head.u64(segment).u64(control_bytes).u64(data_bytes).0
+    pub(super) fn accepted(version: u32, geometry: &Geometry) -> Vec<u8> {
+        let head = Builder::default().u32(ATTACH_MAGIC).u32(version).u32(STATUS_OK).u32(0);
+        head.u64(geometry.segment).u64(geometry.control_bytes()).u64(geometry.data_bytes).0
     }
 
+    /// In the oldest version: the request may be in an unknown one.
     pub(super) fn refused(reason: &str) -> Vec<u8> {
         let reason = short_reason(reason);
-        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION).u32(STATUS_REFUSED);
+        let head = Builder::default().u32(ATTACH_MAGIC).u32(ATTACH_VERSION_MIN).u32(STATUS_REFUSED);
         head.u32(reason.len() as u32).u64(0).u64(0).u64(0).bytes(reason.as_bytes()).0
     }
 
@@ -103,16 +108,27 @@ impl Answer {
 mod tests {
     use super::*;
 
+    const GEOMETRY: Geometry = Geometry { segment: 1, data_bytes: 3, slot_count: 1, heap_bytes: 0 };
+
     #[test]
     fn requests_and_answers_round_trip() {
         let bytes = Request::encode(7, 9, "secret");
         let (head, token) = bytes.split_first_chunk().unwrap();
-        assert_eq!(Request::decode(head), Ok(Request { client: 7, segment: 9, token_bytes: 6 }));
+        assert_eq!(
+            Request::decode(head),
+            Ok(Request { version: ATTACH_VERSION, client: 7, segment: 9, token_bytes: 6 })
+        );
         assert_eq!(token, b"secret");
 
-        let bytes = Answer::accepted(1, 2, 3);
+        let bytes = Answer::accepted(ATTACH_VERSION, &GEOMETRY);
         let answer = Answer::decode(bytes.first_chunk().unwrap()).unwrap();
-        let expected = Answer { is_ok: true, reason_bytes: 0, segment: 1, control_bytes: 2, data_bytes: 3 };
+        let expected = Answer {
+            is_ok: true,
+            reason_bytes: 0,
+            segment: 1,
+            control_bytes: GEOMETRY.control_bytes(),
+            data_bytes: 3,
+        };
         assert_eq!(answer, expected);
 
         let long = "é".repeat(REASON_BYTES_MAX);
@@ -127,8 +143,12 @@ mod tests {
     fn neighbouring_versions_speak_the_older_one() {
         let mut request: [u8; REQUEST_BYTES] = *Request::encode(7, 9, "").first_chunk().unwrap();
         request[4..8].copy_from_slice(&(ATTACH_VERSION + 1).to_le_bytes());
-        assert_eq!(Request::decode(&request), Ok(Request { client: 7, segment: 9, token_bytes: 0 }));
-        let mut answer: [u8; ANSWER_BYTES] = *Answer::accepted(1, 2, 3).first_chunk().unwrap();
+        assert_eq!(
+            Request::decode(&request),
+            Ok(Request { version: ATTACH_VERSION, client: 7, segment: 9, token_bytes: 0 })
+        );
+        let mut answer: [u8; ANSWER_BYTES] =
+            *Answer::accepted(ATTACH_VERSION, &GEOMETRY).first_chunk().unwrap();
         assert_eq!(answer[4..8], ATTACH_VERSION.to_le_bytes());
         assert!(Answer::decode(&answer).is_ok());
         for version in [ATTACH_VERSION_MIN - 1, ATTACH_VERSION + 1] {
@@ -149,7 +169,7 @@ mod tests {
             bytes[at] = value;
             assert_eq!(Request::decode(&bytes), Err(expected));
         }
-        let good = Answer::accepted(1, 2, 3);
+        let good = Answer::accepted(ATTACH_VERSION, &GEOMETRY);
         for (at, value, expected) in [
             (0, 0xff, "the answer is not from a node"),
             (4, 9, "the node has another version of the attach protocol"),

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tiffin_gpu::Stage;
+
 use super::frame::{RequestHead, RequestKind};
 use crate::buffer::{Buf, Run};
 use crate::hedge::ReadControl;
@@ -33,6 +35,8 @@ pub(super) struct Chunk<B> {
     pub(super) len: u64,
     pub(super) bufs: Vec<B>,
     pub(super) cached_epoch: Option<u64>,
+    /// Pinned memory that the bytes go through, and the caller's buffers, if those are on a device.
+    pub(super) pinned: Option<(Stage, Vec<B>)>,
     /// The staging segment in which the node may leave the bytes instead of sending them.
     pub(super) stage: Option<Arc<Attachment>>,
 }
@@ -55,6 +59,8 @@ impl<B> Chunk<B> {
 pub(super) struct Batch<B> {
     state: Mutex<BatchState<B>>,
     watch: Option<Arc<ReadControl>>,
+    /// A device that has some of the buffers.
+    device: Option<u32>,
 }
 
 pub(super) struct BatchState<B> {
@@ -77,15 +83,28 @@ impl<B: Buf> Batch<B> {
         B: 'a,
     {
         let mut state = BatchState { chunks: VecDeque::new(), ops: Vec::new(), why: None, staged: 0 };
+        let mut device = None;
         for (op, (slot, stamp, start, bufs)) in parts.enumerate() {
             let count_before = state.chunks.len();
+            device = device.or_else(|| bufs.iter().find_map(|buf| buf.device()));
             let mut run = Run::new(bufs.iter().copied());
             let mut offset = start;
             loop {
                 let bufs = run.take(CHUNK_BYTES_MAX);
                 let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
                 let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
-                state.chunks.push_back(Chunk { op, slot, stamp, offset, len, bufs, cached_epoch, stage });
+                let pinned = None;
+                state.chunks.push_back(Chunk {
+                    op,
+                    slot,
+                    stamp,
+                    offset,
+                    len,
+                    bufs,
+                    cached_epoch,
+                    pinned,
+                    stage,
+                });
                 // The node reports an overflowing offset as out of range.
                 offset = offset.saturating_add(len);
                 // An empty range is requested as well: the stamp is still checked.
@@ -95,7 +114,7 @@ impl<B: Buf> Batch<B> {
             }
             state.ops.push((state.chunks.len() - count_before, Ok(())));
         }
-        Self { state: Mutex::new(state), watch: None }
+        Self { state: Mutex::new(state), watch: None, device }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, BatchState<B>> {
@@ -105,6 +124,11 @@ impl<B: Buf> Batch<B> {
     /// Attaches a control to the batch.
     pub(super) fn watched(self, watch: Option<&Arc<ReadControl>>) -> Self {
         Self { watch: watch.cloned(), ..self }
+    }
+
+    /// A device that has some of the buffers.
+    pub(super) fn device(&self) -> Option<u32> {
+        self.device
     }
 
     pub(super) fn watch(&self) -> Option<Arc<ReadControl>> {

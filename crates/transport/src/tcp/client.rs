@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
+use tiffin_gpu::Stage;
 use tokio::time::timeout_at;
 
 use super::batch::{Batch, Chunk, ChunkOutcome};
@@ -26,11 +27,10 @@ use super::stream::{ByteStream, WaitMode};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
 use crate::hedge::ReadControl;
 use crate::local::moved;
-use crate::mapped;
 use crate::shm::Attachment;
 use crate::{
     CHUNK_BYTES_MAX, Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport,
-    WriteOp,
+    WriteOp, device, mapped,
 };
 
 /// Maximum requests and bytes in flight on one stream: enough that the node never wait_mode for the next.
@@ -174,7 +174,22 @@ impl Tcp {
             let known = in_flight.len();
             // The window is refilled when half of it is empty, so that requests are sent together.
             while known <= WINDOW_MAX / 2 && in_flight.len() < WINDOW_MAX && bytes < WINDOW_BYTES_MAX {
-                let Some(chunk) = batch.next() else { break };
+                let pinned = match batch.device() {
+                    None => None,
+                    // Waiting for pinned memory while holding some could block all streams for ever.
+                    Some(device) if in_flight.is_empty() => Some(device::take_stage(device).await?),
+                    Some(device) => match Stage::take(device)? {
+                        Some(stage) => Some(stage),
+                        None => break,
+                    },
+                };
+                let Some(mut chunk) = batch.next() else { break };
+                if let Some(pinned) = pinned.filter(|_| device::has_device(&chunk.bufs))
+                    && let Err(error) = B::pin(&mut chunk, pinned).await
+                {
+                    batch.settle(&chunk, ChunkOutcome::of(Err(error)));
+                    continue;
+                }
                 next_id += 1;
                 bytes += chunk.len;
                 in_flight.push_back((next_id, chunk));
@@ -191,8 +206,11 @@ impl Tcp {
                 (Some(error), _) => Err(Broken::from(error)),
             };
             match (outcome, in_flight.pop_front()) {
-                (Ok(outcome), Some((_, chunk))) => {
+                (Ok(mut outcome), Some((_, chunk))) => {
                     bytes -= chunk.len;
+                    if outcome.outcome.is_ok() {
+                        outcome.outcome = B::unpin(&chunk, &pooled.stream).await;
+                    }
                     batch.settle(&chunk, outcome);
                 }
                 (Err(Broken(why)), front) => {
@@ -313,6 +331,12 @@ trait Direction: Buf + Send + Sync + Sized {
         id: u64,
         chunk: &Chunk<Self>,
     ) -> impl Future<Output = Result<ChunkOutcome, Broken>> + Send;
+
+    /// Replaces buffers on a device by pinned memory; writes copy their bytes there.
+    fn pin(chunk: &mut Chunk<Self>, stage: Stage) -> impl Future<Output = Outcome> + Send;
+
+    /// The chunk was moved: reads copy the bytes from pinned memory to the device.
+    fn unpin(chunk: &Chunk<Self>, stream: &ClientStream) -> impl Future<Output = Outcome> + Send;
 }
 
 impl Direction for SourceBuf<'_> {
@@ -351,6 +375,18 @@ impl Direction for SourceBuf<'_> {
     ) -> Result<ChunkOutcome, Broken> {
         let reply = reply(stream, id, ReplyKind::Written, true).await?;
         Ok(ChunkOutcome::of(outcome_of(reply.status)))
+    }
+
+    async fn pin(chunk: &mut Chunk<Self>, stage: Stage) -> Outcome {
+        let pinned = device::staged_target(&stage, chunk.len);
+        let sources = std::mem::replace(&mut chunk.bufs, vec![pinned.as_source()]);
+        device::gather(&sources, pinned).await?;
+        chunk.pinned = Some((stage, sources));
+        Ok(())
+    }
+
+    async fn unpin(_: &Chunk<Self>, _: &ClientStream) -> Outcome {
+        Ok(())
     }
 }
 
@@ -451,6 +487,22 @@ impl Direction for TargetBuf<'_> {
             return Ok(ChunkOutcome::of(outcome_of(trailer.status)));
         }
         Ok(ChunkOutcome::of(if sum == trailer.checksum { Ok(()) } else { Err(TransferError::Corrupt) }))
+    }
+
+    async fn pin(chunk: &mut Chunk<Self>, stage: Stage) -> Outcome {
+        let pinned = device::staged_target(&stage, chunk.len);
+        let targets = std::mem::replace(&mut chunk.bufs, vec![pinned]);
+        chunk.pinned = Some((stage, targets));
+        Ok(())
+    }
+
+    async fn unpin(chunk: &Chunk<Self>, stream: &ClientStream) -> Outcome {
+        let (Some((_, targets)), Some(pinned)) = (&chunk.pinned, chunk.bufs.first()) else { return Ok(()) };
+        if !stream.may_fill(chunk.op) {
+            let why = "another replica was faster".to_owned();
+            return Err(TransferError::Lost { peer: String::new(), why });
+        }
+        device::scatter(pinned.as_source(), targets).await
     }
 }
 

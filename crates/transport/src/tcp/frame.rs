@@ -59,6 +59,8 @@ pub enum FrameError {
 /// The first message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloHead {
+    /// The version that both sides speak: the older one of their newest.
+    pub version: u32,
     /// The client's id.
     pub client: u64,
     /// The segment it wants.
@@ -79,14 +81,14 @@ impl HelloHead {
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
         let mut fields = Fields(bytes);
         // A newer client learns from the welcome how old this side is.
-        check_magic(&mut fields, DATA_VERSION_MIN..=u32::MAX)?;
+        let version = check_magic(&mut fields, DATA_VERSION_MIN..=u32::MAX)?.min(DATA_VERSION);
         let head = (|| Some((fields.u64()?, fields.u64()?, fields.u32()?)))();
         let (client, segment, token_bytes) = head.ok_or(FrameError::Nonsense)?;
         let token_bytes = token_bytes as usize;
         if token_bytes > TOKEN_BYTES_MAX {
             return Err(FrameError::Length);
         }
-        Ok(Self { client, segment, token_bytes })
+        Ok(Self { version, client, segment, token_bytes })
     }
 }
 
@@ -109,16 +111,16 @@ pub struct WelcomeHead {
 }
 
 impl WelcomeHead {
-    /// The header and the reason.
+    /// The header and the reason, in the version of the hello.
     #[must_use]
-    pub fn encode(status: Result<(), Rejection>, reason: &str) -> Vec<u8> {
+    pub fn encode(version: u32, status: Result<(), Rejection>, reason: &str) -> Vec<u8> {
         let reason = short_reason(reason);
         let status = match status {
             Ok(()) => 0,
             Err(Rejection::Refused) => 1,
             Err(Rejection::OtherSegment) => 2,
         };
-        let head = Builder::default().u32(DATA_MAGIC).u32(DATA_VERSION).u32(status);
+        let head = Builder::default().u32(DATA_MAGIC).u32(version).u32(status);
         head.u32(reason.len() as u32).bytes(reason.as_bytes()).0
     }
 
@@ -302,14 +304,12 @@ impl ReplyHead {
     }
 }
 
-fn check_magic(fields: &mut Fields<'_>, versions: RangeInclusive<u32>) -> Result<(), FrameError> {
+/// The version, if it is one of these.
+fn check_magic(fields: &mut Fields<'_>, versions: RangeInclusive<u32>) -> Result<u32, FrameError> {
     if fields.u32() != Some(DATA_MAGIC) {
         return Err(FrameError::Magic);
     }
-    if !fields.u32().is_some_and(|it| versions.contains(&it)) {
-        return Err(FrameError::Version);
-    }
-    Ok(())
+    fields.u32().filter(|it| versions.contains(it)).ok_or(FrameError::Version)
 }
 
 #[cfg(test)]
@@ -320,11 +320,14 @@ mod tests {
     fn headers_round_trip() {
         let bytes = HelloHead::encode(7, 9, "secret");
         let (head, token) = bytes.split_first_chunk().unwrap();
-        assert_eq!(HelloHead::decode(head), Ok(HelloHead { client: 7, segment: 9, token_bytes: 6 }));
+        assert_eq!(
+            HelloHead::decode(head),
+            Ok(HelloHead { version: DATA_VERSION, client: 7, segment: 9, token_bytes: 6 })
+        );
         assert_eq!(token, b"secret");
 
         for status in [Ok(()), Err(Rejection::Refused), Err(Rejection::OtherSegment)] {
-            let bytes = WelcomeHead::encode(status, "no");
+            let bytes = WelcomeHead::encode(DATA_VERSION, status, "no");
             let (head, reason) = bytes.split_first_chunk().unwrap();
             assert_eq!(WelcomeHead::decode(head), Ok(WelcomeHead { status, reason_bytes: 2 }));
             assert_eq!(reason, b"no");
@@ -357,8 +360,10 @@ mod tests {
         // The hello of the next release is accepted, and the welcome tells it what to speak.
         let mut hello: [u8; HELLO_BYTES] = *HelloHead::encode(7, 9, "").first_chunk().unwrap();
         hello[4..8].copy_from_slice(&(DATA_VERSION + 1).to_le_bytes());
-        assert_eq!(HelloHead::decode(&hello), Ok(HelloHead { client: 7, segment: 9, token_bytes: 0 }));
-        let mut welcome: [u8; WELCOME_BYTES] = *WelcomeHead::encode(Ok(()), "").first_chunk().unwrap();
+        let head = HelloHead { version: DATA_VERSION, client: 7, segment: 9, token_bytes: 0 };
+        assert_eq!(HelloHead::decode(&hello), Ok(head));
+        let welcome = WelcomeHead::encode(head.version, Ok(()), "");
+        let mut welcome: [u8; WELCOME_BYTES] = *welcome.first_chunk().unwrap();
         assert_eq!(welcome[4..8], DATA_VERSION.to_le_bytes());
         // A node of the next release answers with our version. Any other one we do not speak.
         assert!(WelcomeHead::decode(&welcome).is_ok());

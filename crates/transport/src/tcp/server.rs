@@ -16,8 +16,8 @@ use super::buffered::{BufferedStream, FIRST_PIECE_BYTES, PIECE_BYTES, SMALL_BYTE
 use super::checksum_cache::ChecksumCache;
 use super::disk::Fetch;
 use super::frame::{
-    CHECKSUM_BYTES, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind, RequestHead,
-    RequestKind, Status, WelcomeHead,
+    CHECKSUM_BYTES, DATA_VERSION_MIN, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind,
+    RequestHead, RequestKind, Status, WelcomeHead,
 };
 use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
@@ -230,25 +230,29 @@ impl Server {
             Ok(head) => head,
             // A peer of another protocol gets no answer.
             Err(FrameError::Magic) => return Err(FrameError::Magic.into()),
-            Err(error) => return refuse(stream, Rejection::Refused, error.to_string()).await,
+            // It is answered in the oldest version, which most peers understand.
+            Err(error) => {
+                return refuse(stream, DATA_VERSION_MIN, Rejection::Refused, error.to_string()).await;
+            }
         };
+        let version = head.version;
         let token = stream.vec(head.token_bytes).await?;
         let Ok(token) = String::from_utf8(token) else {
-            return refuse(stream, Rejection::Refused, "the token is not text".to_owned()).await;
+            return refuse(stream, version, Rejection::Refused, "the token is not text".to_owned()).await;
         };
         if is_full {
             let reason = format!("there are already {CONNECTIONS_MAX} connections");
-            return refuse(stream, Rejection::Refused, reason).await;
+            return refuse(stream, version, Rejection::Refused, reason).await;
         }
         if let Err(reason) = (self.authorise)(&Hello { client: head.client, token }) {
-            return refuse(stream, Rejection::Refused, reason).await;
+            return refuse(stream, version, Rejection::Refused, reason).await;
         }
         let here = self.memory.geometry().segment;
         if head.segment != here && !self.slots.has_disk(head.segment) {
             let reason = format!("this is segment {here:016x}, not {:016x}", head.segment);
-            return refuse(stream, Rejection::OtherSegment, reason).await;
+            return refuse(stream, version, Rejection::OtherSegment, reason).await;
         }
-        stream.send([SourceBuf::from(&WelcomeHead::encode(Ok(()), "")[..])]).await?;
+        stream.send([SourceBuf::from(&WelcomeHead::encode(version, Ok(()), "")[..])]).await?;
         Ok(head)
     }
 
@@ -464,10 +468,11 @@ pub(super) async fn next_request(
 
 async fn refuse(
     stream: &mut BufferedStream<impl ByteStream>,
+    version: u32,
     why: Rejection,
     reason: String,
 ) -> Result<HelloHead, ServeError> {
-    stream.send([SourceBuf::from(&WelcomeHead::encode(Err(why), &reason)[..])]).await?;
+    stream.send([SourceBuf::from(&WelcomeHead::encode(version, Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }
 

@@ -4,7 +4,7 @@ use super::{
     Ack, Ahead, Await, Backlog, CachedReads, CommitItem, DropPins, EndStream, Explain, Full, Lease, Measured,
     NodeInfo, OpenStream, Pin, PolicyChange, Prefetch, Pull, PutOptions, Quota, Release,
 };
-use crate::{Generation, Key, Keys, Location, RequestId, Reservation, SegmentId};
+use crate::{ClusterId, Generation, Key, Keys, Location, RequestId, Reservation, SegmentId};
 
 /// A request of a client to the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub enum ClientToMaster {
     SetPolicy(PolicyChange),
     /// Declares members lost that are not connected.
     ForgetNode(ForgetNode),
+    /// Lets the members of another cluster join this one.
+    AdmitCluster(AdmitCluster),
     /// Waits until the namespace uses less, or more, than a number of bytes.
     Await(Await),
     /// Asks why objects exist, or what removed them.
@@ -339,10 +341,17 @@ pub struct ListItem {
     pub pins: Vec<String>,
 }
 
+/// See [`ClientToMaster::AdmitCluster`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdmitCluster {
+    /// The other cluster.
+    pub cluster: ClusterId,
+}
+
 /// See [`ClientToMaster::ForgetNode`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForgetNode {
-    /// The name of the node or disk.
+    /// The name of the node or disk, or its segment id in hexadecimal.
     pub name: String,
 }
 

@@ -39,8 +39,9 @@ pub struct PutOptions {
     /// Bytes of the sample in another store. They count in its stream or, if it has none, against the quota
     /// of its namespace.
     pub elsewhere: u64,
-    /// Only the object of this generation is replaced. If the key has another object, a sample or none,
-    /// nothing is stored, and the outcome is `Exists` with the generation of that object, or zero.
+    /// Only the object of this generation is replaced, and only if it has the same pins as this put. If the
+    /// key has another object, a sample or none, nothing is stored, and the outcome is `Exists` with the
+    /// generation of that object, or zero.
     pub replaces: Option<Generation>,
 }
 

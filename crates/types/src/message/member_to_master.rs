@@ -1,7 +1,7 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
 use super::{CommitItem, DrainReport, Dropped, Measured, Usage};
-use crate::{ClientId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
+use crate::{ClientId, ClusterId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
 /// connection.
@@ -62,6 +62,8 @@ pub struct Register {
     pub stamps: u64,
     /// The [`Registered::instance`] of the master of that epoch: its instance number.
     pub instance: u64,
+    /// The cluster that it belongs to. Zero from a new member, and from members of earlier releases.
+    pub cluster: ClusterId,
 }
 
 /// The reply to [`MemberToMaster::Register`].
@@ -78,6 +80,8 @@ pub struct Registered {
     pub commit: Vec<Record>,
     /// A random number that the master drew when it started: two masters of one epoch differ in it.
     pub instance: u64,
+    /// The cluster that the member belongs to from now on. Zero from masters of earlier releases.
+    pub cluster: ClusterId,
 }
 
 /// See [`MemberToMaster::Announce`].

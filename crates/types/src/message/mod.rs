@@ -31,9 +31,9 @@ mod stream;
 mod tier;
 
 pub use client_to_master::{
-    CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists, ForgetNode,
-    Forgotten, Found, List, ListItem, Listed, Pattern, Ping, Presence, Publish, PublishItem, Reserve,
-    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    AdmitCluster, CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
+    ForgetNode, Forgotten, Found, List, ListItem, Listed, Pattern, Ping, Presence, Publish, PublishItem,
+    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
 pub use drain::{Drain, DrainJob, DrainReport, DrainState, JobId};
@@ -91,6 +91,11 @@ pub struct Hello {
     /// From a [`Role::Lane`]: its number, which the ids of its requests contain
     /// ([`RequestId::lane`](crate::RequestId::lane)).
     pub lane: u32,
+    /// From a node whose memory outlives its process: the path of the journal of its ledger, see
+    /// [`Role::Ledger`]. The master relies on a message only if it has recorded it there.
+    pub journal: String,
+    /// The random number in that journal.
+    pub journal_id: u64,
 }
 
 /// The role of the side that connects.
@@ -286,6 +291,8 @@ pub enum Reason {
     Unavailable,
     /// The receiver is a standby: another master leads.
     Standby,
+    /// The sender is a member of another cluster.
+    OtherCluster,
 }
 
 /// The refusal of a request that the receiver does not serve to this sender.

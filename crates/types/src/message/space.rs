@@ -43,6 +43,9 @@ pub struct Usage {
     pub name_max: Option<u64>,
     /// The part of `free` that is preallocated for clients. The node recalls it when it needs the memory.
     pub offered: u64,
+    /// The part of `held` that may be in view of clients of the node's earlier process. It is freed when
+    /// they have listed their views, or do not map the memory any more.
+    pub unlisted: u64,
 }
 
 /// What an object needs on a node.

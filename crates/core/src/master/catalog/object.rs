@@ -1,7 +1,7 @@
 //! The record of one object. It is kept small, because there may be fifty million.
 
 use super::{EvictionList, LabelIndex, NIL, NamespaceIndex, NewObject, NodeIndex};
-use crate::{Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, extent::space_for};
+use crate::{Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, space_for};
 
 /// A tick in six bytes, which is enough for eight thousand years.
 #[derive(Clone, Copy, Debug)]

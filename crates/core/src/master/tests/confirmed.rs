@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::master::confirmed::HELD_MAX;
+use crate::message::{Decide, DecideItem, PolicyChange};
 
 impl Cluster {
     /// Masters that may be replaced at any time. Confirmations are given by hand.
@@ -64,6 +65,75 @@ fn puts_are_acknowledged_after_a_confirmation() {
     assert_eq!(cluster.replies.get(&id), None);
     cluster.confirm();
     assert!(matches!(cluster.replies.get(&id), Some(Reply::Reserved(_))));
+}
+
+/// A master decides about two objects at once while its state is being written: one that was removed
+/// meanwhile, and a new one. Returns the outcomes that it sends when that write is done, and when the next
+/// one is.
+fn decided_with_a_stale_object(sabotage: Sabotage) -> [Option<Vec<CommitOutcome>>; 2] {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    cluster.master.objects.cx.config.sabotage = sabotage;
+    let mut item = |name: &str| {
+        let ReserveOutcome::Space(space) = cluster.reserve(name, 10, plain()) else { panic!("no room") };
+        let slot_ref = space[0].location.slot_ref();
+        let item = crate::message::CommitItem {
+            slot_ref,
+            key: key(name),
+            len: 10,
+            options: plain(),
+            others: Vec::new(),
+        };
+        (space, DecideItem { namespace: "default".into(), client: ClientId(7), item })
+    };
+    let ((removed, old), (_, new)) = (item("removed"), item("new"));
+    cluster.send_commit("removed", 10, plain(), &removed);
+    cluster.confirm();
+    // The node does not answer, so the object is not gone yet.
+    cluster.hold_up(0);
+    let keys = vec![key("removed")];
+    cluster.send(ClientToMaster::Delete(Delete { keys, force: true, wait_ms: 500 }));
+    let change = PolicyChange { quota: Some(1 << 30), ..PolicyChange::default() };
+    let mut versions = Vec::new();
+    let mut outcomes = Vec::new();
+    let decide = MemberToMaster::Decide(Decide { items: vec![old, new], wait_ms: 500 });
+    let requests = [(CLIENT, ClientToMaster::SetPolicy(change).into()), (cluster.links[0], decide.into())];
+    let mut events: VecDeque<_> =
+        requests.into_iter().map(|(conn, it)| Event::Request(conn, RequestId(77), it)).collect();
+    while let Some(event) = events.pop_front() {
+        let is_persisted = matches!(event, Event::Persisted(_));
+        cluster.master.handle(cluster.now, event);
+        let mut sent = None;
+        while let Some(effect) = cluster.master.poll_effect() {
+            match effect {
+                Effect::Persist(version) => versions.push(version),
+                Effect::Reply(_, _, Reply::Decided(decided)) => sent = Some(decided),
+                _ => (),
+            }
+        }
+        assert!(is_persisted || sent.is_none(), "{sent:?}");
+        if is_persisted {
+            outcomes.push(sent);
+        } else if events.is_empty() {
+            events.extend(versions.iter().map(|it| Event::Persisted(*it)));
+        }
+    }
+    [outcomes.remove(0), outcomes.pop().flatten()]
+}
+
+/// The write that was in progress may have ended before another master was elected.
+#[test]
+fn stale_object_lets_no_answer_out_unconfirmed() {
+    let [before, after] = decided_with_a_stale_object(Sabotage::None);
+    assert_eq!(before, None);
+    let after = after.unwrap();
+    assert!(matches!(after[..], [CommitOutcome::Stale, CommitOutcome::Stored(_)]), "{after:?}");
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_confirmations_is_noticed() {
+    let [before, _] = decided_with_a_stale_object(Sabotage::AnswerDeposed);
+    assert!(before.is_some());
 }
 
 #[test]

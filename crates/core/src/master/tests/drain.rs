@@ -156,6 +156,81 @@ fn cancelled_job_ends_on_a_node_that_was_away() {
     assert_eq!((cluster.capacity(0), cluster.status(1)), (4 * UNIT, Some(DrainStatus::Cancelled)));
 }
 
+impl Cluster {
+    /// The process of a node is started again on its memory pool, which is empty. It knows of no drain job.
+    fn restart_node(&mut self, index: usize) {
+        self.unlink(index);
+        self.nodes[index] = node::Node::new(node_config(index as u64 + 1, 4 * UNIT));
+        self.link(index);
+    }
+}
+
+/// The connection breaks before the job arrives, or the process ends. Returns whether the node takes objects
+/// then, and after the end of the job.
+fn takes_objects_after_it_returns(sabotage: Sabotage, receives: bool) -> [bool; 2] {
+    let mut cluster = Cluster::with(&[4 * UNIT; 2], |config| config.sabotage = sabotage);
+    let work = job(1, &["node1"]);
+    cluster.hold_up(0);
+    assert_eq!(cluster.start(work.clone()), Ok(()));
+    if receives {
+        cluster.let_go(0);
+        cluster.report(0, &work, DrainState::Moving, 3);
+        cluster.restart_node(0);
+    } else {
+        cluster.held_up[0].clear();
+        cluster.is_held_up[0] = false;
+        cluster.unlink(0);
+        cluster.link(0);
+    }
+    cluster.node_event(0, node::Event::Beat);
+    let there = PutOptions { preferred: vec!["node1".into()], ..plain() };
+    cluster.put("new", UNIT, there.clone());
+    let takes = |cluster: &Cluster| cluster.nodes[0].usage().objects > 0;
+    let before = takes(&cluster);
+    cluster.report(0, &work, DrainState::Moving, 1);
+    assert_eq!(cluster.cancel(1), Ok(()));
+    cluster.put("again", UNIT, there);
+    [before, takes(&cluster)]
+}
+
+#[test]
+fn node_that_returns_without_its_job_is_drained_again() {
+    for receives in [false, true] {
+        let takes = takes_objects_after_it_returns(Sabotage::None, receives);
+        assert_eq!(takes, [false, true], "{receives}");
+    }
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_drain_jobs_is_noticed() {
+    for receives in [false, true] {
+        assert!(takes_objects_after_it_returns(Sabotage::ForgetDrains, receives)[0]);
+    }
+}
+
+#[test]
+fn drained_node_that_is_started_again_is_in_use() {
+    let mut cluster = Cluster::new(&[4 * UNIT; 3]);
+    let work = job(1, &["node1", "node2"]);
+    assert_eq!(cluster.start(work.clone()), Ok(()));
+    for index in 0..2 {
+        cluster.report(index, &work, DrainState::Empty, 2);
+    }
+    // A connection that breaks changes nothing.
+    cluster.unlink(1);
+    cluster.link(1);
+    cluster.restart_node(0);
+    let phases = [1, 2].map(|it| cluster.master.drain_phase(SegmentId(it)));
+    assert_eq!(phases, [None, Some(true)]);
+    let stat = cluster.drain(1).unwrap();
+    assert_eq!((stat.status, stat.succeeded), (DrainStatus::Succeeded, 4));
+    cluster.put("k", UNIT, PutOptions { preferred: vec!["node1".into()], ..plain() });
+    assert_eq!(cluster.nodes[0].usage().objects, 1);
+    assert_eq!(cluster.start(job(2, &["node1"])), Ok(()));
+    assert_eq!(cluster.master.drain_phase(SegmentId(1)), Some(false));
+}
+
 #[test]
 fn drain_jobs_and_ended_ones_are_bounded() {
     let mut cluster = Cluster::new(&[4 * UNIT; DRAIN_JOBS_MAX + 1]);

@@ -1,5 +1,7 @@
 //! Cases that the simulation found: replies to nodes and clients may be lost, and messages may cross.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::{
     ATTRIBUTES_MAX, Location, OWNER_BYTES_MAX, SlotId, SlotRef, Stamp,
@@ -9,7 +11,6 @@ use crate::{
         NodeInfo, Pin, PinOutcome, Policy, PutOptions, Record, Register, Registered, ReserveOutcome,
         ResolveOutcome, Why,
     },
-    node,
 };
 
 impl Cluster {
@@ -34,7 +35,8 @@ impl Cluster {
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
         let (segment, name) = (SegmentId(index as u64 + 1), format!("node{}", index + 1));
         let info = NodeInfo { segment, name, ..NodeInfo::default() };
-        let register = Register { info, usage: self.nodes[index].usage(), epoch: 5, instance: 1, stamps: 0 };
+        let register =
+            Register { info, usage: self.nodes[index].usage(), epoch: 5, instance: 1, ..Register::default() };
         let id = RequestId(900);
         self.event(Event::Request(conn, id, MemberToMaster::Register(Box::new(register)).into()));
         match self.replies.remove(&id) {
@@ -52,6 +54,62 @@ impl Cluster {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn replaced_object_stays_until_its_successor_is_stored() {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    let on = |name: &str| PutOptions { preferred: vec![name.into()], ..plain() };
+    let CommitOutcome::Stored(old) = cluster.put("k", UNIT, on("node1")) else { panic!("not stored") };
+    let on_exists = crate::message::OnExists::Replace;
+    let options = PutOptions { replaces: Some(old), on_exists, ..on("node2") };
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, options.clone()) else { panic!("full") };
+    // Neither node is on the master's host.
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    let id = cluster.send_commit("k", UNIT, options, &space);
+    assert_eq!(cluster.nodes[0].inventory().len(), 1, "its successor is not stored yet");
+    // The master dies before the node of the new object has received anything.
+    cluster.held_up[1].clear();
+    cluster.let_go(1);
+    cluster.restart_master(6);
+    assert!(cluster.has("k"));
+    let held: Vec<_> = cluster.nodes.iter().map(|it| it.inventory().len()).collect();
+    assert_eq!(held, [0, 1], "the put is decided again");
+    assert!(matches!(cluster.replies.remove(&id), Some(Reply::Committed(_))));
+}
+
+/// An object is replaced by one whose node has not received it, and then deleted; the master restarts. Whether
+/// the name exists again.
+fn delete_of_a_successor_is_undone(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
+    cluster.master.objects.cx.config.sabotage = sabotage;
+    let on = |name: &str| PutOptions { preferred: vec![name.into()], ..plain() };
+    cluster.put("k", UNIT, on("node1"));
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, on("node2")) else { panic!("full") };
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    cluster.send_commit("k", UNIT, on("node2"), &space);
+    cluster.held_up[1].clear();
+    // Both nodes are away during the delete.
+    cluster.unlink(0);
+    cluster.unlink(1);
+    let outcome = cluster.delete("k", true);
+    assert!(matches!(outcome, Some(DeleteOutcome::Unconfirmed(_))), "{outcome:?}");
+    cluster.let_go(1);
+    cluster.restart_master(6);
+    cluster.has("k")
+}
+
+#[test]
+fn deleted_object_takes_its_predecessors_along() {
+    assert!(!delete_of_a_successor_is_undone(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_held_copies_is_noticed() {
+    assert!(delete_of_a_successor_is_undone(Sabotage::KeepHeldCopies));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Offers: preallocated memory stays free for all others until its client claims it.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::{
     Location, Reservation,
@@ -7,7 +9,6 @@ use crate::{
         CommitItem, CommitOutcome, OnExists, Publish, PublishItem, PutOptions, Reserve, ReserveItem,
         ReserveOutcome, Why,
     },
-    node,
 };
 
 impl Cluster {

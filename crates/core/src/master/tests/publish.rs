@@ -1,5 +1,7 @@
 //! The rules of publishing, one test each.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::{
     Reservation,
@@ -7,7 +9,6 @@ use crate::{
         CommitItem, CommitOutcome, DeleteOutcome, Exists, Presence, Publish, PublishItem, PutOptions, Record,
         Replacement, ReserveOutcome, ResolveOutcome, Retire, Settle, Settled,
     },
-    node,
 };
 
 impl Cluster {

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
+use tiffin_node::{Event as NodeEvent, NodeConfig};
+
 use super::{Cluster, UNIT, key, pinned, plain, twice};
 use crate::{
-    master::{ClientToMaster, MasterConfig, PROMOTER, RepairConfig, Sabotage},
+    ClientId,
+    master::{ClientToMaster, MasterConfig, RepairConfig, Sabotage},
     message::{CopyStat, CopyWait, FetchItem, ForgetNode, Here, Policy, PutOptions, Why},
-    node::{Event as NodeEvent, NodeConfig},
 };
 
 const DELAY_MS: u64 = 100;
@@ -38,7 +40,8 @@ impl Cluster {
 
     fn end_fetches(&mut self, is_whole: bool) {
         while let Some((index, item)) = self.fetches.waiting.pop_front() {
-            let has_memory = self.nodes[index].begin_store(PROMOTER, item.into, 0, item.len).is_some();
+            let has_memory =
+                self.nodes[index].begin_store(ClientId::PROMOTER, item.into, 0, item.len).is_some();
             let source = item.source.segment.0 as usize - 1;
             let is_sent = self.nodes[source].begin_send(item.from, 0, item.len, None).is_some();
             let is_sent = is_sent && self.nodes[source].end_send(item.from, None);
@@ -75,7 +78,7 @@ impl Cluster {
 
     /// The nodes that have an object, as they say, and how many copies the master counts.
     fn copies(&mut self, name: &str) -> (Vec<usize>, u32) {
-        let has = |node: &crate::node::Node| node.inventory().iter().any(|it| it.key == key(name));
+        let has = |node: &tiffin_node::Node| node.inventory().iter().any(|it| it.key == key(name));
         let nodes = self.nodes.iter().enumerate().filter(|(_, it)| has(it)).map(|it| it.0).collect();
         (nodes, self.here(name).copies_there)
     }

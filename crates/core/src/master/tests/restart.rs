@@ -1,6 +1,8 @@
 //! Restarts of the master: the members it waits for, the requests that wait, the state that survives, and
 //! the epoch that wins.
 
+use tiffin_node as node;
+
 use super::*;
 use crate::master::{saved::POLICIES_MAX, unreported::*};
 use crate::{
@@ -11,7 +13,6 @@ use crate::{
         Pattern, Policy, Presence, Pull, PutOptions, Record, Reserve, ReserveItem, ReserveOutcome, Resolve,
         ResolveOutcome,
     },
-    node,
 };
 
 const WAIT_MS: u64 = 500;
@@ -405,6 +406,32 @@ fn memory_in_the_process_of_the_only_master_is_not_in_the_roster() {
         cluster.link(0);
         assert_eq!(cluster.master.saved().members.len(), recorded, "{confirms}");
     }
+}
+
+#[test]
+fn memory_in_the_process_of_a_master_that_goes_on_must_report() {
+    let mut cluster = Cluster::durable(&[10 * UNIT]);
+    cluster.state = Saved::default();
+    let config = cluster.master.objects.cx.config;
+    cluster.master = Master::new(config);
+    cluster.open(CLIENT, 7);
+    cluster.nodes[0].handle(node::Event::Unlinked);
+    cluster.event(Event::SameProcess(ConnId(cluster.next_conn + 1)));
+    cluster.link(0);
+    cluster.put("a", 10, plain());
+    let next = MasterConfig { epoch: config.epoch + 1, instance: config.instance + 1, ..config };
+    cluster.master = cluster.master.succeed(Tick(1), next, cluster.master.saved());
+    cluster.open(CLIENT, 7);
+    let keys = vec![key("a")];
+    let id =
+        cluster.send(ClientToMaster::Resolve(Resolve { keys, report_wait_ms: 100, ..Resolve::default() }));
+    assert!(!cluster.replies.contains_key(&id), "absence is not known yet");
+    cluster.nodes[0].handle(node::Event::Unlinked);
+    cluster.event(Event::SameProcess(ConnId(cluster.next_conn + 1)));
+    cluster.link(0);
+    let Some(Reply::Resolved(resolved)) = cluster.replies.remove(&id) else { panic!("no answer") };
+    assert!(matches!(resolved.items[..], [ResolveOutcome::Found(_)]), "{resolved:?}");
+    assert_eq!(cluster.master.saved().members, [], "it ends with the process");
 }
 
 #[test]

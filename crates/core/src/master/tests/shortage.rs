@@ -1,10 +1,9 @@
 //! A put evicts for whichever resource it lacks, and `Full` names that resource.
 
+use tiffin_node::NodeConfig;
+
 use super::*;
-use crate::{
-    message::{CommitOutcome, Full, Reserve, ReserveItem, ReserveOutcome, Resource},
-    node::NodeConfig,
-};
+use crate::message::{CommitOutcome, Full, Reserve, ReserveItem, ReserveOutcome, Resource};
 
 const UNIT: u64 = 64;
 

@@ -1,7 +1,8 @@
 //! The rules of the tier below memory that concern space: evictions for promotions, and quotas.
 
 use super::{
-    tier::{STEPS, get, go_on, prefetch, promoting, reserve},
+    test_disk::{get, prefetch, reserve},
+    tier_promote::{STEPS, go_on, promoting},
     *,
 };
 use crate::message::{

@@ -1,14 +1,14 @@
 //! Evictions for promotions, and promotions that wait for memory.
 
+use tiffin_node::disk::{Disk, DiskConfig};
 use tiffin_throttle::Config;
 
 use std::collections::BTreeMap;
 
 use super::{
-    tier::{TestDisk, get, prefetch},
+    test_disk::{TestDisk, get, prefetch},
     *,
 };
-use crate::disk::{Disk, DiskConfig};
 use crate::message::{
     Ahead, Demotion, Exists, Policy, PrefetchOutcome, Presence, ReserveOutcome, Resolve, TierStat,
 };
@@ -20,6 +20,7 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
         segment: SegmentId(100 + index),
         epoch: 0,
         instance: 0,
+        cluster: crate::ClusterId(0),
         stamps: 0,
         sabotage: Sabotage::None,
     };

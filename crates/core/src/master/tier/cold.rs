@@ -6,7 +6,7 @@ use crate::master::{
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
     context::Context,
 };
-use crate::{Tick, extent::space_for, sabotage::sabotaged};
+use crate::{Tick, sabotage::sabotaged, space_for};
 
 impl Tier {
     /// Frees memory for a promotion. Evicts only objects that have a disk copy and were never read, or not

@@ -21,9 +21,9 @@ use crate::master::{
 };
 use crate::{
     Generation, SlotRef, Stamp, Tick,
-    extent::space_for,
     message::{DemoteItem, Demotion, MasterToMember, Moved, TierStat},
     sabotage::sabotaged,
+    space_for,
 };
 
 /// Maximum number of objects, and of bytes, that are being written to one disk.

@@ -22,7 +22,6 @@ mod write_through;
 use demote::Demotions;
 pub(super) use demote::{DemotionEnd, Leaving, ends};
 pub(super) use fetch::Fetched;
-pub use promote::PROMOTER;
 pub(super) use promote::PromotionId;
 use promote::Promotions;
 pub use repair::RepairConfig;

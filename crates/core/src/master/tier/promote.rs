@@ -30,15 +30,12 @@ use crate::master::{
 use crate::{
     ClientId, Generation, Reservation, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{
         Ahead, Allocate, AllocateItem, FetchItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle,
     },
     sabotage::sabotaged,
+    space_for,
 };
-
-/// The client id that reserves memory for promotions. No real client may have it.
-pub const PROMOTER: ClientId = ClientId(u64::MAX);
 
 /// The outcome of an attempt to begin a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -376,7 +373,7 @@ impl Tier {
         };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
-        let allocate = Allocate { client: PROMOTER, items, offered: false };
+        let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false };
         // A ready node is connected, so this cannot fail.
         cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));
     }

@@ -31,9 +31,9 @@ use crate::master::{
 use crate::{
     Generation, SegmentId, SlotRef, Tick,
     attributes::Attributes,
-    extent::space_for,
     message::{CopyStat, CopyWait},
     sabotage::sabotaged,
+    space_for,
 };
 
 /// Maximum number of objects in the queue; a later sweep finds the others again.

@@ -1,0 +1,335 @@
+//! One device: its primary context, and the streams, lists and memory that transfers use.
+//!
+//! **Invariant:** a channel or a gather buffer has one owner, and returns only after its streams have no
+//! work.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::DeviceError;
+use crate::driver::{Current, Driver, Opaque};
+use crate::policy::{Abilities, Direction};
+use crate::registered;
+use crate::settings::Settings;
+
+/// Maximum number of transfers in flight on one device; further ones wait.
+pub const CHANNELS_MAX: usize = 16;
+/// Maximum number of units in the list of one kernel.
+pub(crate) const UNITS_MAX: usize = 16 << 10;
+/// Size of a unit in the list: source, target, length.
+pub(crate) const UNIT_WORDS: usize = 3;
+/// Parts of the gather buffer: some are filled while others are copied.
+pub(crate) const GATHER_PARTS: usize = 4;
+
+/// Statuses of the driver for a call that it does not support.
+const INVALID_VALUE: i32 = 1;
+const NOT_SUPPORTED: i32 = 801;
+
+/// The copy kernel, from `kernels/copy.cu`.
+const PTX: &[u8] = concat!(include_str!("../kernels/copy.ptx"), "\0").as_bytes();
+const KERNEL: &CStr = c"tiffin_copy";
+
+/// A device.
+pub(crate) struct Device {
+    driver: &'static Driver,
+    ordinal: u32,
+    context: Opaque,
+    can_register_read_only: bool,
+    kernel: OnceLock<Option<Opaque>>,
+    channels: Mutex<Channels>,
+    gather: Mutex<Gathering>,
+    /// Whether lists of copies work.
+    has_batch: AtomicBool,
+    saved: AtomicU64,
+    loaded: AtomicU64,
+    ringed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Channels {
+    free: Vec<Channel>,
+    made: usize,
+}
+
+#[derive(Default)]
+enum Gathering {
+    #[default]
+    NotMade,
+    Free(Gather),
+    InUse,
+    /// There is no memory for it, or it is switched off.
+    Never,
+}
+
+/// What one part of a transfer needs to run.
+pub(crate) struct Channel {
+    pub(crate) stream: Opaque,
+    /// For copies that follow a gather.
+    pub(crate) second: Opaque,
+    pub(crate) done: Opaque,
+    pub(crate) ordered: Opaque,
+    units: Option<Units>,
+}
+
+/// Memory for a list of units: pinned, and on the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Units {
+    pub(crate) host: u64,
+    pub(crate) device: u64,
+}
+
+/// Device memory in which pages are gathered.
+pub(crate) struct Gather {
+    pub(crate) start: u64,
+    pub(crate) part_bytes: u64,
+    pub(crate) gathered: [Opaque; GATHER_PARTS],
+    pub(crate) copied: [Opaque; GATHER_PARTS],
+}
+
+impl Device {
+    pub(crate) fn new(driver: &'static Driver, ordinal: u32) -> Result<Self, DeviceError> {
+        let handle = driver.device_handle(ordinal)?;
+        if !driver.has_unified_addresses(handle) {
+            let why = format!("device {ordinal} has no unified addresses");
+            return Err(DeviceError::Unusable { library: driver.library().display().to_string(), why });
+        }
+        let can_gather = Settings::get().gather_bytes > 0 && Settings::get().kernels;
+        Ok(Self {
+            driver,
+            ordinal,
+            context: driver.primary_context(handle)?,
+            can_register_read_only: driver.can_register_read_only(handle),
+            kernel: OnceLock::new(),
+            channels: Mutex::default(),
+            gather: Mutex::new(if can_gather { Gathering::NotMade } else { Gathering::Never }),
+            has_batch: AtomicBool::new(driver.has_batch()),
+            saved: AtomicU64::new(0),
+            loaded: AtomicU64::new(0),
+            ringed: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    pub(crate) fn context(&self) -> Opaque {
+        self.context
+    }
+
+    pub(crate) fn can_register_read_only(&self) -> bool {
+        self.can_register_read_only
+    }
+
+    /// Makes its context current.
+    pub(crate) fn enter(&self) -> Result<Current<'_>, DeviceError> {
+        self.driver.enter(self.context)
+    }
+
+    /// A free channel; `None` if all are in use.
+    pub(crate) fn take_channel(&self, current: &Current<'_>) -> Result<Option<Channel>, DeviceError> {
+        let mut channels = lock(&self.channels);
+        if let Some(channel) = channels.free.pop() {
+            return Ok(Some(channel));
+        }
+        if channels.made == CHANNELS_MAX {
+            return Ok(None);
+        }
+        let channel = Channel::new(current)?;
+        channels.made += 1;
+        Ok(Some(channel))
+    }
+
+    /// Returns a channel whose streams have no work.
+    pub(crate) fn return_channel(&self, channel: Channel) {
+        lock(&self.channels).free.push(channel);
+    }
+
+    /// Another channel may be made instead of one whose streams failed.
+    pub(crate) fn discard_channel(&self) {
+        lock(&self.channels).made -= 1;
+    }
+
+    /// The copy kernel; `None` if the device cannot load it, or it is switched off.
+    pub(crate) fn kernel(&self, current: &Current<'_>) -> Option<Opaque> {
+        *self.kernel.get_or_init(|| {
+            if !Settings::get().kernels {
+                return None;
+            }
+            let ptx = CStr::from_bytes_with_nul(PTX).ok()?;
+            let loaded = current.load_kernel(ptx, KERNEL);
+            let failed = |error: &DeviceError| {
+                tracing::warn!(device = self.ordinal, "pages are copied without a kernel: {error}");
+            };
+            loaded.inspect_err(failed).ok()
+        })
+    }
+
+    /// What is possible now.
+    pub(crate) fn abilities(&self, current: &Current<'_>) -> Abilities {
+        let gather = matches!(*lock(&self.gather), Gathering::NotMade | Gathering::Free(_));
+        let batch = self.has_batch.load(Ordering::Relaxed);
+        Abilities { batch, kernel: self.kernel(current).is_some(), gather }
+    }
+
+    /// Whether a list of copies failed because this driver takes no such lists: then none is made again.
+    pub(crate) fn refuses_batches(&self, error: &DeviceError) -> bool {
+        let is_refused = matches!(error, DeviceError::Failed { code: INVALID_VALUE | NOT_SUPPORTED, .. });
+        if is_refused && self.has_batch.swap(false, Ordering::Relaxed) {
+            tracing::warn!(device = self.ordinal, "pages are copied one by one: {error}");
+        }
+        is_refused
+    }
+
+    /// The gather buffer; `None` if another transfer uses it or there is no memory for it.
+    pub(crate) fn take_gather(&self, current: &Current<'_>) -> Option<Gather> {
+        let mut gathering = lock(&self.gather);
+        match std::mem::replace(&mut *gathering, Gathering::InUse) {
+            Gathering::Free(gather) => Some(gather),
+            Gathering::InUse => None,
+            Gathering::Never => {
+                *gathering = Gathering::Never;
+                None
+            }
+            Gathering::NotMade => match Gather::new(current) {
+                Ok(gather) => Some(gather),
+                Err(error) => {
+                    tracing::warn!(device = self.ordinal, "pages are not gathered: {error}");
+                    *gathering = Gathering::Never;
+                    None
+                }
+            },
+        }
+    }
+
+    pub(crate) fn return_gather(&self, gather: Gather) {
+        *lock(&self.gather) = Gathering::Free(gather);
+    }
+
+    /// Counts bytes that were moved, and those of them that went through the ring.
+    pub(crate) fn count(&self, direction: Direction, bytes: u64, ringed: u64) {
+        let counter = match direction {
+            Direction::Save => &self.saved,
+            Direction::Load => &self.loaded,
+        };
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        self.ringed.fetch_add(ringed, Ordering::Relaxed);
+    }
+
+    /// Bytes saved, loaded, and moved through the ring.
+    pub(crate) fn counted(&self) -> [u64; 3] {
+        [&self.saved, &self.loaded, &self.ringed].map(|it| it.load(Ordering::Relaxed))
+    }
+}
+
+impl Channel {
+    fn new(current: &Current<'_>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            stream: current.create_stream()?,
+            second: current.create_stream()?,
+            done: current.create_event()?,
+            ordered: current.create_event()?,
+            units: None,
+        })
+    }
+
+    /// Memory for [`UNITS_MAX`] units.
+    pub(crate) fn units(&mut self, current: &Current<'_>) -> Result<Units, DeviceError> {
+        if let Some(units) = self.units {
+            return Ok(units);
+        }
+        let bytes = (UNITS_MAX * UNIT_WORDS * size_of::<u64>()) as u64;
+        let device = current.allocate(bytes)?;
+        let host = current.allocate_host(bytes).inspect_err(|_| drop(current.free(device)))?;
+        Ok(*self.units.insert(Units { host, device }))
+    }
+
+    /// Waits until its streams have no work, then gives it back. Channels of broken streams are discarded.
+    pub(crate) fn finish(self, device: &Device, current: &Current<'_>) -> Result<(), DeviceError> {
+        let finished = current.synchronize(self.stream).and(current.synchronize(self.second));
+        match finished {
+            Ok(()) => device.return_channel(self),
+            Err(_) => {
+                current.destroy(&[self.stream, self.second], &[self.done, self.ordered]);
+                device.discard_channel();
+            }
+        }
+        finished
+    }
+}
+
+impl Gather {
+    fn new(current: &Current<'_>) -> Result<Self, DeviceError> {
+        let part_bytes = (Settings::get().gather_bytes / GATHER_PARTS as u64).max(1 << 20) & !0xffff;
+        let mut gathered = [None; GATHER_PARTS];
+        let mut copied = [None; GATHER_PARTS];
+        for event in gathered.iter_mut().chain(&mut copied) {
+            *event = Some(current.create_event()?);
+        }
+        let start = current.allocate(part_bytes * GATHER_PARTS as u64)?;
+        let missing = || DeviceError::NoDriver;
+        let all = |events: [Option<Opaque>; GATHER_PARTS]| -> Result<[Opaque; GATHER_PARTS], DeviceError> {
+            let [a, b, c, d] = events;
+            Ok([
+                a.ok_or_else(missing)?,
+                b.ok_or_else(missing)?,
+                c.ok_or_else(missing)?,
+                d.ok_or_else(missing)?,
+            ])
+        };
+        Ok(Self { start, part_bytes, gathered: all(gathered)?, copied: all(copied)? })
+    }
+}
+
+/// Memory of the ring in which host bytes are staged.
+pub(crate) struct Chunk {
+    start: u64,
+    bytes: u64,
+}
+
+/// The pinned memory of all devices.
+static RING: Mutex<Ring> = Mutex::new(Ring { free: Vec::new(), made: 0 });
+
+struct Ring {
+    free: Vec<u64>,
+    made: u64,
+}
+
+impl Chunk {
+    /// A free chunk; `None` if all are in use.
+    pub(crate) fn take(current: &Current<'_>) -> Result<Option<Self>, DeviceError> {
+        let settings = Settings::get();
+        let bytes = settings.chunk_bytes;
+        let mut ring = lock(&RING);
+        if let Some(start) = ring.free.pop() {
+            return Ok(Some(Self { start, bytes }));
+        }
+        if (ring.made + 1) * bytes > settings.ring_bytes_max {
+            return Ok(None);
+        }
+        let start = current.allocate_host(bytes)?;
+        let device = current.device_address(start).inspect_err(|_| drop(current.free_host(start)))?;
+        registered::insert(start, bytes, device);
+        ring.made += 1;
+        Ok(Some(Self { start, bytes }))
+    }
+
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        lock(&RING).free.push(self.start);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,274 @@
+//! Host memory that is registered with the driver, so that devices access it directly.
+//!
+//! A [`Registration`] covers one mapping. A thread registers its populated parts, piece by piece, until all
+//! of them are registered or the limit is reached; other parts are served by the ring.
+//!
+//! **Invariant:** a range in the table is registered, or pinned by its allocation. It leaves the table before
+//! it is unregistered, and is unregistered before it is unmapped.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::DeviceError;
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::settings::Settings;
+
+/// Bytes registered at a time: about ten milliseconds.
+const PIECE_BYTES: u64 = 256 << 20;
+/// Shorter populated parts are not worth a registration.
+const PIECE_BYTES_MIN: u64 = 2 << 20;
+/// Maximum number of registrations of one mapping.
+pub const PIECES_MAX: usize = 4096;
+const PAGE_BYTES: u64 = 4096;
+
+#[derive(Clone, Copy)]
+struct Range {
+    len: u64,
+    device: u64,
+}
+
+/// By their start.
+static TABLE: RwLock<BTreeMap<u64, Range>> = RwLock::new(BTreeMap::new());
+/// Bytes of mappings that are registered.
+static REGISTERED: AtomicU64 = AtomicU64::new(0);
+
+/// Adds a range that is pinned now.
+pub(crate) fn insert(start: u64, len: u64, device: u64) {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(start, Range { len, device });
+}
+
+fn remove(start: u64) {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
+}
+
+/// The device's address of a registered host address, and the number of bytes up to the end of that range.
+pub(crate) fn find(host: u64) -> Option<(u64, u64)> {
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    let (start, range) = table.range(..=host).next_back()?;
+    let offset = host - start;
+    (offset < range.len).then(|| (range.device + offset, range.len - offset))
+}
+
+/// The first registered address after `host`, if it is before `end`.
+pub(crate) fn next_after(host: u64, end: u64) -> Option<u64> {
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    table.range(host + 1..end.max(host + 1)).next().map(|(start, _)| *start)
+}
+
+/// Bytes of mappings that are registered now.
+#[must_use]
+pub fn registered_bytes() -> u64 {
+    REGISTERED.load(Ordering::Relaxed)
+}
+
+/// The populated parts of a mapping.
+pub trait Populated: Send + Sync {
+    /// Offset and length of the first populated part at or after an offset.
+    fn next(&self, offset: u64) -> Option<(u64, u64)>;
+}
+
+/// The registration of one mapping. Dropping it unregisters the memory.
+pub struct Registration {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registration").field("start", &self.shared.start).finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    start: u64,
+    len: u64,
+    is_read_only: bool,
+    process: u32,
+    populated: Box<dyn Populated>,
+    is_running: AtomicBool,
+    is_ended: AtomicBool,
+    /// Calls left until the next pass is made, and the number to wait after that.
+    pause: AtomicU64,
+    pauses: AtomicU64,
+    /// Bytes of all registered pieces.
+    bytes: AtomicU64,
+    /// Offset and length of each registered piece.
+    pieces: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Registration {
+    /// Creates it for a mapping that stays until it is dropped. Nothing is registered yet.
+    #[must_use]
+    pub fn new(start: u64, len: u64, is_read_only: bool, populated: Box<dyn Populated>) -> Self {
+        let shared = Shared {
+            start,
+            len,
+            is_read_only,
+            process: std::process::id(),
+            populated,
+            is_running: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
+            pause: AtomicU64::new(0),
+            pauses: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            pieces: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Registers what is populated and not registered yet, in a thread of its own. Does nothing if that is
+    /// under way, or if the last calls have found nothing to do.
+    pub fn extend(&self, device: u32) {
+        let shared = &self.shared;
+        if shared.is_ended.load(Ordering::Relaxed) || shared.is_running.swap(true, Ordering::Acquire) {
+            return;
+        }
+        if shared.pause.load(Ordering::Relaxed) > 0 {
+            shared.pause.fetch_sub(1, Ordering::Relaxed);
+            shared.is_running.store(false, Ordering::Release);
+            return;
+        }
+        let in_thread = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("tiffin-register".to_owned());
+        let spawned = thread.spawn(move || {
+            in_thread.pass(device);
+            in_thread.is_running.store(false, Ordering::Release);
+        });
+        if let Err(error) = spawned {
+            tracing::debug!(%error, "memory is not registered with the CUDA driver");
+            shared.is_running.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether no registration is under way.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        !self.shared.is_running.load(Ordering::Acquire)
+    }
+
+    /// Bytes that are registered.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // In a forked child another thread of the parent may hold the lock for ever, and the memory is not
+        // mapped.
+        if self.shared.process != std::process::id() {
+            return;
+        }
+        self.shared.is_ended.store(true, Ordering::Relaxed);
+        // The thread registers only under the lock, and checks the flag first.
+        let mut pieces = self.shared.lock();
+        let Ok(driver) = Driver::loaded() else { return };
+        let Some(device) = driver.used_devices().next() else { return };
+        let Ok(current) = device.enter() else { return };
+        for (offset, len) in pieces.drain(..) {
+            let start = self.shared.start + offset;
+            remove(start);
+            if let Err(error) = current.unregister(start) {
+                tracing::debug!(%error, "memory is not unregistered from the CUDA driver");
+            }
+            REGISTERED.fetch_sub(len, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, device: u32) {
+        let before = REGISTERED.load(Ordering::Relaxed);
+        let passed = Driver::loaded().and_then(|it| it.device(device)).and_then(|it| self.register_all(it));
+        if let Err(error) = passed {
+            tracing::warn!(
+                "memory cannot be registered with the CUDA driver, transfers go through the ring: {error}; \
+                 hint: raise the limit of locked memory (`ulimit -l`)"
+            );
+            self.is_ended.store(true, Ordering::Relaxed);
+        }
+        // Nothing new: wait longer before the next pass.
+        let is_idle = REGISTERED.load(Ordering::Relaxed) == before;
+        let pauses = if is_idle { (self.pauses.load(Ordering::Relaxed) * 2 + 1).min(1023) } else { 0 };
+        self.pauses.store(pauses, Ordering::Relaxed);
+        self.pause.store(pauses, Ordering::Relaxed);
+    }
+
+    fn register_all(&self, device: &Device) -> Result<(), DeviceError> {
+        let mut at = 0;
+        while let Some((offset, len)) = self.populated.next(at) {
+            let end = (offset + len).min(self.len) / PAGE_BYTES * PAGE_BYTES;
+            let mut start = offset.next_multiple_of(PAGE_BYTES);
+            while start < end {
+                // Pieces end at multiples of their size, so that neighbours never overlap.
+                let piece_end = (start / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES).min(end);
+                if !self.register_piece(device, start, piece_end)? {
+                    return Ok(());
+                }
+                start = piece_end;
+            }
+            at = offset + len;
+        }
+        Ok(())
+    }
+
+    /// Registers the parts of a range that are not registered yet. False if no more may be registered.
+    fn register_piece(&self, device: &Device, start: u64, end: u64) -> Result<bool, DeviceError> {
+        let mut pieces = self.lock();
+        if self.is_ended.load(Ordering::Relaxed) || pieces.len() >= PIECES_MAX {
+            return Ok(false);
+        }
+        for (start, end) in missing(&pieces, start, end) {
+            let len = end - start;
+            if len < PIECE_BYTES_MIN.min(self.len / PAGE_BYTES * PAGE_BYTES) {
+                continue;
+            }
+            if REGISTERED.load(Ordering::Relaxed).saturating_add(len) > Settings::get().registered_bytes_max {
+                return Ok(false);
+            }
+            let current = device.enter()?;
+            let address = current.register(self.start + start, len, self.is_read_only)?;
+            insert(self.start + start, len, address);
+            REGISTERED.fetch_add(len, Ordering::Relaxed);
+            self.bytes.fetch_add(len, Ordering::Relaxed);
+            pieces.push((start, len));
+        }
+        Ok(true)
+    }
+}
+
+/// The parts of `start .. end` that no piece covers.
+fn missing(pieces: &[(u64, u64)], start: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut covered: Vec<_> = pieces.iter().filter(|(at, len)| *at < end && at + len > start).collect();
+    covered.sort_unstable();
+    let (mut at, mut parts) = (start, Vec::new());
+    for (offset, len) in covered {
+        if *offset > at {
+            parts.push((at, *offset));
+        }
+        at = at.max(offset + len);
+    }
+    if at < end {
+        parts.push((at, end));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_missing_parts_are_registered() {
+        assert_eq!(missing(&[], 0, 10), [(0, 10)]);
+        assert_eq!(missing(&[(0, 10)], 0, 10), []);
+        assert_eq!(missing(&[(4, 2), (0, 1), (20, 5)], 0, 10), [(1, 4), (6, 10)]);
+        assert_eq!(missing(&[(8, 10)], 5, 10), [(5, 8)]);
+    }
+}

@@ -1,0 +1,492 @@
+//! One transfer between host and device memory.
+//!
+//! It first waits until the caller's stream has finished the work that it had, and only then begins copies.
+//! So a transfer that has begun depends on nothing but itself, and can always be waited for.
+//!
+//! Copies run in *flights*: a list of copies on one channel. Registered host memory is accessed directly.
+//! Other memory goes through chunks of the ring, two flights at a time, so that one chunk is copied by the
+//! device while the other is filled or emptied.
+//!
+//! **Invariant:** when [`Transfer::poll`] has returned `Ok(true)` or an error, and after a transfer is
+//! dropped, neither the device nor this process accesses its memory for it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
+use crate::driver::{Current, Driver, Opaque};
+use crate::pieces::{Piece, divided, host_runs, merged};
+use crate::policy::{Direction, Shape, Way, choose};
+use crate::registered;
+use crate::settings::{Load, Settings};
+use crate::{DeviceError, Place, Stream};
+
+/// Copies bytes between host memory: the caller's kernel, because other processes may write such memory.
+///
+/// # Safety
+/// The source must be readable and the target writable for that many bytes.
+pub type HostCopy = unsafe fn(*const u8, *mut u8, usize);
+
+/// Maximum number of flights of one transfer.
+const FLIGHTS_MAX: usize = 2;
+/// Maximum number of bytes in a flight through registered memory.
+const FLIGHT_BYTES_MAX: u64 = 1 << 30;
+/// Maximum number of bytes that one warp copies in a row.
+const UNIT_BYTES_MAX: u64 = 64 << 10;
+/// A unit for a warp is not shorter than this, so that the list stays short.
+const UNIT_BYTES_MIN: u64 = 4 << 10;
+/// Blocks and threads of a kernel that accesses host memory. More blocks are not faster.
+const GRID: (u32, u32) = (8, 1024);
+/// Blocks and threads of a kernel that gathers on the device.
+const GATHER_GRID: (u32, u32) = (32, 1024);
+/// Number of warps of [`GRID`].
+const WARPS: u64 = 256;
+
+/// A copy whose host's side is pinned.
+#[derive(Clone, Copy)]
+struct Direct {
+    piece: Piece,
+    /// The host's side as kernels see it.
+    mapped: u64,
+}
+
+struct Flight {
+    channel: Channel,
+    gather: Option<Gather>,
+    /// The chunk that it goes through, and the pieces of the caller in it, in order.
+    staged: Option<(Chunk, Vec<Piece>)>,
+    bytes: u64,
+}
+
+enum Order {
+    NotBegun,
+    Waiting(Channel),
+    Done,
+}
+
+/// A transfer in progress.
+pub struct Transfer {
+    device: &'static Device,
+    stream: Option<Opaque>,
+    direction: Direction,
+    load: Load,
+    order: Order,
+    todo: VecDeque<Piece>,
+    flights: VecDeque<Flight>,
+    copy: HostCopy,
+}
+
+impl Transfer {
+    /// Prepares a transfer. Nothing is copied before it is polled.
+    ///
+    /// # Safety
+    /// Until the transfer has ended or is dropped, the host's side of all pieces must stay mapped, and the
+    /// device's side allocated. Pieces must not overlap.
+    pub unsafe fn new(
+        place: &Place,
+        direction: Direction,
+        pieces: Vec<Piece>,
+        copy: HostCopy,
+    ) -> Result<Self, DeviceError> {
+        let device = Driver::loaded()?.device(place.device())?;
+        let stream = match place.stream() {
+            Stream::Legacy => Some(Opaque::named(Stream::LEGACY)),
+            Stream::Named(stream) => Some(Opaque::named(stream)),
+            Stream::Synchronized => None,
+        };
+        let order = if stream.is_some() { Order::NotBegun } else { Order::Done };
+        let load = match Settings::get().load {
+            // Without a stream it is not known.
+            Load::Auto if stream.is_none() => Load::Busy,
+            load => load,
+        };
+        let todo = merged(pieces).into();
+        Ok(Self { device, stream, direction, load, order, todo, flights: VecDeque::new(), copy })
+    }
+
+    /// Continues it. True if all bytes are copied.
+    pub fn poll(&mut self) -> Result<bool, DeviceError> {
+        let current = self.device.enter()?;
+        let advanced = self.advance(&current);
+        if advanced.is_err() {
+            self.abandon(&current);
+        }
+        advanced
+    }
+
+    fn advance(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
+        if !self.is_ordered(current)? {
+            return Ok(false);
+        }
+        self.retire(current)?;
+        while self.flights.len() < FLIGHTS_MAX && !self.todo.is_empty() {
+            if !self.begin_flight(current)? {
+                break;
+            }
+        }
+        Ok(self.todo.is_empty() && self.flights.is_empty())
+    }
+
+    /// Whether the caller's stream has finished what it had when this transfer began.
+    fn is_ordered(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
+        if let (Order::NotBegun, Some(stream)) = (&self.order, self.stream) {
+            let Some(channel) = self.device.take_channel(current)? else { return Ok(false) };
+            let recorded = current.record(channel.ordered, stream);
+            let event = channel.ordered;
+            self.order = Order::Waiting(channel);
+            recorded?;
+            if self.load == Load::Auto {
+                self.load = if current.is_done(event)? { Load::Idle } else { Load::Busy };
+            }
+        }
+        if let Order::Waiting(channel) = &self.order
+            && !current.is_done(channel.ordered)?
+        {
+            return Ok(false);
+        }
+        if let Order::Waiting(channel) = std::mem::replace(&mut self.order, Order::Done) {
+            self.device.return_channel(channel);
+        }
+        Ok(true)
+    }
+
+    /// Ends flights that have landed, in order.
+    fn retire(&mut self, current: &Current<'_>) -> Result<(), DeviceError> {
+        while let Some(flight) = self.flights.front() {
+            if !current.is_done(flight.channel.done)? {
+                break;
+            }
+            let Some(flight) = self.flights.pop_front() else { break };
+            let ringed = if flight.staged.is_some() { flight.bytes } else { 0 };
+            if let (Direction::Save, Some((chunk, pieces))) = (self.direction, &flight.staged) {
+                let mut at = chunk.start();
+                for piece in pieces {
+                    // SAFETY: the device has finished writing the chunk; the target is mapped, as the caller
+                    // of `new` promised.
+                    unsafe { (self.copy)(pointer(at).cast_const(), pointer(piece.host), piece.len as usize) };
+                    at += piece.len;
+                }
+            }
+            self.device.count(self.direction, flight.bytes, ringed);
+            flight.end(self.device);
+        }
+        Ok(())
+    }
+
+    /// Begins the next flight. False if it must wait for a channel or a chunk.
+    fn begin_flight(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
+        let Some(first) = self.todo.front().copied() else { return Ok(false) };
+        let Some(channel) = self.device.take_channel(current)? else { return Ok(false) };
+        let mut flight = Flight { channel, gather: None, staged: None, bytes: 0 };
+        let direct = if registered::find(first.host).is_some() {
+            self.next_direct()
+        } else {
+            let chunk = match Chunk::take(current) {
+                Ok(Some(chunk)) => chunk,
+                other => {
+                    self.device.return_channel(flight.channel);
+                    return other.map(|_| false);
+                }
+            };
+            let (direct, pieces) = self.next_staged(&chunk);
+            flight.staged = Some((chunk, pieces));
+            direct
+        };
+        flight.bytes = direct.iter().map(|it| it.piece.len).sum();
+        let submitted = submit(self.device, current, &mut flight, self.direction, self.load, &direct);
+        self.flights.push_back(flight);
+        submitted.map(|()| true)
+    }
+
+    /// The next pieces in registered memory, cut where registrations end.
+    fn next_direct(&mut self) -> Vec<Direct> {
+        let (mut list, mut bytes) = (Vec::new(), 0);
+        while let Some(piece) = self.todo.front_mut() {
+            let Some((mapped, most)) = registered::find(piece.host) else { break };
+            if list.len() == UNITS_MAX || bytes >= FLIGHT_BYTES_MAX {
+                break;
+            }
+            let (now, later) = piece.split_at(most.min(FLIGHT_BYTES_MAX));
+            bytes += now.len;
+            list.push(Direct { piece: now, mapped });
+            if later.len > 0 {
+                *piece = later;
+            } else {
+                self.todo.pop_front();
+            }
+        }
+        list
+    }
+
+    /// The next pieces that fit into a chunk: as copies of the device, and as the caller named them. Pieces
+    /// that are loaded are copied into the chunk.
+    fn next_staged(&mut self, chunk: &Chunk) -> (Vec<Direct>, Vec<Piece>) {
+        let (mut list, mut pieces, mut used) = (Vec::new(), Vec::new(), 0);
+        while used < chunk.bytes() && list.len() < UNITS_MAX {
+            let Some(piece) = self.todo.front_mut() else { break };
+            if registered::find(piece.host).is_some() {
+                break;
+            }
+            // The rest may be registered.
+            let most = registered::next_after(piece.host, piece.host + piece.len);
+            let most = most.map_or(u64::MAX, |it| it - piece.host);
+            let (now, later) = piece.split_at((chunk.bytes() - used).min(most));
+            let at = chunk.start() + used;
+            if self.direction == Direction::Load {
+                // SAFETY: the source is mapped, as the caller of `new` promised. No flight uses the chunk.
+                unsafe { (self.copy)(pointer(now.host).cast_const(), pointer(at), now.len as usize) };
+            }
+            let mapped = registered::find(at).map_or(at, |(mapped, _)| mapped);
+            list.push(Direct { piece: Piece { host: at, ..now }, mapped });
+            pieces.push(now);
+            used += now.len;
+            if later.len > 0 {
+                *piece = later;
+            } else {
+                self.todo.pop_front();
+            }
+        }
+        (list, pieces)
+    }
+
+    /// Waits for copies that have begun, without using their bytes.
+    fn abandon(&mut self, current: &Current<'_>) {
+        for flight in self.flights.drain(..) {
+            let Flight { channel, gather, .. } = flight;
+            let finished = channel.finish(self.device, current);
+            if let (Ok(()), Some(gather)) = (finished, gather) {
+                self.device.return_gather(gather);
+            }
+        }
+        if let Order::Waiting(channel) = std::mem::replace(&mut self.order, Order::Done) {
+            self.device.return_channel(channel);
+        }
+        self.todo.clear();
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if self.flights.is_empty() && !matches!(self.order, Order::Waiting(_)) {
+            return;
+        }
+        let device = self.device;
+        if let Ok(current) = device.enter() {
+            self.abandon(&current);
+        }
+    }
+}
+
+/// See [`crate::read`].
+pub(crate) fn read(
+    place: &Place,
+    start: u64,
+    len: usize,
+    time_max: Duration,
+) -> Result<Option<Vec<u8>>, DeviceError> {
+    /// # Safety
+    /// See [`HostCopy`]. The source is pinned memory, which no other process writes.
+    unsafe fn plain(source: *const u8, target: *mut u8, len: usize) {
+        // SAFETY: the same contract, and the ring and the target do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
+    }
+    let mut bytes = vec![0; len];
+    let host = bytes.as_mut_ptr().expose_provenance() as u64;
+    let piece = Piece { device: start, host, len: len as u64 };
+    // SAFETY: the target lives longer than the transfer. The caller has found the source to be allocated, and
+    // keeps it so.
+    let mut transfer = unsafe { Transfer::new(place, Direction::Save, vec![piece], plain)? };
+    let began = Instant::now();
+    while !transfer.poll()? {
+        if began.elapsed() >= time_max {
+            return Ok(None);
+        }
+        std::thread::yield_now();
+    }
+    drop(transfer);
+    Ok(Some(bytes))
+}
+
+impl Flight {
+    /// Gives back what a finished flight has used.
+    fn end(self, device: &Device) {
+        device.return_channel(self.channel);
+        if let Some(gather) = self.gather {
+            device.return_gather(gather);
+        }
+    }
+}
+
+/// Begins the copies of a flight. After an error some may be under way.
+fn submit(
+    device: &Device,
+    current: &Current<'_>,
+    flight: &mut Flight,
+    direction: Direction,
+    load: Load,
+    list: &[Direct],
+) -> Result<(), DeviceError> {
+    let pieces: Vec<_> = list.iter().map(|it| it.piece).collect();
+    let shape = Shape { direction, pieces: pieces.len(), host_runs: host_runs(&pieces), bytes: flight.bytes };
+    let mut way = choose(shape, load, device.abilities(current));
+    if way == Way::Gather {
+        flight.gather = device.take_gather(current);
+        way = if flight.gather.is_some() { way } else { Way::Engine };
+    }
+    let (stream, second, done) = (flight.channel.stream, flight.channel.second, flight.channel.done);
+    match (way, device.kernel(current), &flight.gather) {
+        (Way::Kernel, Some(kernel), _) => {
+            let units = kernel_units(direction, list, flight.bytes);
+            launch(current, &mut flight.channel, kernel, GRID, &units)?;
+            current.record(done, stream)
+        }
+        (Way::Gather, Some(kernel), Some(gather)) => {
+            gather_and_copy(current, &mut flight.channel, gather, kernel, &pieces)?;
+            current.record(done, second)
+        }
+        _ => {
+            let mut copied = copy_all(current, direction, &pieces, way == Way::Batch, stream);
+            if way == Way::Batch
+                && let Err(error) = &copied
+                && device.refuses_batches(error)
+            {
+                copied = copy_all(current, direction, &pieces, false, stream);
+            }
+            copied?;
+            current.record(done, stream)
+        }
+    }
+}
+
+fn copy_all(
+    current: &Current<'_>,
+    direction: Direction,
+    pieces: &[Piece],
+    is_batch: bool,
+    stream: Opaque,
+) -> Result<(), DeviceError> {
+    if is_batch {
+        // SAFETY: the memory stays as the caller of `Transfer::new` promised, until the flight has landed.
+        return unsafe { current.copy_batch(direction, pieces, stream) };
+    }
+    for piece in pieces {
+        // SAFETY: as above.
+        unsafe { current.copy(direction, *piece, stream)? };
+    }
+    Ok(())
+}
+
+/// The list for a kernel. There are at most [`UNITS_MAX`] units: the list has no more copies, and they are
+/// divided only if there are few.
+fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; UNIT_WORDS]> {
+    let spare = (UNITS_MAX - list.len().min(UNITS_MAX - 1)) as u64;
+    let most = (bytes / WARPS).clamp(UNIT_BYTES_MIN, UNIT_BYTES_MAX).max(bytes.div_ceil(spare));
+    let mapped = list.iter().map(|it| Piece { host: it.mapped, ..it.piece });
+    let unit = |Piece { device, host, len }: Piece| match direction {
+        Direction::Load => [host, device, len],
+        Direction::Save => [device, host, len],
+    };
+    divided(mapped, most.next_multiple_of(16)).into_iter().map(unit).collect()
+}
+
+/// Writes the list and launches the kernel over it.
+fn launch(
+    current: &Current<'_>,
+    channel: &mut Channel,
+    kernel: Opaque,
+    grid: (u32, u32),
+    list: &[[u64; UNIT_WORDS]],
+) -> Result<(), DeviceError> {
+    launch_at(current, channel, kernel, grid, 0, list)
+}
+
+/// The same with the list at an offset of the channel's memory for lists.
+fn launch_at(
+    current: &Current<'_>,
+    channel: &mut Channel,
+    kernel: Opaque,
+    grid: (u32, u32),
+    first: usize,
+    list: &[[u64; UNIT_WORDS]],
+) -> Result<(), DeviceError> {
+    assert!(first + list.len() <= UNITS_MAX, "a list of {} units at {first}", list.len());
+    let (units, stream) = (channel.units(current)?, channel.stream);
+    let (offset, len) = ((first * UNIT_WORDS * 8) as u64, list.len() * UNIT_WORDS);
+    let target = pointer(units.host + offset).cast::<u64>();
+    // SAFETY: the channel's memory has space for `UNITS_MAX` units, and no work of it reads this part.
+    unsafe { std::ptr::copy_nonoverlapping(list.as_ptr().cast::<u64>(), target, len) };
+    let piece = Piece { device: units.device + offset, host: units.host + offset, len: (len * 8) as u64 };
+    // SAFETY: both sides belong to the channel, which is kept until its streams have no work. The units name
+    // memory that stays as the caller of `Transfer::new` promised.
+    unsafe {
+        current.copy(Direction::Load, piece, stream)?;
+        current.launch(kernel, grid, (piece.device, list.len() as u32), stream)
+    }
+}
+
+/// Gathers parts on the first stream, and copies each from there on the second.
+fn gather_and_copy(
+    current: &Current<'_>,
+    channel: &mut Channel,
+    gather: &Gather,
+    kernel: Opaque,
+    pieces: &[Piece],
+) -> Result<(), DeviceError> {
+    let (stream, second) = (channel.stream, channel.second);
+    let mut left: VecDeque<Piece> = pieces.iter().copied().collect();
+    let (mut number, mut first) = (0, 0);
+    while !left.is_empty() {
+        let part = number % GATHER_PARTS;
+        let start = gather.start + part as u64 * gather.part_bytes;
+        let (Some(gathered), Some(copied)) = (gather.gathered.get(part), gather.copied.get(part)) else {
+            break;
+        };
+        let (units, runs) = next_part(&mut left, start, gather.part_bytes, UNITS_MAX - first);
+        if units.is_empty() {
+            // The memory for lists is used up: it is free again when the first stream has no work.
+            current.synchronize(stream)?;
+            first = 0;
+            continue;
+        }
+        if number >= GATHER_PARTS {
+            current.wait(stream, *copied)?;
+        }
+        launch_at(current, channel, kernel, GATHER_GRID, first, &units)?;
+        current.record(*gathered, stream)?;
+        current.wait(second, *gathered)?;
+        copy_all(current, Direction::Save, &runs, false, second)?;
+        current.record(*copied, second)?;
+        first += units.len();
+        number += 1;
+    }
+    Ok(())
+}
+
+/// The units that gather the next pieces into a part of the gather buffer, and the copies from there.
+fn next_part(
+    left: &mut VecDeque<Piece>,
+    start: u64,
+    bytes: u64,
+    units_max: usize,
+) -> (Vec<[u64; UNIT_WORDS]>, Vec<Piece>) {
+    let (mut units, mut copies, mut used) = (Vec::new(), Vec::new(), 0);
+    while used < bytes && units.len() < units_max {
+        let Some(piece) = left.front_mut() else { break };
+        let (now, later) = piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
+        let at = start + used;
+        units.push([now.device, at, now.len]);
+        copies.push(Piece { device: at, ..now });
+        used += now.len;
+        if later.len > 0 {
+            *piece = later;
+        } else {
+            left.pop_front();
+        }
+    }
+    // Pieces follow each other in the buffer, so that those which do so on the host become one copy.
+    (units, merged(copies))
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}

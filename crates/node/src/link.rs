@@ -1,0 +1,332 @@
+//! The node's connection to its master: registration, announcing its objects, and commits that wait for a
+//! decision.
+//!
+//! After a broken connection the node registers again. Then it applies its pending retires, commits published
+//! objects, and asks again about everything prepared. Last it announces every committed object, page by page.
+//! Only then is it a member.
+
+use std::collections::BTreeMap;
+
+use tiffin_types::{
+    ClusterId, ConnId, RequestId, SlotRef,
+    message::{
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
+        Registered, Released, Replacement, Reply,
+    },
+    sabotage::{Sabotage, sabotaged},
+};
+
+use super::{Effect, Node, fetch::Fetches, slots::SlotState};
+
+/// Objects per announcement, so that a large node neither sends a huge frame nor stalls the master.
+const ANNOUNCE_ITEMS_MAX: usize = 8192;
+
+/// A commit that waits for the master.
+#[derive(Debug)]
+struct Waiting {
+    /// The request of the client; no client waits for what an earlier process of the node had prepared.
+    request: Option<(ConnId, RequestId)>,
+    /// Known outcomes; `None` for each item that was asked.
+    outcomes: Vec<Option<CommitOutcome>>,
+    asked: Vec<DecideItem>,
+    /// How long the master may wait for the client.
+    wait_ms: u64,
+    /// The master was asked, on the current connection.
+    is_asked: bool,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Broken,
+    /// The node has sent its registration.
+    Registering(RequestId),
+    /// The request of the last announced page, and the slot where the next one begins.
+    Announcing(RequestId, Option<usize>),
+    Member,
+}
+
+/// The state of the link.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    stage: Stage,
+    next_id: u64,
+    epoch: u64,
+    /// The instance number of the master of that epoch, see [`Registered::instance`].
+    instance: u64,
+    /// The cluster that the memory belongs to.
+    cluster: ClusterId,
+    waiting: BTreeMap<RequestId, Waiting>,
+    /// Reservations that end when the master has replied.
+    ending: BTreeMap<RequestId, Vec<SlotRef>>,
+}
+
+impl Link {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The master and the cluster that an earlier process of the node belonged to.
+    pub(super) fn adopt(&mut self, epoch: u64, instance: u64, cluster: ClusterId) {
+        (self.epoch, self.instance, self.cluster) = (epoch, instance, cluster);
+    }
+
+    pub(super) fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// New memory belongs to the cluster of its node's disks.
+    pub(super) fn join_cluster(&mut self, cluster: ClusterId) {
+        self.cluster = self.cluster.known().unwrap_or(cluster);
+    }
+
+    pub(super) fn is_member(&self) -> bool {
+        matches!(self.stage, Stage::Member)
+    }
+
+    /// Sends the master a request whose reply does not matter.
+    pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut std::collections::VecDeque<Effect>) {
+        let id = self.next_id();
+        effects.push_back(Effect::AskMaster(id, request));
+    }
+
+    /// Informs the master of reservations that are to end, and of the usage.
+    pub(super) fn tell_of_ends(
+        &mut self,
+        released: Released,
+        effects: &mut std::collections::VecDeque<Effect>,
+    ) {
+        let id = self.next_id();
+        if !released.slot_refs.is_empty() {
+            self.ending.insert(id, released.slot_refs.clone());
+        }
+        effects.push_back(Effect::AskMaster(id, MemberToMaster::Released(released)));
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+}
+
+impl Node {
+    /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
+    pub(super) fn ask_about(
+        &mut self,
+        request: Option<(ConnId, RequestId)>,
+        outcomes: Vec<Option<CommitOutcome>>,
+        asked: Vec<DecideItem>,
+        wait_ms: u64,
+    ) {
+        // Before it has registered, the master would not know this node. The items are asked then.
+        let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
+        self.present(Waiting { request, outcomes, asked, wait_ms, is_asked: false }, may_speak);
+    }
+
+    pub(super) fn linked(&mut self, info: NodeInfo) {
+        // Memory may be reserved for clients that never connected: the reply, and the hint that they have
+        // ended, may have been lost with the old connection. A client that connects later finds its
+        // reservation stale, and reserves again.
+        for client in self.clients.unreachable_ones() {
+            self.strip(client);
+        }
+        self.unlinked();
+        let id = self.link.next_id();
+        self.link.stage = Stage::Registering(id);
+        let Link { epoch, instance, cluster, .. } = self.link;
+        let register = Register { info, usage: self.slots.usage(), epoch, instance, stamps: 0, cluster };
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Register(Box::new(register))));
+    }
+
+    pub(super) fn beat(&mut self) {
+        if self.link.is_member() {
+            let viewers = self.clients.viewers_of(self.slots.retired());
+            let beat = Heartbeat { usage: self.slots.usage(), viewers, measured: Vec::new() };
+            self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
+            self.present_unasked();
+        }
+    }
+
+    pub(super) fn master_reply(&mut self, id: RequestId, reply: Reply) {
+        match (&self.link.stage, reply) {
+            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+                self.registered(registered);
+            }
+            // It keeps everything it holds.
+            (Stage::Registering(asked), Reply::Refused(refusal)) if *asked == id => {
+                self.link.stage = Stage::Broken;
+                self.effects.push_back(Effect::Refused(refusal));
+            }
+            (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
+                // If there are more retires, the next page is empty.
+                let next = next.or(announced.more.then_some(usize::MAX));
+                self.retire_all(announced.retire);
+                match next {
+                    Some(first) => self.announce(first),
+                    None => self.taken_in(),
+                }
+            }
+            (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
+            // The master is busy: ask again at the next heartbeat.
+            (_, Reply::Refused(_)) => {
+                if let Some(waiting) = self.link.waiting.get_mut(&id) {
+                    waiting.is_asked = false;
+                }
+            }
+            (_, Reply::Done) => {
+                let slot_refs = self.link.ending.remove(&id).unwrap_or_default();
+                self.ended(&slot_refs);
+            }
+            _ => (),
+        }
+    }
+
+    /// From now on the node does not receive retires.
+    pub(super) fn unlinked(&mut self) {
+        if self.link.is_member() && !sabotaged!(self.config.sabotage, StayMember) {
+            self.effects.push_back(Effect::Membership(false));
+        }
+        self.link.stage = Stage::Broken;
+        self.fetches = Fetches::default();
+        // These replies are lost.
+        self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
+    }
+
+    fn taken_in(&mut self) {
+        self.link.stage = Stage::Member;
+        self.effects.push_back(Effect::Membership(true));
+        self.present_unasked();
+    }
+
+    /// Asks about items that the master was not asked about yet, or refused to decide.
+    fn present_unasked(&mut self) {
+        let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked);
+        for (_, waiting) in unasked.collect::<Vec<_>>() {
+            self.present(waiting, true);
+        }
+    }
+
+    fn registered(&mut self, registered: Registered) {
+        if !serves(self.config.sabotage, (self.link.epoch, self.link.instance), &registered) {
+            self.link.stage = Stage::Broken;
+            let (served, offered) = (self.link.epoch, registered.epoch);
+            return self.effects.push_back(Effect::RejectMaster { served, offered });
+        }
+        if self.link.epoch != registered.epoch {
+            // Every message of the last epoch about them was received before its connection broke, and this
+            // epoch does not know them.
+            let slot_refs = std::mem::take(&mut self.released);
+            self.ended(&slot_refs);
+        }
+        (self.link.epoch, self.link.instance) = (registered.epoch, registered.instance);
+        self.link.cluster = registered.cluster.known().unwrap_or(self.link.cluster);
+        let Link { epoch, instance, cluster, .. } = self.link;
+        self.effects.push_back(Effect::Epoch { epoch, instance, cluster });
+        self.retire_all(registered.retire);
+        self.commit_all(registered.commit);
+        if registered.discard {
+            let (records, _) = self.slots.inventory(0, usize::MAX);
+            self.retire_all(records.into_iter().map(|it| it.slot_ref).collect());
+            // Some may have been published before this node was declared lost; no party knows that any
+            // more.
+            self.slots.hide_reserved(&mut self.effects);
+            let offers = self.slots.offers();
+            if !offers.is_empty() {
+                self.hides_claimed = true;
+                self.effects.push_back(Effect::Recall(offers));
+            }
+        }
+        self.ask_again();
+        self.announce(0);
+    }
+
+    /// Asks about prepared items again.
+    fn ask_again(&mut self) {
+        for (_, waiting) in std::mem::take(&mut self.link.waiting) {
+            self.present(waiting, true);
+        }
+    }
+
+    /// Asks about the items that are still valid. Retired items have the outcome stale.
+    fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
+        let stands = |slots: &super::Slots, item: &DecideItem| {
+            matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
+        };
+        let mut kept =
+            waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            if !kept.next().unwrap_or(false) {
+                *gap = Some(CommitOutcome::Stale);
+            }
+        }
+        waiting.asked.retain(|item| stands(&self.slots, item));
+        if waiting.asked.is_empty() {
+            return self.answer(waiting);
+        }
+        // A published object is already committed here. Until the master knows all objects of this node, it
+        // would take the item for a new put.
+        let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
+        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        let id = self.link.next_id();
+        if waiting.is_asked {
+            let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
+            self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
+        }
+        self.link.waiting.insert(id, waiting);
+    }
+
+    fn announce(&mut self, first: usize) {
+        let (items, next) = self.slots.inventory(first, ANNOUNCE_ITEMS_MAX);
+        let id = self.link.next_id();
+        self.link.stage = Stage::Announcing(id, next);
+        let announce = Announce { items, last: next.is_none() };
+        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Announce(announce)));
+    }
+
+    fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {
+        let Some(mut waiting) = self.link.waiting.remove(&id) else { return };
+        for (item, outcome) in waiting.asked.drain(..).zip(&decided) {
+            let slot_ref = item.item.slot_ref;
+            match outcome {
+                CommitOutcome::Stored(generation)
+                | CommitOutcome::Replaced(generation)
+                | CommitOutcome::Unconfirmed(Replacement { generation, .. }) => {
+                    // It may have been deleted since; then it was stored, and is retired.
+                    self.slots.commit(slot_ref, *generation, &mut self.effects);
+                }
+                CommitOutcome::Exists(_) | CommitOutcome::Stale => {
+                    self.slots.retire(slot_ref, &mut self.effects);
+                }
+            }
+        }
+        let mut decided = decided.into_iter();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            *gap = Some(decided.next().unwrap_or(CommitOutcome::Stale));
+        }
+        self.answer(waiting);
+    }
+
+    fn answer(&mut self, waiting: Waiting) {
+        let Some((conn, id)) = waiting.request else { return };
+        let reply = Reply::Committed(waiting.outcomes.into_iter().flatten().collect());
+        self.effects.push_back(Effect::Reply { conn, id, reply });
+    }
+
+    /// Retires objects, in whatever state.
+    pub(super) fn retire_all(&mut self, slot_refs: Vec<SlotRef>) {
+        for slot_ref in slot_refs {
+            if let Some(client) = self.slots.state(slot_ref).and_then(SlotState::writer) {
+                self.clients.unreserved(client, slot_ref);
+            }
+            self.slots.retire(slot_ref, &mut self.effects);
+        }
+    }
+}
+
+/// Whether a member that served a master of that epoch and instance may serve this one: the same master
+/// again, or one of a greater epoch. Any other master has lost its state, and knows less than the member.
+pub(crate) fn serves(sabotage: Sabotage, (epoch, instance): (u64, u64), registered: &Registered) -> bool {
+    let is_same = (epoch, instance) == (registered.epoch, registered.instance);
+    let any = sabotaged!(sabotage, ServeAnyEpoch) || sabotaged!(sabotage, DiscardForOthers);
+    is_same || registered.epoch > epoch || any
+}

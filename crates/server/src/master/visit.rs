@@ -1,0 +1,145 @@
+//! The connections of the master: clients and their lanes, members, ledgers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiffin_core::master::Event;
+use tiffin_proto::Incoming;
+use tiffin_rpc::{Greeting, Outbox, Peer};
+use tiffin_types::message::{Hello, Request, Role, Welcome, wrong_direction};
+use tiffin_types::{ConnId, SegmentId};
+use tokio::time::Instant;
+
+use super::ledger::{self, Ledger};
+use super::{Conn, Shared};
+use crate::listen::{Door, Host};
+use crate::reply_path::{self, ReplyPath};
+use crate::supervise::Supervisor;
+
+/// How long the refusal of a standby may take.
+const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
+
+impl Host for Shared {
+    fn door(&self) -> &Door {
+        &self.door
+    }
+
+    fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.supervisor
+    }
+
+    async fn visit(self: Arc<Self>, greeting: Greeting) {
+        let hello = greeting.hello.clone();
+        let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
+        let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
+        if let Some(refusal) = self.standby_refusal() {
+            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
+        }
+        let epoch = self.epoch();
+        let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
+        if hello.role == Role::Lane {
+            let clients = reply_path::add_lane(self.lock().clients(), &greeting);
+            return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
+                match request {
+                    Request::ClientToMaster(request) => self.asked(conn, id, request.into()),
+                    Request::Hello(_)
+                    | Request::Goodbye
+                    | Request::MemberToMaster(_)
+                    | Request::MasterToMember(_)
+                    | Request::ClientToNode(_) => outbox.reply(id, &wrong_direction("a lane to the master")),
+                }
+            })
+            .await;
+        }
+        if hello.role == Role::Ledger {
+            let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
+            // A ledger needs a Unix socket: across a network, delivery is not certain.
+            if matches!(outbox.peer(), Peer::Unix { .. }) {
+                let ledger = Ledger::open(outbox, &hello).await;
+                self.lock().ledgers.insert(segment, ledger);
+            }
+            // A welcomed node opens its first connection, which takes the ledger.
+            let (_, mut inbox) = greeting.welcome(welcome);
+            // A node sends nothing on a ledger.
+            while inbox.next().await.is_some() {}
+            let mut state = self.lock();
+            if state.ledgers.get(&segment).is_some_and(Ledger::is_closed) {
+                state.ledgers.remove(&segment);
+            }
+            return;
+        }
+        // The core knows the client before the welcome, because a welcomed client opens lanes.
+        let Some(visit) = Visit::begin(&self, hello, epoch, greeting.outbox().clone()) else { return };
+        let (_, mut inbox) = greeting.welcome(welcome);
+        while let Some(message) = inbox.next().await {
+            match message {
+                Incoming::Request(id, request) => {
+                    self.measured(visit.segment, &request);
+                    self.asked(visit.conn, id, request);
+                }
+                Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
+            }
+        }
+    }
+}
+
+/// A connection that the core knows, until it is dropped.
+struct Visit<'a> {
+    shared: &'a Shared,
+    conn: ConnId,
+    /// The segment of a member.
+    segment: Option<SegmentId>,
+}
+
+impl<'a> Visit<'a> {
+    /// `None` if that epoch has ended meanwhile: the connection is closed.
+    fn begin(shared: &'a Arc<Shared>, hello: Hello, epoch: u64, outbox: Outbox) -> Option<Self> {
+        let is_node = hello.role == Role::Node;
+        let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
+        let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
+        let own = i32::try_from(std::process::id()).ok();
+        let is_inside =
+            is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
+        let conn = {
+            let mut state = shared.lock();
+            if !state.leads || shared.epoch() != epoch {
+                outbox.close();
+                return None;
+            }
+            let ledger = segment.and_then(|it| state.ledgers.remove(&it));
+            state.next_conn += 1;
+            let conn = ConnId(state.next_conn);
+            let needs_journal = is_node && ledger::needs_journal(&hello);
+            let replies = ReplyPath::new(&hello, outbox);
+            let namespace = hello.namespace.clone();
+            state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace });
+            conn
+        };
+        shared.handle(Event::Opened(conn, hello), None);
+        if is_near {
+            shared.handle(Event::SameHost(conn), None);
+        }
+        if is_inside {
+            shared.handle(Event::SameProcess(conn), None);
+        } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
+            shared.watch_process(conn, segment, pid);
+        }
+        Some(Self { shared, conn, segment })
+    }
+}
+
+impl Drop for Visit<'_> {
+    // In a destructor, so that the core learns of the end even when the task is cancelled.
+    fn drop(&mut self) {
+        if self.shared.state.has_failed() {
+            return;
+        }
+        let conn = {
+            let mut state = self.shared.lock();
+            state.unanswered.forget(self.conn);
+            state.conns.remove(&self.conn)
+        };
+        conn.into_iter().for_each(Conn::close);
+        self.shared.handle(Event::Closed(self.conn), None);
+    }
+}

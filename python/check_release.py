@@ -1,0 +1,136 @@
+"""Checks what `make release` has built: names, metadata, symbols, and each Python of this machine.
+
+    python check_release.py dist/release [GLIBC]
+
+Every wheel is installed into a fresh environment of every interpreter that it is for and that is found here,
+where a store is opened, used and closed. Wheels for other processors are only inspected.
+"""
+
+from __future__ import annotations
+
+import email
+import glob
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+EXTRAS = ["lmcache", "numpy", "sglang", "torch", "vllm"]
+SMOKE = """
+import sys, tiffin
+with tiffin.connect(memory="64MiB") as store:
+    store["k"] = b"hello"
+    assert store["k"] == b"hello" and len(store) == 1
+    with store.view("k") as view:
+        assert bytes(view[1:3]) == b"el"
+    del store["k"]
+    assert "k" not in store
+print(sys.version.split()[0], tiffin.__version__)
+"""
+
+
+def interpreters() -> dict[str, str]:
+    """The Pythons of this machine by version: those of the path and of pyenv."""
+    found = {}
+    names = glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python"))
+    names += filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 20)))
+    for name in names:
+        told = subprocess.run([name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], **QUIET)
+        if told.returncode == 0:
+            found[told.stdout.strip()] = name
+    return found
+
+
+QUIET = {"capture_output": True, "text": True}
+
+
+def metadata(wheel: pathlib.Path, name: str) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        path = next(it for it in archive.namelist() if it.endswith(f".dist-info/{name}"))
+        return email.message_from_bytes(archive.read(path))
+
+
+def glibc_needed(path: pathlib.Path) -> str:
+    """The greatest version of glibc that a program or library refers to."""
+    symbols = set(re.findall(rb"GLIBC_(2\.\d+)", path.read_bytes()))
+    return max((it.decode() for it in symbols), key=lambda it: int(it.partition(".")[2]), default="none")
+
+
+def check_wheel(wheel: pathlib.Path, glibc: str) -> list[str]:
+    """Names and metadata agree, and no symbol is newer than the platform that the name promises."""
+    _, version, interpreter, abi, tag = wheel.stem.split("-")
+    about, tags = metadata(wheel, "METADATA"), metadata(wheel, "WHEEL").get_all("Tag")
+    minor = interpreter.removeprefix("cp3")
+    wanted = f">=3.{minor}" if abi == "abi3" else f"==3.{minor}.*"
+    problems = []
+    if about["Requires-Python"] != wanted:
+        problems.append(f"Requires-Python is {about['Requires-Python']}, not {wanted}")
+    if about["Version"] != version:
+        problems.append(f"the version is {about['Version']}")
+    if sorted(about.get_all("Provides-Extra") or []) != EXTRAS:
+        problems.append(f"the extras are {about.get_all('Provides-Extra')}")
+    if not set(tags or []) <= {f"{interpreter}-{abi}-{part}" for part in tag.split(".")}:
+        problems.append(f"the tags are {tags}")
+    if f"manylinux_{glibc.replace('.', '_')}" not in tag:
+        problems.append(f"it is not for glibc {glibc}")
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        library = next(it for it in archive.namelist() if it.endswith(".so"))
+        needed = glibc_needed(pathlib.Path(archive.extract(library, folder)))
+    if needed != "none" and int(needed.split(".")[1]) > int(glibc.split(".")[1]):
+        problems.append(f"it needs glibc {needed}")
+    return problems
+
+
+def try_wheel(wheel: pathlib.Path, python: str) -> str:
+    """Install it where there is nothing else, and use it."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True, **QUIET)
+        install = [f"{folder}/bin/pip", "install", "-q", "--no-index", "--disable-pip-version-check"]
+        subprocess.run([*install, str(wheel)], check=True, **QUIET)
+        done = subprocess.run([f"{folder}/bin/python", "-c", SMOKE], cwd=folder, **QUIET)
+        command = subprocess.run([f"{folder}/bin/tiffin", "--version"], **QUIET)
+        if done.returncode or command.returncode:
+            return f"FAILED\n{done.stderr}{command.stderr}"
+        return done.stdout.strip()
+
+
+def main() -> int:
+    folder, glibc = pathlib.Path(sys.argv[1]), (sys.argv[2:] or ["2.17"])[0]
+    failed = False
+
+    def tell(name: str, problem: str, good: str) -> None:
+        nonlocal failed
+        failed = failed or bool(problem)
+        print(f"{name}: {problem or good}")
+
+    for line in (folder / "SHA256SUMS").read_text().splitlines():
+        told, name = line.split(maxsplit=1)
+        actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        tell(name, "" if actual == told else "its checksum is wrong", "checksum")
+    wheels = sorted(folder.glob("tiffin-*.whl"))
+    tell("wheels", "" if wheels else "there are none", str(len(wheels)))
+    for wheel in wheels:
+        tell(wheel.name, "; ".join(check_wheel(wheel, glibc)), "metadata and symbols")
+        if not wheel.stem.endswith(platform.machine()):
+            continue
+        minor, abi = int(wheel.stem.split("-")[2].removeprefix("cp3")), wheel.stem.split("-")[3]
+        for version, python in sorted(interpreters().items(), key=lambda it: int(it[0].partition(".")[2])):
+            other = int(version.partition(".")[2])
+            if other == minor or (abi == "abi3" and other > minor):
+                told = try_wheel(wheel, python)
+                tell(f"  on Python {version}", told if told.startswith("FAILED") else "", told)
+    for binary in sorted(folder.glob("tiffin-*-linux")):
+        needed = glibc_needed(binary)
+        late = needed != "none" and int(needed.split(".")[1]) > int(glibc.split(".")[1])
+        tell(binary.name, f"it needs glibc {needed}" if late else "", f"glibc {needed}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
