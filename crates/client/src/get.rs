@@ -155,6 +155,10 @@ struct Moved {
 }
 
 impl Moved {
+    fn begin() -> Self {
+        Self { began: Instant::now(), path: Path::Master, bytes: 0, unopened: Vec::new() }
+    }
+
     fn add(&mut self, to_read: &ToRead<'_>) {
         self.bytes += to_read.ops.iter().map(ReadOp::bytes).sum::<u64>();
         match &to_read.route {
@@ -187,9 +191,8 @@ pub(crate) async fn run<'a>(
     let (mut failures, mut devices) = (Failures::new(), BTreeMap::new());
     let mut running = Running::new();
     let mut flights = Flights::new(inner, items, deadline);
-    let began = Instant::now();
-    let mut is_late = deadline.instant() <= began;
-    let mut moved = Moved { began, path: Path::Master, bytes: 0, unopened: Vec::new() };
+    let mut moved = Moved::begin();
+    let mut is_late = deadline.instant() <= moved.began;
     while !is_late && !session.is_done() {
         let mut reads = Reads::new();
         while let Some(need) = session.poll() {

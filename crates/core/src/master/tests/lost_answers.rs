@@ -79,8 +79,8 @@ fn replaced_object_stays_until_its_successor_is_stored() {
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Committed(_))));
 }
 
-/// An object is replaced by one whose node has not received it, and then deleted; the master restarts. Whether
-/// the name exists again.
+/// An object is replaced by one whose node has not received it, and then deleted; the master restarts.
+/// Whether the name exists again.
 fn delete_of_a_successor_is_undone(sabotage: Sabotage) -> bool {
     let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
     cluster.master.objects.cx.config.sabotage = sabotage;
