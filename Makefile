@@ -211,7 +211,7 @@ check-page: ## The live page in a real browser: login, live updates, escaping; s
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core || \
 	  { echo 'check-page: chromium is missing, and it cannot be installed' >&2; exit 1; }
 	$(CARGO) build --locked -q -p tiffin-cli
-	$(PYTHON) deploy/check_page.py target/debug/tiffin target/page
+	$(PYTHON) deploy/check_page.py target/page target/debug/tiffin
 
 SEEDS ?= 1000000
 simulate: ## Run a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')

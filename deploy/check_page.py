@@ -1,6 +1,7 @@
 """Opens the live page of a store in headless Chromium, uses it, and takes screenshots.
 
-Usage: check_page.py TIFFIN FOLDER. Chromium is driven through a pipe by its DevTools protocol.
+Usage: check_page.py FOLDER TIFFIN..., where TIFFIN... is the command. Chromium is driven through a pipe by its
+DevTools protocol. Streams are shown if the package `tiffin` can be imported.
 """
 
 import base64
@@ -16,12 +17,12 @@ from pathlib import Path
 
 TOKEN = "a-long-random-secret-of-this-test"
 HOSTILE = "<img src=x onerror=document.title='taken'>"
-#: No step may take longer, in seconds.
-STEP_TIME_MAX = 60
+#: Ends a step that hangs, in seconds. No result depends on it.
+STEP_TIME_MAX = 300
 
 
 class Browser:
-    """A browser with one page."""
+    """A browser, and the page in it that is used."""
 
     def __init__(self, profile: str) -> None:
         """Start it."""
@@ -38,9 +39,19 @@ class Browser:
         os.close(read_theirs)
         os.close(write_theirs)
         self._buffer, self._number, self._session = b"", 0, None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.open("about:blank")
+
+    def open(self, url: str) -> str:
+        """Open a page, and use it from now on. Returns the name of the session, for `use`."""
+        self._session = None
+        target = self.call("Target.createTarget", url=url)["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
+        return self._session
+
+    def use(self, session: str) -> None:
+        """Use another page."""
+        self._session = session
 
     def call(self, method: str, **params: object) -> dict:
         """Call a method of the protocol."""
@@ -99,32 +110,59 @@ class Browser:
         self._process.wait(STEP_TIME_MAX)
 
 
-def main(tiffin: str, folder: Path) -> None:
+class Server:
+    """A store of one process, that can be started again."""
+
+    def __init__(self, tiffin: list[str], temporary: str) -> None:
+        """Start it."""
+        self.environment = {**os.environ, "TIFFIN_TOKEN": TOKEN, "XDG_STATE_HOME": temporary}
+        self._command = [*tiffin, "up", "--json", "--name", "left", "--memory", "64MiB"]
+        self._command += ["--ssd", f"path={temporary}/disk,size=256MiB"]
+        self.master, self.http = "127.0.0.1:0", "127.0.0.1:0"
+        self._start()
+
+    def _start(self) -> None:
+        deadline = time.monotonic() + STEP_TIME_MAX
+        line = b""
+        # After a restart, another process may use the port for a moment.
+        while not line:
+            command = [*self._command, "--listen", self.master, "--http", self.http]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=self.environment)
+            assert self._process.stdout
+            line = self._process.stdout.readline()
+            if time.monotonic() > deadline:
+                sys.exit("the store does not start")
+        ready = json.loads(line)
+        self.master, self.http = ready["master"], ready["http"]
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        self._process.wait(STEP_TIME_MAX)
+
+    def restart(self) -> None:
+        """Stop it, and start it with the same addresses."""
+        self.stop()
+        self._start()
+
+
+def main(folder: Path, tiffin: list[str]) -> None:
     """Start a store, use it, and look at its page."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        environment = {**os.environ, "TIFFIN_TOKEN": TOKEN, "XDG_STATE_HOME": temporary}
-        up = subprocess.Popen(
-            [tiffin, "up", "--json", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--name", "left"]
-            + ["--memory", "64MiB", "--ssd", f"path={temporary}/disk,size=256MiB"],
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        server = Server(tiffin, temporary)
         try:
-            assert up.stdout
-            ready = json.loads(up.stdout.readline())
-            use(tiffin, ready, environment, temporary, folder)
+            use(tiffin, server, temporary, folder)
         finally:
-            up.terminate()
-            up.wait(STEP_TIME_MAX)
+            server.stop()
 
 
-def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Path) -> None:
+def use(tiffin: list[str], server: Server, temporary: str, folder: Path) -> None:
     """Use the store and its page."""
-    master, http = ready["master"], ready["http"]
+    environment, master = server.environment, server.master
 
     def call(*arguments: str, value: str = "", check: bool = True) -> None:
-        command = [tiffin, *arguments, "--master", master]
+        command = [*tiffin, *arguments, "--master", master]
         subprocess.run(
             command,
             env=environment,
@@ -135,7 +173,7 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
         )
 
     node = subprocess.Popen(
-        [tiffin, "node", "--json", "--master", master, "--name", HOSTILE]
+        [*tiffin, "node", "--json", "--master", master, "--name", HOSTILE]
         + ["--memory", "32MiB", "--pool", "off"],
         stdout=subprocess.PIPE,
         env=environment,
@@ -144,10 +182,26 @@ def use(tiffin: str, ready: dict, environment: dict, temporary: str, folder: Pat
         assert node.stdout
         node.stdout.readline()
         fill(call)
-        look(http, node, temporary, folder)
+        streamed = fill_stream(master)
+        look(server, node, temporary, folder)
+        del streamed
     finally:
         node.kill()
         node.wait(STEP_TIME_MAX)
+
+
+def fill_stream(master: str) -> object:
+    """Put samples into a stream and lease some. Returns what keeps the leases."""
+    try:
+        import tiffin
+    except ImportError:
+        print("the package tiffin is not installed: the page shows no stream")
+        return None
+    store = tiffin.connect(master, token=TOKEN, namespace="training")
+    store.open_stream("rollouts", group="trainer", window=2, refs_high=8, refs_low=4)
+    for number in range(5):
+        store.put_sample(f"s{number}", {"ids": bytes(1000)}, consume=["trainer"], stream="rollouts")
+    return store, store.pull("rollouts", "trainer", max=2)
 
 
 def fill(call: Callable[..., None]) -> None:
@@ -162,11 +216,12 @@ def fill(call: Callable[..., None]) -> None:
     call("put", "large", "--namespace", "training", value="x" * 1_200_000, check=False)
 
 
-def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> None:
+def look(server: Server, node: subprocess.Popen, temporary: str, folder: Path) -> None:
     """Use the page."""
+    url = f"http://{server.http}/"
     browser = Browser(f"{temporary}/profile")
     try:
-        browser.call("Page.navigate", url=f"http://{http}/")
+        first = browser.open(url)
         browser.until("document.getElementById('login')?.hidden === false")
         browser.picture(folder / "login.png", 1280, 720, dark=False)
         log_in(browser, "wrong")
@@ -193,6 +248,18 @@ def look(http: str, node: subprocess.Popen, temporary: str, folder: Path) -> Non
         browser.picture(folder / "dark.png", 1400, 1300, dark=True)
         browser.picture(folder / "phone.png", 390, 844, dark=False)
         browser.picture(folder / "phone-dark.png", 390, 844, dark=True)
+        # Further pages share the session, and are live too.
+        for _ in range(2):
+            browser.open(url)
+            browser.until("document.getElementById('state').textContent !== ''")
+            browser.until("document.body.innerText.includes('member lost')")
+        browser.use(first)
+        # A restarted master knows no sessions: the page notices, and asks for the token again.
+        server.restart()
+        browser.until("document.getElementById('login').hidden === false")
+        log_in(browser, TOKEN)
+        browser.until("document.getElementById('state').textContent === 'ready'")
+        browser.until("document.body.innerText.includes('master started')")
         browser.run("document.getElementById('logout').click()")
         browser.until("document.getElementById('login')?.hidden === false")
     finally:
@@ -207,4 +274,4 @@ def log_in(browser: Browser, token: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -68,6 +68,11 @@ impl Failure {
         Self::new("file", format!("cannot {what} `{}`: {error}", path.display())).hint(hint)
     }
 
+    /// Whether the same command may succeed a moment later, when the master is back.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.code, "unreachable" | "unavailable" | "timeout")
+    }
+
     /// The reader of our output has closed the pipe, which is not a failure.
     fn is_broken_pipe(&self) -> bool {
         self.code == BROKEN_PIPE

@@ -28,22 +28,76 @@ pub(crate) struct Events {
 /// Writes events until it is interrupted.
 pub(crate) async fn run(events: Events, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let pages = MasterPages::new(events.pages, context)?;
-    let mut last = 0;
+    let (mut reader, mut is_lost) = (Reader::default(), false);
     loop {
-        let answer = pages.get(&format!("/api/tiffin/events?after={last}")).await?;
+        match pages.get(&reader.path()).await {
+            Ok(answer) => {
+                if std::mem::take(&mut is_lost) {
+                    console.note("the master answers again");
+                }
+                reader.write(&answer, console)?;
+                console.flush()?;
+                if answer["more"].as_bool().unwrap_or_default() {
+                    continue;
+                }
+            }
+            // A master that restarts comes back.
+            Err(failure) if reader.has_begun() && failure.may_pass() => {
+                if !std::mem::replace(&mut is_lost, true) {
+                    console.note(format!("{}; waiting for the master", failure.message));
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+        if events.no_follow {
+            return Ok(STATUS_OK);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// How far the events have been read.
+#[derive(Default)]
+struct Reader {
+    /// The journal of the master's process; its numbers begin at 1.
+    journal: String,
+    last: u64,
+}
+
+impl Reader {
+    fn has_begun(&self) -> bool {
+        !self.journal.is_empty()
+    }
+
+    fn path(&self) -> String {
+        match self.has_begun() {
+            true => format!("/api/tiffin/events?after={}&journal={}", self.last, self.journal),
+            false => "/api/tiffin/events".to_owned(),
+        }
+    }
+
+    /// Writes the events of a page.
+    fn write(&mut self, answer: &Value, console: &mut Console) -> Result<(), Failure> {
+        // It becomes a part of an address.
+        let journal = answer["journal"].as_str().unwrap_or_default();
+        let journal: String = journal.chars().filter(char::is_ascii_alphanumeric).collect();
+        if journal != self.journal {
+            (self.journal, self.last) = (journal, 0);
+        }
         for event in answer["events"].as_array().into_iter().flatten() {
-            last = event["number"].as_u64().unwrap_or(last);
+            let number = event["number"].as_u64().unwrap_or(self.last);
+            let missed = number.saturating_sub(self.last + 1);
+            if self.last > 0 && missed > 0 {
+                console.note(format!("{missed} events were overwritten before they were read"));
+            }
+            self.last = number;
             if console.json {
                 console.value(event)?;
             } else {
                 console.text(line(event))?;
             }
         }
-        console.flush()?;
-        if events.no_follow {
-            return Ok(STATUS_OK);
-        }
-        sleep(PAUSE).await;
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tiffin_client::{Error, Held, Holder, Info, NodeStat, ResolveOptions, Route, Stat as Cluster, Usage};
 use tiffin_server::config::{self, ClientArgs};
 use tiffin_types::Key;
+use tiffin_types::message::NamedStream;
 use tiffin_types::units::Count;
 
 use crate::Context;
@@ -40,14 +41,23 @@ pub(crate) struct Stat {
 pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     let key = stat.key.map(|text| key(&text)).transpose()?;
     let store = StoreClient::connect(stat.client, context).await?;
+    // A terminal is cleared when the next answer is there, not before.
+    let clears = stat.watch.is_some() && !console.json && std::io::stdout().is_terminal();
+    let clear = if clears { CLEAR } else { "" };
+    let mut is_first = true;
     loop {
-        if stat.watch.is_some() && !console.json && std::io::stdout().is_terminal() {
-            console.text(CLEAR)?;
+        let described = match &key {
+            Some(key) => object(key, &store, clear, console).await,
+            None => cluster(&store, clear, console).await,
+        };
+        match described {
+            // A master that restarts comes back.
+            Err(failure) if stat.watch.is_some() && !is_first && failure.may_pass() => {
+                console.fail(&failure);
+            }
+            described => described?,
         }
-        match &key {
-            Some(key) => object(key, &store, console).await?,
-            None => cluster(&store, console).await?,
-        }
+        is_first = false;
         console.flush()?;
         let Some(pause) = stat.watch else { break };
         tokio::time::sleep(pause.max(WATCH_PAUSE_MIN)).await;
@@ -56,7 +66,7 @@ pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) ->
     Ok(STATUS_OK)
 }
 
-async fn object(key: &Key, store: &StoreClient, console: &mut Console) -> Result<(), Failure> {
+async fn object(key: &Key, store: &StoreClient, clear: &str, console: &mut Console) -> Result<(), Failure> {
     let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
     let found = store.client.resolve(std::slice::from_ref(key), options, store.deadline()).await.pop();
     let info = match found {
@@ -75,6 +85,7 @@ async fn object(key: &Key, store: &StoreClient, console: &mut Console) -> Result
         object.insert("leased".into(), info.leased.into());
         return console.value(&Value::from(object));
     }
+    console.bytes(clear.as_bytes())?;
     console.text(format!("key         {}", show::key(key.as_bytes())))?;
     let exact = if info.len < 1024 { String::new() } else { format!(" ({} bytes)", info.len) };
     console.text(format!("size        {}{exact}", show::size(info.len)))?;
@@ -92,13 +103,14 @@ fn kept(info: &Info) -> &'static str {
     }
 }
 
-async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failure> {
+async fn cluster(store: &StoreClient, clear: &str, console: &mut Console) -> Result<(), Failure> {
     let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
     let alive: Vec<_> = stat.nodes.iter().filter(|node| node.alive).map(|node| node.info.clone()).collect();
     let routes = store.client.meet(&alive, store.deadline()).await;
     if console.json {
         return console.value(&as_json(&stat, &routes));
     }
+    console.bytes(clear.as_bytes())?;
     console.text(format!(
         "master      epoch {}, {}, {} evicted ({})\n",
         stat.epoch,
@@ -109,6 +121,9 @@ async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failu
     if !stat.unreported.is_empty() {
         let members = stat.unreported.join(", ");
         console.text(format!("waiting     for {members} to report; answers that depend on them wait\n"))?;
+    }
+    if let Some(line) = evictions(&stat) {
+        console.text(line)?;
     }
     if let Some(line) = copies(&stat) {
         console.text(line)?;
@@ -128,12 +143,49 @@ async fn cluster(store: &StoreClient, console: &mut Console) -> Result<(), Failu
     if stat.nodes.iter().any(|node| node.info.beside.is_some()) {
         console.text(format!("\n{}", disks(&stat)))?;
     }
-    for table in [owners(&stat), holders(&stat), viewers(&stat)] {
+    for table in [streams(&stat), owners(&stat), holders(&stat), viewers(&stat)] {
         if !table.is_empty() {
             console.text(format!("\n{table}"))?;
         }
     }
     Ok(())
+}
+
+/// Evicted objects by cause, if any.
+fn evictions(stat: &Cluster) -> Option<String> {
+    let causes = stat.evictions.by_cause().into_iter().filter(|(_, it)| it.objects > 0);
+    let causes: Vec<_> =
+        causes.map(|(cause, it)| format!("{cause} {} ({})", it.objects, show::size(it.bytes))).collect();
+    (!causes.is_empty()).then(|| {
+        let unread = stat.evictions.unread;
+        format!("evicted     {}; unread, without a disk copy {unread}\n", causes.join(", "))
+    })
+}
+
+/// Streams, with the group that is furthest behind.
+fn streams(stat: &Cluster) -> Table {
+    let head = ["stream", "namespace", "state", "samples", "in flight", "lag", "leased", "consumers"];
+    let mut table = Table::new(&head);
+    for it in &stat.streams {
+        let (state, groups) = (&it.stat, &it.stat.groups);
+        let word = match &state.end {
+            Some(end) if end.failure.is_some() => "failed",
+            Some(_) => "ended",
+            None if state.is_shut => "puts wait",
+            None => "open",
+        };
+        table.row([
+            show::key(it.name.as_bytes()),
+            show::key(it.namespace.as_bytes()),
+            word.to_owned(),
+            state.refs.to_string(),
+            show::size(state.bytes + state.granted_bytes),
+            groups.iter().map(|it| it.ready).max().unwrap_or_default().to_string(),
+            groups.iter().map(|it| it.out).sum::<u64>().to_string(),
+            groups.iter().map(|it| it.consumers).sum::<u64>().to_string(),
+        ]);
+    }
+    table
 }
 
 /// Objects that have fewer copies than they should, and what was done about that.
@@ -306,16 +358,40 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
     });
     let tier = stat.tier.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into()));
     let copies = stat.copies.named().into_iter().map(|(name, _, count)| (name.to_owned(), count.into()));
+    let evictions = stat.evictions.by_cause();
+    let evictions = evictions
+        .into_iter()
+        .map(|(cause, it)| (cause.to_owned(), json!({ "objects": it.objects, "bytes": it.bytes })));
     json!({
         "epoch": stat.epoch,
         "clients": stat.clients,
         "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
+        "evictions": evictions.collect::<serde_json::Map<_, _>>(),
+        "evicted_unread": stat.evictions.unread,
         "soft_pinned": stat.soft_pinned,
         "unreported": stat.unreported,
         "tier": tier.collect::<serde_json::Map<_, _>>(),
         "copies": copies.collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
+        "streams": stat.streams.iter().map(stream_json).collect::<Vec<_>>(),
+    })
+}
+
+fn stream_json(it: &NamedStream) -> Value {
+    let groups = it.stat.groups.iter().map(|it| {
+        json!({ "group": it.group, "lag": it.ready, "leased": it.out, "consumers": it.consumers,
+                "acked": it.acked, "window": it.window })
+    });
+    json!({
+        "namespace": it.namespace,
+        "name": it.name,
+        "samples": it.stat.refs,
+        "bytes": it.stat.bytes,
+        "in_flight_bytes": it.stat.bytes + it.stat.granted_bytes,
+        "blocked": it.stat.is_shut,
+        "ended": it.stat.end.is_some(),
+        "groups": groups.collect::<Vec<_>>(),
     })
 }
 

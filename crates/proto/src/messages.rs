@@ -8,15 +8,15 @@ use tiffin_types::message::{
     Ack, AckItem, AckOutcome, AdmitCluster, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced,
     Attach, AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
-    DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Exists,
-    Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat, Heartbeat, Held, Hello,
-    Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem, Listed, Measured, Moved,
-    NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Ping,
-    Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull,
-    Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered, Release, Released, Replacement,
-    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire,
-    Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage,
-    Viewer, Views, Welcome, Why,
+    DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Evicted,
+    Evictions, Exists, Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
+    Heartbeat, Held, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
+    Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat,
+    Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem,
+    Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered,
+    Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome,
+    Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits,
+    StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -101,8 +101,10 @@ message! {
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
-        7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies,
+        7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies, 11 => evictions, 12 => streams,
     }
+    Evictions { 1 => memory, 2 => quota, 3 => promotion, 4 => unread }
+    Evicted { 1 => objects, 2 => bytes }
     CopyStat { 1 => short, 2 => running, 3 => made, 4 => made_bytes, 5 => failed, 6 => dropped }
     TierStat {
         1 => disk_objects, 2 => demoted_objects, 3 => demoted_bytes, 4 => demotions_failed,
@@ -199,6 +201,7 @@ message! {
     StreamEnd { 1 => failure, 2 => outstanding }
     Pull { 1 => stream, 2 => group, 3 => items_min, 4 => items_max, 5 => wait_ms, 6 => behind }
     Pulled { 1 => keys, 2 => leased, 3 => end }
+    NamedStream { 1 => namespace, 2 => name, 3 => stat }
     StreamStat {
         1 => refs, 2 => bytes, 3 => granted, 4 => granted_bytes, 5 => limits, 6 => is_shut, 7 => end,
         8 => appended, 9 => recovered, 10 => consumed, 11 => groups,

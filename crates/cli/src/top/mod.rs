@@ -10,6 +10,7 @@ use std::io::{IsTerminal, stdin, stdout};
 use std::time::Duration;
 
 use ratatui::crossterm::event::{self, Event};
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -68,9 +69,9 @@ async fn show(
     mut state: State,
 ) -> std::io::Result<()> {
     let mut keys = keyboard();
-    let mut ticks = interval(REFRESH);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
+    let (sender, mut snapshots) = mpsc::channel(1);
+    // It goes on while keys are handled: a master that does not answer delays none.
+    let mut fetching = std::pin::pin!(fetch(pages, sender));
     loop {
         terminal.draw(|frame| draw::draw(&mut state, frame))?;
         tokio::select! {
@@ -84,10 +85,24 @@ async fn show(
                 // The terminal is gone.
                 None => return Ok(()),
             },
-            _ = ticks.tick() => match pages.get("/api/tiffin/snapshot").await {
+            () = &mut fetching => return Ok(()),
+            Some(snapshot) = snapshots.recv() => match snapshot {
                 Ok(snapshot) => state.update(snapshot),
                 Err(failure) => state.lose(failure.message),
             },
+        }
+    }
+}
+
+/// Sends a snapshot, or why there is none, every [`REFRESH`].
+async fn fetch(pages: &MasterPages, snapshots: mpsc::Sender<Result<Value, Failure>>) {
+    let mut ticks = interval(REFRESH);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        if snapshots.send(pages.get("/api/tiffin/snapshot").await).await.is_err() {
+            return;
         }
     }
 }

@@ -113,14 +113,28 @@ impl Server {
     }
 
     fn start(args: &[&str]) -> Self {
+        Self::try_start(args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    fn try_start(args: &[&str]) -> Result<Self, String> {
         let folder = tempfile::tempdir().unwrap();
         let mut command = tiffin();
         command.args(args).args(["--json", "--log-level", "error"]).env("XDG_STATE_HOME", folder.path());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{args:?}: {error}: {line}"));
-        Self { child, ready, _folder: folder }
+        let ready = serde_json::from_str(&line).map_err(|error| format!("{error}: {line}"));
+        let mut server = Self { child, ready: Value::Null, _folder: folder };
+        server.ready = ready?;
+        Ok(server)
+    }
+
+    /// Starts a store with the addresses of this one, which has stopped.
+    fn again(&self, more: &[&str]) -> Self {
+        let addresses = ["--listen", self.address(), "--http", self.ready["http"].as_str().unwrap()];
+        let args = [&["up", "--memory", "32MiB"], &addresses[..], more].concat();
+        // Another process may use a port for a moment.
+        std::iter::repeat_with(|| Self::try_start(&args)).find_map(Result::ok).unwrap()
     }
 
     /// Address of its master.

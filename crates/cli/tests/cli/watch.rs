@@ -2,28 +2,38 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Stdio};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
-use super::{Server, send};
+use super::{Server, send, tiffin};
 
 fn pages(server: &Server) -> &str {
     server.ready["http"].as_str().unwrap()
 }
 
+/// The lines of JSON that a command writes.
+fn json_lines(child: &mut Child) -> impl Iterator<Item = Value> + use<> {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+}
+
 /// Starts `tiffin top` in a terminal of its own. Returns the other end of the terminal.
 fn top(server: &Server) -> (Child, File) {
+    in_terminal(server.client(["top", "--http", pages(server)]))
+}
+
+fn in_terminal(mut command: Command) -> (Child, File) {
     let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&near).unwrap();
     unlockpt(&near).unwrap();
     tcsetwinsize(&near, Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     let name = ptsname(&near, Vec::new()).unwrap().into_string().unwrap();
     let far = || File::options().read(true).write(true).open(&name).unwrap();
-    let mut command = server.client(["top", "--http", pages(server)]);
     let child = command.stdin(far()).stdout(far()).stderr(far()).spawn().unwrap();
     (child, File::from(near))
 }
@@ -127,4 +137,51 @@ fn stat_is_repeated_until_it_is_interrupted() {
     }
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn top_quits_while_the_master_does_not_answer() {
+    let pages = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = tiffin();
+    command.args(["top", "--timeout", "1h", "--http", &pages.local_addr().unwrap().to_string()]);
+    let (mut child, mut terminal) = in_terminal(command);
+    let (mut first, _) = pages.accept().unwrap();
+    let mut head = BufReader::new(first.try_clone().unwrap()).lines();
+    while head.next().is_some_and(|it| !it.unwrap().is_empty()) {}
+    first.write_all(b"HTTP/1.1 200 OK\r\n\r\n{}").unwrap();
+    drop((head, first));
+    read_until(&mut terminal, "quit");
+    // The next question gets no answer.
+    let _unanswered = pages.accept().unwrap();
+    terminal.write_all(b"q").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn watchers_go_on_after_a_restart_of_the_master() {
+    let mut server = Server::up(&["--name", "here"]);
+    let mut events = server.client(["events", "--json", "--http", pages(&server)]);
+    let mut events = events.stdout(Stdio::piped()).spawn().unwrap();
+    let mut seen = json_lines(&mut events).map(|it| it["kind"].as_str().unwrap().to_owned());
+    assert_eq!(
+        (seen.next().unwrap(), seen.next().unwrap()),
+        ("master_started".into(), "member_ready".into())
+    );
+    let mut stat = server.client(["stat", "--watch=100ms", "--json"]);
+    let mut stat = stat.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut epochs = json_lines(&mut stat).map(|it| it["epoch"].as_u64().unwrap());
+    let before = epochs.next().unwrap();
+    server.stop(Signal::KILL);
+    let again = server.again(&["--name", "here"]);
+    // The numbers of events begin again; none is missed.
+    assert_eq!(
+        (seen.next().unwrap(), seen.next().unwrap()),
+        ("master_started".into(), "member_ready".into())
+    );
+    assert!(epochs.any(|it| it != before));
+    for (mut child, status) in [(events, 130), (stat, 130)] {
+        send(&child, Signal::INT);
+        assert_eq!(child.wait().unwrap().code(), Some(status));
+    }
+    drop(again);
 }

@@ -24,7 +24,9 @@ use super::{
 };
 use crate::{
     ConnId, Location, RequestId, SlotRef, Tick,
-    message::{Demotion, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage},
+    message::{
+        Demotion, Evicted, Evictions, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage,
+    },
     sabotage::sabotaged,
 };
 
@@ -64,8 +66,8 @@ pub(super) struct Context {
     /// arrive.
     pub(super) held_retires: BTreeMap<RequestId, HeldRetires>,
     pub(super) effects: VecDeque<Effect>,
-    /// Number of objects evicted since the master started, and their bytes.
-    pub(super) evicted: (u64, u64),
+    /// Objects evicted since the master started.
+    pub(super) evictions: Evictions,
     next_id: u64,
 }
 
@@ -90,7 +92,7 @@ impl Context {
             waits: BTreeMap::new(),
             held_retires: BTreeMap::new(),
             effects: VecDeque::new(),
-            evicted: (0, 0),
+            evictions: Evictions::default(),
             next_id: 0,
         }
     }
@@ -257,7 +259,13 @@ impl Context {
     pub(super) fn count_eviction(&mut self, index: ObjectIndex, cause: EvictionCause) {
         let Some(object) = self.catalog.get(index) else { return };
         let (bytes, is_unread, is_lost) = (object.len(), !object.was_read(), !object.tiers().1);
-        self.evicted = (self.evicted.0 + 1, self.evicted.1 + bytes);
+        let evicted = match cause {
+            EvictionCause::Memory => &mut self.evictions.memory,
+            EvictionCause::Quota => &mut self.evictions.quota,
+            EvictionCause::Promotion => &mut self.evictions.promotion,
+        };
+        *evicted = Evicted { objects: evicted.objects + 1, bytes: evicted.bytes + bytes };
+        self.evictions.unread += u64::from(is_unread && is_lost);
         self.notice(Notice::Evicted(Eviction { bytes, cause, is_unread, is_lost }));
     }
 

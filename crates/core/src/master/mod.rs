@@ -59,7 +59,6 @@ use objects::Objects;
 use quotas::Watches;
 use reserve::Reservations;
 pub use saved::POLICIES_MAX;
-pub use stream::NamedStream;
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{RepairConfig, TierConfig};
 use unreported::Parked;
@@ -70,7 +69,7 @@ use crate::{
     attributes::Attributes,
     message::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
-        Reply, Request, Resolve, Role, Stat, Viewer, wrong_direction,
+        Reply, Request, Resolve, Role, STREAMS_LISTED_MAX, Stat, Viewer, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
     space_for,
@@ -392,19 +391,15 @@ impl Master {
             clients: self.objects.cx.connections.client_count(),
             nodes: self.node_stats(),
             namespaces: self.objects.namespace_stats(),
-            evicted_objects: self.objects.cx.evicted.0,
-            evicted_bytes: self.objects.cx.evicted.1,
+            evicted_objects: self.objects.cx.evictions.total().objects,
+            evicted_bytes: self.objects.cx.evictions.total().bytes,
+            evictions: self.objects.cx.evictions,
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
             tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
             copies: self.objects.tier.copy_stat(),
+            streams: self.objects.streams.stats(&self.objects.cx, STREAMS_LISTED_MAX),
         }
-    }
-
-    /// The first `limit` streams, by namespace and name.
-    #[must_use]
-    pub fn streams(&self, limit: usize) -> Vec<NamedStream> {
-        self.objects.streams.stats(&self.objects.cx, limit)
     }
 
     fn node_stats(&self) -> Vec<NodeStat> {

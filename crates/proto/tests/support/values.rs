@@ -454,20 +454,41 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number());
-    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), copy_stat()).prop_map(
-        |(nodes, namespaces, numbers, tier, unreported, copies)| Stat {
+    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3));
+    (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), more).prop_map(
+        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams))| Stat {
             epoch: numbers.0,
             clients: numbers.1,
             nodes,
             namespaces,
             evicted_objects: numbers.2,
             evicted_bytes: numbers.3,
+            evictions,
             soft_pinned: numbers.4,
             tier: Box::new(tier),
             copies,
             unreported,
+            streams,
         },
     )
+}
+
+fn named_stream() -> impl Strategy<Value = NamedStream> {
+    (text(), text(), super::stream_stat()).prop_map(|(namespace, name, stat)| NamedStream {
+        namespace,
+        name,
+        stat,
+    })
+}
+
+fn evictions() -> impl Strategy<Value = Evictions> {
+    let evicted = || (number(), number()).prop_map(|(objects, bytes)| Evicted { objects, bytes });
+    (evicted(), evicted(), evicted(), number()).prop_map(|(memory, quota, promotion, unread)| Evictions {
+        memory,
+        quota,
+        promotion,
+        unread,
+    })
 }
 
 pub(super) fn consumption() -> impl Strategy<Value = Consumption> {

@@ -168,10 +168,11 @@ async fn snapshot(State(shared): Server, headers: HeaderMap) -> Response {
 struct After {
     #[serde(default)]
     after: u64,
+    journal: Option<String>,
 }
 
 async fn events(State(shared): Server, Query(after): Query<After>) -> Response {
-    answer(StatusCode::OK, &shared.events_after(after.after))
+    answer(StatusCode::OK, &shared.events_after(after.after, after.journal.as_deref()))
 }
 
 /// Server-sent events: one snapshot at once, then one every few seconds.

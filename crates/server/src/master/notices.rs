@@ -77,7 +77,6 @@ impl Shared {
     }
 
     fn evicted(&self, eviction: &Eviction) {
-        self.counters.evicted(eviction);
         if eviction.is_unread && eviction.is_lost {
             let text = "an object was evicted before it was read, and no disk has it";
             self.watched.journal.add(Kind::EvictedUnread, "", text);

@@ -19,8 +19,6 @@ use crate::watch::{self, History, Journal, Kind, Live};
 
 /// The maximum number of requests that are timed while they wait for an answer.
 const UNANSWERED_MAX: usize = 1 << 16;
-/// The maximum number of streams in metrics and snapshots.
-pub(super) const STREAMS_MAX: usize = 256;
 /// The maximum number of events in a snapshot.
 const EVENTS_MAX: usize = 200;
 /// The minimum time between two lines about slow requests, in milliseconds.
@@ -157,13 +155,11 @@ impl Shared {
 
     /// The page `/metrics`.
     pub(crate) fn metrics(&self) -> String {
-        let (stat, streams, waiting, undecided) = {
+        let (stat, waiting, undecided) = {
             let state = self.lock();
-            let core = &state.core;
-            (core.stat(), core.streams(STREAMS_MAX), core.waiting_count(), core.undecided_count())
+            (state.core.stat(), state.core.waiting_count(), state.core.undecided_count())
         };
         let snapshot = metrics::Snapshot {
-            streams: &streams,
             transfers: self.counters.transfers(&stat),
             waiting: waiting as u64,
             undecided: undecided as u64,
@@ -191,20 +187,19 @@ impl Shared {
 
     /// The snapshot for the page and `tiffin top`.
     pub(crate) fn view(&self) -> Value {
-        let (stat, streams, waiting, drains) = {
+        let (stat, waiting, drains) = {
             let state = self.lock();
             let stat = state.core.stat();
             let drains = stat.nodes.iter().map(|it| it.info.segment);
             let drains = drains.filter_map(|it| Some((it, state.core.drain_phase(it)?))).collect();
-            (stat, state.core.streams(STREAMS_MAX), state.core.waiting_count(), drains)
+            (stat, state.core.waiting_count(), drains)
         };
         watch::render(&watch::Seen {
             stat: &stat,
-            streams: &streams,
             counters: &self.counters,
             transfers: self.counters.transfers(&stat),
             operations: self.watched.history().operations(),
-            events: &self.watched.journal.after(0, EVENTS_MAX),
+            events: &self.watched.journal.newest(EVENTS_MAX),
             awaited: self.awaited(),
             uptime: self.started.elapsed(),
             leads: self.ha_stat().is_none_or(|it| it.0),
@@ -214,9 +209,13 @@ impl Shared {
         })
     }
 
-    /// The events with a greater number.
-    pub(crate) fn events_after(&self, number: u64) -> Value {
-        json!({"events": watch::events(&self.watched.journal.after(number, EVENTS_MAX))})
+    /// The events with a greater number, oldest first. The numbers are those of the named journal: after a
+    /// restart of the master, a reader begins again.
+    pub(crate) fn events_after(&self, number: u64, journal: Option<&str>) -> Value {
+        let own = self.config.instance.to_string();
+        let number = if journal.is_none_or(|it| it == own) { number } else { 0 };
+        let events = self.watched.journal.after(number, EVENTS_MAX);
+        json!({"journal": own, "events": watch::events(&events), "more": events.len() == EVENTS_MAX})
     }
 
     /// A stream of snapshots. `None` if there are too many.

@@ -15,9 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use page::reference;
-pub(crate) use page::{allocated, held_word, render, summary, tier};
+pub(crate) use page::{allocated, held_word, render, shown_namespaces, summary, tier};
 pub(crate) use requests::{REQUESTS, RequestKind};
-use tiffin_core::master::{Eviction, EvictionCause, NamedStream};
 use tiffin_measure::{Counts, Histogram, Measures};
 use tiffin_types::SegmentId;
 use tiffin_types::message::{
@@ -82,9 +81,6 @@ pub(crate) struct Counters {
     allocation_failures: AtomicU64,
     over_quota: AtomicU64,
     behind: AtomicU64,
-    /// By cause.
-    evictions: [Evicted; 3],
-    evicted_unread: AtomicU64,
     /// Latencies at the master, by kind of request.
     requests: [Histogram; REQUESTS.len()],
     /// What clients have measured, all together.
@@ -109,19 +105,12 @@ struct OpCounters {
     batch_failed_items: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct Evicted {
-    objects: AtomicU64,
-    bytes: AtomicU64,
-}
-
 /// The transfers of one member, by operation and path.
 pub(crate) type Transfers = Vec<(String, &'static str, &'static str, Counts)>;
 
 /// The data for the pages.
 pub(crate) struct Snapshot<'a> {
     pub(crate) stat: &'a Stat,
-    pub(crate) streams: &'a [NamedStream],
     pub(crate) transfers: Transfers,
     /// The number of events by kind.
     pub(crate) events: Vec<(&'static str, u64)>,
@@ -141,7 +130,6 @@ impl<'a> Snapshot<'a> {
         Self {
             stat,
             counters,
-            streams: &[],
             transfers: Vec::new(),
             events: Vec::new(),
             waiting: 0,
@@ -338,31 +326,6 @@ impl Counters {
     fn decided<'a>(&self, outcomes: impl Iterator<Item = &'a CommitOutcome> + Clone) {
         let failed = |it: &&CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
         self.outcome(Op::PutEnd, outcomes.clone().count(), outcomes.filter(failed).count());
-    }
-
-    /// Counts an eviction.
-    pub(crate) fn evicted(&self, eviction: &Eviction) {
-        let [memory, quota, promotion] = &self.evictions;
-        let counter = match eviction.cause {
-            EvictionCause::Memory => memory,
-            EvictionCause::Quota => quota,
-            EvictionCause::Promotion => promotion,
-        };
-        add(&counter.objects, 1);
-        add(&counter.bytes, eviction.bytes);
-        add(&self.evicted_unread, u64::from(eviction.is_unread && eviction.is_lost));
-    }
-
-    /// Evicted objects and bytes, by cause.
-    pub(crate) fn evictions(&self) -> [(&'static str, u64, u64); 3] {
-        let [memory, quota, promotion] = &self.evictions;
-        [("memory", memory), ("quota", quota), ("promotion", promotion)]
-            .map(|(cause, it)| (cause, get(&it.objects), get(&it.bytes)))
-    }
-
-    /// Objects that were evicted unread and have no disk copy.
-    pub(crate) fn evicted_unread(&self) -> u64 {
-        get(&self.evicted_unread)
     }
 
     /// Lookups, and those that found an object.

@@ -7,11 +7,15 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use tiffin_core::master::NamedStream;
 use tiffin_measure::{BOUNDS_US, Counts};
-use tiffin_types::message::{GroupStat, Held, NamespaceStat, NodeStat, Stat, Usage};
+use tiffin_types::message::{GroupStat, Held, NamedStream, NamespaceStat, NodeStat, Stat, Usage};
 
 use super::{Counters, OPS, REQUESTS, Snapshot, VALUE_SIZES, get};
+
+/// The maximum number of namespaces on the page: those with puts that wait first, then the largest.
+pub(super) const NAMESPACES_MAX: usize = 1000;
+/// The maximum number of owners of pins on the page: those with most bytes.
+pub(super) const OWNERS_MAX: usize = 1000;
 
 /// A metric of a thing: its name, its help text and its value.
 type Row<T> = (&'static str, &'static str, fn(&T) -> u64);
@@ -39,7 +43,7 @@ fn filled(snapshot: &Snapshot<'_>) -> Page {
     page.section("Namespaces");
     namespaces(&mut page, &snapshot.stat.namespaces);
     page.section("Streams");
-    streams(&mut page, snapshot.streams);
+    streams(&mut page, &snapshot.stat.streams);
     page.section("Disks and copies");
     tiers(&mut page, snapshot.stat);
     page.section("The master");
@@ -65,8 +69,9 @@ pub fn reference() -> String {
          so that its dashboards work.\n\
          - A *path* is how bytes moved: `process`, `shared_memory`, `tcp`, `disk`; `master` is a call \
          that moved none. A call with several paths counts for the last of them in this order.\n\
-         - Lists of streams end after the first 256, and owners of pins after the 64 with most bytes of \
-         each namespace.\n\
+         - The lists are bounded: the 1000 namespaces with puts that wait or with most memory in use, the \
+         1000 owners of pins with most bytes, the first 256 streams. `tiffin_namespaces` counts all \
+         namespaces.\n\
          - [deploy/grafana](../deploy/grafana/tiffin.json) has a dashboard and \
          [deploy/prometheus](../deploy/prometheus/alerts.yml) alert rules.\n",
     );
@@ -166,16 +171,16 @@ fn nodes(page: &mut Page, nodes: &[NodeStat]) {
         }
     }
     let name = "tiffin_node_bytes";
-    let help = "Bytes of the node by `state`: `free`, `granted` (reserved by writers), `committed` \
-                (objects), `held` (removed, but in view), `metadata` (records and names of objects)";
+    let help = "Bytes of the node by `state`: `free`, `reserved` (by writers), `in_use` (objects), \
+                `in_view` (removed, but in view), `metadata` (records and names of objects)";
     page.head(name, "gauge", &["node", "tier", "state"], help);
     for node in nodes {
         let usage = &node.usage;
         let states = [
             ("free", usage.free),
-            ("granted", usage.granted),
-            ("committed", usage.committed),
-            ("held", usage.held),
+            ("reserved", usage.granted),
+            ("in_use", usage.committed),
+            ("in_view", usage.held),
             ("metadata", usage.metadata),
         ];
         for (state, bytes) in states {
@@ -238,27 +243,27 @@ fn operations(page: &mut Page, counters: &Counters) {
 fn lifetimes(page: &mut Page, snapshot: &Snapshot<'_>) {
     let counters = snapshot.counters;
     let failures = get(&counters.allocation_failures);
-    let evictions: u64 = counters.evictions.iter().map(|it| get(&it.objects)).sum();
+    let evictions = snapshot.stat.evictions.total().objects;
     let help = "Attempts to free memory by eviction";
     page.counter("master_attempted_evictions_total", help, evictions + failures);
     page.counter("master_successful_evictions_total", "Evictions that freed memory", evictions);
     page.counter("master_evicted_key_count", "Evicted objects", snapshot.stat.evicted_objects);
     page.counter("master_evicted_size_bytes", "Evicted bytes", snapshot.stat.evicted_bytes);
     page.counter("master_put_start_alloc_failures_total", "Objects of puts that found no memory", failures);
-    let causes = ["memory", "quota", "promotion"];
+    let causes = snapshot.stat.evictions.by_cause();
     let name = "tiffin_evicted_objects_total";
     let help = "Objects that left memory by `cause`: `memory` (a put needed memory on the node), `quota` \
                 (a put needed it within the quota), `promotion` (an object was promoted from a disk)";
     page.head(name, "counter", &["cause"], help);
-    for (cause, counter) in causes.iter().zip(&counters.evictions) {
-        page.sample(name, &[("cause", cause)], get(&counter.objects));
+    for (cause, evicted) in causes {
+        page.sample(name, &[("cause", cause)], evicted.objects);
     }
     let name = "tiffin_evicted_bytes_total";
     page.head(name, "counter", &["cause"], "Their bytes");
-    for (cause, counter) in causes.iter().zip(&counters.evictions) {
-        page.sample(name, &[("cause", cause)], get(&counter.bytes));
+    for (cause, evicted) in causes {
+        page.sample(name, &[("cause", cause)], evicted.bytes);
     }
-    let lost = get(&counters.evicted_unread);
+    let lost = snapshot.stat.evictions.unread;
     page.counter(
         "tiffin_evicted_unread_total",
         "Objects that were evicted unread, without a disk copy",
@@ -286,7 +291,17 @@ fn cache(page: &mut Page, counters: &Counters) {
     let _ = writeln!(page.text, "valid_get_rate {rate}");
 }
 
-fn namespaces(page: &mut Page, namespaces: &[NamespaceStat]) {
+/// The namespaces to show where there are many: those with puts that wait first, then the largest.
+pub(crate) fn shown_namespaces(namespaces: &[NamespaceStat], limit: usize) -> Vec<&NamespaceStat> {
+    let mut shown: Vec<_> = namespaces.iter().collect();
+    shown.sort_by_key(|it| std::cmp::Reverse((it.waiting, it.used, it.objects)));
+    shown.truncate(limit);
+    shown
+}
+
+fn namespaces(page: &mut Page, all: &[NamespaceStat]) {
+    page.gauge("tiffin_namespaces", "Namespaces that a client has used", all.len() as u64);
+    let namespaces = shown_namespaces(all, NAMESPACES_MAX);
     let rows: [KindRow<NamespaceStat, Option<u64>>; 12] = [
         ("objects", "gauge", "Objects", |it| Some(it.objects)),
         ("bytes", "gauge", "Bytes of objects, each counted once", |it| Some(it.bytes)),
@@ -310,26 +325,30 @@ fn namespaces(page: &mut Page, namespaces: &[NamespaceStat]) {
     for (name, kind, help, value) in rows {
         let name = format!("tiffin_namespace_{name}");
         page.head(&name, kind, &["namespace"], help);
-        for it in namespaces {
+        for it in &namespaces {
             let value = value(it).into_iter();
             value.for_each(|value| page.sample(&name, &[("namespace", &it.name)], value));
         }
     }
     let help = "Bytes that clients keep from being freed, by `kept`: `reserved`, `leased`";
     page.head("tiffin_namespace_held_bytes", "gauge", &["namespace", "kept"], help);
-    for it in namespaces {
+    for it in &namespaces {
         for held in [Held::Reserved, Held::Leased] {
             let bytes = it.holders.iter().filter(|it| it.held == held).map(|it| it.bytes).sum();
             let labels = [("namespace", it.name.as_str()), ("kept", held_word(held))];
             page.sample("tiffin_namespace_held_bytes", &labels, bytes);
         }
     }
+    let mut owners: Vec<_> =
+        namespaces.iter().flat_map(|ns| ns.owners.iter().map(move |it| (&ns.name, it))).collect();
+    owners.sort_by_key(|it| std::cmp::Reverse(it.1.bytes));
+    owners.truncate(OWNERS_MAX);
     page.head("tiffin_pinned_objects", "gauge", &["namespace", "owner"], "Pinned objects, by owner");
-    for (namespace, it) in namespaces.iter().flat_map(|ns| ns.owners.iter().map(move |it| (&ns.name, it))) {
+    for (namespace, it) in &owners {
         page.sample("tiffin_pinned_objects", &[("namespace", namespace), ("owner", &it.owner)], it.objects);
     }
     page.head("tiffin_pinned_bytes", "gauge", &["namespace", "owner"], "Their bytes, each object once");
-    for (namespace, it) in namespaces.iter().flat_map(|ns| ns.owners.iter().map(move |it| (&ns.name, it))) {
+    for (namespace, it) in &owners {
         page.sample("tiffin_pinned_bytes", &[("namespace", namespace), ("owner", &it.owner)], it.bytes);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_types::message::{CACHED_READS_MAX, Exists, NodeInfo, NodeStat, Resolve, Resolved};
+use tiffin_types::message::{
+    CACHED_READS_MAX, Evicted, Evictions, Exists, NamespaceStat, NodeInfo, NodeStat, OwnerStat, Resolve,
+    Resolved,
+};
 use tiffin_types::{Key, message::Found};
 
 use super::*;
@@ -219,6 +222,34 @@ fn latencies_are_exported_by_operation_and_path() {
 }
 
 #[test]
+fn namespaces_and_owners_beyond_the_limit_are_left_out() {
+    let owner = |bytes: u64| OwnerStat { owner: format!("o{bytes}"), objects: 1, bytes };
+    let namespace = |used: usize| NamespaceStat {
+        name: format!("n{used}"),
+        used: used as u64,
+        owners: vec![owner(2 * used as u64), owner(2 * used as u64 + 1)],
+        ..NamespaceStat::default()
+    };
+    let mut stat = Stat { namespaces: (0..page::NAMESPACES_MAX).map(namespace).collect(), ..Stat::default() };
+    let lines = |stat: &Stat, start: &str| {
+        let page = page_of(stat, &Counters::default());
+        page.lines().filter(|it| it.starts_with(start)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let used = "tiffin_namespace_used_bytes{";
+    assert_eq!(lines(&stat, used).len(), page::NAMESPACES_MAX);
+    // One more, whose puts wait: the smallest is left out.
+    stat.namespaces.push(NamespaceStat { name: "waits".into(), waiting: 1, ..NamespaceStat::default() });
+    let shown = lines(&stat, used);
+    assert_eq!(shown.len(), page::NAMESPACES_MAX);
+    assert!(shown[0].contains("\"waits\"") && !shown.iter().any(|it| it.contains("\"n0\"")), "{shown:?}");
+    assert_eq!(lines(&stat, "tiffin_namespaces "), ["tiffin_namespaces 1001"]);
+    // Two owners in each: those with most bytes.
+    let owners = lines(&stat, "tiffin_pinned_bytes{");
+    assert_eq!(owners.len(), page::OWNERS_MAX);
+    assert!(owners[0].ends_with(" 1999") && owners.iter().all(|it| !it.ends_with(" 999")), "{owners:?}");
+}
+
+#[test]
 fn members_beyond_the_limit_are_not_counted() {
     let counters = Counters::default();
     let read = [Measured { operation: 10, path: 3, counts: vec![1], sum_us: 1, bytes: 5 }];
@@ -234,16 +265,18 @@ fn members_beyond_the_limit_are_not_counted() {
 #[test]
 fn evictions_and_shortages_are_counted_by_cause() {
     let counters = Counters::default();
-    for (cause, is_unread, is_lost) in [
-        (EvictionCause::Memory, true, true),
-        (EvictionCause::Memory, true, false),
-        (EvictionCause::Quota, false, true),
-        (EvictionCause::Promotion, false, false),
+    let (memory, quota) = (Evicted { objects: 2, bytes: 20 }, Evicted { objects: 1, bytes: 10 });
+    let evictions = Evictions { memory, quota, promotion: Evicted::default(), unread: 1 };
+    let page = page_of(&Stat { evictions, ..Stat::default() }, &counters);
+    for expected in [
+        "tiffin_evicted_objects_total{cause=\"memory\"} 2",
+        "tiffin_evicted_bytes_total{cause=\"quota\"} 10",
+        "tiffin_evicted_objects_total{cause=\"promotion\"} 0",
+        "tiffin_evicted_unread_total 1",
+        "master_successful_evictions_total 3",
     ] {
-        counters.evicted(&Eviction { bytes: 10, cause, is_unread, is_lost });
+        assert!(page.lines().any(|line| line == expected), "{expected} is not in\n{page}");
     }
-    assert_eq!(counters.evictions(), [("memory", 2, 20), ("quota", 1, 10), ("promotion", 1, 10)]);
-    assert_eq!(counters.evicted_unread(), 1);
     let items = vec![ReserveOutcome::OverQuota(Default::default()), ReserveOutcome::NoNode];
     let reply = Reply::Reserved(tiffin_types::message::Reserved { items, ..Default::default() });
     let shortage = counters.answered(None, &reply);

@@ -178,13 +178,17 @@ impl Journal {
         entries.ring.push_back(Entry { number, at_ms, kind, subject, text, count: 1 });
     }
 
-    /// The events with a greater number, oldest first; of more than `limit`, the newest.
+    /// The events with a greater number, oldest first, at most `limit`.
     pub(crate) fn after(&self, number: u64, limit: usize) -> Vec<Entry> {
         let entries = self.lock();
-        let newer = entries.ring.iter().rev().take_while(|it| it.number > number);
-        let mut newer: Vec<_> = newer.take(limit).cloned().collect();
-        newer.reverse();
-        newer
+        let first = entries.ring.partition_point(|it| it.number <= number);
+        entries.ring.range(first..).take(limit).cloned().collect()
+    }
+
+    /// The newest events, oldest first, at most `limit`.
+    pub(crate) fn newest(&self, limit: usize) -> Vec<Entry> {
+        let entries = self.lock();
+        entries.ring.range(entries.ring.len().saturating_sub(limit)..).cloned().collect()
     }
 
     /// How often each kind has happened, if it has.
@@ -226,7 +230,10 @@ mod tests {
         assert_eq!((all.len(), all[0].subject.as_str()), (ENTRIES_MAX, "1"));
         let last = journal.after(ENTRIES_MAX as u64, usize::MAX);
         assert_eq!((last.len(), last[0].subject.as_str()), (1, "one more"));
-        assert_eq!(journal.after(0, 2)[0].subject, (ENTRIES_MAX - 1).to_string(), "the newest two");
+        assert_eq!(journal.newest(2)[0].subject, (ENTRIES_MAX - 1).to_string());
+        assert_eq!(journal.newest(usize::MAX).len(), ENTRIES_MAX);
+        let page = journal.after(1, 2);
+        assert_eq!((page.len(), page[1].number), (2, 3), "the oldest come first");
         assert_eq!(journal.counts(), [("member_ready", ENTRIES_MAX as u64), ("member_lost", 1)]);
     }
 

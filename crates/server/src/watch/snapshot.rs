@@ -6,12 +6,11 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tiffin_core::master::NamedStream;
 use tiffin_types::SegmentId;
-use tiffin_types::message::{Holder, NamespaceStat, NodeStat, Stat};
+use tiffin_types::message::{Holder, NamedStream, NamespaceStat, NodeStat, Stat};
 
 use super::{Entry, INTERVAL};
-use crate::metrics::{Counters, Transfers, allocated, held_word, tier};
+use crate::metrics::{Counters, Transfers, allocated, held_word, shown_namespaces, tier};
 
 /// The maximum number of members in a snapshot; those that do not answer first, then the fullest.
 pub(super) const NODES_MAX: usize = 512;
@@ -23,7 +22,6 @@ const HOLDERS_MAX: usize = 16;
 /// What a snapshot shows.
 pub(crate) struct Seen<'a> {
     pub(crate) stat: &'a Stat,
-    pub(crate) streams: &'a [NamedStream],
     pub(crate) counters: &'a Counters,
     pub(crate) transfers: Transfers,
     pub(crate) operations: Vec<Value>,
@@ -46,10 +44,8 @@ pub(crate) fn render(seen: &Seen<'_>) -> Value {
     let more_nodes = nodes.len().saturating_sub(NODES_MAX);
     nodes.truncate(NODES_MAX);
     nodes.sort_by(|one, other| one.info.name.cmp(&other.info.name));
-    let mut namespaces: Vec<_> = stat.namespaces.iter().collect();
-    namespaces.sort_by_key(|it| std::cmp::Reverse((it.waiting, it.used)));
-    let more_namespaces = namespaces.len().saturating_sub(NAMESPACES_MAX);
-    namespaces.truncate(NAMESPACES_MAX);
+    let more_namespaces = stat.namespaces.len().saturating_sub(NAMESPACES_MAX);
+    let namespaces = shown_namespaces(&stat.namespaces, NAMESPACES_MAX);
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "interval_seconds": INTERVAL.as_secs_f64(),
@@ -60,8 +56,8 @@ pub(crate) fn render(seen: &Seen<'_>) -> Value {
         "nodes": nodes.into_iter().map(|it| node(seen, it)).collect::<Vec<_>>(),
         "namespaces": namespaces.into_iter().map(namespace).collect::<Vec<_>>(),
         "more": {"nodes": more_nodes, "namespaces": more_namespaces},
-        "streams": seen.streams.iter().map(stream).collect::<Vec<_>>(),
-        "lookups": lookups(seen), "prefetch": prefetch(stat), "evictions": evictions(seen),
+        "streams": stat.streams.iter().map(stream).collect::<Vec<_>>(),
+        "lookups": lookups(seen), "prefetch": prefetch(stat), "evictions": evictions(stat),
         "disks": named(&stat.tier.named()), "copies": named(&stat.copies.named()),
         "operations": seen.operations,
         "events": events(seen.events),
@@ -183,11 +179,10 @@ fn prefetch(stat: &Stat) -> Value {
     })
 }
 
-fn evictions(seen: &Seen<'_>) -> Value {
-    let causes = seen.counters.evictions();
-    let causes =
-        causes.map(|(cause, objects, bytes)| json!({"cause": cause, "objects": objects, "bytes": bytes}));
-    json!({"causes": causes, "unread": seen.counters.evicted_unread()})
+fn evictions(stat: &Stat) -> Value {
+    let causes = stat.evictions.by_cause();
+    let causes = causes.map(|(cause, it)| json!({"cause": cause, "objects": it.objects, "bytes": it.bytes}));
+    json!({"causes": causes, "unread": stat.evictions.unread})
 }
 
 fn named(rows: &[(&'static str, &'static str, u64)]) -> Map<String, Value> {
@@ -203,7 +198,6 @@ mod tests {
     fn seen<'a>(stat: &'a Stat, counters: &'a Counters) -> Seen<'a> {
         Seen {
             stat,
-            streams: &[],
             counters,
             transfers: Vec::new(),
             operations: Vec::new(),

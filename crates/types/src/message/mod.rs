@@ -49,11 +49,12 @@ pub use member_to_master::{
 };
 pub use space::{Allocate, AllocateItem, Allocated, Full, Quota, Resource, Shortage, Usage};
 pub use stat::{
-    CACHED_READS_MAX, CachedReads, CopyStat, HOLDERS_MAX, Held, Holder, Measured, NamespaceStat, NodeStat,
-    OWNERS_MAX, OwnerStat, Stat,
+    CACHED_READS_MAX, CachedReads, CopyStat, Evicted, Evictions, HOLDERS_MAX, Held, Holder, Measured,
+    NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, STREAMS_LISTED_MAX, Stat,
 };
 pub use stream::{
-    Attach, Backlog, EndStream, GroupStat, OpenStream, Pull, Pulled, StreamEnd, StreamLimits, StreamStat,
+    Attach, Backlog, EndStream, GroupStat, NamedStream, OpenStream, Pull, Pulled, StreamEnd, StreamLimits,
+    StreamStat,
 };
 pub use tier::{
     Ahead, DemoteItem, Demotion, Dropped, FetchItem, Moved, Prefetch, PrefetchOutcome, PromoteItem, TierStat,

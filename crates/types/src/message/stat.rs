@@ -1,6 +1,6 @@
 //! Statistics: the master's view of the cluster, of its nodes and of its namespaces.
 
-use super::{Demotion, NodeInfo, TierStat, Usage};
+use super::{Demotion, NamedStream, NodeInfo, TierStat, Usage};
 
 /// The master's view of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Stat {
     pub evicted_objects: u64,
     /// See [`Self::evicted_objects`].
     pub evicted_bytes: u64,
+    /// The same by cause.
+    pub evictions: Evictions,
     /// The number of objects with a soft pin.
     pub soft_pinned: u64,
     /// The counters of the disks.
@@ -25,6 +27,50 @@ pub struct Stat {
     pub copies: CopyStat,
     /// Members that have not reported since the master started; replies that depend on them wait.
     pub unreported: Vec<String>,
+    /// The first streams, by namespace and name: at most [`STREAMS_LISTED_MAX`].
+    pub streams: Vec<NamedStream>,
+}
+
+/// The most streams that a [`Stat`] lists.
+pub const STREAMS_LISTED_MAX: usize = 256;
+
+/// Objects that left memory in favour of others since the master started, by what needed the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// A put that needed memory on its node.
+    pub memory: Evicted,
+    /// A put within the quota of its namespace.
+    pub quota: Evicted,
+    /// A promotion from a disk.
+    pub promotion: Evicted,
+    /// Objects that no client had read, and that no disk has.
+    pub unread: u64,
+}
+
+/// Evicted objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Their number.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Evictions {
+    /// Each cause by its name, for pages and tables.
+    #[must_use]
+    pub fn by_cause(&self) -> [(&'static str, Evicted); 3] {
+        [("memory", self.memory), ("quota", self.quota), ("promotion", self.promotion)]
+    }
+
+    /// The sum of all causes.
+    #[must_use]
+    pub fn total(&self) -> Evicted {
+        self.by_cause().into_iter().fold(Evicted::default(), |sum, (_, it)| Evicted {
+            objects: sum.objects + it.objects,
+            bytes: sum.bytes + it.bytes,
+        })
+    }
 }
 
 /// Lost copies, and how they are made again. The counters are since the master started.

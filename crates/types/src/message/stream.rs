@@ -90,6 +90,17 @@ pub struct Pulled {
     pub end: Option<StreamEnd>,
 }
 
+/// A stream with its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamedStream {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub stat: StreamStat,
+}
+
 /// The state of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamStat {

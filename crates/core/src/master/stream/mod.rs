@@ -44,8 +44,8 @@ use crate::{
     ClientId, ConnId, Generation, OWNER_BYTES_MAX, RequestId, Tick,
     attributes::SampleAttributes,
     message::{
-        Backlog, Cause, EndStream, Granted, LeaseOutcome, Leased, OpenStream, Pull, Pulled, PutOptions,
-        Reason, Refusal, Reply, StreamEnd, StreamStat,
+        Backlog, Cause, EndStream, Granted, LeaseOutcome, Leased, NamedStream, OpenStream, Pull, Pulled,
+        PutOptions, Reason, Refusal, Reply, StreamEnd,
     },
     sabotage::sabotaged,
 };
@@ -70,17 +70,6 @@ pub(super) struct Streams {
     /// Streams with a change that pulls may wait for.
     changed: BTreeSet<StreamIndex>,
     pulls: BTreeMap<OpId, Pulling>,
-}
-
-/// A stream with its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedStream {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its state.
-    pub stat: StreamStat,
 }
 
 /// A pull that waits.
