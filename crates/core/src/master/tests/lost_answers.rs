@@ -79,39 +79,6 @@ fn replaced_object_stays_until_its_successor_is_stored() {
     assert!(matches!(cluster.replies.remove(&id), Some(Reply::Committed(_))));
 }
 
-/// An object is replaced by one whose node has not received it, and then deleted; the master restarts.
-/// Whether the name exists again.
-fn delete_of_a_successor_is_undone(sabotage: Sabotage) -> bool {
-    let mut cluster = Cluster::durable(&[4 * UNIT, 4 * UNIT]);
-    cluster.master.objects.cx.config.sabotage = sabotage;
-    let on = |name: &str| PutOptions { preferred: vec![name.into()], ..plain() };
-    cluster.put("k", UNIT, on("node1"));
-    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, on("node2")) else { panic!("full") };
-    cluster.takes_at_once = false;
-    cluster.hold_up(1);
-    cluster.send_commit("k", UNIT, on("node2"), &space);
-    cluster.held_up[1].clear();
-    // Both nodes are away during the delete.
-    cluster.unlink(0);
-    cluster.unlink(1);
-    let outcome = cluster.delete("k", true);
-    assert!(matches!(outcome, Some(DeleteOutcome::Unconfirmed(_))), "{outcome:?}");
-    cluster.let_go(1);
-    cluster.restart_master(6);
-    cluster.has("k")
-}
-
-#[test]
-fn deleted_object_takes_its_predecessors_along() {
-    assert!(!delete_of_a_successor_is_undone(Sabotage::None));
-}
-
-#[cfg(feature = "sabotage")]
-#[test]
-fn mutant_of_held_copies_is_noticed() {
-    assert!(delete_of_a_successor_is_undone(Sabotage::KeepHeldCopies));
-}
-
 #[test]
 fn retire_is_owed_until_the_node_receives_it() {
     let mut cluster = Cluster::new(&[4 * UNIT]);
