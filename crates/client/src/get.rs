@@ -189,8 +189,7 @@ pub(crate) async fn run<'a>(
 ) -> Ended {
     let mut session = session.wait_for_reports(crate::names::wait_ms(deadline));
     let (mut failures, mut devices) = (Failures::new(), BTreeMap::new());
-    let mut running = Running::new();
-    let mut flights = Flights::new(inner, items, deadline);
+    let (mut running, mut flights) = (Running::new(), Flights::new(inner, items, deadline));
     let mut moved = Moved::begin();
     let mut is_late = deadline.instant() <= moved.began;
     while !is_late && !session.is_done() {
