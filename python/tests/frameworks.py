@@ -1,9 +1,11 @@
 """The packages that adapters are for: the real ones where they are installed, else stand-ins.
 
-A stand-in has the base classes, records and loaders of a package as its documentation states them, and nothing
-else: it shows that an adapter fits the contract. `make check-plugins` sets `TIFFIN_PLUGINS=real` and runs the
-same tests with the real packages; there a package that cannot be imported is a skip with its reason.
+A stand-in has the base classes, records and loaders of a package with their documented parameters, and
+nothing else: it shows that an adapter fits the contract. `make check-plugins` sets `TIFFIN_PLUGINS=real` and
+runs the same tests with the real packages; there a package that cannot be imported is a skip with its reason.
 """
+# Methods of a base class without an effect are part of its contract.
+# ruff: noqa: B027
 
 import abc
 import dataclasses
@@ -146,7 +148,9 @@ def sglang():
             assert issubclass(kind, HiCacheStorage) and extra["backend_name"]
             return kind(config, more)
 
-    contents = {kind.__name__: kind for kind in (HiCacheStorage, HiCacheStorageConfig, PoolHitPolicy, PoolName)}
+    contents = {
+        kind.__name__: kind for kind in (HiCacheStorage, HiCacheStorageConfig, PoolHitPolicy, PoolName)
+    }
     contents |= {"PoolTransfer": PoolTransfer, "PoolTransferResult": PoolTransferResult}
     return modules(
         sglang__srt__mem_cache__hicache_storage=contents,

@@ -89,10 +89,9 @@ def test_factory_loads_it_by_the_flags_of_the_document(sglang, theirs, cluster):
 
     extra = {"backend_name": "tiffin", "module_path": "tiffin.integrations.sglang", "interface_v1": 1}
     extra |= {"class_name": "TiffinHiCache", "address": cluster, "tag": "factory"}
-    given = dict(
-        tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
-        enable_storage_metrics=False, is_page_first_layout=True, model_name="m", extra_config=extra,
-    )  # fmt: skip
+    given = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1}
+    given |= {"is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True}
+    given |= {"model_name": "m", "extra_config": extra}
     factory = importlib.import_module(FACTORY).StorageBackendFactory
     pool = HostPool(8)
     backend = factory.create_backend("dynamic", theirs.HiCacheStorageConfig(**given), pool)

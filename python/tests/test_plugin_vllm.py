@@ -202,7 +202,9 @@ def loaded(engine, id="2", blocks=(8, 2, 6, 0, 5), **options):
 
 def test_class_fits_the_base_class(vllm):
     base = importlib.import_module(BASE).KVConnectorBase_V1
-    assert {"start_load_kv", "get_finished", "reset_cache"} <= set(frameworks.fits(vllm.TiffinConnector, base))
+    assert {"start_load_kv", "get_finished", "reset_cache"} <= set(
+        frameworks.fits(vllm.TiffinConnector, base)
+    )
     assert issubclass(vllm.Meta, importlib.import_module(BASE).KVConnectorMetadata)
 
 
@@ -237,9 +239,19 @@ def test_missing_pages_are_reported_as_blocks(engine, monkeypatch):
     assert second.ask(request("3")) == (4, True), "a page counts only if every rank has it"
 
 
+def test_place_of_the_blocks_is_not_part_of_a_page(engine):
+    written = saved(engine(layout=0))
+    other = engine(layout=1)
+    assert loaded(other) == 4 and not other.errors
+    found = content(other.memory[0], [8, 2, 6, 0])
+    keys_and_values = [numpy.moveaxis(it, 1, 0) for it in found[:4]]
+    kept = [it for at, it in enumerate(written[0]) if at % 5 != 4]
+    assert same([*keys_and_values, *found[4:]], kept)
+
+
 def test_page_of_another_layout_is_not_loaded(engine):
     saved(engine(layout=0))
-    other = engine(layout=1)
+    other = engine(layout=2)
     one = request("2")
     assert other.ask(one) == (16, True)
     other.scheduler.update_state_after_alloc(one, [8, 2, 6, 0, 5], 16)
@@ -308,13 +320,13 @@ def test_stopped_store_has_no_pages_and_fails_no_step(engine):
 def test_unsupported_setups_are_refused_with_a_hint(vllm, cluster):
     role = importlib.import_module(BASE).KVConnectorRole.SCHEDULER
     groups = types.SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[None, None])
-    with pytest.raises(ValueError, match="hint: .*--disable-hybrid-kv-cache-manager"):
+    with pytest.raises(ValueError, match=r"hint: .*--disable-hybrid-kv-cache-manager"):
         vllm.TiffinConnector(config(cluster), role, groups)
     split = config(cluster)
     split.parallel_config.decode_context_parallel_size = 2
     with pytest.raises(ValueError, match="hint: "):
         vllm.TiffinConnector(split, role, CACHES)
-    with pytest.raises(ValueError, match="unknown settings.*addres'"):
+    with pytest.raises(ValueError, match=r"unknown settings.*addres'"):
         vllm.TiffinConnector(config(cluster, extra={"addres": ""}), role, CACHES)
 
 

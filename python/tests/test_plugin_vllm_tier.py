@@ -27,15 +27,15 @@ def results(module):
 
 
 def spec(**options):
-    parallel = dict(tp_size=2, pp_size=1, pcp_size=1, dcp_size=1, is_parallelism_agnostic=False)
+    parallel = {"tp_size": 2, "pp_size": 1, "pcp_size": 1, "dcp_size": 1, "is_parallelism_agnostic": False}
     group = types.SimpleNamespace(tokens_per_block=16, layer_names=("a", "b"))
-    given = dict(
-        model=types.SimpleNamespace(name="m", dtype="float16"),
-        cache=types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
-        parallel=types.SimpleNamespace(**parallel),
-        groups=(group,),
-        kv_cache_layout="NHD",
-    )
+    given = {
+        "model": types.SimpleNamespace(name="m", dtype="float16"),
+        "cache": types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
+        "parallel": types.SimpleNamespace(**parallel),
+        "groups": (group,),
+        "kv_cache_layout": "NHD",
+    }
     return types.SimpleNamespace(config=types.SimpleNamespace(**given | options))
 
 

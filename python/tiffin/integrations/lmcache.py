@@ -1,16 +1,17 @@
 """A remote connector for LMCache: its chunks in a Tiffin cluster. `docs/integrations/lmcache.md` has the
 settings.
 
-LMCache loads `TiffinAdapter` by name and calls it with a URL of the form `plugin://tiffin`; it takes the address
-from the settings of the plugin. A URL of the form `tiffin://host:port` works as well.
+LMCache loads `TiffinAdapter` by name and calls it with a URL of the form `plugin://tiffin`; the address is in
+the settings of the plugin. A URL of the form `tiffin://host:port` works as well.
 
-A chunk is one object: LMCache's record of its shape, then its bytes. Threads make the calls, so that the event
-loop never waits. A chunk of which less than everything was read does not count.
+A chunk is one object: LMCache's record of its shape, then its bytes. Threads make the calls, so that the
+event loop never waits. A chunk of which less than everything was read does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import concurrent.futures
 import inspect
 import logging
@@ -21,7 +22,8 @@ import tiffin
 from tiffin._extras import need
 
 if TYPE_CHECKING:
-    ConnectorAdapter = RemoteConnector = object
+    ConnectorAdapter = object
+    RemoteConnector = object
 else:
     try:
         from lmcache.v1.storage_backend.connector import ConnectorAdapter
@@ -44,7 +46,7 @@ class TiffinAdapter(ConnectorAdapter):
 
     def __init__(self) -> None:
         if ConnectorAdapter is not object:
-            super().__init__(_URL)
+            super().__init__(_URL)  # type: ignore[call-arg]
         self.schema = _URL
 
     def can_parse(self, url: str) -> bool:
@@ -78,11 +80,14 @@ class TiffinConnector(RemoteConnector):
     ) -> None:
         if RemoteConnector is not object and "metadata" in inspect.signature(super().__init__).parameters:
             # The scheduler has no memory of its own, only the record of the model.
-            super().__init__(config, metadata or getattr(local_cpu_backend, "metadata", None))
+            record = metadata or getattr(local_cpu_backend, "metadata", None)
+            super().__init__(config, record)  # type: ignore[call-arg]
         settings = _settings(config, plugin_name or _TYPE)
         known = {name: settings[name] for name in ("namespace", "token", "timeout") if name in settings}
         self._is_own = store is None
-        self.store = tiffin.connect(address or settings.get("address"), **known) if store is None else store
+        self.store: Any = (
+            tiffin.connect(address or settings.get("address"), **known) if store is None else store
+        )
         self.loop, self.local_cpu_backend = loop, local_cpu_backend
         self.prefix = f"lmcache/{settings.get('tag', '')}/"
         self._threads = concurrent.futures.ThreadPoolExecutor(
@@ -123,14 +128,14 @@ class TiffinConnector(RemoteConnector):
     def support_batched_get(self) -> bool:
         return True
 
-    async def batched_get(self, keys: Sequence[Any]) -> list[Any]:
+    async def batched_get(self, keys: Sequence[Any]) -> builtins.list[Any]:
         """The memory of each chunk, or `None`."""
         return await self._call(lambda: self._get(keys))
 
     def support_batched_get_non_blocking(self) -> bool:
         return True
 
-    async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> list[Any]:
+    async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> builtins.list[Any]:
         """The memory of the leading chunks that could be read."""
         found = await self.batched_get(keys)
         leading = found.index(None) if None in found else len(found)
@@ -157,7 +162,7 @@ class TiffinConnector(RemoteConnector):
 
     # The rest.
 
-    async def list(self) -> list[str]:
+    async def list(self) -> builtins.list[str]:
         return await self._call(
             lambda: [_text(it.key).removeprefix(self.prefix) for it in self.store.scan(self.prefix)]
         )
@@ -190,7 +195,7 @@ class TiffinConnector(RemoteConnector):
     def _name(self, key: Any) -> str:
         return f"{self.prefix}{key.to_string()}"
 
-    def _names(self, keys: Sequence[Any]) -> list[str]:
+    def _names(self, keys: Sequence[Any]) -> builtins.list[str]:
         return [self._name(key) for key in keys]
 
     def _put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
@@ -203,13 +208,13 @@ class TiffinConnector(RemoteConnector):
         # A chunk has the same bytes whoever computed it.
         self.store.put(self._names(keys), values, on_exists="keep")
 
-    def _get(self, keys: Sequence[Any]) -> list[Any]:
+    def _get(self, keys: Sequence[Any]) -> builtins.list[Any]:
         protocol = _protocol()
         size = int(protocol.get_remote_metadata_bytes())
         names = self._names(keys)
         told = self._each(lambda: self.store.get(names, None, range=(0, size)), len(names))
-        found: list[Any] = [None] * len(names)
-        places: list[int] = []
+        found: builtins.list[Any] = [None] * len(names)
+        places: builtins.list[int] = []
         for at, record in enumerate(told):
             if isinstance(record, bytes):
                 it = protocol.RemoteMetadata.deserialize(record)
@@ -227,7 +232,7 @@ class TiffinConnector(RemoteConnector):
                 found[at] = None
         return found
 
-    def _each(self, call: Callable[[], list[Any]], count: int) -> list[Any]:
+    def _each(self, call: Callable[[], builtins.list[Any]], count: int) -> builtins.list[Any]:
         """The result of a call for each key; an error takes the place of its result."""
         if count == 0:
             return []

@@ -7,9 +7,10 @@ SGLang loads the class by name, and passes the settings of its flag as `extra_co
       "module_path": "tiffin.integrations.sglang", "class_name": "TiffinHiCache", "interface_v1": 1,
       "address": "127.0.0.1:7400"}'
 
-With `interface_v1` the bytes move between the pool of the host and the store without a copy in between. A page
-that the pool has in several pieces, such as keys and values, is as many objects, and it counts only if all of
-them exist. Without `interface_v1` SGLang passes each page in memory of its own, and a page is one object.
+With `interface_v1` the bytes move between the pool of the host and the store without a copy in between. A
+page that the pool has in several pieces, such as keys and values, is as many objects, and it counts only if
+all of them exist. Without `interface_v1` SGLang passes each page in memory of its own, and a page is one
+object.
 
 Models with several pools (sliding windows, recurrent state, draft models) use the methods that end in `v2`.
 A page that was read in part does not count. No call raises, because HiCache never restarts the thread that
@@ -54,7 +55,7 @@ _KV = "kv"
 
 @dataclass
 class Found:
-    """The answer of `batch_exists_v2` where SGLang is not installed: the fields of its `PoolTransferResult`."""
+    """The answer of `batch_exists_v2` without SGLang: the fields of its `PoolTransferResult`."""
 
     kv_hit_pages: int
     extra_pool_hit_pages: dict[str, int]
@@ -72,7 +73,7 @@ class TiffinHiCache(HiCacheStorage):
             _log.warning("HiCache: settings of `extra_config` that Tiffin does not have: %s", unknown)
         known = {name: extra[name] for name in _CONNECT if name in extra}
         self._is_own = store is None
-        self.store = tiffin.connect(extra.get("address"), **known) if store is None else store
+        self.store: Any = tiffin.connect(extra.get("address"), **known) if store is None else store
         self._config, self._tag = storage_config, str(extra.get("tag", ""))
         #: Whether SGLang passes places in the pool of the host. `None`: as soon as there is a pool.
         self._in_place = bool(extra["interface_v1"]) if "interface_v1" in extra else None
@@ -113,8 +114,8 @@ class TiffinHiCache(HiCacheStorage):
     ) -> Any:
         """The longest prefix that every pool can restore.
 
-        A pool of `all_pages` needs every page of the prefix. One of `trailing_pages` needs only the last ones,
-        as many as the transfer has keys, so that it can restore some prefixes and not others.
+        A pool of `all_pages` needs every page of the prefix. One of `trailing_pages` needs only the last
+        ones, as many as the transfer has keys, so that it can restore some prefixes and not others.
         """
         pages = len(keys) if self._is_logical(_KV) else self.batch_exists(keys)
         hits: dict[Any, int] = {_KV: pages} if pages else {}
@@ -205,7 +206,7 @@ class TiffinHiCache(HiCacheStorage):
 
     def _prefix_of(self, pool: str) -> str:
         """The prefix of a pool's pages: that of all ranks only where all ranks have the same bytes."""
-        # SGLang shards recurrent state over tensor ranks, and the heads of a draft model with plain attention.
+        # SGLang shards recurrent state over tensor ranks, and the heads of a plain draft model.
         is_sharded = pool == "mamba" or (
             pool.startswith("draft") and "MHA" in type(self.registered_pools.get(pool)).__name__
         )
@@ -328,8 +329,9 @@ def _nbytes(target: Any) -> int:
 
 def _result(pages: int, hits: dict[Any, int], usable: list[int]) -> Any:
     kind = Found if _Result is None else _Result
-    values = dict(kv_hit_pages=pages, extra_pool_hit_pages=hits, restorable_prefix_pages=usable)
-    # Releases before 0.5.20 have no field for the prefixes.
+    values: dict[str, Any] = {"kv_hit_pages": pages, "extra_pool_hit_pages": hits}
+    values["restorable_prefix_pages"] = usable
+    # Older releases have no field for the prefixes.
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 

@@ -1,13 +1,13 @@
 """A storage backend for TransferQueue: the fields of its samples in a Tiffin cluster.
 `docs/integrations/transfer-queue.md` has the settings, and how verl uses them.
 
-TransferQueue knows the backends that were registered in each of its processes. `register()` adds `TiffinStore`;
-importing this module where TransferQueue is installed does so too. Ray calls it in every worker:
+TransferQueue knows the backends that were registered in each of its processes. `register()` adds
+`TiffinStore`; importing this module where TransferQueue is installed does so too. In a worker of Ray:
 
     ray.init(runtime_env={"worker_process_setup_hook": "tiffin.integrations.transfer_queue.register"})
 
-A field of a sample is one object, with a pin, so that no data of a training step is evicted. A tensor is stored
-as its bytes; anything else as TransferQueue's own codec encodes it.
+A field of a sample is one object, with a pin, so that no data of a training step is evicted. A tensor is
+stored as its bytes; anything else as TransferQueue's own codec encodes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TiffinStorageClient(StorageKVClient):
 
     def __init__(self, config: Mapping[str, Any], *, store: Any = None) -> None:
         if StorageKVClient is not object:
-            super().__init__(config)
+            super().__init__(config)  # type: ignore[call-arg]
         config = dict(config)
         if unknown := sorted(set(config) - _SETTINGS):
             raise ValueError(

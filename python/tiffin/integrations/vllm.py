@@ -30,7 +30,8 @@ from tiffin import kv
 from .vllm_worker import WorkerHalf
 
 if TYPE_CHECKING:
-    KVConnectorMetadata = KVConnectorBase_V1 = object
+    KVConnectorMetadata = object
+    KVConnectorBase_V1 = object
 else:
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -251,7 +252,8 @@ class TiffinConnector(KVConnectorBase_V1):
         if KVConnectorBase_V1 is not object:
             # Older releases have no third argument.
             third = "kv_cache_config" in inspect.signature(super().__init__).parameters
-            super().__init__(vllm_config, role, *((kv_cache_config,) if third else ()))
+            more = (kv_cache_config,) if third else ()
+            super().__init__(vllm_config, role, *more)  # type: ignore[call-arg]
         setup = _Setup(vllm_config, kv_cache_config)
         self._metadata: Any = None
         self.store = setup.connect()
@@ -343,7 +345,7 @@ class TiffinConnector(KVConnectorBase_V1):
                 half.shutdown()
         self.store.close()
 
-    def _worker(self) -> Any:
+    def _worker(self) -> WorkerHalf:
         assert self.worker is not None, "this connector has the role of the scheduler"
         return self.worker
 
@@ -360,7 +362,8 @@ class _Setup:
         known = {"address", "namespace", "token", "timeout", "tag", "threads"}
         if unknown := sorted(set(self.extra) - known):
             raise ValueError(
-                f"unknown settings in `kv_connector_extra_config`: {unknown}\n\nhint: it may have {sorted(known)}"
+                f"unknown settings in `kv_connector_extra_config`: {unknown}\n\n"
+                f"hint: it may have {sorted(known)}"
             )
         self.threads = int(self.extra.get("threads", 2))
         self.block_size = int(config.cache_config.block_size)

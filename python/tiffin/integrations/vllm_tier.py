@@ -3,8 +3,8 @@
 
 vLLM keeps the KV data of its device in memory of the host, and copies it to tiers below, which its
 `TieringOffloadingSpec` loads by name. All methods run in the scheduler, and none waits for the store, except
-`drain_jobs` and `shutdown`: threads move the bytes between the memory of the host and the store, without a copy
-in between.
+`drain_jobs` and `shutdown`: threads move the bytes between the memory of the host and the store, without a
+copy in between.
 
 A chunk has one name for everything that changes its bytes: model, types, layout, parallel sizes, vLLM's hash
 and the tag of the settings.
@@ -107,10 +107,10 @@ class TiffinTier(SecondaryTierManager):
             # Older releases have no detector.
             fourth = "backpressure_detector" in inspect.signature(super().__init__).parameters
             more = (backpressure_detector,) if fourth else ()
-            super().__init__(offloading_spec, primary_kv_view, tier_type, *more)
+            super().__init__(offloading_spec, primary_kv_view, tier_type, *more)  # type: ignore[call-arg]
             self.locality = _locality(locality)
         given = {"namespace": namespace, "token": token, "timeout": timeout}
-        known = {name: value for name, value in given.items() if value is not None}
+        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._is_own = store is None
         self.store = tiffin.connect(address, **known) if store is None else store
         assert primary_kv_view.strides is not None

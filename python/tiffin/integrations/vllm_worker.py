@@ -244,18 +244,12 @@ class _Blocks:
             stream.synchronize()
 
     def _layout(self) -> bytes:
+        """A digest of the order of a page's bytes. Rows are in logical order, so strides do not matter."""
         words = [
-            (tuple(tensor.shape[:dim] + tensor.shape[dim + 1 :]), each, tensor.stride(), str(tensor.dtype))
+            (tuple(tensor.shape[:dim] + tensor.shape[dim + 1 :]), each, str(tensor.dtype))
             for tensor, dim, each in self.layers
         ]
-        # The number of blocks is in some strides and not in the layout of a page.
-        plain = [(shape, each, _order(stride), dtype) for shape, each, stride, dtype in words]
-        return hashlib.blake2b(repr(plain).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _order(strides: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest."""
-    return tuple(sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim)))
+        return hashlib.blake2b(repr(words).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _place_of_blocks(name: str, tensor: Any, num_blocks: int | None) -> tuple[int, int]:
