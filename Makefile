@@ -257,8 +257,11 @@ docs: .venv/ready ## Write the generated pages; the tests named `reference…` c
 	.venv/bin/python python/stubs.py
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
+site: .venv-test/wheels ## The documentation as static files, in target/site
+	.venv-test/bin/python docs/site/build.py target/site
+
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release .venv-plugins .venv-site
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release .venv-plugins
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
