@@ -12,6 +12,8 @@ const LEFT: f64 = 100.0;
 const TOP: f64 = 86.0;
 const RIGHT: f64 = 24.0;
 const BOTTOM: f64 = 56.0;
+/// Name of the horizontal axis.
+const STEP: &str = "step: a sample is put, or a batch is consumed";
 const TITLE: &str = "Memory usage while samples are produced and consumed";
 /// Colour, width and dashes of the lines; both are visible where they overlap.
 const LINES: [(&str, u32, &str); 2] = [("#0072b2", 5, "none"), ("#e69f00", 2, "6 4")];
@@ -89,7 +91,7 @@ fn axes(scale: &Scale, tick: u64, text: &mut String) {
     let _ = writeln!(
         text,
         "<path d=\"M{LEFT} {TOP}V{bottom}H{right}\" fill=\"none\" stroke=\"#888\"/>\
-         <text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">step: a sample is put, or a batch is consumed</text>\
+         <text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{STEP}</text>\
          <text transform=\"translate(18 {height}) rotate(-90)\" text-anchor=\"middle\">memory</text>",
         HEIGHT - 12.0
     );

@@ -70,7 +70,7 @@ fn requests(columns: &[&Report]) -> String {
     let Some(first) = columns.first() else { return String::from("none") };
     let refused = columns.iter().filter(|it| it.refused > 0);
     let refused: Vec<_> = refused.map(|it| format!("{} by {}", it.refused, it.policy)).collect();
-    let refused = if refused.is_empty() { String::from("none") } else { refused.join(", ") };
+    let refused = if refused.is_empty() { String::from("none") } else { refused.join("; ") };
     format!("{} in the trace; {} compared; refused: {refused}", first.requests, first.compared)
 }
 
@@ -163,6 +163,6 @@ mod tests {
     #[test]
     fn page_counts_refused_requests() {
         assert!(shown(0).contains("100 in the trace; 93 compared; refused: none"));
-        assert!(shown(7).contains("refused: 7 by &lt;lru&gt;, 7 by without"));
+        assert!(shown(7).contains("refused: 7 by &lt;lru&gt;; 7 by without"));
     }
 }

@@ -28,9 +28,10 @@ fn policies_are_compared_and_the_report_is_standalone() {
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("<svg") && !html.contains("http"));
     let version = format!("<dd>tiffin {}</dd>", env!("CARGO_PKG_VERSION"));
-    let command = "<dd>tiffin kv replay --generate 120 --seed 1 --rate 2 --device-pages 300 --host-pages 300 --l3 infinite";
+    let command = "<dd>tiffin kv replay --generate 120 --seed 1 --rate 2 --device-pages 300";
     let policies = "--policy eviction=lru --policy eviction=s3-fifo,index=flat</dd>";
-    for part in ["generated: 120 requests, 2 a second, seed 1", command, policies, &version, "<dt>When</dt>"] {
+    for part in ["generated: 120 requests, 2 a second, seed 1", command, policies, &version, "<dt>When</dt>"]
+    {
         assert!(html.contains(part), "{part}:\n{html}");
     }
 }
@@ -47,7 +48,7 @@ fn refused_requests_are_shown_and_missing_values_are_dashes() {
     let small = ["--device-pages", "3", "--host-pages", "0", "--l3", "none", "--output"];
     let replayed = run(&[&["kv", "replay", path], &small[..], &[page.to_str().unwrap()]].concat());
     let html = std::fs::read_to_string(page).unwrap();
-    let counts = "2 in the trace; 1 compared; refused: 1 by eviction=lru, 1 by eviction=lru, no prefetch";
+    let counts = "2 in the trace; 1 compared; refused: 1 by eviction=lru; 1 by eviction=lru, no prefetch";
     assert!(html.contains(counts) && html.contains("trace.jsonl`</dd>"), "{html}");
     assert!(
         replayed.stderr.contains("note: hits and times cover the 1 of 2 requests"),
