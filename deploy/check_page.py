@@ -1,7 +1,7 @@
 """Opens the live page of a store in headless Chromium, uses it, and takes screenshots.
 
-Usage: check_page.py FOLDER TIFFIN..., where TIFFIN... is the command. Chromium is driven through a pipe by its
-DevTools protocol. Streams are shown if the package `tiffin` can be imported.
+Usage: check_page.py FOLDER TIFFIN..., where TIFFIN... is the command. Chromium is driven through a pipe by
+its DevTools protocol. Streams are shown if the package `tiffin` can be imported.
 """
 
 import base64
