@@ -71,12 +71,12 @@ async fn metrics_show_state_and_counts() {
         format!("tiffin_epoch {}", master.epoch()),
         // The client's connection, and the node's two.
         "tiffin_connections 3".to_owned(),
-        "tiffin_node_alive{node=\"node one\"} 1".to_owned(),
-        "tiffin_node_owed_retires{node=\"node one\"} 0".to_owned(),
-        format!("tiffin_node_bytes{{node=\"node one\",state=\"free\"}} {free}"),
-        "tiffin_node_bytes{node=\"node one\",state=\"committed\"} 5056".to_owned(),
-        "tiffin_node_bytes{node=\"node one\",state=\"granted\"} 0".to_owned(),
-        "tiffin_node_bytes{node=\"node one\",state=\"held\"} 0".to_owned(),
+        "tiffin_node_alive{node=\"node one\",tier=\"memory\"} 1".to_owned(),
+        "tiffin_node_owed_retires{node=\"node one\",tier=\"memory\"} 0".to_owned(),
+        format!("tiffin_node_bytes{{node=\"node one\",tier=\"memory\",state=\"free\"}} {free}"),
+        "tiffin_node_bytes{node=\"node one\",tier=\"memory\",state=\"in_use\"} 5056".to_owned(),
+        "tiffin_node_bytes{node=\"node one\",tier=\"memory\",state=\"reserved\"} 0".to_owned(),
+        "tiffin_node_bytes{node=\"node one\",tier=\"memory\",state=\"in_view\"} 0".to_owned(),
         "tiffin_namespace_objects{namespace=\"default\"} 1".to_owned(),
         "tiffin_namespace_bytes{namespace=\"default\"} 5000".to_owned(),
     ] {
