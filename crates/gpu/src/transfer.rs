@@ -48,6 +48,8 @@ struct Direct {
     piece: Piece,
     /// The host's side as kernels see it.
     mapped: u64,
+    /// Where the pinned range of the host's side ends: the driver refuses a copy that spans two ranges.
+    range_end: u64,
 }
 
 struct Flight {
@@ -208,7 +210,7 @@ impl Transfer {
             }
             let (now, later) = piece.split_at(most.min(FLIGHT_BYTES_MAX));
             bytes += now.len;
-            list.push(Direct { piece: now, mapped });
+            list.push(Direct { piece: now, mapped, range_end: now.host + most });
             if later.len > 0 {
                 *piece = later;
             } else {
@@ -237,7 +239,8 @@ impl Transfer {
                 unsafe { (self.copy)(pointer(now.host).cast_const(), pointer(at), now.len as usize) };
             }
             let mapped = registered::find(at).map_or(at, |(mapped, _)| mapped);
-            list.push(Direct { piece: Piece { host: at, ..now }, mapped });
+            let range_end = chunk.start() + chunk.bytes();
+            list.push(Direct { piece: Piece { host: at, ..now }, mapped, range_end });
             pieces.push(now);
             used += now.len;
             if later.len > 0 {
@@ -341,7 +344,7 @@ fn submit(
             current.record(done, stream)
         }
         (Way::Gather, Some(kernel), Some(gather)) => {
-            gather_and_copy(current, &mut flight.channel, gather, kernel, &pieces)?;
+            gather_and_copy(current, &mut flight.channel, gather, kernel, list)?;
             current.record(done, second)
         }
         _ => {
@@ -430,10 +433,10 @@ fn gather_and_copy(
     channel: &mut Channel,
     gather: &Gather,
     kernel: Opaque,
-    pieces: &[Piece],
+    list: &[Direct],
 ) -> Result<(), DeviceError> {
     let (stream, second) = (channel.stream, channel.second);
-    let mut left: VecDeque<Piece> = pieces.iter().copied().collect();
+    let mut left: VecDeque<Direct> = list.iter().copied().collect();
     let (mut number, mut first) = (0, 0);
     while !left.is_empty() {
         let part = number % GATHER_PARTS;
@@ -464,27 +467,33 @@ fn gather_and_copy(
 
 /// The units that gather the next pieces into a part of the gather buffer, and the copies from there.
 fn next_part(
-    left: &mut VecDeque<Piece>,
+    left: &mut VecDeque<Direct>,
     start: u64,
     bytes: u64,
     units_max: usize,
 ) -> (Vec<[u64; UNIT_WORDS]>, Vec<Piece>) {
-    let (mut units, mut copies, mut used) = (Vec::new(), Vec::new(), 0);
+    let (mut units, mut used) = (Vec::new(), 0);
+    // Pieces follow each other in the buffer. Those that do so in one pinned range become one copy.
+    let mut copies: Vec<(Piece, u64)> = Vec::new();
     while used < bytes && units.len() < units_max {
-        let Some(piece) = left.front_mut() else { break };
-        let (now, later) = piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
+        let Some(next) = left.front_mut() else { break };
+        let (now, later) = next.piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
         let at = start + used;
         units.push([now.device, at, now.len]);
-        copies.push(Piece { device: at, ..now });
+        match copies.last_mut() {
+            Some((copy, range_end)) if copy.host + copy.len == now.host && *range_end == next.range_end => {
+                copy.len += now.len;
+            }
+            _ => copies.push((Piece { device: at, ..now }, next.range_end)),
+        }
         used += now.len;
         if later.len > 0 {
-            *piece = later;
+            next.piece = later;
         } else {
             left.pop_front();
         }
     }
-    // Pieces follow each other in the buffer, so that those which do so on the host become one copy.
-    (units, merged(copies))
+    (units, copies.into_iter().map(|(copy, _)| copy).collect())
 }
 
 fn pointer(address: u64) -> *mut u8 {

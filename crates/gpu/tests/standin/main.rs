@@ -73,6 +73,37 @@ fn bytes_arrive_in_all_shapes() {
     assert_eq!(standin.counts().pending, 0);
 }
 
+#[test]
+fn copies_end_where_registrations_end() {
+    const MIB: u64 = 1 << 20;
+    let (_turn, standin) = standin();
+    let mut host = Host::new(LEN);
+    let device = standin.alloc(LEN);
+    // Adjacent registrations, and registrations with a gap that goes through the ring.
+    for parts in [
+        vec![(0, 3 * MIB), (3 * MIB, 2 * MIB + 4096), (5 * MIB + 4096, 8 * MIB - 4096)],
+        vec![(0, 2 * MIB), (4 * MIB, 4 * MIB)],
+    ] {
+        let bytes: u64 = parts.iter().map(|(_, len)| len).sum();
+        let registration = host.register_parts(false, parts);
+        assert_eq!(registration.bytes(), bytes);
+        let lists = [
+            vec![Piece { device, host: host.start(), len: LEN as u64 }],
+            // Loads by a kernel, saves by a gather.
+            scattered(device, host.start() + 1000, 4096, 1500),
+            scattered(device, host.start() + 100, 65_536, 100),
+            // The batch call.
+            scattered(device, host.start() + 5000, 700_000, 9),
+            pieces(device, host.start(), &[50_000; 200], 3),
+        ];
+        for (number, list) in lists.iter().enumerate() {
+            check(&standin, &mut host, device, list, number as u64);
+        }
+        drop(registration);
+    }
+    standin.free(device);
+}
+
 /// Bytes that differ everywhere, and from those of another seed.
 fn shifted(seed: u64) -> Vec<u8> {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
