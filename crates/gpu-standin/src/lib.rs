@@ -74,12 +74,22 @@ fn stream_of(stream: Handle) -> u64 {
     number(stream).max(LEGACY)
 }
 
+/// Counts a call.
+fn count(name: &'static str) {
+    if let Some(state) = lock().as_mut() {
+        *state.calls.entry(name).or_default() += 1;
+    }
+}
+
 macro_rules! export {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(
             $(#[$doc])*
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int $body
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+                count(stringify!($name));
+                $body
+            }
         )*
     };
 }
@@ -530,6 +540,17 @@ export! {
         with(|state| {
             state.set_seed(seed, is_eager != 0);
             OK
+        })
+    }
+
+    /// For tests: how often a function was called.
+    fn standin_calls(name: *const c_char, calls: *mut u64) {
+        // SAFETY: the name ends with a zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        // SAFETY: the caller's contract.
+        with(|state| match unsafe { store(calls, state.calls.get(&*name).copied().unwrap_or(0)) } {
+            true => OK,
+            false => INVALID_VALUE,
         })
     }
 

@@ -136,6 +136,8 @@ pub(crate) struct State {
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) next_handle: u64,
     pub(crate) counts: Counts,
+    /// Number of calls of each function.
+    pub(crate) calls: BTreeMap<&'static str, u64>,
     pins: u64,
     failures: BTreeMap<Failing, (u64, u64)>,
     seed: u64,
@@ -166,6 +168,7 @@ impl State {
             events: BTreeMap::new(),
             next_handle: 0x1000,
             counts: Counts::default(),
+            calls: BTreeMap::new(),
             pins: 0,
             failures: BTreeMap::new(),
             seed,

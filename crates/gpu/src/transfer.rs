@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
 use crate::driver::{Current, Driver, Opaque};
-use crate::pieces::{Piece, divided, host_runs, merged};
+use crate::pieces::{Piece, host_runs, merged};
 use crate::policy::{Direction, Shape, Way, choose};
 use crate::registered;
 use crate::settings::{Load, Settings};
@@ -108,12 +108,23 @@ impl Transfer {
 
     /// Continues it. True if all bytes are copied.
     pub fn poll(&mut self) -> Result<bool, DeviceError> {
+        self.poll_for(Duration::ZERO)
+    }
+
+    /// Continues it until all bytes are copied or a time has passed. True if all bytes are copied.
+    pub fn poll_for(&mut self, time_max: Duration) -> Result<bool, DeviceError> {
         let current = self.device.enter()?;
-        let advanced = self.advance(&current);
-        if advanced.is_err() {
-            self.abandon(&current);
+        let began = Instant::now();
+        loop {
+            match self.advance(&current) {
+                Ok(false) if began.elapsed() < time_max => std::hint::spin_loop(),
+                Ok(is_done) => return Ok(is_done),
+                Err(error) => {
+                    self.abandon(&current);
+                    return Err(error);
+                }
+            }
         }
-        advanced
     }
 
     fn advance(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
@@ -202,9 +213,10 @@ impl Transfer {
 
     /// The next pieces in registered memory, cut where registrations end.
     fn next_direct(&mut self) -> Vec<Direct> {
-        let (mut list, mut bytes) = (Vec::new(), 0);
+        let (mut list, mut bytes) = (Vec::with_capacity(self.todo.len().min(UNITS_MAX)), 0);
+        let mut finder = registered::Finder::default();
         while let Some(piece) = self.todo.front_mut() {
-            let Some((mapped, most)) = registered::find(piece.host) else { break };
+            let Some((mapped, most)) = finder.find(piece.host) else { break };
             if list.len() == UNITS_MAX || bytes >= FLIGHT_BYTES_MAX {
                 break;
             }
@@ -384,12 +396,20 @@ fn copy_all(
 fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; UNIT_WORDS]> {
     let spare = (UNITS_MAX - list.len().min(UNITS_MAX - 1)) as u64;
     let most = (bytes / WARPS).clamp(UNIT_BYTES_MIN, UNIT_BYTES_MAX).max(bytes.div_ceil(spare));
-    let mapped = list.iter().map(|it| Piece { host: it.mapped, ..it.piece });
-    let unit = |Piece { device, host, len }: Piece| match direction {
-        Direction::Load => [host, device, len],
-        Direction::Save => [device, host, len],
-    };
-    divided(mapped, most.next_multiple_of(16)).into_iter().map(unit).collect()
+    let most = most.next_multiple_of(16);
+    let mut units = Vec::with_capacity(list.len());
+    for it in list {
+        let mut left = Piece { host: it.mapped, ..it.piece };
+        while left.len > 0 {
+            let (Piece { device, host, len }, rest) = left.split_at(most);
+            units.push(match direction {
+                Direction::Load => [host, device, len],
+                Direction::Save => [device, host, len],
+            });
+            left = rest;
+        }
+    }
+    units
 }
 
 /// Writes the list and launches the kernel over it.

@@ -147,6 +147,15 @@ impl Standin {
         assert_eq!(unsafe { set(seed, i32::from(is_eager)) }, 0);
     }
 
+    /// How often a function of the driver was called.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let get: unsafe extern "C" fn(*const i8, *mut u64) -> i32 = self.symbol("standin_calls");
+        let (name, mut calls) = (CString::new(name).unwrap(), 0);
+        // SAFETY: the name ends with a zero, and the target is valid.
+        assert_eq!(unsafe { get(name.as_ptr().cast(), &raw mut calls) }, 0);
+        calls
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         let get: unsafe extern "C" fn(*mut Counts) -> i32 = self.symbol("standin_counts");
         let mut counts = Counts::default();
