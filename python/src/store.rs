@@ -70,10 +70,10 @@ methods! {
     /// Stores a value under a key, or many: `put(key, value)` or `put({key: value, …})`.
     ///
     /// A value is anything with the buffer protocol (bytes, bytearray, memoryview, arrays of any element
-    /// type), with `__dlpack__` (tensors) or with `__cuda_array_interface__`. Its bytes are stored in the order
-    /// of memory, or, if it is not contiguous, in the order of its elements. They may be on a CUDA device;
-    /// then they must be contiguous, and the put comes after the work of the exporter's current stream. When
-    /// the call has returned, every client can read the object, and the memory of the value may be reused.
+    /// type), with `__dlpack__` (tensors) or with `__cuda_array_interface__`. Its bytes are stored in the
+    /// order of memory, or, if it is not contiguous, in the order of its elements. They may be on a CUDA
+    /// device; then they must be contiguous, and the put comes after the work of the exporter's current
+    /// stream. When the call has returned, every client can read the object, and the value may change.
     ///
     /// `on_exists` decides what happens if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,

@@ -8,10 +8,9 @@ import gc
 import random
 import sys
 
-import cuda
 import tiffin
 
-from device_arrays import KEPT, LEGACY, Driver, Interface, Tensor, Typed
+from device_arrays import KEPT, LEGACY, Driver, Interface, Tensor, Typed, cuda
 
 MIB = 1 << 20
 SIZES = (1, 100, 4096, 65_537, 3 * MIB)
@@ -219,10 +218,17 @@ def standin_failing_copies():
             driver.fail(kind)
             refused(tiffin.DeviceError, lambda: store.put("k", Interface(memory, (MIB,))))
             assert not store.exists("k")
-            driver.fail(kind)
+            # A get tries again, so that one failure may pass unnoticed.
+            driver.fail(kind, 0, 1000)
             refused(tiffin.DeviceError, lambda: store.get_into("there", Interface(memory, (MIB,))))
-        driver.fail(cuda.ALLOCATE)
+            driver.fail(kind, 0, 0)
+            assert store.get_into("there", Interface(memory, (MIB,))) == 1000
+            assert driver.read(memory, 1000) == b"x" * 1000
+            driver.write(memory, pattern(MIB))
+        driver.fail(cuda.ALLOCATE, 0, 1000)
         refused(tiffin.DeviceError, lambda: store.get("there", device="cuda:0"))
+        driver.fail(cuda.ALLOCATE, 0, 0)
+        assert len(store.get("there", device="cuda:0")) == 1000
 
 
 CHECKS = (
