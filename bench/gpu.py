@@ -28,6 +28,8 @@ KERNEL = {4 * KIB: (47.9, 47.1), 16 * KIB: (51.8, 50.3), 64 * KIB: (52.4, 51.1),
 SEGMENT = 3 << 30
 ROUNDS = 15
 WARM_SECONDS = 60
+COLD_BYTES = 1 << 30
+PAUSES = (0, 300e-6, 1.3e-3, 5e-3)
 
 
 class Table:
@@ -104,8 +106,14 @@ class Bench:
         puts, gets, floor_out, floor_in = [], [], [], []
         # The same calls with host memory show the part of the time that is not the device's.
         host_puts, host_gets = [], []
+        # A put writes to memory that is not in the caches of processor and device. The floor reuses one buffer;
+        # the same copy to one of many buffers shows the difference.
+        others = [self.pinned(size) for _ in range(max(1, min(16, COLD_BYTES // size)))]
+        cold = []
         assert self.store.put_from(key, device.data_ptr(), size) == 0
-        for _ in range(ROUNDS if size < 256 * MIB else 5):
+        for number in range(ROUNDS if size < 256 * MIB else 5):
+            other = others[number % len(others)]
+            cold.append(seconds(functools.partial(self.copy, other, device)))
             floor_out.append(seconds(lambda: self.copy(host, device)))
             puts.append(self.put_once(device.data_ptr(), size))
             floor_in.append(seconds(lambda: self.copy(back, host)))
@@ -116,6 +124,21 @@ class Bench:
         self.store.remove(key, force=True)
         for what, *times in (("put", puts, floor_out, host_puts), ("get", gets, floor_in, host_gets)):
             self.contiguous_row(what, size, *map(statistics.median, times))
+        self.table.add(
+            f"{self.name}: copy of {show(size)} to one of many buffers", statistics.median(cold) * 1e6, "us"
+        )
+
+    def after_pause(self, pause):
+        """A small put when the threads of the store have slept, as they have after a long copy."""
+        device = self.torch.ones(64 * KIB, dtype=self.torch.uint8, device="cuda")
+        times = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            while time.perf_counter() - began < pause:
+                pass
+            times.append(self.put_once(device.data_ptr(), 64 * KIB))
+        name = f"{self.name}: put of 64 KiB after {pause * 1e6:.0f} us without a call"
+        self.table.add(name, statistics.median(times) * 1e6, "us")
 
     def contiguous_row(self, what, size, ours, floor, host):
         name = f"{self.name}: {what} of {show(size)}"
@@ -256,10 +279,11 @@ def measure(options):
     for name, is_apart in (("same process", False), ("other process", True)):
         store, kept = setup(is_apart)
         bench = Bench(store, table, name)
-        # Another process has a mapping for puts and one for gets.
-        bench.warm_up(2 * SEGMENT if is_apart else SEGMENT)
+        bench.warm_up(SEGMENT)
         for size in SIZES:
             bench.contiguous(size)
+        for pause in PAUSES:
+            bench.after_pause(pause)
         bench.show_ring()
         for page in PAGES:
             bench.scattered(page)
