@@ -106,8 +106,8 @@ class Bench:
         puts, gets, floor_out, floor_in = [], [], [], []
         # The same calls with host memory show the part of the time that is not the device's.
         host_puts, host_gets = [], []
-        # A put writes to memory that is not in the caches of processor and device. The floor reuses one buffer;
-        # the same copy to one of many buffers shows the difference.
+        # A put writes to memory that is in no cache of processor and device. The floor reuses one buffer; the
+        # same copy to one of many buffers shows the difference.
         others = [self.pinned(size) for _ in range(max(1, min(16, COLD_BYTES // size)))]
         cold = []
         assert self.store.put_from(key, device.data_ptr(), size) == 0
