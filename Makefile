@@ -76,7 +76,8 @@ check-python: .venv-test/wheels # The installed wheels, and what the documents s
 
 test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
 	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
-	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py $(ARGS)
+	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py \
+	  python/tests/test_gpu_native.py python/tests/gpu_torch_native.py $(ARGS)
 
 bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
 	.venv-gpu/bin/python bench/gpu.py $(ARGS)

@@ -21,7 +21,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _settings
-from ._native import Lease, Prefetch, Reservation, Store, View, __version__
+from ._native import (
+    DeviceArray,
+    Lease,
+    MappedArray,
+    Prefetch,
+    Reservation,
+    Store,
+    View,
+    __version__,
+)
 from ._native import connect as _connect
 from .errors import (
     Behind,
@@ -54,6 +63,7 @@ from .errors import (
     WrongGroup,
 )
 from .types import (
+    DeviceTraffic,
     Group,
     Holder,
     Latency,
@@ -79,7 +89,9 @@ __all__ = [
     "Closed",
     "Consumed",
     "Contended",
+    "DeviceArray",
     "DeviceError",
+    "DeviceTraffic",
     "EndOfStream",
     "Error",
     "Exists",
@@ -92,6 +104,7 @@ __all__ = [
     "Leased",
     "Losses",
     "Manifest",
+    "MappedArray",
     "Namespace",
     "Node",
     "NodeDown",
