@@ -16,6 +16,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: help run test wheel wheel-310 release check-release bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
+.PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
 .PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
 
@@ -75,7 +76,8 @@ check-python: .venv-test/wheels # The installed wheels, and what the documents s
 
 test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
 	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
-	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py $(ARGS)
+	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py \
+	  python/tests/test_gpu_native.py python/tests/gpu_torch_native.py $(ARGS)
 
 bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
 	.venv-gpu/bin/python bench/gpu.py $(ARGS)
@@ -199,6 +201,12 @@ check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors w
 	  python-mooncake/tests/test_conformance_tensors.py python-mooncake/tests/test_tensors.py $(ARGS)
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
 
+PLUGINS ?= sglang vllm lmcache TransferQueue
+check-plugins: .venv-plugins/wheels ## The adapters with the real packages, as far as they import without a GPU (several gigabytes; PLUGINS='sglang==0.5.20')
+	.venv-plugins/bin/pip install -q --disable-pip-version-check --no-deps $(PLUGINS)
+	.venv-plugins/bin/pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(sglang|vllm|lmcache|transferqueue|torch) '
+	TIFFIN_PLUGINS=real .venv-plugins/bin/pytest -rs -c python/pyproject.toml --rootdir=. $(wildcard python/tests/test_plugin_*.py) --timeout=600 $(ARGS)
+
 example: .venv-test/wheels ## Hidden states from producers to trainers, with a display and a picture (ARGS='--kill 3')
 	.venv-test/bin/python examples/hidden_states $(ARGS)
 
@@ -261,8 +269,11 @@ docs: .venv/ready ## Write the generated pages; the tests named `reference…` c
 	.venv/bin/python python/stubs.py
 	.venv/bin/ruff format -q python/tiffin/aio.pyi && .venv/bin/ruff check -q --fix python/tiffin/aio.pyi
 
+site: .venv-test/wheels ## The documentation as static files, in target/site
+	.venv-test/bin/python docs/site/build.py target/site
+
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release .venv-plugins
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -277,7 +288,8 @@ clean: clean-venv ## Remove everything that was built
 .venv-features/ready: python/requirements-features.txt
 .venv-torch/ready: python/requirements-torch.txt
 .venv-release/ready: python/requirements-release.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready:
+.venv-plugins/ready: python/requirements-plugins.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready .venv-plugins/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
@@ -287,7 +299,7 @@ INSTALL_WHEELS = $(@D)/bin/pip install -q --disable-pip-version-check --force-re
   $(patsubst %/.built,%/tiffin-*-abi3-*.whl,$(filter %/.built,$^)) \
   $(patsubst %/.built,%/tiffin_mooncake-*.whl,$(filter %/.built,$^))
 
-.venv-features/wheels: %/wheels: %/ready target/wheels/.built
+.venv-features/wheels .venv-plugins/wheels: %/wheels: %/ready target/wheels/.built
 	$(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps target/wheels/tiffin-*-abi3-*.whl
 	@touch $@
 

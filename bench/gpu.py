@@ -28,6 +28,8 @@ KERNEL = {4 * KIB: (47.9, 47.1), 16 * KIB: (51.8, 50.3), 64 * KIB: (52.4, 51.1),
 SEGMENT = 3 << 30
 ROUNDS = 15
 WARM_SECONDS = 60
+COLD_BYTES = 1 << 30
+PAUSES = (0, 300e-6, 1.3e-3, 5e-3)
 
 
 class Table:
@@ -62,15 +64,24 @@ class Bench:
         self.number += 1
         return f"bench {self.number}"
 
-    def warm_up(self):
-        """Puts until the segment is registered: then a put is as fast as it gets."""
+    def warm_up(self, registered):
+        """Puts and gets until so many bytes of segments are registered: then a call is as fast as it gets."""
         source = self.torch.ones(64 * MIB, dtype=self.torch.uint8, device="cuda")
-        deadline, best, since = time.monotonic() + WARM_SECONDS, 1e9, 0
-        began = time.monotonic()
-        while time.monotonic() < deadline and since < 40:
-            taken = self.put_once(source.data_ptr(), 64 * MIB)
-            best, since = (taken, 0) if taken < best * 0.95 else (best, since + 1)
-        print(f"{self.name}: warm after {time.monotonic() - began:.1f} s", flush=True)
+        key, began = self.key(), time.monotonic()
+        assert self.store.put_from(key, source.data_ptr(), 64 * MIB) == 0
+        while time.monotonic() - began < WARM_SECONDS and self.registered() < registered:
+            self.put_once(source.data_ptr(), 64 * MIB)
+            self.get(key, source.data_ptr(), 64 * MIB)
+        self.store.remove(key, force=True)
+        took = time.monotonic() - began
+        print(f"{self.name}: {self.registered() / MIB:.0f} MiB registered after {took:.1f} s", flush=True)
+
+    def registered(self):
+        return self.store._traffic()["cuda registered"][0]
+
+    def show_ring(self):
+        ringed = self.store._traffic()["cuda:0 ring"][0]
+        print(f"{self.name}: {ringed / MIB:.0f} MiB went through the ring so far", flush=True)
 
     def put_once(self, address, size):
         key = self.key()
@@ -93,27 +104,59 @@ class Bench:
         device = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
         back, host, key = torch.zeros_like(device), self.pinned(size), self.key()
         puts, gets, floor_out, floor_in = [], [], [], []
+        # The same calls with host memory show the part of the time that is not the device's.
+        host_puts, host_gets = [], []
+        # A put writes to memory that is in no cache of processor and device. The floor reuses one buffer; the
+        # same copy to one of many buffers shows the difference.
+        others = [self.pinned(size) for _ in range(max(1, min(16, COLD_BYTES // size)))]
+        cold = []
         assert self.store.put_from(key, device.data_ptr(), size) == 0
-        for _ in range(ROUNDS if size < 256 * MIB else 5):
+        for number in range(ROUNDS if size < 256 * MIB else 5):
+            other = others[number % len(others)]
+            cold.append(seconds(functools.partial(self.copy, other, device)))
             floor_out.append(seconds(lambda: self.copy(host, device)))
             puts.append(self.put_once(device.data_ptr(), size))
             floor_in.append(seconds(lambda: self.copy(back, host)))
             gets.append(seconds(lambda: self.get(key, back.data_ptr(), size)))
+            host_puts.append(self.put_once(host.data_ptr(), size))
+            host_gets.append(seconds(lambda: self.get(key, host.data_ptr(), size)))
         assert torch.equal(device, back)
         self.store.remove(key, force=True)
-        for what, ours, floor in (("put", puts, floor_out), ("get", gets, floor_in)):
-            self.contiguous_row(what, size, statistics.median(ours), statistics.median(floor))
+        for what, *times in (("put", puts, floor_out, host_puts), ("get", gets, floor_in, host_gets)):
+            self.contiguous_row(what, size, *map(statistics.median, times))
+        self.table.add(
+            f"{self.name}: copy of {show(size)} to one of many buffers", statistics.median(cold) * 1e6, "us"
+        )
 
-    def contiguous_row(self, what, size, ours, floor):
+    def after_pause(self, pause):
+        """A small put when the threads of the store have slept, as they have after a long copy."""
+        device = self.torch.ones(64 * KIB, dtype=self.torch.uint8, device="cuda")
+        times = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            while time.perf_counter() - began < pause:
+                pass
+            times.append(self.put_once(device.data_ptr(), 64 * KIB))
+        name = f"{self.name}: put of 64 KiB after {pause * 1e6:.0f} us without a call"
+        self.table.add(name, statistics.median(times) * 1e6, "us")
+
+    def contiguous_row(self, what, size, ours, floor, host):
         name = f"{self.name}: {what} of {show(size)}"
         if size <= 64 * KIB:
             beyond = (ours - floor) * 1e6
             row = (name, ours * 1e6, "us", "<= 30 us beyond the copy", beyond <= 30)
-            return self.table.add(*row, floor_us=floor * 1e6)
+            return self.table.add(*row, floor_us=floor * 1e6, host_us=host * 1e6)
         rate, best = size / ours / 1e9, size / floor / 1e9
         part = 0.8 if size < 16 * MIB else 0.9
         return self.table.add(
-            name, rate, "GB/s", f">= {part:.0%} of the floor", rate >= part * best, floor=best
+            name,
+            rate,
+            "GB/s",
+            f">= {part:.0%} of the floor",
+            rate >= part * best,
+            floor=best,
+            host_us=host * 1e6,
+            us=ours * 1e6,
         )
 
     def get(self, key, address, size):
@@ -236,11 +279,15 @@ def measure(options):
     for name, is_apart in (("same process", False), ("other process", True)):
         store, kept = setup(is_apart)
         bench = Bench(store, table, name)
-        bench.warm_up()
+        bench.warm_up(SEGMENT)
         for size in SIZES:
             bench.contiguous(size)
+        for pause in PAUSES:
+            bench.after_pause(pause)
+        bench.show_ring()
         for page in PAGES:
             bench.scattered(page)
+        bench.show_ring()
         if not options.quick:
             product = Product(torch)
             for page in PAGES[1:]:

@@ -29,9 +29,21 @@ class Browser:
         (read_theirs, self._write), (self._read, write_theirs) = os.pipe(), os.pipe()
         # Chromium reads from descriptor 3 and writes to 4.
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{read_theirs} 4>&{write_theirs}', "bash"]
-            + ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-            + ["--disable-dev-shm-usage", "--no-first-run", f"--user-data-dir={profile}", "about:blank"],
+            [
+                "bash",
+                "-c",
+                f'exec "$@" 3<&{read_theirs} 4>&{write_theirs}',
+                "bash",
+                "chromium",
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--remote-debugging-pipe",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
             pass_fds=(read_theirs, write_theirs),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -173,8 +185,19 @@ def use(tiffin: list[str], server: Server, temporary: str, folder: Path) -> None
         )
 
     node = subprocess.Popen(
-        [*tiffin, "node", "--json", "--master", master, "--name", HOSTILE]
-        + ["--memory", "32MiB", "--pool", "off"],
+        [
+            *tiffin,
+            "node",
+            "--json",
+            "--master",
+            master,
+            "--name",
+            HOSTILE,
+            "--memory",
+            "32MiB",
+            "--pool",
+            "off",
+        ],
         stdout=subprocess.PIPE,
         env=environment,
     )

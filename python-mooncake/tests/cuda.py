@@ -9,6 +9,24 @@ import os
 NON_BLOCKING = 1
 # What the stand-in can let fail: see `standin_fail`.
 COPY, RUNNING, REGISTER, ALLOCATE_HOST, LAUNCH, ALLOCATE, LOAD_MODULE, BATCH = range(8)
+# The functions whose calls cost time, without those that ask whether work has ended.
+CALLS = (
+    "cuPointerGetAttributes",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyBatchAsync_v2",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuModuleLoadData",
+    "cuLaunchKernel",
+)
 
 
 class Counts(ctypes.Structure):
@@ -88,6 +106,14 @@ class Driver:
         """Other choices of the stand-in; the real driver has none."""
         if self.is_standin:
             self.call("standin_seed", ctypes.c_uint64(seed), int(is_eager))
+
+    def calls(self):
+        """How often each function of the stand-in was called that prepares, begins or waits for work."""
+        calls, count = {}, ctypes.c_uint64()
+        for name in CALLS:
+            self.call("standin_calls", name.encode(), ctypes.byref(count))
+            calls[name] = count.value
+        return calls
 
     def counts(self):
         counts = Counts()

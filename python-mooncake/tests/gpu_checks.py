@@ -332,6 +332,54 @@ def standin_missing_wait():
     assert store.get("k") == bytes(MIB)
 
 
+def standin_calls():
+    """Puts and gets take few calls of the driver, however many pages they have."""
+    _master, store = start()
+    driver = cuda.Driver()
+    page, count = 4096, 1000
+    cache = driver.alloc(2 * page * count, pattern(2 * page * count))
+    large = driver.alloc(16 * MIB, pattern(16 * MIB))
+    addresses = [cache + 2 * page * it for it in reversed(range(count))]
+    sizes = [page] * count
+    asked = {"cuPointerGetAttributes": 1}
+    saved = dict(asked, cuMemcpyDtoHAsync_v2=1, cuEventRecord=2)
+    loaded = dict(asked, cuMemcpyHtoDAsync_v2=1, cuEventRecord=2)
+    scattered = dict(loaded, cuLaunchKernel=1)
+    # The list of pages, a kernel that gathers them, and one copy from there.
+    gathered = dict(saved, cuMemcpyHtoDAsync_v2=1, cuLaunchKernel=1, cuEventRecord=4, cuStreamWaitEvent=1)
+
+    def put_pages(key):
+        return store.batch_put_from_multi_buffers([key], [addresses], [sizes]) == [0]
+
+    def get_pages(_key):
+        return store.batch_get_into_multi_buffers(["pages"], [addresses], [sizes]) == [page * count]
+
+    def is_registered():
+        assert store.put_from("warm", large, 16 * MIB) == 0
+        assert store.remove("warm", force=True) == 0
+        return store._traffic()["cuda registered"][0] >= 128 * MIB
+
+    assert worker.until(is_registered), store._traffic()
+    assert store.put_from("large", large, 16 * MIB) == 0
+    assert put_pages("pages")
+    for number, (call, expected) in enumerate(
+        (
+            (lambda key: store.put_from(key, large + MIB, 65_536) == 0, saved),
+            (lambda key: store.put_from(key, large, 16 * MIB) == 0, saved),
+            (lambda _: store.get_into("large", large, 16 * MIB) == 16 * MIB, loaded),
+            (put_pages, gathered),
+            (get_pages, scattered),
+        )
+    ):
+        # The first ones make channels, lists and the gather buffer.
+        assert call(f"{number} first") and call(f"{number} second")
+        before = driver.calls()
+        assert call(f"{number} third")
+        after = driver.calls()
+        called = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        assert called == expected, (number, called)
+
+
 def standin_registration():
     """The segment is registered in the background, used directly, and unregistered when the store closes."""
     _master, store = start()
@@ -371,6 +419,7 @@ CHECKS = (
     races,
     standin_failing_copies,
     standin_missing_wait,
+    standin_calls,
     standin_registration,
 )
 

@@ -12,6 +12,6 @@ use crate::methods::Any;
 /// True
 #[pyfunction]
 pub(crate) fn checksum(py: Python<'_>, value: &Any<'_>) -> PyResult<u64> {
-    let memory = Memory::to_read(value)?;
+    let memory = Memory::to_read(value)?.on_host(value)?;
     Ok(py.detach(|| tiffin_client::checksum([memory.as_source()])))
 }

@@ -2,7 +2,10 @@
 //!
 //! Import: [`Tensor`] is the memory of any object with `__dlpack__`, until it is dropped. Export: [`lend`]
 //! makes a capsule over our memory. The layouts are those of DLPack 1.0. The older layout, without a
-//! version and a read-only flag, is accepted on import and never exported.
+//! version and a read-only flag, is accepted on import, and exported for writable memory.
+//!
+//! The exporter of device memory is asked to order its work before the legacy default stream. A transfer
+//! comes after the work of that stream.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -20,6 +23,10 @@ use crate::runtime;
 pub(crate) const DEVICE_CPU: (i32, i32) = (1, 0);
 /// Kinds of device whose memory the processor can access: host memory, and memory pinned for CUDA or ROCm.
 const REACHABLE: [i32; 3] = [1, 3, 11];
+/// The kind of device of CUDA memory.
+pub(crate) const KIND_CUDA: i32 = 2;
+/// The legacy default stream of CUDA, as DLPack writes it.
+const STREAM_LEGACY: i32 = 1;
 const VERSION: Version = Version { major: 1, minor: 0 };
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_COPIED: u64 = 2;
@@ -86,6 +93,7 @@ pub(crate) struct Tensor {
     len: usize,
     layout: Layout,
     is_writable: bool,
+    is_on_device: bool,
     loan: Loan,
 }
 
@@ -121,15 +129,21 @@ struct Layout {
 impl Tensor {
     /// Imports the memory of an object with `__dlpack__`.
     pub(crate) fn take(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = object.py();
+        let (py, mut stream) = (object.py(), None);
         if let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) {
             let (kind, _): (i32, i32) = device.call0()?.extract()?;
-            if !REACHABLE.contains(&kind) {
+            if kind == KIND_CUDA {
+                stream = Some(STREAM_LEGACY);
+            } else if !REACHABLE.contains(&kind) {
                 let hint = "copy it to the host first, as in `tensor.cpu()`";
-                return Err(wrong_type("the tensor must be in host memory", object, hint));
+                return Err(wrong_type(
+                    "the tensor must be in host memory or on a CUDA device",
+                    object,
+                    hint,
+                ));
             }
         }
-        let capsule = ask(object)?;
+        let capsule = ask(object, stream)?;
         let Ok(capsule) = capsule.cast::<PyCapsule>() else {
             return Err(wrong_type(
                 "`__dlpack__` must return a capsule",
@@ -150,6 +164,11 @@ impl Tensor {
 
     pub(crate) fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// Whether the processor cannot access the bytes, because they are on a CUDA device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.is_on_device
     }
 
     pub(crate) fn is_in_one_piece(&self) -> bool {
@@ -206,7 +225,9 @@ impl Tensor {
         if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } == -1 {
             return Err(PyErr::fetch(py));
         }
-        Ok(Self { start, len, layout, is_writable: flags & FLAG_READ_ONLY == 0, loan })
+        // SAFETY: as above.
+        let is_on_device = unsafe { (*raw).device.kind } == KIND_CUDA;
+        Ok(Self { start, len, layout, is_writable: flags & FLAG_READ_ONLY == 0, is_on_device, loan })
     }
 }
 
@@ -218,44 +239,85 @@ impl Drop for Tensor {
     }
 }
 
-/// A capsule over `len` bytes at `start`, which `owner` keeps valid: a one-dimensional tensor of bytes.
+/// Bytes to export.
+#[derive(Clone, Copy)]
+pub(crate) struct Export {
+    /// The address of the first.
+    pub(crate) start: *const u8,
+    /// Number of bytes.
+    pub(crate) len: usize,
+    /// Kind and number of the device that has them.
+    pub(crate) device: (i32, i32),
+    /// How the consumer may use them.
+    pub(crate) rights: Rights,
+    /// The consumer accepts DLPack 1.0.
+    pub(crate) is_versioned: bool,
+}
+
+/// How the consumer of exported bytes may use them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rights {
+    /// They are shared, and must not be written.
+    ReadOnly,
+    /// They belong to the consumer alone.
+    Copied,
+    /// They are shared, and may be written.
+    Shared,
+}
+
+/// A capsule over bytes, which `owner` keeps valid: a one-dimensional tensor of bytes.
 ///
 /// # Safety
-/// The bytes must stay readable while `owner` lives. Bytes that are not `writable` may be shared: they are
-/// not written through the capsule.
+/// The bytes must stay readable while `owner` lives, and writable unless the rights say otherwise.
 pub(crate) unsafe fn lend<'py>(
     py: Python<'py>,
-    start: *const u8,
-    len: usize,
-    is_copy: bool,
+    export: Export,
     owner: Box<dyn Any + Send>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let Export { start, len, device, rights, is_versioned } = export;
+    if !is_versioned && rights == Rights::ReadOnly {
+        return Err(PyBufferError::new_err("read-only bytes need DLPack 1.0"));
+    }
     let mut lent = Box::new(Lent { shape: [i64::try_from(len)?], strides: [1], _owner: owner });
     let tensor = RawTensor {
         data: start.cast_mut().cast(),
-        device: Device { kind: DEVICE_CPU.0, number: DEVICE_CPU.1 },
+        device: Device { kind: device.0, number: device.1 },
         dimensions: 1,
         data_type: DataType { code: UNSIGNED, bits: 8, lanes: 1 },
         shape: lent.shape.as_mut_ptr(),
         strides: lent.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    let managed = Box::into_raw(Box::new(Managed {
-        version: VERSION,
-        context: Box::into_raw(lent).cast(),
-        deleter: Some(take_back),
-        flags: if is_copy { FLAG_COPIED } else { FLAG_READ_ONLY },
-        tensor,
-    }));
-    // SAFETY: the pointer is not null, the name is static, and the destructor matches the contents.
-    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), FRESH.as_ptr(), Some(throw_away)) };
-    if capsule.is_null() {
-        // SAFETY: no other code has the struct.
-        unsafe { take_back(managed) };
-        return Err(PyErr::fetch(py));
-    }
-    // SAFETY: a new reference, just made.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
+    let context = Box::into_raw(lent).cast();
+    // SAFETY: in each case the pointer is not null, the name is static, and the destructor matches the
+    // contents. If there is no capsule, no other code has the struct.
+    let capsule = unsafe {
+        if is_versioned {
+            let flags = match rights {
+                Rights::ReadOnly => FLAG_READ_ONLY,
+                Rights::Copied => FLAG_COPIED,
+                Rights::Shared => 0,
+            };
+            let deleter = Some(take_back as unsafe extern "C" fn(*mut Managed));
+            let managed =
+                Box::into_raw(Box::new(Managed { version: VERSION, context, deleter, flags, tensor }));
+            let capsule = ffi::PyCapsule_New(managed.cast(), FRESH.as_ptr(), Some(throw_away));
+            if capsule.is_null() {
+                take_back(managed);
+            }
+            capsule
+        } else {
+            let deleter = Some(take_back_old as unsafe extern "C" fn(*mut ManagedOld));
+            let managed = Box::into_raw(Box::new(ManagedOld { tensor, context, deleter }));
+            let capsule = ffi::PyCapsule_New(managed.cast(), FRESH_OLD.as_ptr(), Some(throw_away));
+            if capsule.is_null() {
+                take_back_old(managed);
+            }
+            capsule
+        }
+    };
+    // SAFETY: a new reference, just made, or null after an error.
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
 /// The data of an exported tensor.
@@ -274,6 +336,15 @@ unsafe extern "C" fn take_back(managed: *mut Managed) {
     }
 }
 
+/// The same for the older layout.
+unsafe extern "C" fn take_back_old(managed: *mut ManagedOld) {
+    // SAFETY: as above.
+    unsafe {
+        let managed = Box::from_raw(managed);
+        drop(Box::from_raw(managed.context.cast::<Lent>()));
+    }
+}
+
 /// The destructor of a capsule: frees a tensor that no consumer has taken.
 unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule that `lend` made. A capsule that was taken has another
@@ -281,18 +352,24 @@ unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 {
             take_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
+        } else if ffi::PyCapsule_IsValid(capsule, FRESH_OLD.as_ptr()) != 0 {
+            take_back_old(ffi::PyCapsule_GetPointer(capsule, FRESH_OLD.as_ptr()).cast());
         }
     }
 }
 
 /// Calls `__dlpack__`, with DLPack 1.0 arguments if the object accepts them.
-fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<i32>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
-    let options = PyDict::new(py);
+    let old = PyDict::new(py);
+    if let Some(stream) = stream {
+        old.set_item(intern!(py, "stream"), stream)?;
+    }
+    let options = old.copy()?;
     options.set_item(intern!(py, "max_version"), (VERSION.major, VERSION.minor))?;
     match object.call_method(intern!(py, "__dlpack__"), (), Some(&options)) {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            object.call_method0(intern!(py, "__dlpack__"))
+            object.call_method(intern!(py, "__dlpack__"), (), Some(&old))
         }
         answer => answer,
     }
@@ -305,7 +382,8 @@ fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 unsafe fn measure(py: Python<'_>, raw: &RawTensor) -> PyResult<(NonNull<u8>, usize, Layout)> {
     let invalid_shape = || PyBufferError::new_err("the tensor's shape is invalid");
     let dimensions = usize::try_from(raw.dimensions).map_err(|_| invalid_shape())?;
-    if dimensions > DIMENSIONS_MAX || !REACHABLE.contains(&raw.device.kind) {
+    if dimensions > DIMENSIONS_MAX || !(REACHABLE.contains(&raw.device.kind) || raw.device.kind == KIND_CUDA)
+    {
         return Err(invalid_shape());
     }
     let element_bits = usize::from(raw.data_type.bits) * usize::from(raw.data_type.lanes);

@@ -19,6 +19,7 @@
 mod checksum;
 mod closing;
 mod connect;
+mod cuda;
 mod dlpack;
 mod errors;
 mod handle;
@@ -56,6 +57,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;
     module.add_class::<view::View>()?;
+    module.add_class::<cuda::DeviceArray>()?;
+    module.add_class::<cuda::MappedArray>()?;
     module.add_class::<samples::Lease>()?;
     module.add_class::<reservation::Reservation>()?;
     module.add_class::<prefetch::Prefetch>()?;

@@ -57,7 +57,7 @@ impl Store {
     }
 
     fn __getitem__(&self, py: Python<'_>, key: &Any<'_>) -> PyResult<Py<PyAny>> {
-        self.caller.go(py, None, GetAll::new(one(key)?, vec![None], UNGIVEN))
+        self.caller.go(py, None, GetAll::new(one(key)?, vec![None], UNGIVEN, None))
     }
 
     fn __setitem__(&self, py: Python<'_>, key: &Any<'_>, value: &Any<'_>) -> PyResult<()> {

@@ -1,11 +1,11 @@
 //! Memory of Python objects, borrowed for the time of a call.
 //!
-//! It accepts objects with the buffer protocol, and objects with `__dlpack__` whose memory the processor can
-//! access. Bytes that are not contiguous are copied first.
+//! It accepts objects with the buffer protocol, with `__dlpack__`, or with `__cuda_array_interface__`. Their
+//! bytes are in host memory or on a CUDA device. Bytes of the host that are not contiguous are copied first.
 //!
 //! **Invariant:** the memory stays mapped and at its address while its [`Memory`] lives, on any thread and
 //! without the interpreter. It is accessed only through [`SourceBuf`] and [`TargetBuf`], which allow for
-//! concurrent access by Python threads.
+//! concurrent access by Python threads. The processor never accesses memory of a device.
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
@@ -14,10 +14,12 @@ use std::ptr::{self, NonNull};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
-use tiffin_client::{SourceBuf, TargetBuf};
+use tiffin_client::gpu::{Finder, Place, Stream};
+use tiffin_client::{Error, SourceBuf, TargetBuf};
 
+use crate::cuda::Interface;
 use crate::dlpack::Tensor;
-use crate::errors::{invalid, wrong_type};
+use crate::errors::{self, invalid, wrong_type};
 use crate::runtime;
 
 /// Contiguous bytes of a Python object.
@@ -25,6 +27,8 @@ pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
     is_writable: bool,
+    /// The device that has the bytes, and the stream whose work comes first; `None` for host memory.
+    place: Option<Place>,
     /// Keeps the bytes at their address.
     _owner: Owner,
 }
@@ -33,6 +37,7 @@ enum Owner {
     Buffer(#[expect(dead_code, reason = "kept for its destructor")] Buffer),
     Tensor(#[expect(dead_code, reason = "kept for its destructor")] Tensor),
     Copy(#[expect(dead_code, reason = "kept for its destructor")] Vec<u8>),
+    Array(#[expect(dead_code, reason = "kept for its destructor")] Py<PyAny>),
 }
 
 // SAFETY: the bytes may be read and written on any thread (see above), and the owners are released with the
@@ -46,8 +51,17 @@ impl Memory {
     pub(crate) fn to_read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         match Lender::of(value, ffi::PyBUF_FULL_RO)? {
             Lender::Buffer(buffer) => Self::of_buffer(buffer, value),
-            Lender::Tensor => Self::of_tensor(Tensor::take(value)?),
+            Lender::Tensor => Self::of_tensor(Tensor::take(value)?, value),
+            Lender::CudaArray => Self::of_cuda_array(value),
             Lender::None => Err(no_value(value)),
+        }
+    }
+
+    /// The same for bytes that the processor reads or writes.
+    pub(crate) fn on_host(self, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match self.place {
+            None => Ok(self),
+            Some(_) => Err(on_device(object)),
         }
     }
 
@@ -56,8 +70,8 @@ impl Memory {
         let py = buffer.py();
         let memory = match Lender::of(buffer, ffi::PyBUF_FULL).map_err(|error| not_writable(buffer, error))? {
             Lender::Buffer(lent) => Self::of_buffer(lent, buffer)?,
-            Lender::Tensor => Self::of_tensor(Tensor::take(buffer)?)?,
-            Lender::None if is_on_device(buffer) => return Err(on_device(buffer)),
+            Lender::Tensor => Self::of_tensor(Tensor::take(buffer)?, buffer)?,
+            Lender::CudaArray => Self::of_cuda_array(buffer)?,
             Lender::None => {
                 let hint = "give a bytearray, a writable memoryview or array, or a tensor";
                 return Err(wrong_type("a buffer is a writable bytes-like object", buffer, hint));
@@ -72,15 +86,26 @@ impl Memory {
 
     /// The bytes for reading.
     pub(crate) fn as_source(&self) -> SourceBuf<'_> {
-        // SAFETY: they are mapped and readable while `self` lives, and only Python and C access them.
-        unsafe { SourceBuf::new(self.start, self.len) }
+        // SAFETY: they are mapped and readable while `self` lives, and only Python and C access them; or they
+        // are allocated on their device, which the driver has confirmed.
+        unsafe {
+            match &self.place {
+                None => SourceBuf::new(self.start, self.len),
+                Some(place) => SourceBuf::on_device(self.start, self.len, place),
+            }
+        }
     }
 
     /// The bytes for writing.
     pub(crate) fn as_target(&self) -> TargetBuf<'_> {
         assert!(self.is_writable, "the target is read-only memory");
         // SAFETY: as above, and they are writable.
-        unsafe { TargetBuf::new(self.start, self.len) }
+        unsafe {
+            match &self.place {
+                None => TargetBuf::new(self.start, self.len),
+                Some(place) => TargetBuf::on_device(self.start, self.len, place),
+            }
+        }
     }
 
     fn of_buffer(buffer: Buffer, object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -96,20 +121,45 @@ impl Memory {
             return Ok(Self::of_copy(buffer.copied(object.py())?));
         }
         let (start, len) = (buffer.start(), buffer.len());
-        Ok(Self { start, len, is_writable: buffer.is_writable(), _owner: Owner::Buffer(buffer) })
+        Ok(Self { start, len, is_writable: buffer.is_writable(), place: None, _owner: Owner::Buffer(buffer) })
     }
 
-    fn of_tensor(tensor: Tensor) -> PyResult<Self> {
+    fn of_tensor(tensor: Tensor, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut place = None;
+        if tensor.is_on_device() {
+            if !tensor.is_in_one_piece() {
+                return Err(not_contiguous(object.py()));
+            }
+            // The exporter has ordered its work before this stream.
+            place = found(object.py(), tensor.start(), tensor.len(), Stream::Legacy)?;
+        }
         if !tensor.is_in_one_piece() {
             return Ok(Self::of_copy(tensor.copied()));
         }
         let (start, len) = (tensor.start(), tensor.len());
-        Ok(Self { start, len, is_writable: tensor.is_writable(), _owner: Owner::Tensor(tensor) })
+        Ok(Self { start, len, is_writable: tensor.is_writable(), place, _owner: Owner::Tensor(tensor) })
+    }
+
+    fn of_cuda_array(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let Interface { address, len, is_read_only, is_contiguous, stream } = Interface::of(object)?;
+        if !is_contiguous {
+            return Err(not_contiguous(object.py()));
+        }
+        let start = NonNull::new(ptr::with_exposed_provenance_mut(address)).filter(|_| len > 0);
+        let start = start.unwrap_or(NonNull::dangling());
+        let place = found(object.py(), start, len, stream)?;
+        Ok(Self {
+            start,
+            len,
+            is_writable: !is_read_only,
+            place,
+            _owner: Owner::Array(object.clone().unbind()),
+        })
     }
 
     fn of_copy(mut bytes: Vec<u8>) -> Self {
         let start = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Self { start, len: bytes.len(), is_writable: true, _owner: Owner::Copy(bytes) }
+        Self { start, len: bytes.len(), is_writable: true, place: None, _owner: Owner::Copy(bytes) }
     }
 }
 
@@ -117,6 +167,7 @@ impl Memory {
 enum Lender {
     Buffer(Buffer),
     Tensor,
+    CudaArray,
     None,
 }
 
@@ -125,7 +176,11 @@ impl Lender {
         let is_tensor = || object.hasattr(intern!(object.py(), "__dlpack__"));
         // SAFETY: the object is alive and the interpreter attached.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 0 {
-            return Ok(if is_tensor()? { Self::Tensor } else { Self::None });
+            return Ok(match () {
+                () if is_tensor()? => Self::Tensor,
+                () if Interface::is_at(object)? => Self::CudaArray,
+                () => Self::None,
+            });
         }
         match Buffer::get(object, flags) {
             Ok(buffer) => Ok(Self::Buffer(buffer)),
@@ -219,9 +274,23 @@ impl Drop for Buffer {
     }
 }
 
-/// Whether an object reports memory of a CUDA device.
-fn is_on_device(object: &Bound<'_, PyAny>) -> bool {
-    object.hasattr(intern!(object.py(), "__cuda_array_interface__")).unwrap_or(false)
+/// The device that has these bytes. An exporter may be wrong, so the driver is asked.
+fn found(py: Python<'_>, start: NonNull<u8>, len: usize, stream: Stream) -> PyResult<Option<Place>> {
+    if len == 0 {
+        return Ok(None);
+    }
+    let start = start.as_ptr().expose_provenance() as u64;
+    match Finder::default().find(start, len as u64) {
+        Ok(device) => Ok(Some(Place::new(device, stream))),
+        Err(error) => Err(errors::raise(py, &Error::Device { what: error.to_string() })),
+    }
+}
+
+fn not_contiguous(py: Python<'_>) -> PyErr {
+    invalid(
+        py,
+        "the device memory is not contiguous\n\nhint: give a contiguous tensor, as in `tensor.contiguous()`",
+    )
 }
 
 fn on_device(object: &Bound<'_, PyAny>) -> PyErr {
@@ -230,9 +299,6 @@ fn on_device(object: &Bound<'_, PyAny>) -> PyErr {
 }
 
 fn no_value(value: &Bound<'_, PyAny>) -> PyErr {
-    if is_on_device(value) {
-        return on_device(value);
-    }
     let hint = if value.is_instance_of::<pyo3::types::PyString>() {
         "encode it first, as in `value.encode()`"
     } else if value.is_none() {

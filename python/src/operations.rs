@@ -14,6 +14,7 @@ use tiffin_client::{
 };
 use tiffin_types::REPLICAS_MAX;
 
+use crate::cuda::DeviceBuffers;
 use crate::handle::Operation;
 use crate::keys::{Keys, Missing, Whole};
 use crate::memory::Memory;
@@ -132,16 +133,29 @@ impl Operation for PutAll {
     }
 }
 
-/// Reads objects into `bytes`.
+/// Reads objects into `bytes`, or into new memory of a device.
 pub(crate) struct GetAll {
     keys: Keys,
     missing: Missing,
-    buffers: ReadBuffers,
+    buffers: NewMemory,
+}
+
+enum NewMemory {
+    Bytes(ReadBuffers),
+    OnDevice(DeviceBuffers),
 }
 
 impl GetAll {
-    pub(crate) fn new(keys: Keys, ranges: Vec<Option<Range<u64>>>, missing: Missing) -> Self {
-        let buffers = ReadBuffers::new(ranges);
+    pub(crate) fn new(
+        keys: Keys,
+        ranges: Vec<Option<Range<u64>>>,
+        missing: Missing,
+        device: Option<u32>,
+    ) -> Self {
+        let buffers = match device {
+            None => NewMemory::Bytes(ReadBuffers::new(ranges)),
+            Some(device) => NewMemory::OnDevice(DeviceBuffers::new(device, ranges)),
+        };
         Self { keys, missing, buffers }
     }
 }
@@ -150,7 +164,11 @@ impl Operation for GetAll {
     type Outcome = Each<Fetched>;
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
-        Ok(client.get_landing(&self.keys.list, &&self.buffers, GetOptions::default(), deadline).await)
+        let (keys, options) = (&self.keys.list, GetOptions::default());
+        Ok(match &self.buffers {
+            NewMemory::Bytes(buffers) => client.get_landing(keys, &buffers, options, deadline).await,
+            NewMemory::OnDevice(buffers) => client.get_landing(keys, &buffers, options, deadline).await,
+        })
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
@@ -159,8 +177,9 @@ impl Operation for GetAll {
             Ok(Fetched { len, .. }) | Err(Error::TooSmall { len, .. }) => Ok((item, len)),
             Err(error) => Err(error),
         });
-        gather(py, self.keys.is_one, &self.missing, landed.collect(), |(item, len)| {
-            self.buffers.take(py, item, len)
+        gather(py, self.keys.is_one, &self.missing, landed.collect(), |(item, len)| match &self.buffers {
+            NewMemory::Bytes(buffers) => buffers.take(py, item, len),
+            NewMemory::OnDevice(buffers) => buffers.take(py, item, len),
         })
     }
 }

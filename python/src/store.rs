@@ -11,6 +11,7 @@ use pyo3::types::PyTuple;
 use tiffin_client::{Ahead, DeleteOptions, Generation, ListOptions, Pattern, Pull, PutOptions};
 
 use crate::closing::{self, OnLoss};
+use crate::cuda;
 use crate::errors::invalid;
 use crate::keys::{self, Keys, Missing, Pairs, UNGIVEN, Whole};
 use crate::lifetimes::{DropPins, PinAll, ReadPolicy, SetPolicy, TellLosses, WaitUsage, WhyAll};
@@ -69,9 +70,10 @@ methods! {
     /// Stores a value under a key, or many: `put(key, value)` or `put({key: value, …})`.
     ///
     /// A value is anything with the buffer protocol (bytes, bytearray, memoryview, arrays of any element
-    /// type) or with `__dlpack__` (tensors in host memory). Its bytes are stored in the order of memory, or,
-    /// if it is not contiguous, in the order of its elements. When the call has returned, every client can
-    /// read the object.
+    /// type), with `__dlpack__` (tensors) or with `__cuda_array_interface__`. Its bytes are stored in the
+    /// order of memory, or, if it is not contiguous, in the order of its elements. They may be on a CUDA
+    /// device; then they must be contiguous, and the put comes after the work of the exporter's current
+    /// stream. When the call has returned, every client can read the object, and the value may change.
     ///
     /// `on_exists` decides what happens if the key exists: `"replace"` it, `"keep"` it, or raise an `"error"`
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,
@@ -147,6 +149,9 @@ methods! {
     /// a pair for each (`None` for the whole object), and a key may be named more than once. A range that is
     /// not inside the object raises `tiffin.OutOfRange`, which has the object's `size`.
     ///
+    /// `device="cuda:0"` reads into new memory of that device, and returns a `tiffin.DeviceArray`. To read
+    /// into memory that exists, which is faster, use `get_into`.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> store.put("a", b"hello")
@@ -157,18 +162,24 @@ methods! {
     /// [b'hello', None]
     /// >>> store.get(["a", "a"], range=[(0, 1), (4, 1)])
     /// [b'h', b'o']
-    call get(key: &Any<'py>, default: Missing = UNGIVEN; range: Option<&Any<'py>> = None) {
+    call get(
+        key: &Any<'py>, default: Missing = UNGIVEN;
+        range: Option<&Any<'py>> = None, device: Option<&Any<'py>> = None,
+    ) {
         let keys = Keys::parse(key)?;
         let ranges = keys.ranges(range)?;
-        GetAll::new(keys, ranges, default)
+        let device = device.map(cuda::target_device).transpose()?.flatten();
+        GetAll::new(keys, ranges, default, device)
     }
 
     /// Reads an object into a writable buffer and returns how many bytes it has, or many:
     /// `get_into(key, buffer)` or `get_into({key: buffer, …})`; also `get_into([key, …], [buffer, …])`.
     ///
-    /// A buffer is any writable, contiguous object with the buffer protocol or `__dlpack__`. It may be larger
-    /// than the object; the rest is not changed. If it is smaller, `tiffin.TooSmall` is raised and nothing is
-    /// written. After any other error its content is unspecified. `range` is as for `get`.
+    /// A buffer is any writable, contiguous object with the buffer protocol, `__dlpack__` or
+    /// `__cuda_array_interface__`, in host memory or on a CUDA device. It may be larger than the object; the
+    /// rest is not changed. If it is smaller, `tiffin.TooSmall` is raised and nothing is written. After any
+    /// other error its content is unspecified. `range` is as for `get`. Memory of a device is written after
+    /// the work of its exporter's current stream, and is complete when the call returns.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()

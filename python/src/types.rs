@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 use tiffin_client::measure::Series;
-use tiffin_client::{Counters, Generation, Key, Losses, Measures, Route};
+use tiffin_client::{Counters, Generation, Key, Losses, Measures, Route, gpu};
 use tiffin_types::message::{
     Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
 };
@@ -143,7 +143,13 @@ fn tier<'py>(py: Python<'py>, stat: &TierStat) -> PyResult<Bound<'py, PyAny>> {
 
 fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static DEVICE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Counters { local, shm, tcp, .. } = counters;
+    let devices = PyDict::new(py);
+    for it in gpu::counted() {
+        let moved = class(py, &DEVICE, "DeviceTraffic")?.call1((it.saved, it.loaded, it.ringed))?;
+        devices.set_item(format!("cuda:{}", it.device), moved)?;
+    }
     class(py, &CLASS, "Traffic")?.call1((
         local.read(),
         local.written(),
@@ -151,6 +157,7 @@ fn traffic<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyA
         shm.written(),
         tcp.read(),
         tcp.written(),
+        devices,
     ))
 }
 

@@ -16,12 +16,13 @@ use pyo3::types::{PyBytes, PyIterator, PyMemoryView};
 use tiffin_client::Error;
 use tiffin_types::units::Count;
 
-use crate::dlpack::{self, DEVICE_CPU};
+use crate::cuda::{self, MappedArray};
+use crate::dlpack::{self, DEVICE_CPU, Export, Rights};
 use crate::errors;
 use crate::process::Ours;
 
 /// The state that a view and its exported buffers share.
-type Sight = Arc<Ours<tiffin_client::View>>;
+pub(crate) type Sight = Arc<Ours<tiffin_client::View>>;
 
 /// An object's bytes in place: no copy is made if the store's memory can be mapped.
 ///
@@ -163,6 +164,8 @@ impl View {
                 "{what}\n\nhint: copy them to the device from there"
             )));
         }
+        let export =
+            |start, len, rights| Export { start, len, device: DEVICE_CPU, rights, is_versioned: true };
         let sight = self.sight(py)?;
         let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
         if copy == Some(true) {
@@ -170,11 +173,28 @@ impl View {
             let (start, len) = (copied.as_ptr(), copied.len());
             // SAFETY: a vector's bytes keep their address while it lives, and only the capsule has this
             // vector.
-            return unsafe { dlpack::lend(py, start, len, true, Box::new(copied)) };
+            return unsafe { dlpack::lend(py, export(start, len, Rights::Copied), Box::new(copied)) };
         }
         let (start, len) = (bytes.as_ptr(), bytes.len());
         // SAFETY: the bytes do not change or move while a reference to the sight lives.
-        unsafe { dlpack::lend(py, start, len, false, Box::new(Arc::clone(&sight))) }
+        unsafe { dlpack::lend(py, export(start, len, Rights::ReadOnly), Box::new(Arc::clone(&sight))) }
+    }
+
+    /// The bytes as an array that kernels of a CUDA device read in place, through the bus: an object with
+    /// `__cuda_array_interface__` and `__dlpack__`, read-only, of type `uint8`.
+    ///
+    /// The memory is registered with the driver first, for at most `timeout` seconds. Raises `BufferError` if
+    /// it is not by then, and for views that are copies. The array keeps the bytes as a buffer does: it must
+    /// live until the kernels that read it have ended.
+    #[pyo3(signature = (device = None, *, timeout = 10.0))]
+    fn cuda_array(
+        &self,
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: f64,
+    ) -> PyResult<MappedArray> {
+        let device = device.map_or(Ok(0), cuda::device_number)?;
+        MappedArray::new(py, self.sight(py)?, device, timeout)
     }
 
     /// The device of the bytes: host memory.

@@ -185,7 +185,7 @@ def test_page_and_files_name_the_same_ports():
         assert f"| {port} " in page
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="`make check-alerts` installs promtool")
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool; `make check-alerts` installs it")
 def test_alert_rules_are_valid():
     rules = DEPLOY / "prometheus" / "alerts.yml"
     checked = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)

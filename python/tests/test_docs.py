@@ -15,7 +15,16 @@ import documents
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path
-    for folder in (".", "docs", "docs/notes", "python", "python-mooncake")
+    for folder in (
+        ".",
+        "docs",
+        "docs/notes",
+        "docs/integrations",
+        "docs/start",
+        "docs/migrate",
+        "python",
+        "python-mooncake",
+    )
     for path in (ROOT / folder).glob("*.md")
 )
 

@@ -141,7 +141,10 @@ def test_example_trains_every_sample_once_with_any_lease(tmp_path, ttl):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["trained"], result["wrong"], result["left_bytes"]) == (48, 0, 0)
-    assert picture.read_text().startswith("<svg")
+    drawn = picture.read_text()
+    assert drawn.startswith("<svg") and f"<title>48 samples, lease of {ttl} s</title>" in drawn
+    assert drawn.count(">samples trained<") == drawn.count(">MiB in flight<") == 2, "an axis and a legend"
+    assert ">0<" in drawn and ">20<" in drawn and ">seconds<" in drawn, "round labels from zero"
 
 
 def test_example_names_the_supported_stores():

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 import typing
 
 import numpy
@@ -546,126 +545,10 @@ def test_adapters_need_none_of_their_packages():
     program = """
 import sys
 import tiffin.integrations.sglang, tiffin.integrations.vllm, tiffin.integrations.tokenspeed
-print([name for name in ("sglang", "vllm", "torch", "tokenspeed") if name in sys.modules])
+import tiffin.integrations.vllm_tier, tiffin.integrations.lmcache, tiffin.integrations.transfer_queue
+print([name for name in ("sglang", "vllm", "lmcache", "transfer_queue", "torch") if name in sys.modules])
 """
     assert helpers.run(program) == "[]\n"
-
-
-class HostPool:
-    """The host's pool of SGLang: keys and values of a page are two pieces."""
-
-    page_size = 4
-
-    def __init__(self, pages):
-        self.memory = numpy.zeros((2, pages, 256), numpy.uint8)
-
-    def get_page_buffer_meta(self, indices):
-        pages = [int(index) // self.page_size for index in list(indices)[:: self.page_size]]
-        addresses = [self.memory[half, page].ctypes.data for page in pages for half in (0, 1)]
-        return addresses, [256] * len(addresses)
-
-
-def test_sglang(store):
-    from tiffin.integrations.sglang import TiffinHiCache
-
-    config = types.SimpleNamespace(model_name="m", tp_rank=0, tp_size=2, is_page_first_layout=True)
-    hicache, pool = TiffinHiCache(config, store=store), HostPool(8)
-    hicache.register_mem_pool_host(pool)
-    pool.memory[:] = numpy.random.default_rng(1).integers(0, 256, pool.memory.shape)
-    before = pool.memory.copy()
-    tokens = lambda pages: numpy.concatenate([numpy.arange(page * 4, page * 4 + 4) for page in pages])
-    keys = ["a", "b", "c"]
-    assert hicache.batch_exists(keys) == 0
-    assert hicache.batch_set_v1(keys, tokens([0, 1, 2])) == [True] * 3
-    assert hicache.batch_set_v1(keys, tokens([5, 6, 7])) == [True] * 3, "existing pages count as stored"
-    assert hicache.batch_exists([*keys, "d"]) == 3 and hicache.exists("a") and not hicache.exists("d")
-    pool.memory[:] = 0
-    assert hicache.batch_get_v1([*keys, "d"], tokens([4, 5, 6, 7])) == [True, True, True, False]
-    assert (pool.memory[:, 4:7] == before[:, 0:3]).all()
-    # A page with a missing piece does not exist.
-    store.delete([name for name in (it.key for it in store.list(hicache.prefix)) if name.endswith("b/1")])
-    assert hicache.batch_exists(keys) == 1
-    assert hicache.batch_get_v1(keys, tokens([4, 5, 6])) == [True, False, True]
-    # Ranks and models do not share pages, except models whose ranks have the same bytes.
-    config.tp_rank = 1
-    assert TiffinHiCache(config, store=store).prefix != hicache.prefix
-    config.is_mla_model = True
-    latent = TiffinHiCache(config, store=store).prefix
-    config.tp_rank = 0
-    assert TiffinHiCache(config, store=store).prefix == latent
-    # Pages that the caller passes.
-    plain = TiffinHiCache(types.SimpleNamespace(model_name="m2", extra_config={"tag": "w7"}), store=store)
-    page, target = numpy.arange(64, dtype=numpy.uint8), numpy.zeros(64, numpy.uint8)
-    assert plain.set("k", page) and plain.exists("k") and plain.get("k", target) is target
-    assert (target == page).all() and plain.get("no", target) is None and not plain.set("k")
-    plain.clear()
-    assert not plain.exists("k") and hicache.exists("a")
-    store.close()
-    assert hicache.batch_exists(keys) == 0 and hicache.batch_get_v1(keys, tokens([0, 1, 2])) == [False] * 3
-
-
-def request_of_vllm(id, tokens):
-    return types.SimpleNamespace(request_id=id, prompt_token_ids=tokens, num_computed_tokens=0)
-
-
-def output_of_vllm(new=(), cached=(), preempted=()):
-    return types.SimpleNamespace(
-        scheduled_new_reqs=[
-            types.SimpleNamespace(req_id=id, block_ids=(blocks,), num_computed_tokens=computed)
-            for id, blocks, computed, _ in new
-        ],
-        scheduled_cached_reqs=types.SimpleNamespace(
-            req_ids=[id for id, *_ in cached],
-            new_block_ids=[(blocks,) if blocks else None for _, blocks, *_ in cached],
-            num_computed_tokens=[computed for _, _, computed, _ in cached],
-        ),
-        num_scheduled_tokens={id: count for id, _, _, count in [*new, *cached]},
-        preempted_req_ids=set(preempted),
-    )
-
-
-def test_vllm(store):
-    from tiffin.integrations.vllm import Page, SchedulerHalf
-
-    namespace, tokens = kv.Namespace("m"), prompt(1, 20)
-    parts = [((rank, 2), (0, 1), (0, 1)) for rank in range(2)]
-    half = SchedulerHalf(store, block_size=4, namespace=namespace, rank_parts=parts)
-    root, hashes = kv.chain(tokens, page_tokens=4, namespace=namespace)
-
-    def matched(request, computed):
-        helpers.eventually(lambda: half.get_num_new_matched_tokens(request, computed)[0] is not None)
-        return half.get_num_new_matched_tokens(request, computed)
-
-    # Nothing is stored: computed pages are saved one by one, and the blocks stay until that has ended.
-    first = request_of_vllm("1", tokens)
-    assert matched(first, 0) == (0, False)
-    half.update_state_after_alloc(first, [10, 11, 12, 13, 14], 0)
-    meta = half.build_connector_meta(output_of_vllm(new=[("1", [10, 11, 12, 13, 14], 0, 10)]))
-    assert meta.root == root and meta.loads == {}
-    assert meta.saves == {"1": [Page(0, hashes[0], 10), Page(1, hashes[1], 11)]}
-    meta = half.build_connector_meta(output_of_vllm(cached=[("1", None, 10, 10)]))
-    assert meta.saves == {"1": [Page(at, hashes[at], 10 + at) for at in (2, 3, 4)]}
-    assert half.request_finished(first, [10, 11, 12, 13, 14]) == (True, None)
-    half.update_connector_output(types.SimpleNamespace(finished_sending={"1"}))
-
-    # Pages that every rank has are loaded after the computed ones, and not saved again.
-    for rank, count in ((0, 5), (1, 3)):
-        names = kv.names(root, hashes[:count], parts[rank])
-        store.put(dict.fromkeys(names, b"page"))
-    second = request_of_vllm("2", tokens)
-    assert matched(second, 4) == (8, True), "three pages, of which one is computed"
-    second.num_computed_tokens = 4
-    half.update_state_after_alloc(second, types.SimpleNamespace(get_block_ids=lambda: ([1, 2, 3, 4, 5],)), 8)
-    meta = half.build_connector_meta(output_of_vllm(new=[("2", [1, 2, 3, 4, 5], 12, 8)], preempted=["x"]))
-    assert meta.loads == {"2": [Page(1, hashes[1], 2), Page(2, hashes[2], 3)]}
-    assert meta.saves == {"2": [Page(3, hashes[3], 4), Page(4, hashes[4], 5)]} and meta.preempted == {"x"}
-
-    # One token is always left to compute, and a stopped store has nothing.
-    assert half.get_num_new_matched_tokens(request_of_vllm("3", tokens[:4]), 0) == (0, False)
-    assert half.request_finished(request_of_vllm("3", tokens[:4]), []) == (False, None)
-    store.close()
-    assert matched(request_of_vllm("4", tokens), 0) == (0, False)
-    half.shutdown()
 
 
 def test_tokenspeed(store):

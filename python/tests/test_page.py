@@ -10,7 +10,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parents[2] / "deploy" / "check_page.py"
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="`make check-page` installs Chromium")
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium; `make check-page` installs it")
 def test_page_is_live_and_safe_in_a_browser(tmp_path):
     command = [sys.executable, SCRIPT, tmp_path, sys.executable, "-m", "tiffin"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -106,7 +106,8 @@ def test_everything_is_documented():
             if inspect.isclass(value) or callable(value):
                 assert inspect.getdoc(value), name
     twins = [getattr(tiffin.aio, f"Async{name}") for name in ("Lease", "Prefetch", "Reservation", "Store")]
-    for owner in (tiffin.Lease, tiffin.Prefetch, tiffin.Reservation, tiffin.Store, tiffin.View, *twins):
+    arrays = (tiffin.DeviceArray, tiffin.MappedArray, tiffin.View)
+    for owner in (*arrays, tiffin.Lease, tiffin.Prefetch, tiffin.Reservation, tiffin.Store, *twins):
         for name, value in vars(owner).items():
             if not name.startswith("_"):
                 assert inspect.getdoc(value), f"{owner.__name__}.{name}"
@@ -118,7 +119,9 @@ def test_prefetch_all_includes_every_key():
     public = {
         *tiffin.errors.__all__,
         *tiffin.types.__all__,
+        "DeviceArray",
         "Lease",
+        "MappedArray",
         "Prefetch",
         "Reservation",
         "Store",
@@ -159,7 +162,7 @@ def test_examples_are_found_with_their_position():
 
 
 def test_classes_have_their_public_names():
-    for name in ("Lease", "Prefetch", "Reservation", "Store", "View"):
+    for name in ("DeviceArray", "Lease", "MappedArray", "Prefetch", "Reservation", "Store", "View"):
         value = getattr(tiffin, name)
         assert (value.__module__, value.__name__) == ("tiffin", name)
 

@@ -185,7 +185,16 @@ def test_invalid_values_are_refused(store):
             raise AssertionError("must not be called")
 
         def __dlpack_device__(self):
-            return (2, 0)
+            # Metal: only memory of the host and of CUDA devices can be stored.
+            return (8, 0)
+
+    class OnCuda:
+        """Memory of a device in a process that has not loaded the driver."""
+
+        def __init__(self, interface):
+            self.__cuda_array_interface__ = interface
+
+    interface = {"shape": (100,), "typestr": "|u1", "data": (1 << 40, False), "version": 3}
 
     class Raises:
         def __dlpack__(self, **_):
@@ -204,6 +213,9 @@ def test_invalid_values_are_refused(store):
         (Liar(), TypeError),
         (Used(), TypeError),
         (OnDevice(), TypeError),
+        (OnCuda(interface), tiffin.DeviceError),
+        (OnCuda("text"), tiffin.InvalidArgument),
+        (OnCuda({}), tiffin.InvalidArgument),
         (Raises(), ZeroDivisionError),
         (released, ValueError),
     ]:

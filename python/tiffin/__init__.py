@@ -21,7 +21,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _settings
-from ._native import Lease, Prefetch, Reservation, Store, View, __version__
+from ._native import (
+    DeviceArray,
+    Lease,
+    MappedArray,
+    Prefetch,
+    Reservation,
+    Store,
+    View,
+    __version__,
+)
 from ._native import connect as _connect
 from .errors import (
     Behind,
@@ -54,6 +63,7 @@ from .errors import (
     WrongGroup,
 )
 from .types import (
+    DeviceTraffic,
     Group,
     Holder,
     Latency,
@@ -79,7 +89,9 @@ __all__ = [
     "Closed",
     "Consumed",
     "Contended",
+    "DeviceArray",
     "DeviceError",
+    "DeviceTraffic",
     "EndOfStream",
     "Error",
     "Exists",
@@ -87,11 +99,12 @@ __all__ = [
     "Group",
     "Holder",
     "InvalidArgument",
+    "Latency",
     "Lease",
     "Leased",
-    "Latency",
     "Losses",
     "Manifest",
+    "MappedArray",
     "Namespace",
     "Node",
     "NodeDown",

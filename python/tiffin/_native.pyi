@@ -27,7 +27,14 @@ Outcome: TypeAlias = Literal["absent", "resident", "done", "running", "failed", 
 class SupportsDLPack(Protocol):
     def __dlpack__(self) -> Any: ...
 
-Value: TypeAlias = Buffer | SupportsDLPack
+class SupportsCudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]: ...
+
+Value: TypeAlias = Buffer | SupportsDLPack | SupportsCudaArray
+#: A CUDA device: its number, `"cuda:0"`, or an object whose text that is.
+Device: TypeAlias = int | str | object
+_Host: TypeAlias = Literal["cpu"] | None
 
 _Default = TypeVar("_Default")
 # The keys of a mapping are invariant: `Mapping[Key, Value]` would reject a `dict[str, bytes]`. With a union
@@ -67,6 +74,28 @@ class View(Buffer):
     ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def cuda_array(self, device: Device | None = None, *, timeout: float = 10.0) -> MappedArray: ...
+
+class _CudaArray:
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __len__(self) -> int: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class DeviceArray(_CudaArray): ...
+class MappedArray(_CudaArray): ...
 
 class Lease:
     @property
@@ -205,14 +234,32 @@ class Store:
         timeout: float | None = None,
     ) -> builtins.list[Reservation]: ...
     @overload
-    def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
+    def get(
+        self,
+        key: Key,
+        *,
+        device: _Host = None,
+        range: Range | None = None,
+        timeout: float | None = None,
+    ) -> bytes: ...
     @overload
     def get(
-        self, key: Key, default: _Default, *, range: Range | None = None, timeout: float | None = None
+        self,
+        key: Key,
+        default: _Default,
+        *,
+        device: _Host = None,
+        range: Range | None = None,
+        timeout: float | None = None,
     ) -> bytes | _Default: ...
     @overload
     def get(
-        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+        self,
+        key: Iterable[Key],
+        *,
+        device: _Host = None,
+        range: Ranges | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bytes]: ...
     @overload
     def get(
@@ -220,9 +267,48 @@ class Store:
         key: Iterable[Key],
         default: _Default,
         *,
+        device: _Host = None,
         range: Ranges | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bytes | _Default]: ...
+    @overload
+    def get(
+        self,
+        key: Key,
+        *,
+        device: Device,
+        range: Range | None = None,
+        timeout: float | None = None,
+    ) -> DeviceArray: ...
+    @overload
+    def get(
+        self,
+        key: Key,
+        default: _Default,
+        *,
+        device: Device,
+        range: Range | None = None,
+        timeout: float | None = None,
+    ) -> DeviceArray | _Default: ...
+    @overload
+    def get(
+        self,
+        key: Iterable[Key],
+        *,
+        device: Device,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[DeviceArray]: ...
+    @overload
+    def get(
+        self,
+        key: Iterable[Key],
+        default: _Default,
+        *,
+        device: Device,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[DeviceArray | _Default]: ...
     @overload
     def get_into(
         self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None

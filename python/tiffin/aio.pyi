@@ -13,6 +13,8 @@ from ._native import (
     Ahead,
     Consume,
     Demotion,
+    Device,
+    DeviceArray,
     Key,
     OnExists,
     OnLoss,
@@ -21,6 +23,7 @@ from ._native import (
     Ranges,
     Value,
     View,
+    _Host,
 )
 from .types import Losses, Manifest, Namespace, ObjectInfo, Policy, Route, SampleRef, Stats, Stream, Why
 
@@ -180,14 +183,27 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, builtins.list[AsyncReservation]]: ...
     @overload
-    async def get(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> bytes: ...
+    async def get(
+        self, key: Key, *, device: _Host = None, range: Range | None = None, timeout: float | None = None
+    ) -> bytes: ...
     @overload
     async def get(
-        self, key: Key, default: _Default, *, range: Range | None = None, timeout: float | None = None
+        self,
+        key: Key,
+        default: _Default,
+        *,
+        device: _Host = None,
+        range: Range | None = None,
+        timeout: float | None = None,
     ) -> bytes | _Default: ...
     @overload
     async def get(
-        self, key: Iterable[Key], *, range: Ranges | None = None, timeout: float | None = None
+        self,
+        key: Iterable[Key],
+        *,
+        device: _Host = None,
+        range: Ranges | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bytes]: ...
     @overload
     async def get(
@@ -195,9 +211,38 @@ class AsyncStore:
         key: Iterable[Key],
         default: _Default,
         *,
+        device: _Host = None,
         range: Ranges | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bytes | _Default]: ...
+    @overload
+    async def get(
+        self, key: Key, *, device: Device, range: Range | None = None, timeout: float | None = None
+    ) -> DeviceArray: ...
+    @overload
+    async def get(
+        self,
+        key: Key,
+        default: _Default,
+        *,
+        device: Device,
+        range: Range | None = None,
+        timeout: float | None = None,
+    ) -> DeviceArray | _Default: ...
+    @overload
+    async def get(
+        self, key: Iterable[Key], *, device: Device, range: Ranges | None = None, timeout: float | None = None
+    ) -> builtins.list[DeviceArray]: ...
+    @overload
+    async def get(
+        self,
+        key: Iterable[Key],
+        default: _Default,
+        *,
+        device: Device,
+        range: Ranges | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[DeviceArray | _Default]: ...
     @overload
     async def get_into(
         self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = [
+    "DeviceTraffic",
     "Group",
     "Holder",
     "Latency",
@@ -171,6 +172,16 @@ class Losses(NamedTuple):
     elsewhere: int = 0
 
 
+class DeviceTraffic(NamedTuple):
+    """The bytes that a device has moved for all stores of this process."""
+
+    #: From the device to the host, and back.
+    saved: int = 0
+    loaded: int = 0
+    #: Those of both that went through pinned memory, because the store's memory was not registered.
+    ringed: int = 0
+
+
 class Traffic(NamedTuple):
     """The bytes that this store has moved in this process, by transport."""
 
@@ -183,6 +194,8 @@ class Traffic(NamedTuple):
     #: Read through sockets, and written through them.
     tcp_read: int
     tcp_written: int
+    #: By the name of each device that was used, such as `cuda:0`. They are part of the bytes above.
+    devices: Mapping[str, DeviceTraffic] = MappingProxyType({})
 
 
 class Latency(NamedTuple):

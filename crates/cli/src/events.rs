@@ -37,7 +37,7 @@ pub(crate) async fn run(events: Events, context: &Context, console: &mut Console
                 }
                 reader.write(&answer, console)?;
                 console.flush()?;
-                if answer["more"].as_bool().unwrap_or_default() {
+                if answer.get("more").and_then(Value::as_bool).unwrap_or_default() {
                     continue;
                 }
             }

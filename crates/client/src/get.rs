@@ -179,6 +179,14 @@ impl Moved {
     }
 }
 
+/// The items whose bytes a device could not move, and its errors.
+fn device_errors(reads: &[(usize, NeedId)], outcomes: &[Outcome]) -> impl Iterator<Item = (usize, String)> {
+    reads.iter().zip(outcomes).filter_map(|(&(item, _), outcome)| match outcome {
+        Err(error @ TransferError::Device(_)) => Some((item, error.to_string())),
+        _ => None,
+    })
+}
+
 /// Runs a session of `items` items to its end, or until the deadline.
 pub(crate) async fn run<'a>(
     inner: &Inner,
@@ -232,11 +240,7 @@ pub(crate) async fn run<'a>(
                 failures.insert(id, error);
             }
             Ok(Some(Done::Read(ReadNode { number, reads, outcomes }))) => {
-                for ((item, _), outcome) in reads.iter().zip(&outcomes) {
-                    if let Err(error @ TransferError::Device(_)) = outcome {
-                        devices.insert(*item, error.to_string());
-                    }
-                }
+                devices.extend(device_errors(&reads, &outcomes));
                 flights.end(&mut session, number, reads, outcomes);
             }
             Ok(None) => break,

@@ -49,7 +49,7 @@ mod tests {
         own.measures.record(Operation::Get, Path::SharedMemory, Duration::from_micros(2), 7);
         let (first, mark) = own.report();
         let get = Measured { operation: 1, path: 2, counts: vec![0, 1], sum_us: 2, bytes: 7 };
-        assert_eq!(first, [get.clone()]);
+        assert_eq!(first, std::slice::from_ref(&get));
         assert_eq!(own.report().0, [get], "it did not arrive");
         own.arrived(mark);
         assert_eq!(own.report().0, []);

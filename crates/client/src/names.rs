@@ -198,7 +198,7 @@ pub(crate) async fn page(
 
 pub(crate) async fn stat(inner: &Inner, deadline: Deadline) -> Result<Stat, Error> {
     match inner.ask(&ClientToMaster::Stat, deadline).await? {
-        Reply::Stat(stat) => Ok(stat),
+        Reply::Stat(stat) => Ok(*stat),
         _ => Err(Error::misfit()),
     }
 }

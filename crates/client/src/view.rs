@@ -54,6 +54,16 @@ impl View {
         }
     }
 
+    /// The address at which kernels of a device read the bytes in place. `None` while they are not
+    /// registered with the driver, which the first call begins; and always for copies.
+    #[must_use]
+    pub fn device_address(&self, device: u32) -> Option<u64> {
+        match &self.bytes {
+            Bytes::Borrowed { range, part, .. } => Some(range.device_address(device)? + part.start as u64),
+            Bytes::Copied(_) => None,
+        }
+    }
+
     /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -27,8 +27,8 @@ use crate::memory::{number, pointer, protection, store};
 pub use crate::state::Counts;
 use crate::state::{
     ALREADY_REGISTERED, Event, Failing, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_IMAGE,
-    INVALID_VALUE, LEGACY, MAPPED, NOT_FOUND, NOT_INITIALIZED, NOT_REGISTERED, NOT_SUPPORTED, OK,
-    OUT_OF_MEMORY, Pinned, State, Stream, UNKNOWN, Work,
+    INVALID_VALUE, LEGACY, NOT_FOUND, NOT_INITIALIZED, NOT_REGISTERED, NOT_SUPPORTED, OK, OUT_OF_MEMORY,
+    Pinned, State, Stream, UNKNOWN, Work,
 };
 
 type Handle = *mut c_void;
@@ -74,12 +74,22 @@ fn stream_of(stream: Handle) -> u64 {
     number(stream).max(LEGACY)
 }
 
+/// Counts a call.
+fn count(name: &'static str) {
+    if let Some(state) = lock().as_mut() {
+        *state.calls.entry(name).or_default() += 1;
+    }
+}
+
 macro_rules! export {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(
             $(#[$doc])*
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int $body
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+                count(stringify!($name));
+                $body
+            }
         )*
     };
 }
@@ -255,8 +265,7 @@ export! {
                 return OUT_OF_MEMORY;
             }
             let Some(start) = memory::allocate_host(bytes as u64) else { return OUT_OF_MEMORY };
-            let pinned = Pinned { len: bytes as u64, is_read_only: false, is_allocated: true };
-            state.pinned.insert(start, pinned);
+            state.pin(start, bytes as u64, false, true);
             // SAFETY: the caller's contract.
             if unsafe { store(address, pointer(start).cast()) } { OK } else { INVALID_VALUE }
         })
@@ -291,7 +300,7 @@ export! {
                 Some(is_writable) if is_writable || is_read_only => {}
                 _ => return INVALID_VALUE,
             }
-            state.pinned.insert(start, Pinned { len, is_read_only, is_allocated: false });
+            state.pin(start, len, is_read_only, false);
             state.counts.registered_bytes += len;
             let peak = &mut state.counts.registered_bytes_peak;
             *peak = (*peak).max(state.counts.registered_bytes);
@@ -313,9 +322,9 @@ export! {
 
     /// Where kernels find pinned memory.
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, _flags: c_uint) {
-        within(|state, _| match state.pinned(number(address), 1) {
+        within(|state, _| match state.pinned(number(address), 1).map(|it| number(address) + it.distance) {
             // SAFETY: the caller's contract.
-            Some(_) => if unsafe { store(device, number(address) + MAPPED) } { OK } else { INVALID_VALUE },
+            Some(mapped) => if unsafe { store(device, mapped) } { OK } else { INVALID_VALUE },
             None => INVALID_VALUE,
         })
     }
@@ -339,12 +348,12 @@ export! {
 
     /// Copies to the device.
     fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, len: usize) {
-        within(|state, _| copy_now(state, target, number(source), len as u64))
+        within(|state, _| copy_now(state, (target, number(source), len as u64), number(source)))
     }
 
     /// Copies to the host.
     fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, len: usize) {
-        within(|state, _| copy_now(state, number(target), source, len as u64))
+        within(|state, _| copy_now(state, (number(target), source, len as u64), number(target)))
     }
 
     /// Fills device memory, in the order of a stream.
@@ -534,6 +543,17 @@ export! {
         })
     }
 
+    /// For tests: how often a function was called.
+    fn standin_calls(name: *const c_char, calls: *mut u64) {
+        // SAFETY: the name ends with a zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        // SAFETY: the caller's contract.
+        with(|state| match unsafe { store(calls, state.calls.get(&*name).copied().unwrap_or(0)) } {
+            true => OK,
+            false => INVALID_VALUE,
+        })
+    }
+
     /// For tests: numbers.
     fn standin_counts(counts: *mut Counts) {
         // SAFETY: the caller's contract.
@@ -560,7 +580,10 @@ fn copy(state: &mut State, (target, source, len): (u64, u64, u64), host: u64, st
 }
 
 /// Copies after all work of blocking streams.
-fn copy_now(state: &mut State, target: u64, source: u64, len: u64) -> c_int {
+fn copy_now(state: &mut State, (target, source, len): (u64, u64, u64), host: u64) -> c_int {
+    if state.is_torn(host, len) {
+        return INVALID_VALUE;
+    }
     let status = state.push(LEGACY, Work::Copy { target, source, len });
     match state.marks(LEGACY) {
         // Blocking streams come first.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::state::{Allocation, ILLEGAL_ADDRESS, INVALID_VALUE, MAPPED, OK, OUT_OF_MEMORY, State, Work};
+use crate::state::{Allocation, ILLEGAL_ADDRESS, INVALID_VALUE, OK, OUT_OF_MEMORY, State, Work};
 
 /// Device memory is given out in multiples of this.
 const GRANULE: u64 = 64 << 10;
@@ -76,8 +76,7 @@ impl State {
         if let Some((start, found)) = self.allocation(address, len) {
             return Some(pointer(found.alias + (address - start)));
         }
-        let host = address.checked_sub(MAPPED)?;
-        let pinned = self.pinned(host, len)?;
+        let (pinned, host) = self.pinned_for_kernel(address, len)?;
         (!is_written || !pinned.is_read_only).then(|| pointer(host))
     }
 

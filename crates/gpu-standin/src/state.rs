@@ -26,8 +26,13 @@ pub(crate) const NOT_REGISTERED: i32 = 713;
 pub(crate) const NOT_SUPPORTED: i32 = 801;
 pub(crate) const UNKNOWN: i32 = 999;
 
-/// Kernels see registered host memory at another address than the host.
-pub(crate) const MAPPED: u64 = 1 << 60;
+/// Kernels see pinned host memory at another address than the host, and each registration at a distance of
+/// its own: memory of two adjacent registrations is not adjacent for a kernel.
+const MAPPED: u64 = 1 << 60;
+/// Bits of an address of the process.
+const HOST_BITS: u32 = 48;
+/// Number of distances.
+const DISTANCES: u64 = 1 << 11;
 /// The legacy default stream.
 pub(crate) const LEGACY: u64 = 1;
 
@@ -61,6 +66,8 @@ pub(crate) struct Pinned {
     pub(crate) len: u64,
     pub(crate) is_read_only: bool,
     pub(crate) is_allocated: bool,
+    /// What is added to its address for kernels.
+    pub(crate) distance: u64,
 }
 
 /// Work on a stream.
@@ -129,6 +136,9 @@ pub(crate) struct State {
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) next_handle: u64,
     pub(crate) counts: Counts,
+    /// Number of calls of each function.
+    pub(crate) calls: BTreeMap<&'static str, u64>,
+    pins: u64,
     failures: BTreeMap<Failing, (u64, u64)>,
     seed: u64,
     is_eager: bool,
@@ -158,6 +168,8 @@ impl State {
             events: BTreeMap::new(),
             next_handle: 0x1000,
             counts: Counts::default(),
+            calls: BTreeMap::new(),
+            pins: 0,
             failures: BTreeMap::new(),
             seed,
             is_eager,
@@ -212,6 +224,20 @@ impl State {
     pub(crate) fn pinned(&self, start: u64, len: u64) -> Option<Pinned> {
         let (at, found) = self.pinned.range(..=start).next_back()?;
         (start.checked_add(len)? <= at + found.len).then_some(*found)
+    }
+
+    /// Pins a range.
+    pub(crate) fn pin(&mut self, start: u64, len: u64, is_read_only: bool, is_allocated: bool) {
+        self.pins = (self.pins + 1) % DISTANCES;
+        let distance = MAPPED + (self.pins << HOST_BITS);
+        self.pinned.insert(start, Pinned { len, is_read_only, is_allocated, distance });
+    }
+
+    /// The pinned range that a kernel finds at an address, and the address of the process.
+    pub(crate) fn pinned_for_kernel(&self, address: u64, len: u64) -> Option<(Pinned, u64)> {
+        let host = address & ((1 << HOST_BITS) - 1);
+        let found = self.pinned(host, len)?;
+        (found.distance + host == address).then_some((found, host))
     }
 
     /// Whether a range begins or ends in pinned memory of which it is not a part: the driver refuses that.

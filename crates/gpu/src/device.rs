@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::DeviceError;
-use crate::driver::{Current, Driver, Opaque};
+use crate::driver::{Allocation, Current, Driver, Opaque};
 use crate::policy::{Abilities, Direction};
 use crate::registered;
 use crate::settings::Settings;
@@ -114,8 +114,9 @@ impl Device {
         self.ordinal
     }
 
-    pub(crate) fn context(&self) -> Opaque {
-        self.context
+    /// Whether its context can access an allocation.
+    pub(crate) fn owns(&self, allocation: &Allocation) -> bool {
+        allocation.is_usable_in(self.context)
     }
 
     pub(crate) fn can_register_read_only(&self) -> bool {

@@ -76,6 +76,12 @@ impl Allocation {
     pub(crate) fn end(&self) -> u64 {
         self.start.saturating_add(self.len)
     }
+
+    /// Whether a context can access it with kernels.
+    pub(crate) fn is_usable_in(&self, context: Opaque) -> bool {
+        // Memory from pools and virtual memory management has no context.
+        self.context == 0 || self.context == context.0
+    }
 }
 
 static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
@@ -276,12 +282,6 @@ pub(crate) struct Current<'d> {
 }
 
 impl Current<'_> {
-    /// Whether this context can access an allocation with kernels.
-    pub(crate) fn owns(&self, context: Opaque, allocation: &Allocation) -> bool {
-        // Memory from pools and virtual memory management has no context.
-        allocation.context == 0 || allocation.context == context.0
-    }
-
     pub(crate) fn allocate(&self, bytes: u64) -> Result<DevicePtr, DeviceError> {
         let mut address = 0;
         // SAFETY: the target is valid.

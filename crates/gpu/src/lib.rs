@@ -134,14 +134,13 @@ impl Finder {
         let driver = Driver::loaded()?;
         let first = driver.allocation(start)?.ok_or_else(not_device)?;
         let device = driver.device(first.device)?;
-        let current = device.enter()?;
         let mut here = first;
         // An array may consist of several allocations that are mapped one after another.
         loop {
             if here.device != first.device {
                 return Err(not_device());
             }
-            if !current.owns(device.context(), &here) {
+            if !device.owns(&here) {
                 return Err(DeviceError::OtherContext { start, len, device: first.device });
             }
             if here.end() >= end {

@@ -1,5 +1,4 @@
-//! Lists of copies between device and host memory: merged where both sides are adjacent, divided where a way
-//! has limits.
+//! Lists of copies between device and host memory: merged where both sides are adjacent.
 
 /// One copy between device and host memory. Its direction is that of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,19 +46,6 @@ pub fn host_runs(pieces: &[Piece]) -> usize {
     if pieces.is_empty() { 0 } else { breaks + 1 }
 }
 
-/// The copies of at most `most` bytes each.
-pub(crate) fn divided(pieces: impl IntoIterator<Item = Piece>, most: u64) -> Vec<Piece> {
-    let mut parts = Vec::new();
-    for mut left in pieces {
-        while left.len > 0 {
-            let (part, rest) = left.split_at(most);
-            parts.push(part);
-            left = rest;
-        }
-    }
-    parts
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,11 +61,5 @@ mod tests {
         assert_eq!(merged, pieces(&[(0, 0, 15), (40, 15, 10), (1000, 50, 10)]));
         assert_eq!(host_runs(&merged), 2);
         assert_eq!(host_runs(&[]), 0);
-    }
-
-    #[test]
-    fn long_copies_are_divided() {
-        let parts = divided(pieces(&[(0, 100, 10), (50, 200, 4), (60, 300, 0)]), 4);
-        assert_eq!(parts, pieces(&[(0, 100, 4), (4, 104, 4), (8, 108, 2), (50, 200, 4)]));
     }
 }

@@ -1,7 +1,8 @@
 //! Host memory that is registered with the driver, so that devices access it directly.
 //!
 //! A [`Registration`] covers one mapping. A thread registers its populated parts, piece by piece, until all
-//! of them are registered or the limit is reached; other parts are served by the ring.
+//! of them are registered or the limit is reached; other parts are served by the ring. While the node still
+//! populates the mapping, the thread registers whole pieces only: many small ones would divide every copy.
 //!
 //! **Invariant:** a range in the table is registered, or pinned by its allocation. It leaves the table before
 //! it is unregistered, and is unregistered before it is unmapped.
@@ -9,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::DeviceError;
 use crate::device::Device;
@@ -22,6 +24,8 @@ const PIECE_BYTES_MIN: u64 = 2 << 20;
 /// Maximum number of registrations of one mapping.
 pub const PIECES_MAX: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
+/// If no page is added in this time, the populated parts are complete.
+const GROWTH_TIME: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy)]
 struct Range {
@@ -49,6 +53,29 @@ pub(crate) fn find(host: u64) -> Option<(u64, u64)> {
     let (start, range) = table.range(..=host).next_back()?;
     let offset = host - start;
     (offset < range.len).then(|| (range.device + offset, range.len - offset))
+}
+
+/// Finds ranges, and remembers the last one: the pieces of a transfer are often in one. It must not outlive
+/// the transfer, which keeps its ranges registered.
+#[derive(Default)]
+pub(crate) struct Finder {
+    /// Start and end on the host, and the device's address of the start.
+    last: Option<(u64, u64, u64)>,
+}
+
+impl Finder {
+    /// As [`find`].
+    pub(crate) fn find(&mut self, host: u64) -> Option<(u64, u64)> {
+        if let Some((start, end, device)) = self.last
+            && start <= host
+            && host < end
+        {
+            return Some((device + (host - start), end - host));
+        }
+        let (device, most) = find(host)?;
+        self.last = Some((host, host + most, device));
+        Some((device, most))
+    }
 }
 
 /// The first registered address after `host`, if it is before `end`.
@@ -132,7 +159,7 @@ impl Registration {
         let in_thread = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("tiffin-register".to_owned());
         let spawned = thread.spawn(move || {
-            in_thread.pass(device);
+            in_thread.follow(device);
             in_thread.is_running.store(false, Ordering::Release);
         });
         if let Err(error) = spawned {
@@ -183,39 +210,65 @@ impl Shared {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, device: u32) {
-        let before = REGISTERED.load(Ordering::Relaxed);
-        let passed = Driver::loaded().and_then(|it| it.device(device)).and_then(|it| self.register_all(it));
-        if let Err(error) = passed {
-            tracing::warn!(
-                "memory cannot be registered with the CUDA driver, transfers go through the ring: {error}; \
-                 hint: raise the limit of locked memory (`ulimit -l`)"
-            );
-            self.is_ended.store(true, Ordering::Relaxed);
+    /// Registers whole pieces as they are populated, and the rest when no more pages come.
+    fn follow(&self, device: u32) {
+        let before = self.bytes.load(Ordering::Relaxed);
+        let mut seen = None;
+        while !self.is_ended.load(Ordering::Relaxed) {
+            let populated = self.populated_bytes();
+            let is_complete = seen == Some(populated) || populated >= self.len;
+            let passed = Driver::loaded()
+                .and_then(|it| it.device(device))
+                .and_then(|it| self.register_all(it, is_complete));
+            if let Err(error) = &passed {
+                tracing::warn!(
+                    "memory cannot be registered with the CUDA driver, transfers go through the ring: \
+                     {error}; hint: raise the limit of locked memory (`ulimit -l`)"
+                );
+                self.is_ended.store(true, Ordering::Relaxed);
+            }
+            if is_complete || passed != Ok(true) {
+                break;
+            }
+            seen = Some(populated);
+            std::thread::park_timeout(GROWTH_TIME);
         }
         // Nothing new: wait longer before the next pass.
-        let is_idle = REGISTERED.load(Ordering::Relaxed) == before;
+        let is_idle = self.bytes.load(Ordering::Relaxed) == before;
         let pauses = if is_idle { (self.pauses.load(Ordering::Relaxed) * 2 + 1).min(1023) } else { 0 };
         self.pauses.store(pauses, Ordering::Relaxed);
         self.pause.store(pauses, Ordering::Relaxed);
     }
 
-    fn register_all(&self, device: &Device) -> Result<(), DeviceError> {
+    fn populated_bytes(&self) -> u64 {
+        let (mut at, mut bytes) = (0, 0);
+        while let Some((offset, len)) = self.populated.next(at) {
+            bytes += len;
+            at = offset + len;
+        }
+        bytes
+    }
+
+    /// Registers populated parts: all of them, or only whole pieces. False if no more may be registered.
+    fn register_all(&self, device: &Device, is_complete: bool) -> Result<bool, DeviceError> {
+        let mapping_end = self.len / PAGE_BYTES * PAGE_BYTES;
         let mut at = 0;
         while let Some((offset, len)) = self.populated.next(at) {
-            let end = (offset + len).min(self.len) / PAGE_BYTES * PAGE_BYTES;
+            let end = (offset + len).min(mapping_end) / PAGE_BYTES * PAGE_BYTES;
             let mut start = offset.next_multiple_of(PAGE_BYTES);
             while start < end {
                 // Pieces end at multiples of their size, so that neighbours never overlap.
-                let piece_end = (start / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES).min(end);
-                if !self.register_piece(device, start, piece_end)? {
-                    return Ok(());
+                let whole_end = (start / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES).min(mapping_end);
+                let piece_end = whole_end.min(end);
+                let is_whole = start.is_multiple_of(PIECE_BYTES) && piece_end == whole_end;
+                if (is_whole || is_complete) && !self.register_piece(device, start, piece_end)? {
+                    return Ok(false);
                 }
                 start = piece_end;
             }
             at = offset + len;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Registers the parts of a range that are not registered yet. False if no more may be registered.

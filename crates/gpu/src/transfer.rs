@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
 use crate::driver::{Current, Driver, Opaque};
-use crate::pieces::{Piece, divided, host_runs, merged};
+use crate::pieces::{Piece, host_runs, merged};
 use crate::policy::{Direction, Shape, Way, choose};
 use crate::registered;
 use crate::settings::{Load, Settings};
@@ -48,6 +48,8 @@ struct Direct {
     piece: Piece,
     /// The host's side as kernels see it.
     mapped: u64,
+    /// Where the pinned range of the host's side ends: the driver refuses a copy that spans two ranges.
+    range_end: u64,
 }
 
 struct Flight {
@@ -106,12 +108,23 @@ impl Transfer {
 
     /// Continues it. True if all bytes are copied.
     pub fn poll(&mut self) -> Result<bool, DeviceError> {
+        self.poll_for(Duration::ZERO)
+    }
+
+    /// Continues it until all bytes are copied or a time has passed. True if all bytes are copied.
+    pub fn poll_for(&mut self, time_max: Duration) -> Result<bool, DeviceError> {
         let current = self.device.enter()?;
-        let advanced = self.advance(&current);
-        if advanced.is_err() {
-            self.abandon(&current);
+        let began = Instant::now();
+        loop {
+            match self.advance(&current) {
+                Ok(false) if began.elapsed() < time_max => std::hint::spin_loop(),
+                Ok(is_done) => return Ok(is_done),
+                Err(error) => {
+                    self.abandon(&current);
+                    return Err(error);
+                }
+            }
         }
-        advanced
     }
 
     fn advance(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
@@ -200,15 +213,16 @@ impl Transfer {
 
     /// The next pieces in registered memory, cut where registrations end.
     fn next_direct(&mut self) -> Vec<Direct> {
-        let (mut list, mut bytes) = (Vec::new(), 0);
+        let (mut list, mut bytes) = (Vec::with_capacity(self.todo.len().min(UNITS_MAX)), 0);
+        let mut finder = registered::Finder::default();
         while let Some(piece) = self.todo.front_mut() {
-            let Some((mapped, most)) = registered::find(piece.host) else { break };
+            let Some((mapped, most)) = finder.find(piece.host) else { break };
             if list.len() == UNITS_MAX || bytes >= FLIGHT_BYTES_MAX {
                 break;
             }
             let (now, later) = piece.split_at(most.min(FLIGHT_BYTES_MAX));
             bytes += now.len;
-            list.push(Direct { piece: now, mapped });
+            list.push(Direct { piece: now, mapped, range_end: now.host + most });
             if later.len > 0 {
                 *piece = later;
             } else {
@@ -237,7 +251,8 @@ impl Transfer {
                 unsafe { (self.copy)(pointer(now.host).cast_const(), pointer(at), now.len as usize) };
             }
             let mapped = registered::find(at).map_or(at, |(mapped, _)| mapped);
-            list.push(Direct { piece: Piece { host: at, ..now }, mapped });
+            let range_end = chunk.start() + chunk.bytes();
+            list.push(Direct { piece: Piece { host: at, ..now }, mapped, range_end });
             pieces.push(now);
             used += now.len;
             if later.len > 0 {
@@ -341,7 +356,7 @@ fn submit(
             current.record(done, stream)
         }
         (Way::Gather, Some(kernel), Some(gather)) => {
-            gather_and_copy(current, &mut flight.channel, gather, kernel, &pieces)?;
+            gather_and_copy(current, &mut flight.channel, gather, kernel, list)?;
             current.record(done, second)
         }
         _ => {
@@ -381,12 +396,20 @@ fn copy_all(
 fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; UNIT_WORDS]> {
     let spare = (UNITS_MAX - list.len().min(UNITS_MAX - 1)) as u64;
     let most = (bytes / WARPS).clamp(UNIT_BYTES_MIN, UNIT_BYTES_MAX).max(bytes.div_ceil(spare));
-    let mapped = list.iter().map(|it| Piece { host: it.mapped, ..it.piece });
-    let unit = |Piece { device, host, len }: Piece| match direction {
-        Direction::Load => [host, device, len],
-        Direction::Save => [device, host, len],
-    };
-    divided(mapped, most.next_multiple_of(16)).into_iter().map(unit).collect()
+    let most = most.next_multiple_of(16);
+    let mut units = Vec::with_capacity(list.len());
+    for it in list {
+        let mut left = Piece { host: it.mapped, ..it.piece };
+        while left.len > 0 {
+            let (Piece { device, host, len }, rest) = left.split_at(most);
+            units.push(match direction {
+                Direction::Load => [host, device, len],
+                Direction::Save => [device, host, len],
+            });
+            left = rest;
+        }
+    }
+    units
 }
 
 /// Writes the list and launches the kernel over it.
@@ -430,10 +453,10 @@ fn gather_and_copy(
     channel: &mut Channel,
     gather: &Gather,
     kernel: Opaque,
-    pieces: &[Piece],
+    list: &[Direct],
 ) -> Result<(), DeviceError> {
     let (stream, second) = (channel.stream, channel.second);
-    let mut left: VecDeque<Piece> = pieces.iter().copied().collect();
+    let mut left: VecDeque<Direct> = list.iter().copied().collect();
     let (mut number, mut first) = (0, 0);
     while !left.is_empty() {
         let part = number % GATHER_PARTS;
@@ -464,27 +487,33 @@ fn gather_and_copy(
 
 /// The units that gather the next pieces into a part of the gather buffer, and the copies from there.
 fn next_part(
-    left: &mut VecDeque<Piece>,
+    left: &mut VecDeque<Direct>,
     start: u64,
     bytes: u64,
     units_max: usize,
 ) -> (Vec<[u64; UNIT_WORDS]>, Vec<Piece>) {
-    let (mut units, mut copies, mut used) = (Vec::new(), Vec::new(), 0);
+    let (mut units, mut used) = (Vec::new(), 0);
+    // Pieces follow each other in the buffer. Those that do so in one pinned range become one copy.
+    let mut copies: Vec<(Piece, u64)> = Vec::new();
     while used < bytes && units.len() < units_max {
-        let Some(piece) = left.front_mut() else { break };
-        let (now, later) = piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
+        let Some(next) = left.front_mut() else { break };
+        let (now, later) = next.piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
         let at = start + used;
         units.push([now.device, at, now.len]);
-        copies.push(Piece { device: at, ..now });
+        match copies.last_mut() {
+            Some((copy, range_end)) if copy.host + copy.len == now.host && *range_end == next.range_end => {
+                copy.len += now.len;
+            }
+            _ => copies.push((Piece { device: at, ..now }, next.range_end)),
+        }
         used += now.len;
         if later.len > 0 {
-            *piece = later;
+            next.piece = later;
         } else {
             left.pop_front();
         }
     }
-    // Pieces follow each other in the buffer, so that those which do so on the host become one copy.
-    (units, merged(copies))
+    (units, copies.into_iter().map(|(copy, _)| copy).collect())
 }
 
 fn pointer(address: u64) -> *mut u8 {

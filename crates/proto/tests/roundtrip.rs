@@ -102,7 +102,7 @@ fn missing_fields_have_their_default() {
     assert_eq!(empty(9, false), asked(MemberToMaster::Register(Box::default()).into()));
     assert_eq!(empty(257, true), answered(Reply::Welcome(Welcome::default())));
     assert_eq!(empty(258, true), answered(Reply::Refused(Refusal::default())));
-    assert_eq!(empty(265, true), answered(Reply::Stat(Stat::default())));
+    assert_eq!(empty(265, true), answered(Reply::Stat(Box::default())));
     // A nested message that lacks most of its fields: an item with a key of one byte.
     let short = frame::encode(2, false, RequestId(1), b"\x0a\x03\x0a\x01k");
     let item = ReserveItem { key: Key::new(b"k").unwrap(), len: 0, options: PutOptions::default() };

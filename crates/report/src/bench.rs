@@ -14,10 +14,11 @@ const PEER_BEST: &str = "daemon";
 /// The page of a document.
 #[must_use]
 pub fn page(document: &Document) -> String {
-    let title = if document.kind == "comparison" {
-        "Tiffin and Mooncake, side by side"
-    } else {
-        "How fast Tiffin is"
+    let title = match (document.kind == "comparison", document.quick) {
+        (true, false) => "Tiffin and Mooncake, side by side",
+        (true, true) => "Tiffin and Mooncake, side by side (a quick run: the numbers are not meaningful)",
+        (false, false) => "How fast Tiffin is",
+        (false, true) => "How fast Tiffin is (a quick run: the numbers are not meaningful)",
     };
     let mut text = String::new();
     targets(&document.targets, &mut text);
@@ -327,4 +328,24 @@ fn numbers(series: &[Series], text: &mut String) {
         text.push_str("</tr>\n");
     }
     text.push_str("</tbody>\n</table></div>\n</details>\n</section>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_run_says_so_in_its_title() {
+        let mut document = Document::new(Vec::new(), 1.0);
+        for (kind, quick) in
+            [("benchmark", false), ("comparison", false), ("benchmark", true), ("comparison", true)]
+        {
+            document.kind = kind.to_owned();
+            document.quick = quick;
+            let text = page(&document);
+            let title = text.split("<h1>").nth(1).and_then(|it| it.split("</h1>").next()).unwrap_or_default();
+            assert_eq!(title.contains("quick"), quick, "{title}");
+            assert!(text.contains(&format!("<title>{title}</title>")), "{title}");
+        }
+    }
 }

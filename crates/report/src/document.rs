@@ -56,6 +56,9 @@ pub struct Document {
     /// Duration, in seconds.
     #[serde(default)]
     pub seconds: f64,
+    /// Whether each measurement was cut short, so that its numbers are rough.
+    #[serde(default)]
+    pub quick: bool,
     /// Versions of the measured programs.
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
@@ -180,6 +183,7 @@ impl Document {
             kind: "benchmark".to_owned(),
             made: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             seconds,
+            quick: false,
             versions: BTreeMap::from([ours]),
             machine: Machine::this(),
             idle_cores: BTreeMap::new(),
@@ -202,6 +206,7 @@ impl Document {
 
     /// Adds the peer's series and the targets of another document.
     pub fn add_peer(&mut self, other: Self) {
+        self.quick |= other.quick;
         self.versions.extend(other.versions.into_iter().filter(|(name, _)| name != OURS));
         self.series.extend(other.series.into_iter().filter(|it| it.source != OURS && it.source != FLOOR));
         self.targets.extend(other.targets);
@@ -209,6 +214,7 @@ impl Document {
 
     /// Adds everything of another document.
     pub fn add(&mut self, other: Self) {
+        self.quick |= other.quick;
         self.versions.extend(other.versions);
         self.series.extend(other.series);
         self.targets.extend(other.targets);

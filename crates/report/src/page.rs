@@ -12,6 +12,12 @@ pub(crate) fn page(title: &str, lines: &str, sections: &str) -> String {
     )
 }
 
+/// A list of facts: name and value, which are text.
+pub(crate) fn facts<'a>(lines: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let line = |(name, value)| format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
+    format!("<dl>\n{}</dl>\n", lines.into_iter().map(line).collect::<String>())
+}
+
 /// Escapes text for HTML.
 pub(crate) fn escape(text: &str) -> String {
     let replace = |c| match c {

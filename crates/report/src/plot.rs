@@ -128,7 +128,11 @@ impl Plot {
              text-anchor=\"middle\">{}</text>",
             HEIGHT - 8.0,
             escape(self.x_label),
-            escape(&if self.is_log { format!("{}, log scale", self.unit) } else { self.unit.to_owned() })
+            escape(&if self.is_log {
+                format!("{}, log scale, not from 0", self.unit)
+            } else {
+                self.unit.to_owned()
+            })
         );
     }
 
@@ -219,7 +223,7 @@ fn orders(least: f64, most: f64) -> Vec<f64> {
 }
 
 /// A round step of about this size: 1, 2 or 5 times a power of ten.
-fn nice(step: f64) -> f64 {
+pub(crate) fn nice(step: f64) -> f64 {
     let power = 10_f64.powf(step.max(f64::MIN_POSITIVE).log10().floor());
     let rest = step / power;
     power

@@ -58,6 +58,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",
     "python/src/mooncake/owned.rs",
+    "python/src/cuda.rs",
     "python/src/dlpack.rs",
     "python/src/memory.rs",
     "python/src/process.rs",

@@ -111,12 +111,8 @@ fn set_error(outcomes: &mut [Outcome], number: usize, error: &TransferError) {
 /// Runs a transfer to its end, or until the deadline.
 async fn run(mut transfer: Transfer, deadline: Instant) -> Outcome {
     loop {
-        let began = StdInstant::now();
-        while began.elapsed() < SPIN_TIME {
-            if transfer.poll()? {
-                return Ok(());
-            }
-            std::hint::spin_loop();
+        if transfer.poll_for(SPIN_TIME)? {
+            return Ok(());
         }
         if Instant::now() >= deadline {
             return Err(TransferError::Timeout);

@@ -213,7 +213,7 @@ fn open_store(
 }
 
 fn lent(array: &Any<'_>, count: u32, page_bytes: usize) -> PyResult<Pages> {
-    let memory = Memory::to_write(array)?;
+    let memory = Memory::to_write(array)?.on_host(array)?;
     let pages = memory::pages(memory, count).filter(|pages| pages.page_bytes() == page_bytes);
     pages.ok_or_else(|| {
         let what = format!("the memory is not {count} pages of {page_bytes} bytes");

@@ -279,7 +279,8 @@ pub(super) fn traffic(py: Python<'_>, open: &Open) -> PyResult<Vec<(String, (u64
             let name = format!("cuda:{}", it.device);
             [(format!("{name} ring"), (it.ringed, 0)), (name, (it.saved, it.loaded))]
         });
-        Ok(ways.into_iter().chain(devices).collect())
+        let registered = ("cuda registered".to_owned(), (gpu::registered_bytes(), 0));
+        Ok(ways.into_iter().chain(devices).chain([registered]).collect())
     })?;
     Ok(counted.unwrap_or_default())
 }

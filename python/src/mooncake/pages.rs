@@ -3,9 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_client::{Client, Deadline};
+use tiffin_client::{Client, Deadline, gpu};
 use tiffin_server::Address;
-use tiffin_server::http::client::{Answer, ClientPages, ClientState};
+use tiffin_server::http::client::{Answer, ClientPages, ClientState, DeviceBytes};
 
 use super::calls::{HEALTH_TIME_MAX, is_answered};
 use super::codes;
@@ -43,6 +43,16 @@ impl ClientState for Shown {
             let ways = [&counters.local, &counters.shm, &counters.tcp];
             (ways.iter().map(|it| it.read()).sum(), ways.iter().map(|it| it.written()).sum())
         })
+    }
+
+    fn devices(&self) -> Vec<DeviceBytes> {
+        let bytes = |it: gpu::Counted| DeviceBytes {
+            device: format!("cuda:{}", it.device),
+            saved: it.saved,
+            loaded: it.loaded,
+            ringed: it.ringed,
+        };
+        gpu::counted().into_iter().map(bytes).collect()
     }
 }
 

@@ -113,7 +113,9 @@ class ExternalPlacement:
         tensors = {name: (it.dtype, it.shape) for name, it in record.feature_specs.items()}
         return Stored(record.metadata["generation"], tensors, record)
 
-    def read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
+    def read(
+        self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool, device: str
+    ) -> dict[str, Any]:
         """Read each tensor into memory of its own, and verify its checksum."""
         tensors = {}
         for name in names:

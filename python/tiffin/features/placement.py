@@ -54,8 +54,11 @@ class Placement(Protocol):
     def describe(self, lease: tiffin.Lease) -> Stored:
         """The description of a leased sample."""
 
-    def read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        """Tensors of a leased sample; with `lend`, views of the store's memory if that is possible."""
+    def read(
+        self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool, device: str
+    ) -> dict[str, Any]:
+        """Tensors of a leased sample, on this device if it can be done while they are read; with `lend`,
+        views of the store's memory if that is possible."""
 
     def remove(self, record: SampleRef) -> bool:
         """Remove the bytes outside the index of a sample whose entry is gone. Returns whether nothing is
@@ -110,14 +113,16 @@ class IndexPlacement:
         tensors = {it.name: (it.dtype, tuple(it.shape)) for it in lease.manifest.tensors}
         return Stored(to_number(lease.generation), tensors, None)
 
-    def read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        """Copy tensors into reused memory, or lend the store's memory."""
+    def read(
+        self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool, device: str
+    ) -> dict[str, Any]:
+        """Copy tensors into reused memory or to a CUDA device, or lend the store's memory."""
         specs = ref.feature_specs
         if lend:
             return {name: lent(it, specs[name]) for name, it in lease.tensors(names, copy=False).items()}
         targets: dict[str, tuple[Any, Any]] = {}
         for name in names:
-            if (target := allocate(self._recycler, specs[name])) is None:
+            if (target := allocate(self._recycler, specs[name], device)) is None:
                 return lease.tensors(names)
             targets[name] = target
         lease.get_into({name: data for name, (data, _) in targets.items() if data is not None})

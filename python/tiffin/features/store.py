@@ -193,8 +193,8 @@ class FeatureStore:
 
         They are in memory of their own, which the store does not change; with `lend=True` they are read-only
         views of the store's memory, if that is on this host. Torch tensors if torch was imported, else numpy
-        arrays. Raises `KeyError` if the sample was freed, aborted or superseded, was never put, or does not
-        match the ref.
+        arrays. With `device="cuda:0"` the device copies them from the store's memory itself. Raises
+        `KeyError` if the sample was freed, aborted or superseded, was never put, or does not match the ref.
         """
         return self.get_many([ref], device=device, names=names, group=group, lend=lend)[0]
 
@@ -216,7 +216,7 @@ class FeatureStore:
         try:
             for ref, lease in zip(refs, leases, strict=True):
                 with gone(ref.sample_id):
-                    read.append(self._get(ref, lease, names, lend))
+                    read.append(self._get(ref, lease, names, lend, device))
         except BaseException:
             for lease in leases:
                 self._let_go(lease)
@@ -226,7 +226,7 @@ class FeatureStore:
             handle = FeatureHandle(ref.sample_id, ref.metadata["generation"], uuid.uuid4().hex)
             with self._lock:
                 self._leases[handle.lease_token] = (lease, stored)
-            if device != "cpu":
+            if str(device) != "cpu":
                 tensors = {name: on_device(tensor, device) for name, tensor in tensors.items()}
             given.append((tensors, handle))
         return given
@@ -546,13 +546,13 @@ class FeatureStore:
             raise
 
     def _get(
-        self, ref: SampleRef, lease: tiffin.Lease, names: list[str] | None, lend: bool
+        self, ref: SampleRef, lease: tiffin.Lease, names: list[str] | None, lend: bool, device: str
     ) -> tuple[dict[str, Any], SampleRef | None]:
         stored = self._compare(ref, lease)
         wanted = list(ref.feature_specs) if names is None else names
         if unknown := [name for name in wanted if name not in ref.feature_specs]:
             raise NotAvailable(f"sample `{ref.sample_id}` has no tensors {unknown}")
-        return self._read(lease, stored or ref, wanted, lend), stored
+        return self._read(lease, stored or ref, wanted, lend, device), stored
 
     def _compare(self, ref: SampleRef, lease: tiffin.Lease) -> SampleRef | None:
         """Check that the leased sample is the one of the ref. Returns its stored record, if there is one."""
@@ -565,8 +565,10 @@ class FeatureStore:
             raise BadRef(f"the ref of sample `{ref.sample_id}` does not match the stored sample: {wrong}")
         return stored.record
 
-    def _read(self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool) -> dict[str, Any]:
-        return self._placement.read(lease, ref, names, lend)
+    def _read(
+        self, lease: tiffin.Lease, ref: SampleRef, names: list[str], lend: bool, device: str
+    ) -> dict[str, Any]:
+        return self._placement.read(lease, ref, names, lend, device)
 
     def _let_go(self, lease: tiffin.Lease) -> None:
         with contextlib.suppress(tiffin.Error):

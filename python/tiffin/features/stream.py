@@ -12,6 +12,7 @@ import tiffin
 
 from .errors import GONE, NotAvailable
 from .records import Number, SampleRef
+from .tensors import on_device
 
 if TYPE_CHECKING:
     from .store import FeatureStore
@@ -83,14 +84,17 @@ class Consumer:
     def get(self, ref: SampleRef, **options: Any) -> dict[str, Any]:
         """The tensors of a ref that this consumer has pulled. No further lease is taken.
 
+        `names`, `lend` and `device` are as for `FeatureStore.get`.
         Raises `KeyError` if the sample was aborted or superseded meanwhile.
         """
         lease = self._leases[ref.sample_id, ref.metadata["generation"]]
         names = list(options.pop("names", None) or ref.feature_specs)
+        device, lend = options.pop("device", "cpu"), bool(options.pop("lend", False))
         try:
-            return self._features._read(lease, ref, names, bool(options.pop("lend", False)))
+            tensors = self._features._read(lease, ref, names, lend, device)
         except GONE as error:
             raise NotAvailable(f"sample `{ref.sample_id}` is not available: {error}") from error
+        return {name: on_device(tensor, device) for name, tensor in tensors.items()}
 
     def ack(self, window: list[SampleRef], *, step: int | None = None) -> list[str]:
         """Acknowledge these on behalf of the group, after the optimizer's step.

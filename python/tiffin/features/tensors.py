@@ -16,12 +16,15 @@ _RECYCLED_MIN = 1 << 18
 
 
 def plain(value: Any) -> Any:
-    """The tensor in host memory, detached from its graph."""
+    """The tensor in memory that the store reads, detached from its graph: of the host or of a CUDA device."""
     if hasattr(value, "detach"):
         value = value.detach()
         if str(value.layout) != "torch.strided":
             raise TypeError(f"its layout is {value.layout}\n\nhint: convert it with `tensor.to_dense()`")
-        if value.device.type != "cpu":
+        if value.device.type == "cuda":
+            # The store copies straight from the device, if the bytes are contiguous there.
+            value = value.contiguous()
+        elif value.device.type != "cpu":
             value = value.cpu()
         if value.is_conj():
             value = value.resolve_conj()
@@ -45,7 +48,7 @@ def in_one_piece(value: Any) -> tuple[memoryview, Any]:
     """The bytes of a tensor in the order of its elements, without a copy if it is contiguous; and their
     owner."""
     if hasattr(value, "detach"):
-        torch = sys.modules["torch"]
+        torch, value = sys.modules["torch"], value.cpu()
         # Torch cannot copy all of its element types, but integers of the same size.
         integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         value = value.view(integers.get(value.element_size(), value.dtype)).contiguous()
@@ -61,15 +64,19 @@ def in_one_piece(value: Any) -> tuple[memoryview, Any]:
     return memoryview(value.reshape(-1).view(numpy.uint8)), value
 
 
-def allocate(recycler: Recycler, spec: FeatureSpec) -> tuple[Any, Any] | None:
+def allocate(recycler: Recycler, spec: FeatureSpec, device: str) -> tuple[Any, Any] | None:
     """A buffer to read into, and the tensor over it; `None` without numpy and torch.
 
-    The buffer of an empty tensor is `None`.
+    The buffer of an empty tensor is `None`. Torch allocates memory of CUDA devices; for other devices the
+    buffer is in host memory.
     """
     torch, numpy = sys.modules.get("torch"), _tensors.numpy
     if torch is None and numpy is None:
         return None
     nbytes = spec.nbytes
+    if torch is not None and str(device).startswith("cuda") and nbytes:
+        data = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return data, data.view(_tensors.torch_type(torch, spec.dtype)).reshape(spec.shape)
     # Reusing the memory of small tensors saves nothing.
     memory = recycler.allocate(nbytes) if nbytes >= _RECYCLED_MIN else bytearray(max(nbytes, 1))
     return _fill(torch, numpy, memory, spec, nbytes)
@@ -112,5 +119,5 @@ def lent(array: Any, spec: FeatureSpec) -> Any:
 
 
 def on_device(tensor: Any, device: str) -> Any:
-    """The tensor on this device, if it can be moved."""
-    return tensor.to(device) if device != "cpu" and hasattr(tensor, "to") else tensor
+    """The tensor on this device, if it can be moved and is not there already."""
+    return tensor.to(device) if str(device) != "cpu" and hasattr(tensor, "to") else tensor

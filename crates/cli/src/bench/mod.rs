@@ -117,6 +117,7 @@ pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) 
     run.progress.clear(console);
     measured?;
     let mut document = Document::new(run.series, began.elapsed().as_secs_f64());
+    document.quick = run.bench.quick;
     if console.json {
         console.value(&document)?;
     } else {

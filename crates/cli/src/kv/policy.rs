@@ -1,5 +1,6 @@
 //! Policies in the syntax of the command line: `eviction=s3-fifo,write=back,stop=best-effort,index=flat`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use tiffin_kv::{Config, Settings, StoreConfig, Value};
@@ -31,6 +32,12 @@ impl FromStr for PolicyText {
             }
         }
         Ok(Self { text: text.to_owned(), settings })
+    }
+}
+
+impl fmt::Display for PolicyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

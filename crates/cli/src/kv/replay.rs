@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use bytesize::ByteSize;
 use serde_json::json;
@@ -11,7 +12,7 @@ use tiffin_kv::{Budgets, Config};
 use tiffin_kv_replay::generate::{Traffic, generate};
 use tiffin_kv_replay::trace::{self, TraceRequest};
 use tiffin_kv_replay::{Comparison, Machine, Report, compare};
-use tiffin_report::replay::Row;
+use tiffin_report::replay::{Origin, Row};
 use tiffin_server::config;
 
 use super::policy::PolicyText;
@@ -127,7 +128,8 @@ pub(super) fn json(replay: &Replay) -> Result<String, Failure> {
     let trace = load(replay)?;
     let compared = compare_policies(replay, &trace)?;
     if let Some(path) = &replay.output {
-        std::fs::write(path, page(&compared)).map_err(|error| Failure::file("write", path, &error))?;
+        std::fs::write(path, page(&origin(replay), &compared))
+            .map_err(|error| Failure::file("write", path, &error))?;
     }
     Ok(json!({ "policies": compared }).to_string())
 }
@@ -137,12 +139,12 @@ pub(crate) async fn run(replay: Replay, console: &mut Console) -> Result<i32, Fa
     let trace = load(&replay)?;
     let unit = if trace.len() == 1 { "request" } else { "requests" };
     console.note(format!("{} {unit}", trace.len()));
-    let output = replay.output.clone();
+    let (output, origin) = (replay.output.clone(), origin(&replay));
     let work = tokio::task::spawn_blocking(move || compare_policies(&replay, &trace));
     let compared = work.await.map_err(|error| Failure::new("internal", error))??;
     if let Some(path) = output {
         let fail = |error| Failure::file("write", &path, &error);
-        std::fs::write(&path, page(&compared)).map_err(fail)?;
+        std::fs::write(&path, page(&origin, &compared)).map_err(fail)?;
         console.note(format!("the report is in `{}`", path.display()));
     }
     if console.json {
@@ -249,10 +251,59 @@ fn columns(compared: &[Comparison]) -> Vec<&Report> {
     columns
 }
 
+/// What is replayed: enough to do it again.
+fn origin(replay: &Replay) -> Origin {
+    let trace = match &replay.trace {
+        Some(path) => format!("`{}`", path.display()),
+        None => {
+            let count = replay.generate.unwrap_or_default();
+            format!("generated: {count} requests, {} a second, seed {}", replay.rate, replay.seed)
+        }
+    };
+    Origin {
+        trace,
+        command: command(replay),
+        version: format!("tiffin {}", env!("CARGO_PKG_VERSION")),
+        made: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+    }
+}
+
+/// The command with all flags that change numbers, also those that have their default.
+fn command(replay: &Replay) -> String {
+    let mut words = vec![String::from("tiffin kv replay")];
+    match &replay.trace {
+        Some(path) => words.push(path.display().to_string()),
+        None => {
+            let count = replay.generate.unwrap_or_default();
+            words.push(format!("--generate {count} --seed {} --rate {}", replay.seed, replay.rate));
+        }
+    }
+    let store = match replay.l3 {
+        StoreSize::None => String::from("none"),
+        StoreSize::Infinite => String::from("infinite"),
+        StoreSize::Pages(pages) => pages.to_string(),
+    };
+    let flags = [
+        ("device-pages", replay.device_pages.to_string()),
+        ("host-pages", replay.host_pages.to_string()),
+        ("l3", store),
+        ("threshold", replay.threshold.to_string()),
+        ("running", replay.running.to_string()),
+        ("page-tokens", replay.page_tokens.to_string()),
+        ("page-bytes", replay.page_bytes.as_u64().to_string()),
+        ("l3-bandwidth", replay.l3_bandwidth.as_u64().to_string()),
+        ("device-bandwidth", replay.device_bandwidth.as_u64().to_string()),
+        ("prefill", replay.prefill.to_string()),
+    ];
+    words.extend(flags.into_iter().map(|(name, value)| format!("--{name} {value}")));
+    words.extend(replay.policies.iter().map(|policy| format!("--policy {policy}")));
+    words.join(" ")
+}
+
 /// The report as a page.
-fn page(compared: &[Comparison]) -> String {
+fn page(origin: &Origin, compared: &[Comparison]) -> String {
     let note = left_out(compared);
-    tiffin_report::replay::page(compared, &ROWS, &columns(compared), note.as_deref())
+    tiffin_report::replay::page(origin, compared, &ROWS, &columns(compared), note.as_deref())
 }
 
 fn table(compared: &[Comparison]) -> Table {

@@ -27,6 +27,13 @@ fn policies_are_compared_and_the_report_is_standalone() {
     }
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("<svg") && !html.contains("http"));
+    let version = format!("<dd>tiffin {}</dd>", env!("CARGO_PKG_VERSION"));
+    let command = "<dd>tiffin kv replay --generate 120 --seed 1 --rate 2 --device-pages 300";
+    let policies = "--policy eviction=lru --policy eviction=s3-fifo,index=flat</dd>";
+    for part in ["generated: 120 requests, 2 a second, seed 1", command, policies, &version, "<dt>When</dt>"]
+    {
+        assert!(html.contains(part), "{part}:\n{html}");
+    }
 }
 
 #[test]
@@ -37,7 +44,12 @@ fn refused_requests_are_shown_and_missing_values_are_dashes() {
     let long = r#"{"timestamp": 9, "input_length": 2560, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}"#;
     std::fs::write(&path, format!("{short}\n{long}\n")).unwrap();
     let path = path.to_str().unwrap();
-    let replayed = run(&["kv", "replay", path, "--device-pages", "3", "--host-pages", "0", "--l3", "none"]);
+    let page = folder.path().join("report.html");
+    let small = ["--device-pages", "3", "--host-pages", "0", "--l3", "none", "--output"];
+    let replayed = run(&[&["kv", "replay", path], &small[..], &[page.to_str().unwrap()]].concat());
+    let html = std::fs::read_to_string(page).unwrap();
+    let counts = "2 in the trace; 1 compared; refused: 1 by eviction=lru; 1 by eviction=lru, no prefetch";
+    assert!(html.contains(counts) && html.contains("trace.jsonl`</dd>"), "{html}");
     assert!(
         replayed.stderr.contains("note: hits and times cover the 1 of 2 requests"),
         "{}",

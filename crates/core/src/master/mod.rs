@@ -653,7 +653,7 @@ impl Master {
             }
             ClientToMaster::Exists(exists) => o.exists(caller, &exists),
             ClientToMaster::List(list) => o.list(namespace, &list),
-            ClientToMaster::Stat => Reply::Stat(self.stat()),
+            ClientToMaster::Stat => Reply::Stat(Box::new(self.stat())),
             ClientToMaster::Ping(_) => Reply::Done,
             ClientToMaster::KeepLeases(leases) => {
                 o.leases.end_all_but(caller.client, &leases);

@@ -73,6 +73,37 @@ fn bytes_arrive_in_all_shapes() {
     assert_eq!(standin.counts().pending, 0);
 }
 
+#[test]
+fn copies_end_where_registrations_end() {
+    const MIB: u64 = 1 << 20;
+    let (_turn, standin) = standin();
+    let mut host = Host::new(LEN);
+    let device = standin.alloc(LEN);
+    // Adjacent registrations, and registrations with a gap that goes through the ring.
+    for parts in [
+        vec![(0, 3 * MIB), (3 * MIB, 2 * MIB + 4096), (5 * MIB + 4096, 8 * MIB - 4096)],
+        vec![(0, 2 * MIB), (4 * MIB, 4 * MIB)],
+    ] {
+        let bytes: u64 = parts.iter().map(|(_, len)| len).sum();
+        let registration = host.register_parts(false, parts);
+        assert_eq!(registration.bytes(), bytes);
+        let lists = [
+            vec![Piece { device, host: host.start(), len: LEN as u64 }],
+            // Loads by a kernel, saves by a gather.
+            scattered(device, host.start() + 1000, 4096, 1500),
+            scattered(device, host.start() + 100, 65_536, 100),
+            // The batch call.
+            scattered(device, host.start() + 5000, 700_000, 9),
+            pieces(device, host.start(), &[50_000; 200], 3),
+        ];
+        for (number, list) in lists.iter().enumerate() {
+            check(&standin, &mut host, device, list, number as u64);
+        }
+        drop(registration);
+    }
+    standin.free(device);
+}
+
 /// Bytes that differ everywhere, and from those of another seed.
 fn shifted(seed: u64) -> Vec<u8> {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
@@ -194,6 +225,92 @@ fn scattered_pages_take_few_calls() {
     // Large pieces.
     assert_eq!(counted(Save, &scattered(device, host.start(), 256 << 10, 30)), (0, 30, 0));
     drop(registration);
+    standin.free(device);
+}
+
+/// The calls of the driver that prepare, begin or wait for work. Others are those that ask whether work has
+/// ended, whose number depends on its duration, and those that change the context around them.
+const CALLS: [&str; 15] = [
+    "cuPointerGetAttributes",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyBatchAsync_v2",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuModuleLoadData",
+    "cuLaunchKernel",
+];
+
+#[test]
+fn transfers_take_these_calls_and_no_others() {
+    let (_turn, standin) = standin();
+    let (device, host) = (standin.alloc(20 << 20), Host::new(20 << 20));
+    let registration = host.register(false);
+    let whole = |len| vec![Piece { device, host: host.start(), len }];
+    let pages = scattered(device, host.start(), 4096, 1000);
+    let copied = |name: &'static str| vec![(name, 1), ("cuEventRecord", 2)];
+    for (direction, list, expected) in [
+        (Save, whole(64 << 10), copied("cuMemcpyDtoHAsync_v2")),
+        (Load, whole(64 << 10), copied("cuMemcpyHtoDAsync_v2")),
+        (Load, whole(16 << 20), copied("cuMemcpyHtoDAsync_v2")),
+        // Adjacent pages are one copy.
+        (Save, pieces(device, host.start(), &[4096; 1000], 0), copied("cuMemcpyDtoHAsync_v2")),
+        (Load, scattered(device, host.start(), 512 << 10, 15), copied("cuMemcpyBatchAsync_v2")),
+        // The list of pages, and one kernel.
+        (Load, pages.clone(), vec![("cuMemcpyHtoDAsync_v2", 1), ("cuEventRecord", 2), ("cuLaunchKernel", 1)]),
+        // The same, and a copy of what the kernel has gathered: in 4 parts of 1 MiB here.
+        (
+            Save,
+            pages,
+            vec![
+                ("cuMemcpyHtoDAsync_v2", 4),
+                ("cuMemcpyDtoHAsync_v2", 4),
+                ("cuStreamWaitEvent", 4),
+                ("cuEventRecord", 10),
+                ("cuLaunchKernel", 4),
+            ],
+        ),
+    ] {
+        // The first transfers make channels, lists and the gather buffer.
+        run(&PLACE, direction, &list).unwrap();
+        run(&PLACE, direction, &list).unwrap();
+        let before = CALLS.map(|it| standin.calls(it));
+        let asked = standin.calls("cuEventQuery");
+        run(&PLACE, direction, &list).unwrap();
+        let called: Vec<_> = std::iter::zip(CALLS, before)
+            .map(|(name, before)| (name, standin.calls(name) - before))
+            .filter(|(_, calls)| *calls > 0)
+            .collect();
+        assert_eq!(called, expected, "{direction:?} {} pieces", list.len());
+        // The stand-in answers up to 3 queries of an event with "not ready".
+        assert!(standin.calls("cuEventQuery") - asked <= 8, "{direction:?} {} pieces", list.len());
+    }
+    drop(registration);
+    standin.free(device);
+}
+
+#[test]
+fn address_costs_one_question_to_the_driver() {
+    const OTHERS: [&str; 2] = ["cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"];
+    let (_turn, standin) = standin();
+    let device = standin.alloc(1 << 20);
+    let mut finder = Finder::default();
+    finder.find(device, 1).unwrap();
+    let before = OTHERS.map(|it| standin.calls(it));
+    let asked = standin.calls("cuPointerGetAttributes");
+    let mut finder = Finder::default();
+    for page in 0..256 {
+        assert_eq!(finder.find(device + page * 4096, 4096), Ok(0));
+    }
+    assert_eq!(standin.calls("cuPointerGetAttributes") - asked, 1);
+    assert_eq!(OTHERS.map(|it| standin.calls(it)), before);
     standin.free(device);
 }
 

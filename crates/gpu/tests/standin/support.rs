@@ -147,6 +147,15 @@ impl Standin {
         assert_eq!(unsafe { set(seed, i32::from(is_eager)) }, 0);
     }
 
+    /// How often a function of the driver was called.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let get: unsafe extern "C" fn(*const i8, *mut u64) -> i32 = self.symbol("standin_calls");
+        let (name, mut calls) = (CString::new(name).unwrap(), 0);
+        // SAFETY: the name ends with a zero, and the target is valid.
+        assert_eq!(unsafe { get(name.as_ptr().cast(), &raw mut calls) }, 0);
+        calls
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         let get: unsafe extern "C" fn(*mut Counts) -> i32 = self.symbol("standin_counts");
         let mut counts = Counts::default();
@@ -183,8 +192,13 @@ impl Host {
 
     /// Registers all of it, and waits for that.
     pub(crate) fn register(&self, is_read_only: bool) -> Registration {
+        self.register_parts(is_read_only, vec![(0, self.len as u64)])
+    }
+
+    /// Registers parts of it (offset and length), each for itself, and waits for that.
+    pub(crate) fn register_parts(&self, is_read_only: bool, parts: Vec<(u64, u64)>) -> Registration {
         let registration =
-            Registration::new(self.start, self.len as u64, is_read_only, Box::new(Whole(self.len)));
+            Registration::new(self.start, self.len as u64, is_read_only, Box::new(Parts(parts)));
         registration.extend(0);
         while !registration.is_settled() {
             std::thread::yield_now();
@@ -200,12 +214,12 @@ impl Drop for Host {
     }
 }
 
-/// A mapping whose pages all exist.
-struct Whole(usize);
+/// The parts of a mapping whose pages exist.
+struct Parts(Vec<(u64, u64)>);
 
-impl Populated for Whole {
+impl Populated for Parts {
     fn next(&self, offset: u64) -> Option<(u64, u64)> {
-        (offset < self.0 as u64).then(|| (offset, self.0 as u64 - offset))
+        self.0.iter().copied().find(|(start, _)| *start >= offset)
     }
 }
 

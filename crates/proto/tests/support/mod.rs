@@ -339,7 +339,7 @@ pub(crate) fn reply() -> impl Strategy<Value = Reply> {
         }),
         (vec(list_item(), 0..4), number())
             .prop_map(|(items, cursor)| Reply::Listed(Listed { items, cursor })),
-        stat().prop_map(Reply::Stat),
+        stat().prop_map(|stat| Reply::Stat(Box::new(stat))),
         (number(), flag(), slot_refs(), vec(record(), 0..3), number(), number()).prop_map(
             |(epoch, discard, retire, commit, instance, cluster)| {
                 let cluster = ClusterId(cluster);

@@ -21,6 +21,21 @@ pub trait ClientState: Send + Sync + 'static {
     fn health(&self) -> Answer<'_, i64>;
     /// The bytes that were read and written.
     fn moved(&self) -> Answer<'_, (u64, u64)>;
+    /// Bytes that the devices of this process have moved.
+    fn devices(&self) -> Vec<DeviceBytes>;
+}
+
+/// Bytes that a device has moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Its name, such as `cuda:0`.
+    pub device: String,
+    /// From the device to the host.
+    pub saved: u64,
+    /// From the host to the device.
+    pub loaded: u64,
+    /// Those of both that went through pinned memory, because the store's memory was not registered.
+    pub ringed: u64,
 }
 
 /// What a client answers when it is asked.
@@ -93,10 +108,50 @@ async fn metrics(State(state): Shown) -> Response {
         .iter()
         .map(|(name, about, value)| format!("# HELP {name} {about}\n# TYPE {name} counter\n{name} {value}\n"))
         .collect();
+    let page = page + &device_rows(&state.devices());
     (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
+}
+
+/// The counters of devices; nothing if none was used.
+fn device_rows(devices: &[DeviceBytes]) -> String {
+    if devices.is_empty() {
+        return String::new();
+    }
+    let (moved, ringed) = ("tiffin_device_bytes_total", "tiffin_device_ring_bytes_total");
+    let about = "Bytes that a device has moved, by direction.";
+    let mut rows = format!("# HELP {moved} {about}\n# TYPE {moved} counter\n");
+    for DeviceBytes { device, saved, loaded, .. } in devices {
+        rows += &format!("{moved}{{device=\"{device}\",direction=\"save\"}} {saved}\n");
+        rows += &format!("{moved}{{device=\"{device}\",direction=\"load\"}} {loaded}\n");
+    }
+    let about = "Bytes of devices that went through pinned memory.";
+    rows += &format!("# HELP {ringed} {about}\n# TYPE {ringed} counter\n");
+    for DeviceBytes { device, ringed: bytes, .. } in devices {
+        rows += &format!("{ringed}{{device=\"{device}\"}} {bytes}\n");
+    }
+    rows
 }
 
 async fn summary(State(state): Shown) -> Response {
     let (read, written) = state.moved().await;
     text(StatusCode::OK, format!("Client Metrics Summary: read {read} bytes, written {written} bytes\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_counted_by_direction() {
+        assert_eq!(device_rows(&[]), "");
+        let device = DeviceBytes { device: "cuda:1".to_owned(), saved: 5, loaded: 7, ringed: 2 };
+        let rows = device_rows(&[device]);
+        for row in [
+            "tiffin_device_bytes_total{device=\"cuda:1\",direction=\"save\"} 5\n",
+            "tiffin_device_bytes_total{device=\"cuda:1\",direction=\"load\"} 7\n",
+            "tiffin_device_ring_bytes_total{device=\"cuda:1\"} 2\n",
+        ] {
+            assert!(rows.contains(row), "{rows}");
+        }
+    }
 }

@@ -222,7 +222,7 @@ pub enum Reply {
     /// To `List`.
     Listed(Listed),
     /// To `Stat`.
-    Stat(Stat),
+    Stat(Box<Stat>),
     /// To `Register`.
     Registered(Registered),
     /// To `Announce`.
