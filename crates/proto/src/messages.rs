@@ -82,7 +82,7 @@ message! {
     Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
     NodeInfo {
         1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside,
-        9 => outlives,
+        9 => outlives, 10 => registration,
     }
 
     Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms, 6 => report_wait_ms, 7 => part }
@@ -101,7 +101,7 @@ message! {
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
-        7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies,
+        7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies, 11 => undecided,
     }
     CopyStat { 1 => short, 2 => running, 3 => made, 4 => made_bytes, 5 => failed, 6 => dropped }
     TierStat {

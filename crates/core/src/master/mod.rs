@@ -395,6 +395,7 @@ impl Master {
             evicted_bytes: self.objects.cx.evicted.1,
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
+            undecided: self.undecided_count() as u64,
             tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
             copies: self.objects.tier.copy_stat(),
         }

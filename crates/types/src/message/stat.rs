@@ -25,6 +25,8 @@ pub struct Stat {
     pub copies: CopyStat,
     /// Members that have not reported since the master started; replies that depend on them wait.
     pub unreported: Vec<String>,
+    /// Commits that wait for members which have not reported: their memory stays reserved.
+    pub undecided: u64,
 }
 
 /// Lost copies, and how they are made again. The counters are since the master started.
