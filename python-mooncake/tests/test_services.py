@@ -488,6 +488,7 @@ def test_a_client_serves_pages(worker):
     )
     assert worker.eval("fetch(port, '/health')") == (200, '{"status":"healthy","code":0}')
     page = worker.eval("fetch(port, '/metrics')[1]")
+    assert "tiffin_client_avoided_nodes 0\n" in page
     assert "mooncake_transfer_write_bytes 5\n" in page and "mooncake_transfer_read_bytes 5\n" in page
     assert worker.eval("fetch(port, '/metrics/summary')[1]").startswith("Client Metrics Summary")
     assert worker.eval("fetch(port, '/other')") == (404, "404 Not Found")

@@ -242,13 +242,14 @@ impl Handle {
         let held = self.state.here().and_then(|state| {
             let servers = state.servers.lock().unwrap_or_else(PoisonError::into_inner);
             let node = servers.node()?;
-            Some((node.inventory(), node.segment()))
+            Some((node.read_inventory(deadline.instant()), node.segment()))
         });
-        match held {
-            Some((records, _)) if records.is_empty() => Losses::default(),
-            Some((records, segment)) => Losses::of(records, segment, &self.again, deadline).await,
-            None => Losses::default(),
+        let Some((records, segment)) = held else { return Losses::default() };
+        let records = records.await;
+        if records.is_empty() {
+            return Losses::default();
         }
+        Losses::of(records, segment, &self.again, deadline).await
     }
 
     /// Closes the store in this process: waits for calls in progress until the deadline, fails later calls,

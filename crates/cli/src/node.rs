@@ -125,11 +125,13 @@ pub(crate) async fn run(
     let config = node.args.resolve(&context.common, &context.file);
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let (memory, master, token) = (config.memory, config.master.to_string(), config.token.clone());
+    let (master, token) = (config.master.to_string(), config.token.clone());
     let Some(server) = serve::start(start(config), &mut signals, console).await? else {
         return Ok(STATUS_OK);
     };
     serve::serve_drains(&server, &master, &token);
+    // An adopted pool keeps its size, whatever was asked for.
+    let memory = server.memory().geometry().data_bytes;
     let info = server.info();
     let pool = server.memory().pool().map(|it| it.folder().display().to_string());
     if console.json {

@@ -42,7 +42,9 @@ pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Loss
         return Losses::default();
     }
     let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
-    Losses::of(node.inventory(), node.segment(), &options, Deadline::after(LOSSES_TIME_MAX)).await
+    let deadline = Deadline::after(LOSSES_TIME_MAX);
+    let records = node.read_inventory(deadline.instant()).await;
+    Losses::of(records, node.segment(), &options, deadline).await
 }
 
 /// Moves the objects of this node away whenever an operator drains it.

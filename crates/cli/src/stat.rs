@@ -125,6 +125,14 @@ async fn cluster(store: &StoreClient, clear: &str, console: &mut Console) -> Res
     if let Some(line) = evictions(&stat) {
         console.text(line)?;
     }
+    if stat.undecided > 0 {
+        console.text(format!(
+            "undecided   {}: {} on members that have not reported. Their memory stays reserved until those \
+             return, have been away for `--away`, or are forgotten (`tiffin node forget`)\n",
+            Count(stat.undecided, "commit"),
+            if stat.undecided == 1 { "it has a copy" } else { "they have copies" }
+        ))?;
+    }
     if let Some(line) = copies(&stat) {
         console.text(line)?;
     }
@@ -322,6 +330,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "tcp": node.info.tcp,
             "host": node.info.host,
             "alive": node.alive,
+            "keeps_memory": node.info.outlives,
             "owed": node.owed,
             "usage": {
                 "capacity": usage.capacity,
@@ -370,6 +379,7 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "evicted_unread": stat.evictions.unread,
         "soft_pinned": stat.soft_pinned,
         "unreported": stat.unreported,
+        "undecided": stat.undecided,
         "tier": tier.collect::<serde_json::Map<_, _>>(),
         "copies": copies.collect::<serde_json::Map<_, _>>(),
         "nodes": nodes.collect::<Vec<_>>(),

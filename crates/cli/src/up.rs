@@ -12,7 +12,8 @@ use crate::signals::Signals;
 /// Starts a store in this process: a master and a storage node, on loopback by default.
 ///
 /// When it is up, it prints its address and how to use it; with `--json`, in one line. Ctrl-C stops it, and
-/// its objects are lost then: it prints how many, and names those that were pinned or not consumed yet.
+/// its objects are lost then, unless `--pool` names a folder for its memory: it prints how many, and names
+/// those that were pinned or not consumed yet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Up {
     #[command(flatten)]
@@ -29,20 +30,30 @@ pub(crate) async fn run(
     let config = up.args.resolve(&context.common, &context.file);
     let config: UpConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let (memory, token) = (config.node.memory, config.node.token.clone());
+    let token = config.node.token.clone();
     let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
     let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.master().address().to_string();
     serve::serve_drains(server.node(), &address, &token);
+    // An adopted pool keeps its size, whatever was asked for.
+    let memory = server.node().memory().geometry().data_bytes;
+    let pool = server.node().memory().pool().map(|it| it.folder().display().to_string());
     let http = server.master().http_address().map(ToString::to_string);
     if console.json {
         let info = server.node().info();
-        let node = json!({ "name": info.name, "tcp": info.tcp, "data": info.data, "memory": memory });
+        let node =
+            json!({ "name": info.name, "tcp": info.tcp, "data": info.data, "memory": memory, "pool": pool });
         console.value(&json!({ "master": address, "http": http, "node": node }))?;
     } else {
         let search = std::env::var_os("PATH");
         let program = serve::program_name(&context.program, search.as_deref());
-        console.text(welcome(&program, &address, http.as_deref(), memory, !token.is_empty()))?;
+        let end = match (&pool, server.node().keeps_memory()) {
+            (Some(pool), true) => {
+                format!("Ctrl-C stops it. Its objects stay in `{pool}` for the next start.")
+            }
+            _ => "Ctrl-C stops it, and its objects are lost.".to_owned(),
+        };
+        console.text(welcome(&program, &address, http.as_deref(), memory, !token.is_empty()) + &end)?;
     }
     let losses = async |server: &tiffin_server::Up| serve::losses(server.node(), &address, &token).await;
     let stop = |server: tiffin_server::Up, deadline| server.shutdown(deadline);
@@ -76,7 +87,7 @@ In Python:
   store.put(\"greeting\", b\"hello\")
   print(store.get(\"greeting\"))
 
-Ctrl-C stops it, and its objects are lost.",
+",
         memory = show::size(memory),
     )
 }
@@ -109,7 +120,7 @@ mod tests {
               store.put("greeting", b"hello")
               print(store.get("greeting"))
 
-            Ctrl-C stops it, and its objects are lost."#]]
+        "#]]
         .assert_eq(&shown);
     }
 

@@ -12,6 +12,7 @@ use tiffin_types::message::{ClientToNode, Reply, Store};
 use tiffin_types::{SegmentId, SlotRef};
 
 use crate::inner::Inner;
+use crate::link::InPauses;
 use crate::put::{ToWrite, Writes};
 use crate::{Deadline, Error, Put};
 
@@ -80,12 +81,14 @@ pub(crate) async fn ask(
     segment: SegmentId,
     request: &ClientToNode,
     bytes: Option<Vec<Vec<u8>>>,
+    in_pauses: InPauses,
     deadline: Deadline,
 ) -> Result<Reply, Unanswered> {
     let (ClientToNode::Commit(commit), Some(bytes)) = (request, bytes) else {
-        return inner.ask_node(segment, request, deadline).await.map_err(Unanswered::Failed);
+        return inner.ask_node(segment, request, deadline, in_pauses).await.map_err(Unanswered::Failed);
     };
-    let route = inner.nodes.control_route(segment, deadline).await;
+    // The bytes can be sent to another node.
+    let route = inner.nodes.control_route(segment, deadline, InPauses::Fail).await;
     let route = route.map_err(|error| Unanswered::Unwritten(error.to_string()))?;
     let count = bytes.iter().map(|it| it.len() as u64).sum();
     let store = ClientToNode::Store(Store { commit: commit.clone(), bytes });

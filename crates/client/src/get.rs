@@ -4,7 +4,7 @@
 //! megabytes, which takes less than a millisecond, so a large copy does not starve the executor. Handing it
 //! to another thread would cost more than it saves for most objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::cached;
 use crate::hedge::Flights;
 use crate::inner::{Inner, call_failure};
+use crate::link::InPauses;
 use crate::put::{Failures, unreachable};
 use crate::route::OpenRoute;
 use crate::running::Running;
@@ -201,13 +202,14 @@ pub(crate) async fn run<'a>(
     let mut moved = Moved::begin();
     let mut is_late = deadline.instant() <= moved.began;
     while !is_late && !session.is_done() {
-        let mut reads = Reads::new();
+        let (mut reads, mut last_copies) = (Reads::new(), BTreeSet::new());
         while let Some(need) = session.poll() {
             match need {
                 Need::AskMaster { id, request } => {
                     running.push(async move { Done::Called(id, inner.ask(&request, deadline).await) });
                 }
-                Need::Read { id, item, location, len, cached_epoch } => {
+                Need::Read { id, item, location, len, cached_epoch, waits } => {
+                    last_copies.extend(waits.then_some(location.segment));
                     inner.paces.count_hedged(session.reads(item) > 1);
                     let of_node = reads.entry((location.segment, cached_epoch)).or_default();
                     let before = of_node.len();
@@ -224,7 +226,7 @@ pub(crate) async fn run<'a>(
         }
         for ((segment, cached_epoch), reads) in reads.into_iter().filter(|(_, reads)| !reads.is_empty()) {
             let (reads, ops): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
-            let to_read = ToRead { segment, cached_epoch, route: inner.nodes.current_route(segment), ops };
+            let to_read = ToRead::new(inner, (segment, cached_epoch), last_copies.contains(&segment), ops);
             moved.add(&to_read);
             let watched = flights.begin(&mut session, segment, &reads, to_read.can_stall());
             running.push(async move {
@@ -284,15 +286,26 @@ struct ToRead<'a> {
     cached_epoch: Option<u64>,
     /// The route to it, if it is open.
     route: Option<Arc<OpenRoute>>,
+    in_pauses: InPauses,
     ops: Vec<ReadOp<'a>>,
 }
 
-impl ToRead<'_> {
+impl<'a> ToRead<'a> {
+    fn new(
+        inner: &Inner,
+        (segment, cached_epoch): (SegmentId, Option<u64>),
+        waits: bool,
+        ops: Vec<ReadOp<'a>>,
+    ) -> Self {
+        let (route, in_pauses) = (inner.nodes.current_route(segment), InPauses::wait_if(waits));
+        Self { segment, cached_epoch, route, in_pauses, ops }
+    }
+
     async fn read(self, inner: &Inner, watch: Option<&Arc<ReadControl>>, deadline: Deadline) -> Vec<Outcome> {
         let ops = &self.ops;
         let route = match self.route {
             Some(route) => Ok(route),
-            None => inner.nodes.route(self.segment, deadline).await,
+            None => inner.nodes.route_if(self.segment, deadline, self.in_pauses).await,
         };
         let route = match route {
             Ok(route) => route,

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::chores::Chore;
 use crate::leases::Leases;
-use crate::link::{Link, Usable};
+use crate::link::{InPauses, Link, Usable};
 use crate::locations::{Locations, REPORTED_MAX};
 use crate::measured::OwnMeasures;
 use crate::nodes::Nodes;
@@ -358,8 +358,9 @@ impl Inner {
         segment: SegmentId,
         request: &ClientToNode,
         deadline: Deadline,
+        in_pauses: InPauses,
     ) -> Result<Reply, Error> {
-        let route = self.nodes.control_route(segment, deadline).await?;
+        let route = self.nodes.control_route(segment, deadline, in_pauses).await?;
         Ok(route.connection.call(request, deadline.instant()).await?)
     }
 
@@ -468,7 +469,7 @@ impl Inner {
                 tenants: welcome.tenants,
             })
         };
-        self.master.get(&self.runtime, deadline, open).await
+        self.master.get(&self.runtime, deadline, InPauses::Fail, open).await
     }
 
     /// Whether only namespaces with a quota may be written to, according to the last connection.

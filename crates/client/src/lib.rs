@@ -709,6 +709,12 @@ impl Client {
         self.inner.nodes.routes()
     }
 
+    /// Number of nodes that could not be reached and are not tried for a while. [`Client::routes`] says why.
+    #[must_use]
+    pub fn avoided_nodes(&self) -> u64 {
+        self.inner.nodes.avoided()
+    }
+
     /// Bytes moved by this client, by data path.
     #[must_use]
     pub fn counters(&self) -> &Counters {

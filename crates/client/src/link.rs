@@ -3,8 +3,8 @@
 //!
 //! The attempt is a task with its own time limit. Each caller waits for it until the caller's own deadline.
 //! A caller with a short deadline neither cancels the attempt nor starts another one. After several failures
-//! the client leaves the peer alone for a while ([`Backoff`]): calls then fail at once, and say when the
-//! client tries again.
+//! the client leaves the peer alone for a while ([`Backoff`]): a call then fails at once and says when the
+//! client tries again, or waits for that attempt.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tiffin_session::{Backoff, BackoffLimits};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{Deadline, Error};
@@ -34,6 +34,23 @@ pub(crate) struct Link<T> {
     who: String,
     /// How long a failure is cached, so that not every call waits for the same dead peer.
     backoff: Mutex<Backoff>,
+    /// A pause ended before its time.
+    renewed: Notify,
+}
+
+/// What a call does while the peer is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InPauses {
+    /// It has another way, or may fail.
+    Fail,
+    /// It waits for the next attempt, if that is made before its deadline.
+    Wait,
+}
+
+impl InPauses {
+    pub(crate) fn wait_if(waits: bool) -> Self {
+        if waits { Self::Wait } else { Self::Fail }
+    }
 }
 
 type Attempt<T> = watch::Receiver<Option<Result<Arc<T>, Error>>>;
@@ -47,7 +64,31 @@ enum State<T> {
 
 impl<T: Usable + Send + Sync + 'static> Link<T> {
     pub(crate) fn new(who: String, limits: BackoffLimits) -> Self {
-        Self { state: Mutex::new(State::Idle), who, backoff: Mutex::new(Backoff::new(limits)) }
+        let (state, backoff) = (Mutex::new(State::Idle), Mutex::new(Backoff::new(limits)));
+        Self { state, who, backoff, renewed: Notify::new() }
+    }
+
+    /// The master names this registration of the peer: a newer one ends a pause.
+    pub(crate) fn registered(&self, registration: u64) {
+        if !self.lock_backoff().registered(registration) {
+            return;
+        }
+        if let State::Failed { until, .. } = &mut *self.lock() {
+            *until = Instant::now();
+        }
+        self.renewed.notify_waiters();
+    }
+
+    /// Waits for the end of the pause, if there is one and it ends before the deadline.
+    async fn pause(&self, deadline: Deadline) {
+        let renewed = self.renewed.notified();
+        let until = match &*self.lock() {
+            State::Failed { until, .. } => *until,
+            _ => return,
+        };
+        if until < deadline.instant() {
+            _ = timeout_at(until, renewed).await;
+        }
     }
 
     /// The connection, if it is open.
@@ -75,9 +116,16 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
     /// Why it could not be opened, while the failure is cached.
     pub(crate) fn failure(&self) -> Option<Error> {
         match &*self.lock() {
-            State::Failed { error, .. } => Some(error.clone()),
+            State::Failed { error, until, failures, .. } => {
+                Some(error.clone().tried_again_in(*failures, until.saturating_duration_since(Instant::now())))
+            }
             _ => None,
         }
+    }
+
+    /// Whether the peer is being left alone.
+    pub(crate) fn is_avoided(&self) -> bool {
+        matches!(&*self.lock(), State::Failed { until, .. } if Instant::now() < *until)
     }
 
     /// Drops a broken connection whose state is of no further use.
@@ -96,11 +144,15 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         self: &Arc<Self>,
         runtime: &Handle,
         deadline: Deadline,
+        in_pauses: InPauses,
         open: impl FnOnce(Option<Arc<T>>) -> F,
     ) -> Result<Arc<T>, Error>
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
+        if in_pauses == InPauses::Wait {
+            self.pause(deadline).await;
+        }
         let mut attempt = match self.look(runtime, open) {
             Ok(attempt) => attempt,
             Err(known) => return known,
@@ -140,6 +192,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         let (sender, attempt) = watch::channel(None);
         *state = State::Opening(attempt.clone(), last.clone());
         drop(state);
+        self.lock_backoff().begins();
         let opening = open(last.clone());
         let link = Arc::clone(self);
         runtime.spawn(async move {
@@ -160,14 +213,14 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
     }
 
     fn succeeded(&self) {
-        if self.backoff.lock().unwrap_or_else(PoisonError::into_inner).succeeded() {
+        if self.lock_backoff().succeeded() {
             tracing::info!(peer = self.who, "the peer is reached again");
         }
     }
 
     /// An attempt failed: when the next one may begin, and how many have failed in a row.
     fn failed(&self, error: &Error) -> (Instant, u32) {
-        let mut backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backoff = self.lock_backoff();
         let pause_ms = backoff.failed(random());
         let failures = backoff.failures();
         if backoff.has_gone_down() {
@@ -176,10 +229,15 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
                 failures,
                 pause_ms,
                 %error,
-                "the peer cannot be reached; calls that need it fail at once between attempts"
+                "the peer cannot be reached and is avoided: it is tried again after a pause, or when the \
+                 master has registered it again"
             );
         }
         (Instant::now() + Duration::from_millis(pause_ms), failures)
+    }
+
+    fn lock_backoff(&self) -> MutexGuard<'_, Backoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -211,32 +269,88 @@ mod tests {
         }
     }
 
+    /// No pause after three failures, and one that outlasts the test after the fourth.
+    const HOUR_MS: u64 = 3_600_000;
+    const LIMITS: BackoffLimits = BackoffLimits { free: 3, first_ms: HOUR_MS, longest_ms: HOUR_MS };
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A peer that never accepts, and the number of attempts to reach it.
+    struct Dead {
+        link: Arc<Link<Never>>,
+        attempts: Arc<AtomicU32>,
+    }
+
+    impl Dead {
+        fn new() -> Self {
+            let link = Arc::new(Link::new("node `n`".to_owned(), LIMITS));
+            Self { link, attempts: Arc::default() }
+        }
+
+        /// The error of a call with this much time.
+        async fn call(&self, in_pauses: InPauses, time: Duration) -> String {
+            let attempts = Arc::clone(&self.attempts);
+            let open = |_| async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                Err(Error::Unreachable { what: "node `n`: connection refused".to_owned() })
+            };
+            let got = self.link.get(&Handle::current(), Deadline::after(time), in_pauses, open).await;
+            got.map(drop).unwrap_err().to_string()
+        }
+
+        /// Calls until it is left alone.
+        async fn fail(&self) {
+            for attempt in 1..=4 {
+                assert!(!self.link.is_avoided());
+                assert_eq!(self.call(InPauses::Fail, LONG).await, "node `n`: connection refused");
+                assert_eq!(self.attempts.load(Ordering::Relaxed), attempt);
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_dead_peer_is_left_alone_and_its_error_says_until_when() {
-        // No pause after three failures, and one that outlasts the test after the fourth.
-        let hour_ms = 3_600_000;
-        let limits = BackoffLimits { free: 3, first_ms: hour_ms, longest_ms: hour_ms };
-        let link: Arc<Link<Never>> = Arc::new(Link::new("node `n`".to_owned(), limits));
-        let attempts = Arc::new(AtomicU32::new(0));
-        let call = || {
-            let (link, attempts) = (Arc::clone(&link), Arc::clone(&attempts));
-            async move {
-                let open = |_| async move {
-                    attempts.fetch_add(1, Ordering::Relaxed);
-                    Err(Error::Unreachable { what: "node `n`: connection refused".to_owned() })
-                };
-                let deadline = Deadline::after(Duration::from_secs(60));
-                link.get(&Handle::current(), deadline, open).await.map(drop).unwrap_err().to_string()
-            }
+        let dead = Dead::new();
+        dead.fail().await;
+        let is_told = |it: &str| it.contains("refused; 4 attempts failed, the next is made in ");
+        for _ in 0..10 {
+            let error = dead.call(InPauses::Fail, LONG).await;
+            assert!(is_told(&error), "{error}");
+            let error = dead.call(InPauses::Wait, LONG).await;
+            assert!(is_told(&error), "it ends before the pause does: {error}");
+        }
+        assert_eq!(dead.attempts.load(Ordering::Relaxed), 4, "calls during the pause make no attempt");
+        assert!(dead.link.is_avoided() && is_told(&dead.link.failure().unwrap().to_string()));
+    }
+
+    #[tokio::test]
+    async fn a_newer_registration_ends_the_pause_for_waiting_calls() {
+        let dead = Dead::new();
+        dead.link.registered(1);
+        dead.fail().await;
+        let day = 24 * Duration::from_millis(HOUR_MS);
+        let register = async {
+            tokio::task::yield_now().await;
+            dead.link.registered(1);
+            tokio::task::yield_now().await;
+            assert!(dead.link.is_avoided(), "it is no newer one");
+            dead.link.registered(2);
         };
-        for attempt in 1..=4 {
-            assert_eq!(call().await, "node `n`: connection refused");
-            assert_eq!(attempts.load(Ordering::Relaxed), attempt);
+        let both = async { tokio::join!(dead.call(InPauses::Wait, day), register) };
+        let (error, ()) = tokio::time::timeout(LONG, both).await.expect("the call waits on");
+        assert_eq!(error, "node `n`: connection refused");
+        assert_eq!(dead.attempts.load(Ordering::Relaxed), 5, "one attempt for the new registration");
+        assert!(dead.link.is_avoided(), "it failed too");
+        dead.link.registered(3);
+        assert_eq!(dead.call(InPauses::Fail, LONG).await, "node `n`: connection refused");
+    }
+
+    #[tokio::test]
+    async fn a_call_waits_for_the_next_attempt() {
+        let limits = BackoffLimits { free: 0, first_ms: 20, longest_ms: 20 };
+        let dead = Dead { link: Arc::new(Link::new("node `n`".to_owned(), limits)), ..Dead::new() };
+        for attempt in 1..10 {
+            assert_eq!(dead.call(InPauses::Wait, LONG).await, "node `n`: connection refused");
+            assert_eq!(dead.attempts.load(Ordering::Relaxed), attempt);
         }
-        for _ in 0..20 {
-            let error = call().await;
-            assert!(error.contains("refused; 4 attempts failed, the next is made in "), "{error}");
-        }
-        assert_eq!(attempts.load(Ordering::Relaxed), 4, "calls during the pause make no attempt");
     }
 }

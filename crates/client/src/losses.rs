@@ -4,14 +4,14 @@
 //! refs of the old one fail. Its pins and its consumption state would have to move together with the name,
 //! which only the master could do. So the client reports the losses before the node leaves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
-use tiffin_types::message::{NodeStat, Record};
+use tiffin_types::message::Record;
 use tiffin_types::units::{Count, Size};
-use tiffin_types::{Generation, Key, NAMESPACE_DEFAULT, SegmentId};
+use tiffin_types::{Key, NAMESPACE_DEFAULT, SegmentId};
 
-use crate::{Client, ConnectOptions, Deadline, Error, ResolveOptions};
+use crate::{Client, ConnectOptions, Deadline, Error, Info, ResolveOptions};
 
 /// Maximum number of objects that are named.
 const NAMES_MAX: usize = 8;
@@ -35,8 +35,9 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// What is lost if a node with these objects leaves now. The options say how to reach its master.
-    /// Objects about which the master does not reply in time count as lost.
+    /// What is lost if a node with these records leaves now. The options say how to reach its master. A
+    /// record of an object that was removed or replaced meanwhile is no loss. Objects about which the master
+    /// does not reply in time count as lost.
     pub async fn of(
         records: Vec<Record>,
         leaving: SegmentId,
@@ -49,18 +50,19 @@ impl Losses {
         }
         let mut losses = Self::default();
         for (namespace, records) in by_namespace {
-            let kept = match kept(&namespace, &records, leaving, options, deadline).await {
-                Ok(kept) => kept,
+            let known = match ask(&namespace, &records, leaving, options, deadline).await {
+                Ok(known) => known,
                 Err(error) => {
                     tracing::debug!(%error, namespace, "cannot determine which objects have another copy");
-                    BTreeSet::new()
+                    Vec::new()
                 }
             };
-            for record in records {
-                if kept.contains(&(record.key.clone(), record.generation)) {
-                    losses.elsewhere += 1;
-                } else {
-                    losses.count(record);
+            let known = known.into_iter().chain(std::iter::repeat(Known::Unknown));
+            for (record, known) in records.into_iter().zip(known) {
+                match known {
+                    Known::Elsewhere => losses.elsewhere += 1,
+                    Known::Gone => {}
+                    Known::OnlyHere | Known::Unknown => losses.count(record),
                 }
             }
         }
@@ -90,14 +92,25 @@ impl Losses {
     }
 }
 
-/// The objects that have a copy on another node that responds.
-async fn kept(
+/// What the master knows about the object of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// It has a copy on another node that responds.
+    Elsewhere,
+    OnlyHere,
+    /// It was removed or replaced: the node has not applied that yet.
+    Gone,
+    Unknown,
+}
+
+/// What the master knows about the objects of these records.
+async fn ask(
     namespace: &str,
     records: &[Record],
     leaving: SegmentId,
     options: &ConnectOptions,
     deadline: Deadline,
-) -> Result<BTreeSet<(Key, Generation)>, Error> {
+) -> Result<Vec<Known>, Error> {
     let options = ConnectOptions {
         namespace: namespace.to_owned(),
         connect_time: options.connect_time.min(deadline.remaining()),
@@ -107,22 +120,23 @@ async fn kept(
         ..options.clone()
     };
     let client = Client::connect(options).await?;
-    let is_other = |node: &NodeStat| node.alive && node.info.segment != leaving;
-    let mut kept = BTreeSet::new();
-    if client.stat(deadline).await?.nodes.iter().any(is_other) {
-        let keys: Vec<_> = records.iter().map(|it| it.key.clone()).collect();
-        let locate = ResolveOptions { locate: true, ..ResolveOptions::default() };
-        for (key, info) in keys.iter().zip(client.resolve(&keys, locate, deadline).await) {
-            if let Ok(Some(info)) = info
-                && info.replicas.iter().any(|it| it.location.segment != leaving)
-            {
-                kept.insert((key.clone(), info.generation));
-            }
-        }
-    }
+    let keys: Vec<_> = records.iter().map(|it| it.key.clone()).collect();
+    let locate = ResolveOptions { locate: true, ..ResolveOptions::default() };
+    let infos = client.resolve(&keys, locate, deadline).await;
+    let known = infos.iter().zip(records).map(|(info, record)| known(info, record, leaving)).collect();
     // The result is complete; a failed disconnect changes nothing.
     let _closed = client.close(deadline).await;
-    Ok(kept)
+    Ok(known)
+}
+
+fn known(info: &Result<Option<Info>, Error>, record: &Record, leaving: SegmentId) -> Known {
+    match info {
+        Ok(Some(info)) if info.generation != record.generation => Known::Gone,
+        Ok(Some(info)) if info.replicas.iter().any(|it| it.location.segment != leaving) => Known::Elsewhere,
+        Ok(Some(_)) => Known::OnlyHere,
+        Ok(None) => Known::Gone,
+        Err(_) => Known::Unknown,
+    }
 }
 
 impl fmt::Display for Losses {
@@ -148,8 +162,11 @@ impl fmt::Display for Losses {
 #[cfg(test)]
 mod tests {
     use tiffin_types::attributes::{Attributes, SampleAttributes};
+    use tiffin_types::message::NodeInfo;
+    use tiffin_types::{Generation, Location, SlotId, Stamp};
 
     use super::*;
+    use crate::Replica;
 
     fn record(namespace: &str, key: &str, attributes: Attributes) -> Record {
         let (namespace, key) = (namespace.to_owned(), Key::new(key.as_bytes()).unwrap());
@@ -161,6 +178,33 @@ mod tests {
             len: 7,
             attributes,
         }
+    }
+
+    #[test]
+    fn only_the_current_object_of_a_name_can_be_lost() {
+        let (here, there) = (SegmentId(1), SegmentId(2));
+        let record = record("default", "a", Attributes::default());
+        let known_with = |counter, segments: &[SegmentId]| {
+            let location = |segment| Location { segment, slot: SlotId(0), stamp: Stamp(1) };
+            let node = NodeInfo::default;
+            let replicas = segments.iter().map(|&it| Replica { location: location(it), node: node() });
+            let info = Info {
+                generation: Generation { epoch: 0, counter },
+                len: 7,
+                hard_pin: false,
+                soft_pin: false,
+                leased: false,
+                replicas: replicas.collect(),
+            };
+            known(&Ok(Some(info)), &record, here)
+        };
+        assert_eq!(known_with(0, &[here]), Known::OnlyHere);
+        assert_eq!(known_with(0, &[here, there]), Known::Elsewhere);
+        // A drain has moved it, or another put has replaced it, and the node has not removed its copy yet.
+        assert_eq!(known_with(1, &[there]), Known::Gone);
+        assert_eq!(known_with(1, &[here]), Known::Gone, "the new one has a record of its own");
+        assert_eq!(known(&Ok(None), &record, here), Known::Gone);
+        assert_eq!(known(&Err(Error::Closed), &record, here), Known::Unknown);
     }
 
     #[test]

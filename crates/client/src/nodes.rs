@@ -14,7 +14,7 @@ use tiffin_types::{SegmentId, SlotRef};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::link::Link;
+use crate::link::{InPauses, Link};
 use crate::route::{self, OpenRoute, Traveller};
 use crate::running::Running;
 use crate::{Deadline, Error, Route};
@@ -55,35 +55,50 @@ impl Nodes {
         &self,
         segment: SegmentId,
         deadline: Deadline,
+        in_pauses: InPauses,
     ) -> Result<Arc<OpenRoute>, Error> {
         let link = self.lock().get(&segment).map(|node| Arc::clone(&node.link));
         match link.and_then(|link| link.current_if(|route| !route.connection.is_closed())) {
             Some(route) => Ok(route),
-            None => self.route(segment, deadline).await,
+            None => self.route_if(segment, deadline, in_pauses).await,
         }
     }
 
-    /// The route to a node, opened if necessary.
+    /// The route to a node, opened if necessary. Fails at once while the node is left alone.
     pub(crate) async fn route(
         &self,
         segment: SegmentId,
         deadline: Deadline,
     ) -> Result<Arc<OpenRoute>, Error> {
+        self.route_if(segment, deadline, InPauses::Fail).await
+    }
+
+    /// The same. `in_pauses` says what to do while the node is left alone.
+    pub(crate) async fn route_if(
+        &self,
+        segment: SegmentId,
+        deadline: Deadline,
+        in_pauses: InPauses,
+    ) -> Result<Arc<OpenRoute>, Error> {
         let link = self.lock().get(&segment).map(|node| Arc::clone(&node.link));
         if let Some(route) = link.as_ref().and_then(|link| link.current()) {
             return Ok(route);
         }
-        let info = self.lock().get(&segment).map(|node| node.info.clone());
-        let (Some(info), Some(link)) = (info, link) else {
+        let Some(link) = link else {
             return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
         };
         let (traveller, views) = (self.traveller.clone(), Arc::clone(&self.views));
-        let open = |last| async move {
-            let route = route::open(traveller, info, last).await?;
-            list_views(&views, segment, &route).await?;
-            Ok(route)
+        // The addresses are those that are known when the attempt begins, after a pause.
+        let info = || self.lock().get(&segment).map(|node| node.info.clone()).unwrap_or_default();
+        let open = |last| {
+            let info = info();
+            async move {
+                let route = route::open(traveller, info, last).await?;
+                list_views(&views, segment, &route).await?;
+                Ok(route)
+            }
         };
-        link.get(&self.runtime, deadline, open).await
+        link.get(&self.runtime, deadline, in_pauses, open).await
     }
 
     /// The route to a node, if it is open.
@@ -119,15 +134,22 @@ impl Nodes {
         known.unwrap_or_else(|| segment.to_string())
     }
 
-    /// Adds nodes. One whose addresses have changed is reached at the new ones next time.
+    /// Adds nodes. One whose addresses have changed is reached at the new ones next time; one that has
+    /// registered again is no longer left alone.
     pub(crate) fn learn(&self, infos: &[NodeInfo]) {
         let mut nodes = self.lock();
         for info in infos {
             match nodes.get_mut(&info.segment) {
                 Some(node) if node.info == *info => {}
-                Some(node) => node.info = info.clone(),
+                // A late reply.
+                Some(node) if (1..node.info.registration).contains(&info.registration) => {}
+                Some(node) => {
+                    node.info = info.clone();
+                    node.link.registered(info.registration);
+                }
                 None => {
                     let link = Arc::new(Link::new(format!("node `{}`", info.name), NODE_BACKOFF));
+                    link.registered(info.registration);
                     nodes.insert(info.segment, Node { info: info.clone(), is_on_same_host: false, link });
                 }
             }
@@ -208,6 +230,11 @@ impl Nodes {
             }
         });
         routes.collect()
+    }
+
+    /// Number of nodes that are being left alone.
+    pub(crate) fn avoided(&self) -> u64 {
+        self.lock().values().filter(|node| node.link.is_avoided()).count() as u64
     }
 
     /// The views on a node.

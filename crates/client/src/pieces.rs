@@ -17,6 +17,7 @@ use tiffin_types::{Location, SegmentId};
 use tokio::time::timeout_at;
 
 use crate::inner::{Inner, call_failure};
+use crate::link::InPauses;
 use crate::put::{self, Done, Failures};
 use crate::reservations::Held;
 use crate::reserved::{Reserved, SpaceRequest};
@@ -93,7 +94,7 @@ async fn write_to(
     deadline: Deadline,
 ) -> Vec<(usize, Option<Error>)> {
     let (items, ops): (Vec<_>, Vec<_>) = ops.into_iter().unzip();
-    let route = match inner.nodes.route(segment, deadline).await {
+    let route = match inner.nodes.route_if(segment, deadline, InPauses::Wait).await {
         Ok(route) => route,
         Err(error) => return items.into_iter().map(|item| (item, Some(error.clone()))).collect(),
     };
@@ -174,8 +175,9 @@ async fn run(
                 Need::AskMaster { id, request } => {
                     running.push(put::ask_master(inner, held, id, request, deadline));
                 }
-                Need::AskNode { id, segment, request } => {
-                    running.push(put::ask_node(inner, held, id, segment, request, None, deadline));
+                Need::AskNode { id, segment, request, waits } => {
+                    let peer = (segment, waits);
+                    running.push(put::ask_node(inner, held, id, peer, request, None, deadline));
                 }
                 Need::Read { .. } | Need::Stop { .. } => {}
             }

@@ -1,6 +1,6 @@
 //! Runs a `session::Put` against connections and transports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_measure::{Operation, Path};
 use tiffin_session::{
@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::carried::{self, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
+use crate::link::InPauses;
 use crate::names;
 use crate::reservations::Held;
 use crate::reserved::ReservedSpace;
@@ -112,7 +113,7 @@ async fn drive(
     let began = Instant::now();
     let mut is_late = deadline.instant() <= began;
     let mut stocks_up = Some(StocksUp::with(puts));
-    let mut writes = Writes::new();
+    let (mut writes, mut last_resorts) = (Writes::new(), BTreeSet::new());
     let mut carried = Carried::default();
     while !is_late {
         while let Some(need) = carried.next_need(inner, puts, &mut session, &mut writes) {
@@ -123,12 +124,13 @@ async fn drive(
                     }
                     running.push(ask_master(inner, held, id, request, deadline));
                 }
-                Need::AskNode { id, segment, request } => {
+                Need::AskNode { id, segment, request, waits } => {
                     let bytes = carried.bytes(puts, segment, &request);
                     stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
-                    running.push(ask_node(inner, held, id, segment, request, bytes, deadline));
+                    running.push(ask_node(inner, held, id, (segment, waits), request, bytes, deadline));
                 }
-                Need::Write { id, item, reservation } => {
+                Need::Write { id, item, reservation, waits } => {
+                    last_resorts.extend(waits.then_some(reservation.location.segment));
                     writes.entry(reservation.location.segment).or_default().push((id, item, reservation));
                 }
                 Need::Read { .. } | Need::Stop { .. } => {}
@@ -136,7 +138,7 @@ async fn drive(
         }
         for (segment, writes) in std::mem::take(&mut writes) {
             stocks_up.take_if(|it| *it == StocksUp::DuringTheCopy).inspect(stock_up);
-            running.push(write(inner, puts, segment, writes, deadline));
+            running.push(write(inner, puts, (segment, last_resorts.contains(&segment)), writes, deadline));
         }
         match timeout_at(deadline.instant(), running.next()).await {
             Ok(Some(Done::Called(id, Ok(reply)))) => session.replied(id, Ok(reply)),
@@ -297,12 +299,12 @@ pub(crate) async fn ask_node(
     inner: &Inner,
     held: &Held<'_>,
     id: NeedId,
-    segment: SegmentId,
+    (segment, waits): (SegmentId, bool),
     request: ClientToNode,
     bytes: Option<Vec<Vec<u8>>>,
     deadline: Deadline,
 ) -> Done {
-    match carried::ask(inner, segment, &request, bytes, deadline).await {
+    match carried::ask(inner, segment, &request, bytes, InPauses::wait_if(waits), deadline).await {
         Ok(reply) => {
             settle(inner, held, segment, &request, &reply);
             Done::Called(id, Ok(reply))
@@ -359,11 +361,11 @@ fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Opti
 async fn write(
     inner: &Inner,
     puts: &[Put<'_>],
-    segment: SegmentId,
+    (segment, waits): (SegmentId, bool),
     mut writes: Vec<ToWrite>,
     deadline: Deadline,
 ) -> Done {
-    let route = match inner.nodes.route(segment, deadline).await {
+    let route = match inner.nodes.route_if(segment, deadline, InPauses::wait_if(waits)).await {
         Ok(route) => route,
         Err(error) => {
             let failed = WriteResult::Unreachable(error.to_string());

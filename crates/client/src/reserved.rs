@@ -17,6 +17,7 @@ use tokio::time::timeout_at;
 
 use crate::chores::Chore;
 use crate::inner::Inner;
+use crate::link::InPauses;
 use crate::reservations::Held;
 use crate::running::Running;
 use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
@@ -218,7 +219,7 @@ impl Drop for ReservedSpace {
 
 async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Deadline) -> Result<(), Error> {
     let request = ClientToNode::Abort(vec![location.slot_ref()]);
-    inner.ask_node(location.segment, &request, deadline).await?;
+    inner.ask_node(location.segment, &request, deadline, InPauses::Fail).await?;
     held.settle(location);
     Ok(())
 }

@@ -82,7 +82,7 @@ message! {
     Shortage { 1 => resource, 2 => amount, 3 => bytes, 4 => never }
     NodeInfo {
         1 => segment, 2 => name, 3 => tcp, 4 => data, 5 => unix, 6 => memory, 7 => host, 8 => beside,
-        9 => outlives,
+        9 => outlives, 10 => registration,
     }
 
     Resolve { 1 => keys, 2 => touch, 3 => lease, 4 => locate, 5 => wait_ms, 6 => report_wait_ms, 7 => part }
@@ -102,6 +102,7 @@ message! {
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
         7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies, 11 => evictions, 12 => streams,
+        13 => undecided,
     }
     Evictions { 1 => memory, 2 => quota, 3 => promotion, 4 => unread }
     Evicted { 1 => objects, 2 => bytes }

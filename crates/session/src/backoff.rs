@@ -1,7 +1,13 @@
 //! How long a peer that could not be reached is left alone.
 //!
 //! The pause doubles with each failure in a row up to a limit, and a part of it is random, so that clients
-//! that lost the same peer do not all return at once. During a pause calls fail at once.
+//! that lost the same peer do not all return at once. During a pause, calls that have another way use it at
+//! once; the others wait for the next attempt, as their [`Need`](super::Need) says.
+//!
+//! A pause ends early if the master has registered the node again since: it was restarted, or its network is
+//! back.
+
+use tiffin_types::sabotage::{Sabotage, sabotaged};
 
 /// Failures in a row after which a peer counts as down.
 pub const DOWN_AFTER: u32 = 3;
@@ -22,13 +28,32 @@ pub struct BackoffLimits {
 pub struct Backoff {
     limits: BackoffLimits,
     failures: u32,
+    /// The newest known registration of the peer, and the one at the last attempt; zero if it has none.
+    registration: u64,
+    tried: u64,
+    sabotage: Sabotage,
 }
 
 impl Backoff {
     /// No attempt was made yet.
     #[must_use]
     pub fn new(limits: BackoffLimits) -> Self {
-        Self { limits, failures: 0 }
+        Self { limits, failures: 0, registration: 0, tried: 0, sabotage: Sabotage::None }
+    }
+
+    /// Breaks one rule.
+    #[must_use]
+    pub fn breaking(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
+    }
+
+    /// The master names this registration of the peer. Returns whether it is newer than the one that could
+    /// not be reached: then the pause ends. If the next attempt fails too, the next pause is longer all the
+    /// same.
+    pub fn registered(&mut self, registration: u64) -> bool {
+        let is_newer = registration > self.registration;
+        self.registration = self.registration.max(registration);
+        is_newer && self.failures > 0 && !sabotaged!(self.sabotage, AvoidTheRestarted)
     }
 
     /// Failures in a row.
@@ -37,11 +62,19 @@ impl Backoff {
         self.failures
     }
 
+    /// An attempt begins.
+    pub fn begins(&mut self) {
+        self.tried = self.registration;
+    }
+
     /// An attempt failed: how long the next one waits, in milliseconds. Between half of the pause and all of
-    /// it, as `random` says.
+    /// it, as `random` says. None if the peer has registered since the attempt began.
     pub fn failed(&mut self, random: u64) -> u64 {
         self.failures = self.failures.saturating_add(1);
-        let Some(doublings) = self.failures.checked_sub(self.limits.free + 1) else { return 0 };
+        let is_outdated = self.tried < self.registration && !sabotaged!(self.sabotage, AvoidTheRestarted);
+        let Some(doublings) = self.failures.checked_sub(self.limits.free + 1).filter(|_| !is_outdated) else {
+            return 0;
+        };
         let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
         let pause = self.limits.first_ms.saturating_mul(factor).min(self.limits.longest_ms);
         let half = pause / 2;
@@ -87,6 +120,45 @@ mod tests {
         };
         assert_eq!((pause(0), pause(50), pause(51)), (100, 50, 100));
         assert!((0..500).map(pause).all(|it| (50..=100).contains(&it)));
+    }
+
+    /// Whether each of these registrations ends the pause of a peer that was reached at registration 5.
+    fn ends_of_pauses(sabotage: Sabotage) -> [bool; 4] {
+        let mut backoff = Backoff::new(LIMITS).breaking(sabotage);
+        assert!(!backoff.registered(5), "there was no pause");
+        backoff.begins();
+        (0..3).for_each(|_| _ = backoff.failed(0));
+        let ends = [5, 4, 7, 7].map(|it| backoff.registered(it));
+        assert_eq!(backoff.failures(), 3, "failures of the new registration count on");
+        backoff.begins();
+        assert_eq!(backoff.failed(0), 400);
+        ends
+    }
+
+    #[test]
+    fn a_newer_registration_ends_the_pause_once() {
+        assert_eq!(ends_of_pauses(Sabotage::None), [false, false, true, false]);
+    }
+
+    /// The pause after an attempt during which the peer registered again.
+    fn pause_of_an_outdated_attempt(sabotage: Sabotage) -> u64 {
+        let mut backoff = Backoff::new(LIMITS).breaking(sabotage);
+        backoff.begins();
+        backoff.failed(0);
+        backoff.registered(1);
+        backoff.failed(0)
+    }
+
+    #[test]
+    fn an_outdated_attempt_causes_no_pause() {
+        assert_eq!(pause_of_an_outdated_attempt(Sabotage::None), 0);
+    }
+
+    #[cfg(feature = "sabotage")]
+    #[test]
+    fn mutants_of_pauses_are_noticed() {
+        assert_ne!(ends_of_pauses(Sabotage::AvoidTheRestarted), ends_of_pauses(Sabotage::None));
+        assert_ne!(pause_of_an_outdated_attempt(Sabotage::AvoidTheRestarted), 0);
     }
 
     #[test]

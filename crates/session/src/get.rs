@@ -15,6 +15,7 @@ use super::{CallFailure, Need, NeedId, Unreached};
 use tiffin_types::{
     Generation, Key, Location, SegmentId,
     message::{CallPart, ClientToMaster, Found, NodeInfo, Refusal, Reply, Resolve, ResolveOutcome},
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// How often an object that changes during the read is resolved again. It is large because normally the
@@ -146,6 +147,7 @@ pub struct Get {
     to_resolve: Vec<usize>,
     /// Number of items without an outcome.
     open: usize,
+    sabotage: Sabotage,
 }
 
 impl Get {
@@ -184,7 +186,14 @@ impl Get {
             needs: VecDeque::new(),
             next_id: 0,
             nodes: BTreeMap::new(),
+            sabotage: Sabotage::None,
         }
+    }
+
+    /// Breaks one rule.
+    #[must_use]
+    pub fn breaking(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
     }
 
     /// Uses these nodes last. If only they are cached, the master is asked first.
@@ -528,12 +537,14 @@ impl Get {
             let outcome = item.fallback.take().unwrap_or_else(failed);
             return self.finish(index, outcome);
         };
+        let is_last = item.untried.is_empty() && item.reads == 0 && item.cached_epoch.is_none();
+        let waits = is_last && !sabotaged!(self.sabotage, FailInPauses);
         item.reads += 1;
         let (len, cached_epoch, generation) = (item.found.len, item.cached_epoch, item.found.generation);
         let id = self.next_id();
         let read = Read { item: index, location, generation, is_cached: cached_epoch.is_some(), watch: None };
         self.pending.insert(id, Pending::Read(read));
-        self.needs.push_back(Need::Read { id, item: index, location, len, cached_epoch });
+        self.needs.push_back(Need::Read { id, item: index, location, len, cached_epoch, waits });
     }
 
     fn ask(&mut self, index: usize) {

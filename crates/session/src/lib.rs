@@ -51,6 +51,8 @@ pub enum Need {
         segment: SegmentId,
         /// The request.
         request: ClientToNode,
+        /// There is no other way: see [`Need::Read::waits`].
+        waits: bool,
     },
     /// Write all bytes of an item into a reservation.
     Write {
@@ -60,6 +62,8 @@ pub enum Need {
         item: usize,
         /// The destination.
         reservation: Reservation,
+        /// There is no other way: see [`Need::Read::waits`].
+        waits: bool,
     },
     /// Read an object into an item's buffer, and check the stamp after the copy.
     Read {
@@ -74,6 +78,9 @@ pub enum Need {
         /// For a cached location: the epoch in which the object was named. After the copy, the read must be
         /// checked with [`is_valid_cached`].
         cached_epoch: Option<u64>,
+        /// No other copy is left. If the node is being left alone ([`Backoff`]), wait for the next attempt to
+        /// reach it; otherwise such a node has failed at once.
+        waits: bool,
     },
     /// Stop a read before it writes to its buffer again, and report its result so far;
     /// [`ReadResult::Yielded`] if it is not complete.

@@ -11,6 +11,7 @@ use tiffin_types::{
         Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish,
         PublishItem, PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
     },
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// How often an object is reserved and written again after its node became unreachable.
@@ -83,6 +84,8 @@ struct Item {
     writing: BTreeMap<NeedId, Reservation>,
     /// Copies that are written, the home first.
     written: Vec<Location>,
+    /// Only nodes that failed have space for it: it waits until they are tried again.
+    is_last_resort: bool,
     outcome: Option<PutOutcome>,
 }
 
@@ -115,11 +118,14 @@ pub struct Put {
     /// Nodes at which objects can be published.
     same_host: BTreeSet<SegmentId>,
     to_reserve: Vec<usize>,
+    /// Items for which the nodes to avoid count, too.
+    to_reserve_anywhere: Vec<usize>,
     to_publish: Vec<usize>,
     to_commit: BTreeMap<SegmentId, Vec<usize>>,
     to_abort: BTreeMap<SegmentId, Vec<SlotRef>>,
     wait_ms: u64,
     confirm_ms: u64,
+    sabotage: Sabotage,
 }
 
 impl Put {
@@ -131,12 +137,14 @@ impl Put {
             tries: 0,
             writing: BTreeMap::new(),
             written: Vec::new(),
+            is_last_resort: false,
             outcome: None,
         };
         let mut items: Vec<_> = requests.into_iter().map(item).collect();
         let ready: Vec<_> = items.iter_mut().map(|it| std::mem::take(&mut it.request.ready)).collect();
         let mut put = Self {
             to_reserve: Vec::new(),
+            to_reserve_anywhere: Vec::new(),
             items,
             pending: BTreeMap::new(),
             needs: VecDeque::new(),
@@ -149,6 +157,7 @@ impl Put {
             to_abort: BTreeMap::new(),
             wait_ms: 0,
             confirm_ms: CONFIRM_MS,
+            sabotage: Sabotage::None,
         };
         for (index, ready) in ready.into_iter().enumerate() {
             match ready.is_empty() {
@@ -157,6 +166,12 @@ impl Put {
             }
         }
         put
+    }
+
+    /// Breaks one rule.
+    #[must_use]
+    pub fn breaking(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
     }
 
     /// Lets the master wait that long for space, if there is none.
@@ -301,13 +316,17 @@ impl Put {
 
     fn reserved_one(&mut self, index: usize, outcome: ReserveOutcome) {
         match outcome {
+            ReserveOutcome::Full(_) | ReserveOutcome::NoNode if self.can_use_avoided(index) => {
+                self.to_reserve_anywhere.push(index);
+            }
             ReserveOutcome::Space(reservations) => {
                 for reservation in reservations {
                     let id = self.next_id();
                     let Some(item) = self.items.get_mut(index) else { return };
                     item.writing.insert(id, reservation.clone());
+                    let waits = item.is_last_resort;
                     self.pending.insert(id, Pending::Write(index));
-                    self.needs.push_back(Need::Write { id, item: index, reservation });
+                    self.needs.push_back(Need::Write { id, item: index, reservation, waits });
                 }
             }
             ReserveOutcome::Exists(generation) => self.finish(index, PutOutcome::Exists(generation)),
@@ -317,6 +336,14 @@ impl Put {
             ReserveOutcome::Behind(backlog) => self.finish(index, PutOutcome::Behind(backlog)),
             ReserveOutcome::Invalid(why) => self.finish(index, PutOutcome::Invalid(why)),
         }
+    }
+
+    /// Whether nodes that failed this put may have space for the item: once, they are used in spite of that.
+    fn can_use_avoided(&mut self, index: usize) -> bool {
+        if self.avoid.is_empty() || sabotaged!(self.sabotage, FailInPauses) {
+            return false;
+        }
+        self.items.get_mut(index).is_some_and(|it| !std::mem::replace(&mut it.is_last_resort, true))
     }
 
     fn committed_one(&mut self, index: usize, outcome: CommitOutcome) {
@@ -391,7 +418,7 @@ impl Put {
     /// Turns the collected work into calls, one per peer.
     fn plan(&mut self) {
         for (segment, slot_refs) in std::mem::take(&mut self.to_abort) {
-            self.ask_node(segment, ClientToNode::Abort(slot_refs), Pending::Abort);
+            self.ask_node(segment, ClientToNode::Abort(slot_refs), Pending::Abort, false);
         }
         if !self.to_publish.is_empty() {
             let indexes = std::mem::take(&mut self.to_publish);
@@ -405,27 +432,31 @@ impl Put {
         for (segment, indexes) in std::mem::take(&mut self.to_commit) {
             let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();
             let commit = Commit { items, wait_ms: self.confirm_ms };
-            self.ask_node(segment, ClientToNode::Commit(commit), Pending::Commit(segment, indexes));
+            let waits = !sabotaged!(self.sabotage, FailInPauses);
+            self.ask_node(segment, ClientToNode::Commit(commit), Pending::Commit(segment, indexes), waits);
         }
-        if !self.to_reserve.is_empty() {
-            let indexes = std::mem::take(&mut self.to_reserve);
-            let items = indexes.iter().filter_map(|&index| {
-                let request = &self.items.get(index)?.request;
-                Some(ReserveItem {
-                    key: request.key.clone(),
-                    len: request.len,
-                    options: request.options.clone(),
-                })
-            });
-            let reserve = Reserve {
-                items: items.collect(),
-                avoid: self.avoid.iter().copied().collect(),
-                wait_ms: self.wait_ms,
-                spare: 0,
-                report_wait_ms: self.confirm_ms,
-            };
-            self.ask_master(ClientToMaster::Reserve(reserve), Pending::Reserve(indexes));
+        let indexes = std::mem::take(&mut self.to_reserve);
+        self.reserve(indexes, self.avoid.iter().copied().collect());
+        let indexes = std::mem::take(&mut self.to_reserve_anywhere);
+        self.reserve(indexes, Vec::new());
+    }
+
+    fn reserve(&mut self, indexes: Vec<usize>, avoid: Vec<SegmentId>) {
+        if indexes.is_empty() {
+            return;
         }
+        let items = indexes.iter().filter_map(|&index| {
+            let request = &self.items.get(index)?.request;
+            Some(ReserveItem { key: request.key.clone(), len: request.len, options: request.options.clone() })
+        });
+        let reserve = Reserve {
+            items: items.collect(),
+            avoid,
+            wait_ms: self.wait_ms,
+            spare: 0,
+            report_wait_ms: self.confirm_ms,
+        };
+        self.ask_master(ClientToMaster::Reserve(reserve), Pending::Reserve(indexes));
     }
 
     fn commit_item(&self, index: usize) -> Option<CommitItem> {
@@ -446,10 +477,10 @@ impl Put {
         self.needs.push_back(Need::AskMaster { id, request });
     }
 
-    fn ask_node(&mut self, segment: SegmentId, request: ClientToNode, pending: Pending) {
+    fn ask_node(&mut self, segment: SegmentId, request: ClientToNode, pending: Pending, waits: bool) {
         let id = self.next_id();
         self.pending.insert(id, pending);
-        self.needs.push_back(Need::AskNode { id, segment, request });
+        self.needs.push_back(Need::AskNode { id, segment, request, waits });
     }
 
     fn next_id(&mut self) -> NeedId {

@@ -1,5 +1,7 @@
 //! Tests of puts and gets: each step when peers fail.
 
+mod pauses;
+
 use std::collections::BTreeSet;
 
 use super::*;
@@ -82,14 +84,14 @@ fn asked(need: Option<Need>) -> NeedId {
 
 fn to_node(need: Option<Need>) -> (NeedId, SegmentId, ClientToNode) {
     match need {
-        Some(Need::AskNode { id, segment, request }) => (id, segment, request),
+        Some(Need::AskNode { id, segment, request, .. }) => (id, segment, request),
         other => panic!("{other:?}"),
     }
 }
 
 fn write(need: Option<Need>) -> (NeedId, usize, Location) {
     match need {
-        Some(Need::Write { id, item, reservation }) => (id, item, reservation.location),
+        Some(Need::Write { id, item, reservation, .. }) => (id, item, reservation.location),
         other => panic!("{other:?}"),
     }
 }

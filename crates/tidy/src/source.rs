@@ -12,6 +12,8 @@ pub const LINE_COLUMNS_MAX: usize = 110;
 /// The only files that may contain `unsafe`; each wraps it in a type that cannot be misused.
 pub const UNSAFE_MODULES: &[&str] = &[
     "crates/client/src/buffers.rs",
+    // Forks, to test what a child keeps.
+    "crates/client/tests/processes/forks.rs",
     // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
     // Calls the CUDA driver, whose functions it finds at run time.
@@ -47,6 +49,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/copy.rs",
     // Gives mapped and device memory to the CUDA driver, and waits until it is done.
     "crates/transport/src/device.rs",
+    // Replaces inherited descriptors in a forked child.
+    "crates/transport/src/forks.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",

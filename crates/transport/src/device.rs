@@ -19,6 +19,7 @@ use tiffin_gpu::{DeviceError, Direction, Piece, Place, Populated, Registration, 
 
 use crate::buffer::{Buf, SourceBuf, TargetBuf};
 use crate::copy::{copy, copy_raw};
+use crate::forks::PrivateFile;
 use crate::layout::Geometry;
 use crate::segment::NodeMemory;
 use crate::{Extent, Instant, Outcome, TransferError, lock};
@@ -180,14 +181,14 @@ async fn copy_list(pairs: Vec<Pair<'_>>) -> Outcome {
 #[derive(Debug, Default)]
 pub(crate) struct Access {
     /// The mapped file.
-    file: Option<OwnedFd>,
+    file: Option<PrivateFile>,
     registration: OnceLock<Registration>,
 }
 
 impl Access {
     /// For a mapping of this file.
     pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self { file: Some(file.try_clone_to_owned()?), registration: OnceLock::new() })
+        Ok(Self { file: Some(PrivateFile::clone_of(file)?), registration: OnceLock::new() })
     }
 
     /// A device is about to access the mapping: registers what is not registered yet, in the background.

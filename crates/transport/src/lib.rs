@@ -20,7 +20,7 @@
 //! Buffers may be memory of a CUDA device ([`device`]); segments are always host memory.
 //!
 //! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `device`,
-//! `lock`, `process`, `map`, `peer`, `probe` and `tcp::stream`.
+//! `forks`, `lock`, `process`, `map`, `peer`, `probe` and `tcp::stream`.
 
 pub mod arena;
 mod available;
@@ -36,6 +36,7 @@ pub mod device;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
 mod fields;
+mod forks;
 pub mod hedge;
 pub mod journal;
 pub mod layout;

@@ -148,9 +148,15 @@ fn no_space(path: &Path, wanted: u64, available: u64) -> String {
 pub struct Pool {
     folder: PathBuf,
     /// The lock ends when this is closed.
-    _lock: File,
+    lock: File,
     /// Dropped after every lock: then the pool may be opened again.
     end: watch::Sender<()>,
+}
+
+/// Whether a folder is on a tmpfs; `None` if it does not exist.
+fn is_on_tmpfs(folder: &Path) -> Option<bool> {
+    let kind = fstatfs(File::open(folder).ok()?).ok()?;
+    Some(u64::try_from(kind.f_type).ok() == Some(TMPFS))
 }
 
 impl Pool {
@@ -186,17 +192,19 @@ impl Pool {
 
     /// Makes the folder if it does not exist, and locks it.
     pub fn open(folder: &Path) -> Result<Self, PoolError> {
+        // Another process is told where it is, and this one may change its working directory.
+        let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let path = || folder.to_owned();
         let fail = |what, hint| move |source| PoolError::System { path: path(), what, source, hint };
         let hint = "use a folder that the node may write (`--pool`), or `--pool off`";
+        // A folder that is of no use is not made.
+        if folder.ancestors().find_map(is_on_tmpfs) == Some(false) {
+            return Err(PoolError::NotMemory { path: path() });
+        }
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(fail("making the folder", hint))?;
         let opened = File::open(folder).map_err(fail("opening the folder", hint))?;
         let found = opened.metadata().map_err(fail("reading the folder", hint))?;
-        let kind = fstatfs(&opened).map_err(io::Error::from).map_err(fail("examining the folder", hint))?;
-        if u64::try_from(kind.f_type).ok() != Some(TMPFS) {
-            return Err(PoolError::NotMemory { path: path() });
-        }
         let own = rustix::process::getuid().as_raw();
         if found.uid() != own || found.mode() & 0o077 != 0 {
             let what = format!("user {}, mode {:04o}", found.uid(), found.mode() & 0o7777);
@@ -217,7 +225,7 @@ impl Pool {
         }
         let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         named.map_err(fail("writing the lock", "free some memory on its tmpfs"))?;
-        Ok(Self { folder: path(), _lock: lock, end: watch::Sender::new(()) })
+        Ok(Self { folder: path(), lock, end: watch::Sender::new(()) })
     }
 
     /// Waits until the pool is closed and unlocked.
@@ -239,8 +247,23 @@ impl Pool {
         PoolError::Invalid { path: self.folder.clone(), what: what.into() }
     }
 
+    /// Whether its folder still has it. Another process may have removed it, and a third one may have made
+    /// another pool there.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        let there = std::fs::metadata(self.folder.join(LOCK));
+        match (self.lock.metadata(), there) {
+            (Ok(own), Ok(there)) => (own.dev(), own.ino()) == (there.dev(), there.ino()),
+            (_, Err(error)) => error.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => true,
+        }
+    }
+
     /// Removes it: the next node starts with empty memory. Processes that map it keep it until they end.
     pub fn discard(&self) -> io::Result<()> {
+        if !self.is_in_place() {
+            return Ok(());
+        }
         self.disown()?;
         let [journal, unfinished] = JOURNALS;
         for name in [DATA, CLAIMS, journal, unfinished, LOCK, MASTER] {
@@ -252,7 +275,7 @@ impl Pool {
     /// From now on no process can adopt it. Without the control segment there is no pool, whatever happens to
     /// the rest. This process still has the lock.
     pub fn disown(&self) -> io::Result<()> {
-        self.remove(CONTROL)
+        if self.is_in_place() { self.remove(CONTROL) } else { Ok(()) }
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -448,6 +471,35 @@ mod tests {
     }
 
     #[test]
+    fn folder_that_is_of_no_use_is_not_made() {
+        let there = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let folder = there.path().join("new/pool");
+        match Pool::open(&folder) {
+            Err(PoolError::NotMemory { path }) => assert_eq!(path, folder),
+            // The sources are on a tmpfs here.
+            other => return assert!(other.is_ok(), "{other:?}"),
+        }
+        assert!(!there.path().join("new").exists(), "nothing is left behind");
+    }
+
+    #[test]
+    fn removed_pool_is_noticed_and_another_one_there_is_spared() {
+        let folder = folder("removed");
+        let (memory, _writer) = open(&folder).unwrap();
+        let pool = memory.pool().unwrap();
+        assert!(pool.is_in_place());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(!pool.is_in_place());
+        pool.discard().unwrap();
+        let (other, _other_writer) = open(&folder).unwrap();
+        assert!(!pool.is_in_place() && other.pool().unwrap().is_in_place());
+        pool.discard().unwrap();
+        assert!(Pool::exists(&folder), "it belongs to another node");
+        other.pool().unwrap().discard().unwrap();
+        assert!(!folder.exists());
+    }
+
+    #[test]
     fn pool_is_adopted_with_everything_in_it() {
         let folder = folder("adopted");
         let (memory, mut writer) = open(&folder).unwrap();
@@ -552,7 +604,9 @@ mod tests {
         let error = Pool::open(&folder).unwrap_err().to_string();
         assert!(error.contains("is not private: user ") && error.contains("mode 0755"), "{error}");
         std::fs::remove_dir(&folder).unwrap();
-        let error = Pool::open(Path::new("/proc/self/pool")).unwrap_err().to_string();
+        std::fs::write(&folder, "").unwrap();
+        let error = Pool::open(&folder.join("pool")).unwrap_err().to_string();
+        std::fs::remove_file(&folder).unwrap();
         assert!(error.contains("making the folder failed") && error.contains("hint: "), "{error}");
         let error = Pool::open(Path::new("/proc/self")).unwrap_err().to_string();
         assert!(error.contains("is not on a tmpfs\n\nhint: "), "{error}");

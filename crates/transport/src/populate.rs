@@ -12,12 +12,13 @@
 //! still exists.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{SeekFrom, seek};
 
 use crate::Extent;
+use crate::forks::PrivateFile;
 use crate::map::Map;
 
 /// Bytes populated at a time. The kernel locks the process's mappings meanwhile.
@@ -43,8 +44,8 @@ pub(crate) fn whole(map: &Arc<Map>, pages: Pages, done: impl FnOnce() + Send + '
 }
 
 /// Populates those pages of a mapping that exist in the file already; only the node creates pages.
-pub(crate) fn existing(map: &Arc<Map>, file: &OwnedFd) {
-    let Ok(file) = file.try_clone() else { return };
+pub(crate) fn existing(map: &Arc<Map>, file: &PrivateFile) {
+    let Ok(file) = PrivateFile::clone_of(file.as_fd()) else { return };
     spawn(Arc::downgrade(map), move |map| {
         let mut at = 0;
         while let Some(extent) = next_data(&file, at) {

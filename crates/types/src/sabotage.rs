@@ -226,6 +226,13 @@ tiffin_sabotage::variants! {
         /// A node reuses memory while a disk still writes into it.
         PromoteUnheld: "T19: memory stays reserved while a disk writes it";
     }
+    /// Mutants that the tests of `session` must notice: simulated clients make no pauses.
+    OF_CLIENTS {
+        /// A client leaves a node alone although the master has registered it again.
+        AvoidTheRestarted: "a newer registration ends the pause";
+        /// A call fails although its only node is tried again before its deadline.
+        FailInPauses: "a call without another way waits for the next attempt";
+    }
     /// Mutants that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
     OF_DISKS {
         /// A disk announces its copies while it still writes objects of an earlier epoch.

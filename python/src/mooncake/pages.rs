@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tiffin_client::{Client, Deadline, gpu};
 use tiffin_server::Address;
-use tiffin_server::http::client::{Answer, ClientPages, ClientState, DeviceBytes};
+use tiffin_server::http::client::{Answer, ClientCounts, ClientPages, ClientState, DeviceBytes};
 
 use super::calls::{HEALTH_TIME_MAX, is_answered};
 use super::codes;
@@ -36,12 +36,18 @@ impl ClientState for Shown {
         })
     }
 
-    fn moved(&self) -> Answer<'_, (u64, u64)> {
+    fn counts(&self) -> Answer<'_, ClientCounts> {
         Box::pin(async {
-            let Some(client) = self.client(Deadline::after(self.call_time)).await else { return (0, 0) };
+            let Some(client) = self.client(Deadline::after(self.call_time)).await else {
+                return ClientCounts::default();
+            };
             let counters = client.counters();
             let ways = [&counters.local, &counters.shm, &counters.tcp];
-            (ways.iter().map(|it| it.read()).sum(), ways.iter().map(|it| it.written()).sum())
+            ClientCounts {
+                read: ways.iter().map(|it| it.read()).sum(),
+                written: ways.iter().map(|it| it.written()).sum(),
+                avoided: client.avoided_nodes(),
+            }
         })
     }
 

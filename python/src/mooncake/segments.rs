@@ -170,7 +170,7 @@ impl Segments {
         let Some(mounted) = self.mounted.here() else { return };
         let segments = std::mem::take(&mut *mounted.lock());
         for (_, Segment::Serving(node) | Segment::Leaving(node)) in segments {
-            let records = node.inventory();
+            let records = node.read_inventory(deadline.instant()).await;
             if !records.is_empty() {
                 let losses = Losses::of(records, node.segment(), again, deadline).await;
                 if !losses.is_empty() {

@@ -50,7 +50,7 @@ pub(crate) struct Bench {
     quick: bool,
 
     /// Duration of each measurement.
-    #[arg(long, default_value_t = 0.5, value_name = "N")]
+    #[arg(long, default_value_t = 0.5, value_name = "N", value_parser = seconds)]
     seconds: f64,
 
     /// Maximum number of calls of each measurement.
@@ -99,6 +99,15 @@ struct Report {
     /// The file for the page.
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
+}
+
+/// A duration of a measurement: more than nothing, at most an hour.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "it is not a number".to_owned())?;
+    match (0.001..=3600.0).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err("it is not between 0.001 and 3600".to_owned()),
+    }
 }
 
 /// Measures, or renders earlier results.

@@ -35,6 +35,8 @@ use round::{KEPT, Load, Run};
 
 /// The tmpfs of most machines.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// A month.
+const SECONDS_MAX: u64 = 31 * 24 * 3600;
 /// Maximum number of violations of one round that are printed.
 const SHOWN_MAX: usize = 10;
 
@@ -50,11 +52,11 @@ pub(crate) struct Chaos {
     fault: Vec<Fault>,
 
     /// Number of rounds. Default: one for each fault.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=KEPT))]
     rounds: Option<u64>,
 
     /// Begin no further round after this many seconds.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     seconds: Option<u64>,
 
     /// Number of calls that end during each fault, and after it.
@@ -152,8 +154,13 @@ fn report(chaos: &Chaos, outcome: &Outcome, console: &mut Console) -> Result<i32
     } else {
         console.text(outcome.table())?;
     }
+    let rounds: u64 = outcome.rows.values().map(|it| it.rounds).sum();
+    if outcome.is_correct() && rounds == 0 {
+        console
+            .note("error: nothing was tried; the table says why\n\nhint: choose other faults with `--fault`");
+        return Ok(STATUS_FAILED);
+    }
     if outcome.is_correct() {
-        let rounds: u64 = outcome.rows.values().map(|it| it.rounds).sum();
         console.note(format!("{rounds} rounds in {:.1} s: every promise was kept", outcome.seconds));
         return Ok(STATUS_OK);
     }
@@ -175,7 +182,7 @@ async fn rounds(
     let clock_problem = Cluster::clock_problem().await;
     let rounds = chaos.rounds.unwrap_or(faults.len() as u64);
     let end = chaos.seconds.map(|it| Instant::now() + Duration::from_secs(it));
-    for (round, &fault) in (0..rounds.min(KEPT)).zip(faults.iter().cycle()) {
+    for (round, &fault) in (0..rounds).zip(faults.iter().cycle()) {
         if end.is_some_and(|it| Instant::now() >= it) {
             break;
         }

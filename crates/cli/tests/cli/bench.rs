@@ -124,3 +124,15 @@ fn check_page(page: &str) {
     }
     assert!(open.is_empty(), "{open:?} are not closed");
 }
+
+#[test]
+fn measurement_of_nothing_is_refused() {
+    let nothing = [["--seconds", "0"], ["--seconds", "-1"], ["--seconds", "nan"], ["--seconds", "1e9"]];
+    for args in nothing.into_iter().chain([["--calls", "0"], ["--clients", "0"]]) {
+        let mut command = tiffin();
+        command.arg("bench").args(args);
+        let ran = ran(command, b"");
+        assert_eq!(ran.status, Some(2), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(args[0]), "{}", ran.stderr);
+    }
+}

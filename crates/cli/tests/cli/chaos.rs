@@ -98,3 +98,13 @@ fn no_process_or_folder_is_left_after_an_interrupt() {
         }
     }
 }
+
+#[test]
+fn run_that_would_try_nothing_is_refused() {
+    let nothing = [["--rounds", "0"], ["--rounds", "65536"], ["--seconds", "0"], ["--calls", "0"]];
+    for args in nothing.into_iter().chain([["--clients", "0"], ["--seconds", "-1"]]) {
+        let ran = chaos(&args);
+        assert_eq!(ran.status, Some(2), "{args:?}: {}", ran.stderr);
+        assert!(ran.stdout.is_empty() && !ran.stderr.contains("every promise"), "{}", ran.stderr);
+    }
+}

@@ -3,7 +3,9 @@
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{Server, without_generations};
+use tempfile::TempDir;
+
+use crate::{Server, ran, tiffin, without_generations};
 
 #[test]
 fn copies_are_on_different_nodes_and_survive_one() {
@@ -146,4 +148,109 @@ fn settings_file_applies_to_every_process() {
     assert_eq!((&node.ready["name"], &node.ready["memory"]), (&json!("filed"), &json!(8 << 20)));
     let stat = master.run(["stat", "--json", "--config", config]).json();
     assert_eq!(stat["nodes"][0]["usage"]["capacity"], 8 << 20);
+}
+
+/// A folder for memory pools, on the tmpfs that every machine has.
+fn pools() -> TempDir {
+    tempfile::Builder::new().prefix("tiffin-test-").tempdir_in("/dev/shm").unwrap()
+}
+
+fn pool(folder: &TempDir, name: &str) -> String {
+    folder.path().join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn one_of_two_absent_members_of_a_name_is_forgotten_by_its_segment() {
+    let folder = pools();
+    let master = Server::master(&["--away", "1h"]);
+    let start = |pool: &str| Server::node(&master, &["--name", "twin", "--pool", pool]);
+    let (first, second) = (pool(&folder, "first"), pool(&folder, "second"));
+    let mut node = start(&first);
+    master.run(["put", "kept", "--value", "1", "--pin"]).ok();
+    node.stop(Signal::KILL);
+    let mut node = start(&second);
+    master.run(["put", "lost", "--value", "2", "--pin"]).ok();
+    node.stop(Signal::KILL);
+    let error = master.run(["node", "forget", "twin", "--json"]).error();
+    assert!(error["message"].as_str().unwrap().contains("the name of 2 absent members"), "{error}");
+    let stat = master.run(["stat", "--json"]).json();
+    let is_second = |it: &&Value| it["tcp"] == node.ready["tcp"];
+    let member = stat["nodes"].as_array().unwrap().iter().find(is_second).unwrap();
+    let segment = member["segment"].as_str().unwrap();
+    assert!(error["message"].as_str().unwrap().contains(segment), "{error}");
+    let forgotten = master.run(["node", "forget", segment, "--json"]).json();
+    assert_eq!(forgotten, json!({ "name": segment, "members": 1, "objects": 1 }));
+    assert_eq!(master.run(["get", "lost", "--json"]).error()["code"], "not_found");
+    // The other one returns with its object, and the forgotten one without.
+    let _first = start(&first);
+    assert_eq!(master.run(["get", "kept"]).ok(), b"1");
+    let _second = start(&second);
+    assert_eq!(master.run(["get", "lost", "--json"]).error()["code"], "not_found");
+    assert_eq!(master.run(["get", "kept"]).ok(), b"1");
+}
+
+#[test]
+fn members_of_another_cluster_join_once_they_are_admitted() {
+    let folder = pools();
+    let (old, new) = (Server::master(&[]), Server::master(&[]));
+    let first = pool(&folder, "first");
+    let mut node = Server::node(&old, &["--name", "first", "--pool", &first]);
+    old.run(["put", "old", "--value", "1", "--pin"]).ok();
+    node.stop(Signal::KILL);
+    // A master without its state meets another node first.
+    let _other = Server::node(&new, &["--name", "other", "--pool", &pool(&folder, "other")]);
+    new.run(["put", "new", "--value", "2", "--pin"]).ok();
+    let mut command = tiffin();
+    command.args(["node", "--memory", "32MiB", "--name", "first", "--pool", &first, "--json"]);
+    command.args(["--log-level", "off", "--master", new.address()]);
+    let error = ran(command, b"").error();
+    assert_eq!(error["code"], "refused", "{error}");
+    let said = error.to_string();
+    let (_, rest) = said.split_once("tiffin node admit ").expect(&said);
+    let id: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
+    for invalid in ["0", "g", ""] {
+        assert_eq!(new.run(["node", "admit", invalid]).status, Some(2), "{invalid}");
+    }
+    assert_eq!(new.run(["node", "admit", &id, "--json"]).json(), json!({ "cluster": id }));
+    assert_eq!(new.run(["node", "admit", &id]).text(), format!("members of cluster {id} may join\n"));
+    let _node = Server::node(&new, &["--name", "first", "--pool", &first]);
+    assert_eq!(new.run(["get", "old"]).ok(), b"1");
+    assert_eq!(new.run(["get", "new"]).ok(), b"2");
+}
+
+#[test]
+fn an_adopted_pool_reports_its_own_size() {
+    let folder = pools();
+    let master = Server::master(&[]);
+    let path = pool(&folder, "pool");
+    let named = ["--name", "node", "--pool", &path];
+    let mut node = Server::node(&master, &named);
+    assert_eq!(node.ready["memory"], 32 << 20);
+    node.stop(Signal::KILL);
+    let larger = ["node", "--memory", "64MiB", "--master", master.address()];
+    let larger = Server::start(&[&larger[..], &named].concat());
+    assert_eq!((&larger.ready["memory"], &larger.ready["pool"]), (&json!(32 << 20), &json!(path)));
+    let up = Server::up(&["--pool", &pool(&folder, "up")]);
+    assert_eq!((&up.ready["node"]["memory"], up.ready["node"]["pool"].is_string()), (&json!(32 << 20), true));
+}
+
+#[test]
+fn a_removed_pool_is_served_on_and_its_end_is_known() {
+    let folder = pools();
+    let master = Server::master(&["--away", "1h"]);
+    let path = pool(&folder, "pool");
+    let mut node = Server::node(&master, &["--name", "node", "--pool", &path]);
+    master.run(["put", "k", "--value", "v", "--pin"]).ok();
+    let keeps = || master.run(["stat", "--json"]).json()["nodes"][0]["keeps_memory"].clone();
+    assert_eq!(keeps(), true);
+    std::fs::remove_dir_all(&path).unwrap();
+    while keeps() != false {}
+    assert_eq!(master.run(["get", "k"]).ok(), b"v");
+    assert!(!std::path::Path::new(&path).exists(), "nothing is made again silently");
+    // Its memory is gone with its process, so that nothing waits for it.
+    node.stop(Signal::KILL);
+    while master.run(["get", "k", "--json"]).error()["code"] != "not_found" {}
+    let _next = Server::node(&master, &["--name", "node", "--pool", &path]);
+    master.run(["put", "k", "--value", "w"]).ok();
+    assert_eq!(master.run(["get", "k"]).ok(), b"w");
 }

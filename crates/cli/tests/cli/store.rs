@@ -148,6 +148,7 @@ fn json_output_of_every_command() {
               "alive": true,
               "holders": [],
               "host": "HOST",
+              "keeps_memory": false,
               "name": "here",
               "owed": 0,
               "segment": "SEGMENT",
@@ -191,6 +192,7 @@ fn json_output_of_every_command() {
             "promoted_used": 0,
             "waited_ms": 0
           },
+          "undecided": 0,
           "unreported": []
         }
         {

@@ -256,9 +256,9 @@ async fn objects_on_a_disk_are_not_lost_with_their_node() {
         let bytes = pattern(at, OBJECT);
         only(client.put(&[Put::new(key(format!("m{at}")), &bytes)], soon()).await).unwrap();
     }
-    // The node learns of a put after the writer has its reply.
-    eventually("the node knows of them", || node().inventory().len() == 4).await;
-    let losses = Losses::of(node().inventory(), node().segment(), client.options(), soon()).await;
+    // The node learns of a put after the writer has its reply: it reads its ledger first.
+    let records = node().read_inventory(soon().instant()).await;
+    let losses = Losses::of(records, node().segment(), client.options(), soon()).await;
     assert_eq!((losses.objects, losses.elsewhere), (4, 0), "they are in memory only");
     write_through(&client).await;
     for at in 4..8 {

@@ -9,6 +9,7 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod disks;
+mod forks;
 mod masters;
 mod nodes;
 mod pools;
@@ -24,7 +25,7 @@ use support::MEMORY;
 
 type Test = (&'static str, fn(&Runtime));
 
-const TESTS: [Test; 22] = [
+const TESTS: [Test; 24] = [
     ("processes_of_one_host_share_memory", clients::processes_of_one_host_share_memory),
     ("client_killed_between_reserve_and_commit", clients::client_killed_between_reserve_and_commit),
     ("client_killed_with_reserved_space", clients::client_killed_with_reserved_space),
@@ -41,6 +42,8 @@ const TESTS: [Test; 22] = [
     ("disk_that_rejects_writes_leaves", disks::disk_that_rejects_writes_leaves),
     ("a_node_killed_with_its_pool", pools::a_node_killed_with_its_pool),
     ("a_node_with_a_pool_killed_under_load", pools::a_node_killed_with_its_pool_under_load),
+    ("a_node_restarted_after_its_clients_gave_up", pools::a_node_restarted_after_its_clients_gave_up),
+    ("a_forked_child_of_a_dead_client", forks::a_forked_child_of_a_dead_client),
     ("a_node_stopped_with_its_pool", pools::a_node_stopped_with_its_pool),
     (
         "a_node_and_its_master_killed_before_the_ledger_is_read",
@@ -68,6 +71,7 @@ fn main() {
         ["hoarder", master] => runtime.block_on(roles::be_hoarder(master)),
         ["putter", master] => runtime.block_on(roles::be_putter(master)),
         ["small-putter", master] => runtime.block_on(roles::be_small_putter(master)),
+        ["forker", master, name, waits] => runtime.block_on(forks::be_forker(master, name, waits)),
         ["viewer", master, name] => runtime.block_on(roles::be_viewer(master, name)),
         ["consumer", master, name] => runtime.block_on(roles::be_consumer(master, name)),
         // Arguments of `cargo test` and other runners: a name to filter by, and flags.

@@ -24,16 +24,16 @@ const SHORT: Duration = Duration::from_millis(300);
 const KILLS: usize = 8;
 
 /// A pool of this test, removed when it is dropped.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let folder = PathBuf::from(format!("/dev/shm/tiffin-test-{}-{name}", std::process::id()));
         let _absent = std::fs::remove_dir_all(&folder);
         Self(folder)
     }
 
-    fn start(&self, master: &MasterServer) -> Process {
+    pub(crate) fn start(&self, master: &MasterServer) -> Process {
         Process::start(&["pool", &master.address().to_string(), self.0.to_str().unwrap()])
     }
 }
@@ -45,7 +45,7 @@ impl Drop for Folder {
 }
 
 /// A master that waits for every member, however long it is away.
-async fn start_master() -> MasterServer {
+pub(crate) async fn start_master() -> MasterServer {
     MasterServer::start(MasterConfig { away: LONG, ..MasterConfig::default() }).await.unwrap()
 }
 
@@ -115,6 +115,35 @@ pub(crate) fn a_node_killed_with_its_pool(runtime: &Runtime) {
         drop(view);
         eventually("the memory returns after the view", || usage().held == 0 && usage().granted == 0).await;
     });
+}
+
+/// A client that was refused until it leaves the node alone uses it as soon as it has registered again.
+pub(crate) fn a_node_restarted_after_its_clients_gave_up(runtime: &Runtime) {
+    for shared_memory in [true, false] {
+        let folder = Folder::new("avoided");
+        let master = runtime.block_on(start_master());
+        let node = folder.start(&master);
+        runtime.block_on(async {
+            let client = connect(&master, shared_memory).await;
+            let bytes = pattern(100);
+            only(client.put(&[pinned("k", &bytes, true)], soon()).await).unwrap();
+            let infos: Vec<_> = master.stat().nodes.into_iter().map(|it| it.info).collect();
+            node.kill();
+            let why = || client.routes().into_iter().find_map(|it| it.why).unwrap_or_default();
+            let until = Instant::now() + LONG;
+            while !why().contains("attempts failed") {
+                client.meet(&infos, soon()).await;
+                assert!(Instant::now() < until, "it tries on and on: {}", why());
+                tokio::time::sleep(LOOK).await;
+            }
+            let _node = folder.start(&master);
+            // One call each, without a retry by the caller.
+            let got = only(client.get(&[key("k")], GetOptions::default(), soon()).await);
+            assert!(got.unwrap().bytes == bytes);
+            only(client.put(&[pinned("k", &bytes, true)], soon()).await).unwrap();
+            assert_eq!(client.avoided_nodes(), 0);
+        });
+    }
 }
 
 /// Puts and gets for as long as it may. What it reads is right, and what was acknowledged it remembers.

@@ -149,7 +149,7 @@ fn ready() {
     io::stdout().flush().unwrap();
 }
 
-fn ready_until_parent_ends() {
+pub(crate) fn ready_until_parent_ends() {
     ready();
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }

@@ -72,6 +72,7 @@ impl Stage {
             host: "here".into(),
             beside: None,
             outlives: false,
+            registration: 0,
         };
         let register = Register { info, usage, epoch: 0, instance: 0, stamps: 0, ..Register::default() };
         stage.ask(NODE, MemberToMaster::Register(Box::new(register)));

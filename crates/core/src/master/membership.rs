@@ -60,7 +60,9 @@ impl Membership {
     }
 
     /// Registers a member whose earlier connection is closed.
-    fn register(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, register: Register) {
+    fn register(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, mut register: Register) {
+        // Each registration has a connection of its own, and their numbers grow.
+        register.info.registration = o.cx.config.epoch << 32 | conn.0 & u64::from(u32::MAX);
         let is_same_life = is_of_this_master(o, &register);
         let known = o.cx.members.find(register.info.segment);
         let same_epoch = register.epoch == o.cx.config.epoch;

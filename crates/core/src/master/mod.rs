@@ -396,6 +396,7 @@ impl Master {
             evictions: self.objects.cx.evictions,
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
+            undecided: self.undecided_count() as u64,
             tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
             copies: self.objects.tier.copy_stat(),
             streams: self.objects.streams.stats(&self.objects.cx, STREAMS_LISTED_MAX),

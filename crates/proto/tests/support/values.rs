@@ -108,18 +108,10 @@ pub(super) fn full() -> impl Strategy<Value = Full> {
 }
 
 pub(super) fn node_info() -> impl Strategy<Value = NodeInfo> {
-    let kind = (option::of(segment()), any::<bool>());
+    let kind = (option::of(segment()), any::<bool>(), number());
     (segment(), text(), text(), text(), text(), text(), text(), kind)
-        .prop_map(|(segment, name, tcp, data, unix, memory, host, (beside, outlives))| NodeInfo {
-            segment,
-            name,
-            tcp,
-            data,
-            unix,
-            memory,
-            host,
-            beside,
-            outlives,
+        .prop_map(|(segment, name, tcp, data, unix, memory, host, (beside, outlives, registration))| {
+            NodeInfo { segment, name, tcp, data, unix, memory, host, beside, outlives, registration }
         })
         .boxed()
 }
@@ -453,7 +445,7 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
     let node = (node_info(), flag(), usage(), number(), vec(holder(), 0..3));
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
-    let numbers = (number(), number(), number(), number(), number());
+    let numbers = (number(), number(), number(), number(), number(), number());
     let more = (copy_stat(), evictions(), vec(named_stream(), 0..3));
     (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), more).prop_map(
         |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams))| Stat {
@@ -469,6 +461,7 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
             copies,
             unreported,
             streams,
+            undecided: numbers.5,
         },
     )
 }

@@ -19,8 +19,8 @@ use crate::supervise::Supervisor;
 pub trait ClientState: Send + Sync + 'static {
     /// The code of the client's health: 0 if it is healthy.
     fn health(&self) -> Answer<'_, i64>;
-    /// The bytes that were read and written.
-    fn moved(&self) -> Answer<'_, (u64, u64)>;
+    /// What it has counted.
+    fn counts(&self) -> Answer<'_, ClientCounts>;
     /// Bytes that the devices of this process have moved.
     fn devices(&self) -> Vec<DeviceBytes>;
 }
@@ -36,6 +36,17 @@ pub struct DeviceBytes {
     pub loaded: u64,
     /// Those of both that went through pinned memory, because the store's memory was not registered.
     pub ringed: u64,
+}
+
+/// The counts of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounts {
+    /// Bytes that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written: u64,
+    /// Nodes that could not be reached and are left alone for a while.
+    pub avoided: u64,
 }
 
 /// What a client answers when it is asked.
@@ -99,17 +110,21 @@ async fn health(State(state): Shown) -> Response {
 }
 
 async fn metrics(State(state): Shown) -> Response {
-    let (read, written) = state.moved().await;
-    let rows = [
-        ("mooncake_transfer_read_bytes", "Bytes that this client has read.", read),
-        ("mooncake_transfer_write_bytes", "Bytes that this client has written.", written),
-    ];
-    let page: String = rows
-        .iter()
-        .map(|(name, about, value)| format!("# HELP {name} {about}\n# TYPE {name} counter\n{name} {value}\n"))
-        .collect();
-    let page = page + &device_rows(&state.devices());
+    let page = page(state.counts().await) + &device_rows(&state.devices());
     (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
+}
+
+fn page(ClientCounts { read, written, avoided }: ClientCounts) -> String {
+    let about_avoided = "Nodes that could not be reached and are not tried for a while.";
+    let rows = [
+        ("mooncake_transfer_read_bytes", "counter", "Bytes that this client has read.", read),
+        ("mooncake_transfer_write_bytes", "counter", "Bytes that this client has written.", written),
+        ("tiffin_client_avoided_nodes", "gauge", about_avoided, avoided),
+    ];
+    let row = |(name, kind, about, value): (_, _, _, u64)| {
+        format!("# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}\n")
+    };
+    rows.into_iter().map(row).collect()
 }
 
 /// The counters of devices; nothing if none was used.
@@ -133,13 +148,22 @@ fn device_rows(devices: &[DeviceBytes]) -> String {
 }
 
 async fn summary(State(state): Shown) -> Response {
-    let (read, written) = state.moved().await;
+    let ClientCounts { read, written, .. } = state.counts().await;
     text(StatusCode::OK, format!("Client Metrics Summary: read {read} bytes, written {written} bytes\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_shows_every_count() {
+        let shown = page(ClientCounts { read: 1, written: 2, avoided: 3 });
+        let values: Vec<_> = shown.lines().filter(|it| !it.starts_with('#')).collect();
+        let expected = ["mooncake_transfer_read_bytes 1", "mooncake_transfer_write_bytes 2"];
+        assert_eq!(values, [&expected[..], &["tiffin_client_avoided_nodes 3"]].concat());
+        assert!(shown.contains("# TYPE tiffin_client_avoided_nodes gauge\n"), "{shown}");
+    }
 
     #[test]
     fn devices_are_counted_by_direction() {

@@ -221,7 +221,7 @@ async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response
             // The lock is released between pages, so that a large store keeps serving.
             let list =
                 List { pattern: Pattern::All, pinned_by: None, cursor, limit: PAGE_KEYS, report_wait_ms: 0 };
-            let listed = match shared.list(&namespace, &list) {
+            let listed = match shared.list(&namespace, &list).await {
                 Reply::Listed(listed) => listed,
                 Reply::Refused(refusal) => return refused(&refusal),
                 _ => return problem(INTERNAL, "cannot list the keys"),
@@ -270,7 +270,7 @@ fn escaped(bytes: &[u8]) -> Cow<'_, str> {
 async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
     let mut worst = (ABSENT, "OBJECT_NOT_FOUND");
     for namespace in names.namespaces(&shared).iter().filter(|_| !names.key.is_empty()) {
-        let resolved = match resolve(&shared, namespace, &[&names.key]) {
+        let resolved = match resolve(&shared, namespace, &[&names.key]).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -300,7 +300,7 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
         keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
     // The first namespace that has a key answers for it, and the default one is first.
     for namespace in names.namespaces(&shared).iter().rev() {
-        let resolved = match resolve(&shared, namespace, &keys) {
+        let resolved = match resolve(&shared, namespace, &keys).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -336,12 +336,12 @@ async fn kv_events_status(State(shared): Server) -> Response {
 }
 
 /// Resolves keys without side effects: no lease, no count, no promotion.
-fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
+async fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
     let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
     let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| invalid(error.to_string()))?;
     let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
-    match shared.resolve(namespace, &resolve) {
+    match shared.resolve(namespace, &resolve).await {
         Reply::Resolved(resolved) => Ok(resolved),
         Reply::Refused(refusal) => Err(refusal),
         _ => Err(invalid("cannot resolve the keys".to_owned())),

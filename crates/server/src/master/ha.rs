@@ -484,6 +484,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use tiffin_etcd::KeyValue;
+    use tiffin_types::Key;
+    use tiffin_types::message::{List, Pattern, Reason, Reply, Resolve};
 
     use super::*;
     use crate::MasterConfig;
@@ -532,6 +534,25 @@ mod tests {
         shared.follow();
         restart();
         assert_eq!(leads(), (0, false));
+    }
+
+    #[tokio::test]
+    async fn pages_answer_only_with_confirmed_leadership() {
+        let (shared, ha) = standby();
+        *lock(&ha.term) = Some(Term { token: 1, epoch: 9, lease: LeaseId(1) });
+        shared.replace_core(Saved { epoch: 9, ..Saved::default() });
+        let reason = |reply| match reply {
+            Reply::Refused(refusal) => refusal.reason,
+            other => panic!("{other:?}"),
+        };
+        let resolve = Resolve { keys: vec![Key::new(b"k").unwrap()], ..Resolve::default() };
+        let (pattern, pinned_by) = (Pattern::All, None);
+        let list = List { pattern, pinned_by, cursor: 0, limit: 1, report_wait_ms: 0 };
+        let both = async || [shared.resolve("n", &resolve).await, shared.list("n", &list).await].map(reason);
+        assert_eq!(both().await, [Reason::Unavailable; 2], "etcd does not say that it still leads");
+        // Another master has taken over, and this one has not stepped down yet.
+        *lock(&ha.term) = None;
+        assert_eq!(both().await, [Reason::Standby; 2]);
     }
 
     #[tokio::test]

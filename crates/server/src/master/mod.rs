@@ -456,23 +456,35 @@ impl Shared {
     }
 
     /// Resolves keys for a page, as for a client of that namespace.
-    pub(crate) fn resolve(&self, namespace: &str, resolve: &Resolve) -> Reply {
-        if let Some(refusal) = self.standby_refusal() {
-            return Reply::Refused(refusal);
-        }
-        let mut state = self.lock();
-        let now = self.now();
-        state.core.resolve(now, namespace, resolve)
+    pub(crate) async fn resolve(&self, namespace: &str, resolve: &Resolve) -> Reply {
+        self.answer(|core, now| core.resolve(now, namespace, resolve)).await
     }
 
     /// Lists objects for a page, as for a client of that namespace.
-    pub(crate) fn list(&self, namespace: &str, list: &List) -> Reply {
+    pub(crate) async fn list(&self, namespace: &str, list: &List) -> Reply {
+        self.answer(|core, now| core.list(now, namespace, list)).await
+    }
+
+    /// Answers a page. Where there are several masters, this one must still lead after it has decided, as for
+    /// clients: a leader that was stopped or cut off does not know whether another one has taken over.
+    async fn answer(&self, decide: impl FnOnce(&mut Master, Tick) -> Reply) -> Reply {
         if let Some(refusal) = self.standby_refusal() {
             return Reply::Refused(refusal);
         }
-        let mut state = self.lock();
-        let now = self.now();
-        state.core.list(now, namespace, list)
+        let (epoch, reply) = {
+            let mut state = self.lock();
+            let now = self.now();
+            (self.epoch(), decide(&mut state.core, now))
+        };
+        let Some(ha) = self.ha() else { return reply };
+        let refused = |reason, message| Reply::Refused(Refusal { reason, message });
+        match ha.confirm(epoch).await {
+            Ok(true) => reply,
+            Ok(false) => refused(Reason::Standby, "another master may have taken over: ask again".to_owned()),
+            Err(error) => {
+                refused(Reason::Unavailable, format!("cannot confirm that this master leads: {error}"))
+            }
+        }
     }
 
     fn lock(&self) -> Locked<'_, State> {

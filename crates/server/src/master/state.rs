@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, statvfs};
 use tiffin_core::master::Saved;
 use tiffin_proto::{STATE_BYTES_MAX, decode_state, encode_state};
+use tiffin_types::units::Size;
 use tokio::time::Instant;
 
 use super::ha::Ha;
@@ -24,6 +25,8 @@ use crate::StartError;
 const FILE: &str = "state";
 /// The file of earlier releases, which contains only the epoch, as text.
 const OLD_FILE: &str = "epoch";
+/// The size in which file systems allocate.
+const BLOCK_BYTES: u64 = 4096;
 /// Locked while a master runs.
 const LOCK: &str = "lock";
 /// How long to wait for the lock of a master that is stopping.
@@ -35,6 +38,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 const FIRST_MINUTE: Duration = Duration::from_secs(1_735_689_600);
 
 const HINT_WRITABLE: &str = "choose a folder that this user may write to, with `--state-dir`";
+const HINT_FULL: &str = "free that much on its file system, or enlarge it";
 const HINT_DAMAGED: &str = "restore the file from a backup, or move it away: then the master starts without \
                             quotas and policies, and does not wait for nodes that have not reported";
 const HINT_LOCKED: &str = "another master runs with this folder; stop it, or choose another folder with \
@@ -51,10 +55,23 @@ pub(super) enum Store {
 
 impl Store {
     /// For people.
-    pub(super) fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> String {
         match self {
-            Self::Folder(_) => "the state folder",
-            Self::Etcd(_) => "the state in etcd",
+            Self::Folder(folder) => format!("the state folder `{}`", folder.folder.display()),
+            Self::Etcd(_) => "the state in etcd".to_owned(),
+        }
+    }
+
+    /// What to do if it cannot be written.
+    pub(super) fn hint(&self) -> &'static str {
+        match self {
+            Self::Folder(_) => {
+                "free space on its file system, or make it writable. Nothing that was answered is lost: new \
+                 nodes, policies, and deletes of objects on absent nodes wait until it is written"
+            }
+            Self::Etcd(_) => {
+                "check that a majority of etcd's members runs and has space; answers wait for it"
+            }
         }
     }
 
@@ -127,13 +144,30 @@ impl StateFolder {
         }
         let bytes = encode_state(saved).map_err(io::Error::other)?;
         let beside = self.folder.join(format!("{FILE}.new"));
-        let mut file = File::create(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, self.folder.join(FILE))?;
-        File::open(&self.folder)?.sync_all()?;
+        let replaced = write_synced(&beside, &bytes).and_then(|()| {
+            std::fs::rename(&beside, self.folder.join(FILE))?;
+            File::open(&self.folder)?.sync_all()
+        });
+        replaced.map_err(|error| {
+            // A part of the file would take the space that the next attempt needs.
+            let _kept = std::fs::remove_file(&beside);
+            self.described(error, bytes.len() as u64)
+        })?;
         *written = saved.epoch;
         Ok(true)
+    }
+
+    /// The error of a write, with what is missing if there was no space.
+    fn described(&self, error: io::Error, needed: u64) -> io::Error {
+        if !is_full(&error) {
+            return error;
+        }
+        let free = statvfs(&self.folder).map_or(0, |it| it.f_bavail.saturating_mul(it.f_frsize));
+        // A new file has a block of its own, and the folder may need another one.
+        let wanted = needed.saturating_add(2 * BLOCK_BYTES);
+        let missing = wanted.saturating_sub(free).max(BLOCK_BYTES);
+        let what = format!("{error}: it needs {}, and {} more than is free", Size(wanted), Size(missing));
+        io::Error::new(error.kind(), what)
     }
 
     /// The same, with an error of the start.
@@ -141,12 +175,23 @@ impl StateFolder {
         let written = self.write(saved).map_err(|source| StartError::State {
             path: self.folder.clone(),
             what: "writing the state",
+            hint: if is_full(&source) { HINT_FULL } else { HINT_WRITABLE },
             source,
-            hint: HINT_WRITABLE,
         })?;
         assert!(written, "epoch {} is not greater than the last one", saved.epoch);
         Ok(())
     }
+}
+
+/// Whether there is no space, or the quota of the user is used up.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// The epoch after the last known one. The clock matters only if none is known.
@@ -222,6 +267,27 @@ mod tests {
         assert_eq!(second, saved(7));
         assert!(next_epoch(0) > 900_000 && next_epoch(0) < 1 << 23);
         assert_eq!(next_epoch(1 << 40), (1 << 40) + 1);
+    }
+
+    #[tokio::test]
+    async fn full_disk_is_named_and_the_next_write_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let (state, _) = StateFolder::open(folder.path()).await.unwrap();
+        assert!(state.write(&saved(3)).unwrap());
+        // Writes to this file find no space.
+        let fill = || std::os::unix::fs::symlink("/dev/full", folder.path().join("state.new")).unwrap();
+        fill();
+        let error = state.write(&saved(4)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("it needs 8.") && error.to_string().contains("more than is free"));
+        assert!(state.is_failing() && read(folder.path()).unwrap() == saved(3), "the old state is intact");
+        assert!(!folder.path().join("state.new").exists(), "the part is removed");
+        fill();
+        let message = state.write_first(&saved(4)).unwrap_err().to_string();
+        assert!(message.contains(&folder.path().display().to_string()), "{message}");
+        assert!(message.contains("hint: free that much on its file system"), "{message}");
+        assert!(state.write(&saved(4)).unwrap() && !state.is_failing());
+        assert_eq!(read(folder.path()).unwrap(), saved(4));
     }
 
     #[tokio::test]

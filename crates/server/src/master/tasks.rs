@@ -76,12 +76,21 @@ async fn run_saves(shared: Arc<Shared>) {
 /// saved, or the master is stopping.
 pub(super) async fn save(store: &Store, saved: Box<Saved>) -> bool {
     let saved = Arc::new(*saved);
+    let mut last = None;
     loop {
         match store.write(&saved).await {
-            Some(Ok(written)) => return written,
+            Some(Ok(written)) => {
+                if last.is_some() {
+                    tracing::info!("{} is written again", store.name());
+                }
+                return written;
+            }
             Some(Err(error)) => {
-                let hint = "free space on its disk, or make it writable; nodes and policies wait for it";
-                tracing::error!(error, hint, "cannot write {}; retrying", store.name());
+                // Once for each reason: it is tried every second.
+                if last.as_ref() != Some(&error) {
+                    tracing::error!(error, hint = store.hint(), "cannot write {}; retrying", store.name());
+                }
+                last = Some(error);
             }
             None => return false,
         }

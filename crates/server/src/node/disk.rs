@@ -116,6 +116,7 @@ impl DiskMember {
             memory: node.info.memory.clone(),
             beside: Some(node.info.segment),
             outlives: false,
+            registration: 0,
         };
         tracing::info!(
             path = %config.path.display(), records = found.records.len(), engine = log.engine(),

@@ -2,12 +2,14 @@
 //! of its own.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tiffin_node::Event;
 use tiffin_types::message::{DrainJob, DrainReport, NodeInfo, Record};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::Shared;
+use super::{LinkStatus, NodeServer, Shared};
 
 /// One page of the objects that a node holds.
 #[derive(Debug)]
@@ -65,5 +67,22 @@ impl DrainDuty {
 
     fn alive(&self) -> Option<Arc<Shared>> {
         self.shared.upgrade().filter(|it| !it.state.has_failed())
+    }
+}
+
+/// The time limit for reading the ledger.
+const LEDGER_TIME_MAX: Duration = Duration::from_secs(1);
+
+impl NodeServer {
+    /// All objects of which it has a copy, also those that the master has just published: without a link to
+    /// the master, those that the node knows.
+    pub fn read_inventory(&self, deadline: Instant) -> impl Future<Output = Vec<Record>> + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        async move {
+            if *shared.status.borrow() == LinkStatus::Member {
+                shared.ledger_reads.next(deadline.min(Instant::now() + LEDGER_TIME_MAX)).await;
+            }
+            shared.state.lock_anyway().core.inventory()
+        }
     }
 }

@@ -15,7 +15,7 @@ use tiffin_types::{ClientId, ClusterId, Extent, Generation, RequestId, SlotId, S
 use tokio::sync::{mpsc, watch};
 
 use super::disk::DiskMember;
-use super::link::{self, LinkEvent};
+use super::link::{self, LedgerReads, LinkEvent};
 use super::{Shared, State, pool};
 use crate::supervise::faults::{Point, strike};
 
@@ -218,6 +218,10 @@ impl link::Linked for Shared {
         true
     }
 
+    fn ledger_reads(&self) -> Option<&LedgerReads> {
+        Some(&self.ledger_reads)
+    }
+
     fn make_journal(&self) -> Option<(String, u64)> {
         pool::make_journal(&self.memory)
     }
@@ -233,7 +237,10 @@ impl link::Linked for Shared {
             return;
         }
         self.handle(match said {
-            LinkEvent::Linked => Event::Linked(self.info.clone()),
+            LinkEvent::Linked => {
+                let outlives = self.info.outlives && !self.is_pool_gone.load(Ordering::Acquire);
+                Event::Linked(NodeInfo { outlives, ..self.info.clone() })
+            }
             LinkEvent::Unlinked => Event::Unlinked,
             LinkEvent::Request(id, request) => Event::MasterRequest(id, request),
             LinkEvent::LedgerRead(words) => Event::LedgerRead(words),

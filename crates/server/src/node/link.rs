@@ -13,6 +13,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_proto::Incoming;
@@ -23,8 +24,8 @@ use tiffin_types::RequestId;
 use tiffin_types::message::{
     Hello, MasterToMember, NodeInfo, Reason, Refusal, Reply, Request, Role, Settle, Welcome, wrong_direction,
 };
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout_at};
 
 use super::HELLO_TIME_MAX;
 use crate::host;
@@ -100,6 +101,29 @@ pub(super) enum LinkEvent {
     Beat,
 }
 
+/// Requests to read the ledger now, and the last one that was fulfilled.
+#[derive(Debug, Default)]
+pub(super) struct LedgerReads {
+    wanted: AtomicU64,
+    is_wanted: Notify,
+    done: watch::Sender<u64>,
+}
+
+impl LedgerReads {
+    /// Waits until everything is applied that was in the ledger when this was called.
+    pub(super) async fn next(&self, deadline: Instant) {
+        let mut done = self.done.subscribe();
+        let number = self.wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        self.is_wanted.notify_one();
+        let _late = timeout_at(deadline, done.wait_for(|it| *it >= number)).await;
+    }
+
+    async fn wanted(&self) -> u64 {
+        self.is_wanted.notified().await;
+        self.wanted.load(Ordering::SeqCst)
+    }
+}
+
 /// A member that is linked to a master.
 pub(super) trait Linked: Send + Sync {
     /// The address of the master.
@@ -125,6 +149,10 @@ pub(super) trait Linked: Send + Sync {
     /// Whether the member has a ledger.
     fn has_ledger(&self) -> bool {
         false
+    }
+    /// Requests to read the ledger now.
+    fn ledger_reads(&self) -> Option<&LedgerReads> {
+        None
     }
     /// Makes an empty journal of the ledger, if the member's memory outlives its process. Returns its path
     /// and its id.
@@ -240,6 +268,20 @@ impl Ledger {
     }
 }
 
+impl Ledger {
+    /// Applies all messages for a request to read them.
+    fn read_for(
+        &mut self,
+        (reads, number): (&LedgerReads, u64),
+        shared: &impl Linked,
+        outbox: &Outbox,
+    ) -> Result<(), String> {
+        self.look(shared, outbox)?;
+        reads.done.send_replace(number);
+        Ok(())
+    }
+}
+
 /// Applies all received messages in turns; the ledger entries of one turn are applied together and answered
 /// once. Returns the number of messages, and whether the connection has ended.
 fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
@@ -290,8 +332,7 @@ async fn converse(
     loop {
         // Reservations of empty objects are not visible here. They are polled for a while after an
         // allocation, and later with a message of the master or the next heartbeat.
-        let is_reserved = pause < LOOK_PAUSE_MAX || shared.has_reservations();
-        let may_have_entries = ledger.0.is_some() && is_reserved;
+        let may_have_entries = ledger.0.is_some() && (pause < LOOK_PAUSE_MAX || shared.has_reservations());
         tokio::select! {
             message = inbox.next() => {
                 heard.again();
@@ -326,6 +367,7 @@ async fn converse(
                 pause = again.unwrap_or(LOOK_PAUSE_MAX.min(pause * 2));
                 looked = Instant::now();
             }
+            it = wanted_read(shared) => if let Err(why) = ledger.read_for(it, shared, outbox) { return why },
             _ = beats.tick() => {
                 // The heartbeat reports usage, so that ledger entries are applied first.
                 match ledger.look(shared, outbox) {
@@ -340,6 +382,14 @@ async fn converse(
                 return format!("the master sent nothing for {}", humantime::format_duration(silence_max));
             }
         }
+    }
+}
+
+/// Waits for a request to read the ledger.
+async fn wanted_read(shared: &impl Linked) -> (&LedgerReads, u64) {
+    match shared.ledger_reads() {
+        Some(reads) => (reads, reads.wanted().await),
+        None => std::future::pending().await,
     }
 }
 

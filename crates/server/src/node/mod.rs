@@ -49,6 +49,7 @@ use tokio::time::{Instant, timeout_at};
 
 use disk::DiskMember;
 pub use duty::{DrainDuty, HeldPage};
+use link::LedgerReads;
 pub use link::LinkStatus;
 
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
@@ -121,6 +122,9 @@ pub(crate) struct Shared {
     is_leaving: AtomicBool,
     /// Notified when the node may register: the cluster of its memory or disks is known, if there is one.
     may_register: Notify,
+    ledger_reads: LedgerReads,
+    /// The folder of its memory pool was removed: the memory ends with this process.
+    is_pool_gone: AtomicBool,
     /// Notified after a decision: slots may have become objects.
     decided: Notify,
     /// The disk members of this node, once they are open.
@@ -206,6 +210,8 @@ impl NodeServer {
             status,
             is_leaving: AtomicBool::new(false),
             may_register: Notify::new(),
+            ledger_reads: LedgerReads::default(),
+            is_pool_gone: AtomicBool::new(false),
             decided: Notify::new(),
             disks: OnceLock::new(),
             mapped_by: Mutex::new(mapped_by),
@@ -267,7 +273,7 @@ impl NodeServer {
         self.shared.state.lock_anyway().core.usage()
     }
 
-    /// All objects of which it has a copy.
+    /// All objects of which it has a copy, as far as it knows.
     #[must_use]
     pub fn inventory(&self) -> Vec<Record> {
         self.shared.state.lock_anyway().core.inventory()
@@ -393,7 +399,7 @@ impl NodeServer {
     /// Whether its memory stays when it is stopped, for the next process of the node.
     #[must_use]
     pub fn keeps_memory(&self) -> bool {
-        self.shared.memory.pool().is_some() && self.shared.pool_on_stop == PoolEnd::Keep
+        self.shared.memory.pool().is_some_and(Pool::is_in_place) && self.shared.pool_on_stop == PoolEnd::Keep
     }
 }
 
@@ -688,6 +694,10 @@ fn spawn(
     if !shared.mapped_by().is_empty() {
         let watching = pool::watch(Arc::downgrade(shared));
         handles.push(tasks.spawn(watch.watch("the watch over earlier clients", watching)));
+    }
+    if shared.memory.pool().is_some() {
+        let guarding = pool::guard(Arc::downgrade(shared));
+        handles.push(tasks.spawn(watch.watch("the watch over the memory pool", guarding)));
     }
     let fetching = fetch::run(Arc::clone(shared), fetched);
     handles.push(tasks.spawn(watch.watch("the copies from other nodes", fetching)));

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ use crate::{StartError, host};
 
 /// How often the locks of earlier clients are examined. It decides nothing: only the lock does.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often the folder of the pool is examined.
+const GUARD_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of pools of nodes of one name, where none is named.
 const SIBLINGS_MAX: usize = 8;
@@ -190,7 +194,41 @@ pub(super) async fn watch(shared: Weak<Shared>) {
     std::future::pending().await
 }
 
+/// Says so if the folder of the pool is removed while the node runs. Its objects are served as before, but
+/// end with this process: the master learns that too.
+pub(super) async fn guard(shared: Weak<Shared>) {
+    loop {
+        tokio::time::sleep(GUARD_PAUSE).await;
+        let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) else { return };
+        if shared.is_leaving.load(Ordering::Acquire) {
+            break;
+        }
+        if shared.memory.pool().is_none_or(Pool::is_in_place) {
+            continue;
+        }
+        shared.lose_pool();
+        break;
+    }
+    // The supervisor takes the end of a task for a failure.
+    std::future::pending().await
+}
+
 impl Shared {
+    fn lose_pool(&self) {
+        let path = self.memory.pool().map(|it| it.folder().display().to_string()).unwrap_or_default();
+        let hint = "nothing is lost while it runs; move its objects away with a drain job, then start it \
+                    again: it makes a new pool";
+        tracing::error!(
+            path,
+            hint,
+            "the memory pool was removed: the objects in memory end with this process"
+        );
+        self.is_pool_gone.store(true, Ordering::Release);
+        // It registers again, as a node whose memory ends with its process.
+        let master = self.lock().master.clone();
+        master.into_iter().for_each(|it| it.close());
+    }
+
     /// Whether there are any left.
     fn examine_earlier_clients(&self) -> bool {
         // A client that attaches to this process waits for this, and is not taken for gone.

@@ -167,11 +167,11 @@ impl World {
             Need::AskMaster { id, request } => {
                 self.call(client, Target::Master, request, Purpose::Session(session, id));
             }
-            Need::AskNode { id, segment, request } => {
+            Need::AskNode { id, segment, request, .. } => {
                 let request = self.with_bytes(client, session, segment, request);
                 self.call(client, Target::Node(segment), request, Purpose::Session(session, id));
             }
-            Need::Write { id, item, reservation } => {
+            Need::Write { id, item, reservation, .. } => {
                 let value = self.sessions_value(client, session, item);
                 let (segment, slot_ref) = (reservation.location.segment, reservation.location.slot_ref());
                 self.oracle.will_write(segment, slot_ref, value);
@@ -185,7 +185,7 @@ impl World {
                     self.start(order);
                 }
             }
-            Need::Read { id, item, location, len, cached_epoch } => {
+            Need::Read { id, item, location, len, cached_epoch, .. } => {
                 let buffer = match self.clients.get(client).and_then(|it| it.sessions.get(&session)) {
                     Some(Session { kind: Kind::Get { buffers, .. }, .. }) => {
                         buffers.get(item).copied().unwrap_or(0)

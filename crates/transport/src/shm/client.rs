@@ -15,6 +15,7 @@ use tokio::time::timeout_at;
 use super::wire::{ANSWER_BYTES, Answer, Request};
 use crate::claim::Claims;
 use crate::control::ControlReader;
+use crate::forks::PrivateFile;
 use crate::map::{Access, Map};
 use crate::mapped::Writable;
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
@@ -67,11 +68,11 @@ pub enum AttachError {
 #[derive(Debug)]
 pub struct Attachment {
     name: String,
-    socket: StdUnixStream,
+    socket: PrivateFile<StdUnixStream>,
     reader: ControlReader,
     data: Arc<Map>,
-    data_file: OwnedFd,
-    claims_file: OwnedFd,
+    data_file: PrivateFile,
+    claims_file: PrivateFile,
     /// Writable mappings of the data and the claim words, made at the first write.
     writable: OnceLock<(Arc<Map>, Claims)>,
     mapping: Mutex<()>,
@@ -135,7 +136,7 @@ impl Attachment {
         if let Some((data, claims)) = self.writable.get() {
             return Ok(Writable { data, claims });
         }
-        let map = |file: &OwnedFd, bytes| {
+        let map = |file: &PrivateFile, bytes| {
             let mapped = Map::new(file.as_fd(), bytes, Access::ReadWrite);
             let mapped = mapped.and_then(|it| it.for_devices(file.as_fd())).map(Arc::new);
             mapped.map_err(|error| TransferError::Lost {
@@ -179,8 +180,9 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
     }
     let claims_bytes = reader.geometry().claims_bytes();
     check_file(&claims_file, claims_bytes, DATA_SEALS, "claim").map_err(|what| unusable(&what))?;
+    let (data_file, claims_file) = (PrivateFile::new(data_file), PrivateFile::new(claims_file));
     populate::existing(&data, &data_file);
-    let socket = stream.into_std().map_err(unreachable)?;
+    let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?);
     let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
     Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
 }

@@ -47,6 +47,9 @@ pub struct NodeInfo {
     pub beside: Option<SegmentId>,
     /// It is memory that outlives its process: a process that is started again adopts it.
     pub outlives: bool,
+    /// Set by the master: grows with each registration of the member, also from one epoch to the next. Zero
+    /// from masters of earlier releases.
+    pub registration: u64,
 }
 
 /// See [`MemberToMaster::Register`].

@@ -29,6 +29,8 @@ pub struct Stat {
     pub unreported: Vec<String>,
     /// The first streams, by namespace and name: at most [`STREAMS_LISTED_MAX`].
     pub streams: Vec<NamedStream>,
+    /// Commits that wait for members which have not reported: their memory stays reserved.
+    pub undecided: u64,
 }
 
 /// The most streams that a [`Stat`] lists.
