@@ -190,8 +190,9 @@ impl Search<'_> {
         if matches!(candidate, Candidate::Open(_)) && self.open.len() > OPEN_EXACT_MAX {
             return false;
         }
-        // A call that changes nothing can come before the open one.
-        point.register.apply(call, self.loss).is_some_and(|with| with != without && with != point.register)
+        // A call that changes nothing, with the open one or without it, can come before it.
+        let with = point.register.apply(call, self.loss);
+        with.is_some_and(|with| with != without && (with != point.register || without != *before))
     }
 
     /// The point after a call; `None` if the call cannot be next.

@@ -503,6 +503,10 @@ impl Node {
         if self.slots.state(item.slot_ref) == Some(SlotState::Committed) {
             return None;
         }
+        // So has one that is repeated while the master decides.
+        if self.is_being_decided(client, namespace, item) {
+            return None;
+        }
         let identity = Identity {
             namespace: namespace.to_owned(),
             key: item.key.clone(),

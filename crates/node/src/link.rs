@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use tiffin_types::{
-    ClusterId, ConnId, RequestId, SlotRef,
+    ClientId, ClusterId, ConnId, RequestId, SlotRef,
     message::{
-        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Register,
-        Registered, Released, Replacement, Reply,
+        Announce, CommitItem, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo,
+        Register, Registered, Released, Replacement, Reply,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -33,6 +33,8 @@ struct Waiting {
     wait_ms: u64,
     /// The master was asked, on the current connection.
     is_asked: bool,
+    /// It repeats a commit that waits, and waits for that one.
+    is_repeat: bool,
 }
 
 #[derive(Debug, Default)]
@@ -120,7 +122,10 @@ impl Node {
     ) {
         // Before it has registered, the master would not know this node. The items are asked then.
         let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
-        self.present(Waiting { request, outcomes, asked, wait_ms, is_asked: false }, may_speak);
+        self.present(
+            Waiting { request, outcomes, asked, wait_ms, is_asked: false, is_repeat: false },
+            may_speak,
+        );
     }
 
     pub(super) fn linked(&mut self, info: NodeInfo) {
@@ -266,7 +271,11 @@ impl Node {
         // A published object is already committed here. Until the master knows all objects of this node, it
         // would take the item for a new put.
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
-        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        // A repeated commit waits for the decision of the first: asked twice, the master could take the item
+        // for a new put after this node has given it up.
+        waiting.is_repeat = waiting.asked.iter().any(|it| self.is_asked_about(it));
+        let may_ask = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        waiting.is_asked = may_ask && !waiting.is_repeat;
         let id = self.link.next_id();
         if waiting.is_asked {
             let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
@@ -304,6 +313,25 @@ impl Node {
             *gap = Some(decided.next().unwrap_or(CommitOutcome::Stale));
         }
         self.answer(waiting);
+        let repeats = self.link.waiting.extract_if(.., |_, it| it.is_repeat);
+        for (_, waiting) in repeats.collect::<Vec<_>>() {
+            self.present(waiting, true);
+        }
+    }
+
+    /// Whether an object is prepared, and another commit of it waits for the master.
+    fn is_asked_about(&self, item: &DecideItem) -> bool {
+        let slot_ref = item.item.slot_ref;
+        let mut asked = self.link.waiting.values().flat_map(|it| &it.asked);
+        self.slots.state(slot_ref) == Some(SlotState::Prepared)
+            && asked.any(|it| it.item.slot_ref == slot_ref)
+    }
+
+    /// Whether the same commit of this client waits for the master.
+    pub(super) fn is_being_decided(&self, client: ClientId, namespace: &str, item: &CommitItem) -> bool {
+        let is_it = |it: &DecideItem| it.client == client && it.namespace == namespace && it.item == *item;
+        let mut asked = self.link.waiting.values().flat_map(|it| &it.asked);
+        self.slots.state(item.slot_ref) == Some(SlotState::Prepared) && asked.any(is_it)
     }
 
     fn answer(&mut self, waiting: Waiting) {

@@ -253,6 +253,33 @@ fn repeated_commit_has_the_same_outcome() {
 }
 
 #[test]
+fn commit_repeated_while_the_master_decides_has_its_outcome() {
+    let asked = |bench: &Bench| {
+        bench.effects.iter().find_map(|it| match it {
+            Effect::AskMaster(id, MemberToMaster::Decide(_)) => Some(*id),
+            _ => None,
+        })
+    };
+    for (outcome, repeated) in [
+        // It is asked about again, like any object that is committed.
+        (CommitOutcome::Stored(GENERATION), None),
+        (CommitOutcome::Exists(GENERATION), Some(Reply::Committed(vec![CommitOutcome::Stale]))),
+    ] {
+        let mut bench = Bench::new();
+        let location = bench.reserve(100).unwrap().location;
+        assert_eq!(bench.commit(location, 100), None);
+        let (first, decide) = (RequestId(bench.next_id), asked(&bench).unwrap());
+        assert_eq!(bench.commit(location, 100), None, "the first one may still be stored");
+        let second = RequestId(bench.next_id);
+        assert_eq!(asked(&bench), None, "the master must not decide twice");
+        bench.handle(Event::MasterReply(decide, Reply::Decided(vec![outcome.clone()])));
+        assert_eq!(bench.reply_to(first), Some(Reply::Committed(vec![outcome])));
+        assert_eq!(bench.reply_to(second), repeated);
+        assert_eq!(asked(&bench).is_some(), repeated.is_none());
+    }
+}
+
+#[test]
 fn rejected_commit_frees_its_memory() {
     let mut bench = Bench::new();
     let location = bench.reserve(100).unwrap().location;

@@ -80,6 +80,8 @@ pub enum WriteResult {
 struct Item {
     request: PutRequest,
     tries: u32,
+    /// A commit of it had no reply.
+    may_be_stored: bool,
     /// Copies that are being written.
     writing: BTreeMap<NeedId, Reservation>,
     /// Copies that are written, the home first.
@@ -135,6 +137,7 @@ impl Put {
         let item = |request| Item {
             request,
             tries: 0,
+            may_be_stored: false,
             writing: BTreeMap::new(),
             written: Vec::new(),
             is_last_resort: false,
@@ -270,8 +273,14 @@ impl Put {
                 items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
             }
             (Some(Pending::Commit(home, items)), Err(CallFailure::Unwritten)) => {
-                self.avoid.insert(home);
-                items.into_iter().for_each(|index| self.unwritten(index));
+                // An earlier attempt without a reply may have been stored: only the same commit may follow.
+                let is_unknown = |it: &usize| self.items.get(*it).is_some_and(|it| it.may_be_stored);
+                let (unknown, new): (Vec<_>, Vec<_>) = items.into_iter().partition(is_unknown);
+                if !new.is_empty() {
+                    self.avoid.insert(home);
+                }
+                new.into_iter().for_each(|index| self.unwritten(index));
+                self.commit_failed(home, unknown, &failure(id, Err(CallFailure::Unwritten)));
             }
             (Some(Pending::Commit(home, items)), failed) => {
                 self.commit_failed(home, items, &failure(id, failed));
@@ -373,6 +382,7 @@ impl Put {
         for index in items {
             let Some(item) = self.items.get_mut(index) else { continue };
             item.tries += 1;
+            item.may_be_stored = true;
             if item.tries < TRIES_MAX && matches!(outcome, PutOutcome::Unreachable(_)) {
                 self.to_commit.entry(home).or_default().push(index);
             } else {

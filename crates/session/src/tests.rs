@@ -241,6 +241,23 @@ fn put_uses_another_node_after_an_unsent_commit() {
     assert!(matches!(request, ClientToMaster::Reserve(it) if it.avoid == [SegmentId(1)]));
 }
 
+/// The first commit may have been stored, so another reservation could store the object twice.
+#[test]
+fn unsent_repetition_of_a_commit_is_repeated() {
+    let mut put = put_of(1);
+    let id = asked(put.poll());
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Written);
+    let (id, _, first) = to_node(put.poll());
+    put.replied(id, lost());
+    let (id, _, second) = to_node(put.poll());
+    assert_eq!(second, first);
+    put.replied(id, Err(CallFailure::Unwritten));
+    let (_, segment, third) = to_node(put.poll());
+    assert_eq!((segment, third), (SegmentId(1), first));
+}
+
 #[test]
 fn failed_copy_is_released_and_others_are_committed() {
     let mut put = put_of(1);
