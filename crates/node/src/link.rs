@@ -29,7 +29,7 @@ struct Waiting {
     /// Known outcomes; `None` for each item that was asked.
     outcomes: Vec<Option<CommitOutcome>>,
     asked: Vec<DecideItem>,
-    /// How long the master may wait for the client.
+    /// See [`Commit::wait_ms`](tiffin_types::message::Commit::wait_ms).
     wait_ms: u64,
     /// The master was asked, on the current connection.
     is_asked: bool,

@@ -27,7 +27,6 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
     "crates/proto/tests/smoke.rs",
-    // Asks the kernel what a peer has not read.
     // Registers sockets that it owns with the runtime.
     "crates/rpc/src/watch.rs",
     // Passes memory to the kernel and to threads, and keeps it alive until they are done.

@@ -45,6 +45,14 @@ pub struct PutOptions {
     pub replaces: Option<Generation>,
 }
 
+impl PutOptions {
+    /// Whether the object will have no [`Attributes`](crate::attributes::Attributes).
+    #[must_use]
+    pub fn has_no_attributes(&self) -> bool {
+        !self.hard_pin && self.sample.is_none() && self.replicas <= 1
+    }
+}
+
 /// See [`ClientToMaster::Pin`](super::ClientToMaster::Pin).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pin {
