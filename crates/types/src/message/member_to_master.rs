@@ -1,6 +1,6 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
-use super::{CommitItem, DrainReport, Dropped, Usage};
+use super::{CommitItem, CommitOutcome, DrainReport, Dropped, Refusal, Reply, Usage};
 use crate::{ClientId, ClusterId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
@@ -24,6 +24,59 @@ pub enum MemberToMaster {
     Dropped(Dropped),
     /// A node reports how far it is with a drain job.
     Drained(Box<DrainReport>),
+}
+
+/// A reply that the master may send to a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberReply {
+    /// To `Register`.
+    Registered(Registered),
+    /// To `Announce`.
+    Announced(Announced),
+    /// To `Decide`, in the order of the items.
+    Decided(Vec<CommitOutcome>),
+    /// To requests without a result.
+    Done,
+    /// To a request that was refused as a whole.
+    Refused(Refusal),
+}
+
+impl MemberReply {
+    /// `None` if no request of a member has such a reply.
+    #[must_use]
+    pub fn new(reply: Reply) -> Option<Self> {
+        Some(match reply {
+            Reply::Registered(registered) => Self::Registered(registered),
+            Reply::Announced(announced) => Self::Announced(announced),
+            Reply::Decided(outcomes) => Self::Decided(outcomes),
+            Reply::Done => Self::Done,
+            Reply::Refused(refusal) => Self::Refused(refusal),
+            Reply::Welcome(_)
+            | Reply::Reserved(_)
+            | Reply::Published(_)
+            | Reply::Resolved(_)
+            | Reply::Present(_)
+            | Reply::Deleted(_)
+            | Reply::DeletedMatching(_)
+            | Reply::Listed(_)
+            | Reply::Stat(_)
+            | Reply::Allocated(_)
+            | Reply::Settled(_)
+            | Reply::Inspected(_)
+            | Reply::Pinned(_)
+            | Reply::Forgotten(_)
+            | Reply::Awaited(_)
+            | Reply::Why(_)
+            | Reply::Leased(_)
+            | Reply::Acked(_)
+            | Reply::Stream(_)
+            | Reply::Pulled(_)
+            | Reply::Prefetched(_)
+            | Reply::Moved(_)
+            | Reply::Committed(_)
+            | Reply::ViewsBegun(_) => return None,
+        })
+    }
 }
 
 /// How to reach a member.
