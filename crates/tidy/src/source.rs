@@ -46,6 +46,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/copy.rs",
     // Gives mapped and device memory to the CUDA driver, and waits until it is done.
     "crates/transport/src/device.rs",
+    "crates/transport/src/device_rates.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",

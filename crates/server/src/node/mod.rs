@@ -14,6 +14,7 @@ mod fetch;
 mod link;
 mod local_disks;
 mod pool;
+mod records;
 mod slot_memory;
 mod staging;
 mod store;
@@ -637,7 +638,7 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 fn withhold_again(shared: &Weak<Shared>) {
     if let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) {
         let state = shared.state.lock_anyway();
-        state.core.withheld().for_each(|it| shared.memory.return_pages(effects::extent(it)));
+        state.core.withheld().for_each(|it| shared.memory.return_pages(records::extent(it)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
-use super::{CommitItem, CommitOutcome, DrainReport, Dropped, Refusal, Reply, Usage};
-use crate::{ClientId, ClusterId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
+use super::{CommitItem, CommitOutcome, DrainReport, Dropped, NodeInfo, Refusal, Reply, Usage};
+use crate::{ClientId, ClusterId, Generation, Key, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
 /// connection.
@@ -77,29 +77,6 @@ impl MemberReply {
             | Reply::ViewsBegun(_) => return None,
         })
     }
-}
-
-/// How to reach a member.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInfo {
-    /// Its segment, or the number that names the disk.
-    pub segment: SegmentId,
-    /// Its name, for people and for `preferred`.
-    pub name: String,
-    /// `host:port` of its control socket for other hosts; empty if there is none.
-    pub tcp: String,
-    /// `host:port` of its data socket for other hosts; empty if there is none.
-    pub data: String,
-    /// The abstract Unix socket for control connections of its own host; empty if there is none.
-    pub unix: String,
-    /// The abstract Unix socket through which clients of its host map its memory.
-    pub memory: String,
-    /// Its host.
-    pub host: String,
-    /// If it is a disk: the memory of its node.
-    pub beside: Option<SegmentId>,
-    /// It is memory that outlives its process: a process that is started again adopts it.
-    pub outlives: bool,
 }
 
 /// See [`MemberToMaster::Register`].
