@@ -10,7 +10,7 @@ use tiffin_client::{Error, Key, Losses};
 use tiffin_embedded::EmbeddedError;
 use tiffin_server::StartError;
 
-use crate::{keys, types};
+use crate::types;
 
 /// The exception for an error.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -45,7 +45,7 @@ pub(crate) fn invalid(py: Python<'_>, what: impl Into<String>) -> PyErr {
 pub(crate) fn exists(py: Python<'_>, key: &Key) -> PyErr {
     let made = || {
         let exception = new(py, "Exists", &format!("`{key}` exists and was not replaced"))?;
-        exception.setattr("key", keys::show(py, key)?)?;
+        exception.setattr("key", types::show(py, key)?)?;
         PyResult::Ok(exception)
     };
     made().map_or_else(|failure| failure, PyErr::from_value)
@@ -71,7 +71,7 @@ pub(crate) fn warn_unconfirmed<'a>(
             names.join(", ")
         ),
     )?;
-    let keys = puts.iter().map(|(key, _)| keys::show(py, key)).collect::<PyResult<Vec<_>>>()?;
+    let keys = puts.iter().map(|(key, _)| types::show(py, key)).collect::<PyResult<Vec<_>>>()?;
     warning.setattr("keys", PyTuple::new(py, keys)?)?;
     warning.setattr("nodes", PyTuple::new(py, nodes)?)?;
     py.import("warnings")?.call_method1("warn", (warning,)).map(drop)
@@ -131,43 +131,43 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
         | Error::Contended { key }
         | Error::NoNode { key }
         | Error::NotASample { key, .. } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
         }
         Error::Superseded { key, generation } | Error::Exists { key, generation } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("generation", (generation.epoch, generation.counter))?;
         }
         Error::Consumed { key, group } | Error::WrongGroup { key, group } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("group", group)?;
         }
         Error::OutOfRange { key, len, .. } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("size", len)?;
         }
         Error::Full { key, len, usage, lacks, .. } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("size", len)?;
             exception.setattr("usage", types::usage(py, usage)?)?;
             exception.setattr("lacks", types::resource(*lacks))?;
         }
         Error::OverQuota { key, quota } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("size", quota.need)?;
             exception.setattr("used", quota.used)?;
             exception.setattr("quota", quota.limit)?;
         }
         Error::Behind { key, backlog } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("refs", backlog.refs)?;
             exception.setattr("used", backlog.bytes)?;
         }
         Error::TooSmall { key, len } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("size", len)?;
         }
         Error::NodeDown { key, nodes } => {
-            exception.setattr("key", keys::show(py, key)?)?;
+            exception.setattr("key", types::show(py, key)?)?;
             exception.setattr("nodes", nodes)?;
         }
         Error::Unconfirmed { nodes } => exception.setattr("nodes", nodes)?,

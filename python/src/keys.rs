@@ -144,14 +144,6 @@ pub(crate) fn key(given: &Bound<'_, PyAny>) -> PyResult<Key> {
     made.map_err(|error| errors::raise(py, &error.into()))
 }
 
-/// A key as Python shows it: text where it is text.
-pub(crate) fn show<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyAny>> {
-    Ok(match std::str::from_utf8(key.as_bytes()) {
-        Ok(text) => PyString::new(py, text).into_any(),
-        Err(_) => PyBytes::new(py, key.as_bytes()).into_any(),
-    })
-}
-
 /// A prefix of keys: like a key, but it may be empty.
 pub(crate) fn prefix(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if is_key(given) && given.len()? == 0 { Ok(Vec::new()) } else { Ok(key(given)?.as_bytes().to_vec()) }

@@ -128,7 +128,8 @@ impl Operation for ReadPolicy {
 
     fn answer(self, py: Python<'_>, outcome: NamespaceStat) -> PyResult<Py<PyAny>> {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let fields = (outcome.quota, outcome.max_hold_ms.map(seconds), demotion_word(outcome.demotion));
+        let fields =
+            (outcome.quota, outcome.max_hold_ms.map(seconds), types::demotion_word(outcome.demotion));
         Ok(types::class(py, &CLASS, "Policy")?.call1(fields)?.unbind())
     }
 }
@@ -213,19 +214,11 @@ fn demotion(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Demotion>> {
     let Some(given) = given else { return Ok(None) };
     let (py, word) = (given.py(), given.extract::<&str>()?);
     let known = [Demotion::OnPressure, Demotion::WriteThrough, Demotion::Never];
-    let found = known.into_iter().find(|it| demotion_word(*it) == word);
+    let found = known.into_iter().find(|it| types::demotion_word(*it) == word);
     found.map(Some).ok_or_else(|| {
         let hint = "give \"on-pressure\", \"write-through\" or \"never\"";
         invalid(py, format!("demotion={word:?} is unknown\n\nhint: {hint}"))
     })
-}
-
-pub(crate) fn demotion_word(demotion: Demotion) -> &'static str {
-    match demotion {
-        Demotion::OnPressure => "on-pressure",
-        Demotion::WriteThrough => "write-through",
-        Demotion::Never => "never",
-    }
 }
 
 /// A number of bytes, or text such as `8GiB`.
@@ -262,7 +255,7 @@ fn why_tuple(py: Python<'_>, key: &Key, why: &Why) -> PyResult<Py<PyAny>> {
         Why::Unknown => "unknown",
     };
     let class = types::class(py, &CLASS, "Why")?;
-    Ok(class.call((keys::show(py, key)?, state), Some(&fields))?.unbind())
+    Ok(class.call((types::show(py, key)?, state), Some(&fields))?.unbind())
 }
 
 fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
@@ -305,7 +298,8 @@ fn tell_gone(fields: &Bound<'_, PyDict>, gone: &Gone) -> PyResult<()> {
     fields.set_item("cause", cause)?;
     fields.set_item("by", &gone.by)?;
     fields.set_item("node", &gone.node)?;
-    fields.set_item("for_key", gone.for_key.as_ref().map(|key| keys::show(fields.py(), key)).transpose()?)?;
+    fields
+        .set_item("for_key", gone.for_key.as_ref().map(|key| types::show(fields.py(), key)).transpose()?)?;
     fields.set_item("reader", &gone.reader)?;
     fields.set_item("disk_bytes_max", (gone.disk_bytes_max > 0).then_some(gone.disk_bytes_max))?;
     fields.set_item("ago", seconds(gone.ago_ms))

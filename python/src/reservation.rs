@@ -10,12 +10,12 @@ use tiffin_client::{
 use tiffin_types::units::Count;
 
 use crate::handle::Operation;
-use crate::keys::{self, Pairs, UNGIVEN};
+use crate::keys::{Pairs, UNGIVEN};
 use crate::memory::Memory;
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{Each, gather};
 use crate::process::Ours;
-use crate::{errors, lifetimes};
+use crate::{errors, lifetimes, types};
 
 /// Reserves space.
 pub(crate) struct ReserveAll {
@@ -121,7 +121,7 @@ methods! {
         /// The key of the object.
         #[getter]
         fn key<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
-            keys::show(py, self.reserved.key())
+            types::show(py, self.reserved.key())
         }
 
         /// The size of the object.

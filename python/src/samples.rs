@@ -101,7 +101,7 @@ impl Operation for PutSamples {
         errors::warn_unconfirmed(py, stored.map(|it| (&it.id, it.unconfirmed.as_slice())))?;
         gather(py, self.is_one, &UNGIVEN, outcome, |it| {
             let fields =
-                (keys::show(py, &it.id)?, (it.generation.epoch, it.generation.counter), it.len, it.replaced);
+                (types::show(py, &it.id)?, (it.generation.epoch, it.generation.counter), it.len, it.replaced);
             Ok(types::class(py, &CLASS, "SampleRef")?.call1(fields)?.unbind())
         })
     }
@@ -447,7 +447,7 @@ methods! {
         /// The sample's name.
         #[getter]
         fn id<'py>(&self, py: Python<'py>) -> PyResult<Any<'py>> {
-            keys::show(py, self.lease.id())
+            types::show(py, self.lease.id())
         }
 
         /// Which put of the name it is.

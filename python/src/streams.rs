@@ -11,7 +11,6 @@ use tiffin_client::{
 
 use crate::errors;
 use crate::handle::Operation;
-use crate::keys;
 use crate::methods::{Any, Caller};
 use crate::samples;
 use crate::types;
@@ -147,7 +146,7 @@ impl Operation for Look {
         }
         let refs = PyList::empty(py);
         for (key, generation, len) in &outcome.samples {
-            let fields = (keys::show(py, key)?, (generation.epoch, generation.counter), *len, false);
+            let fields = (types::show(py, key)?, (generation.epoch, generation.counter), *len, false);
             refs.append(types::class(py, &CLASS, "SampleRef")?.call1(fields)?)?;
         }
         Ok(refs.into_any().unbind())

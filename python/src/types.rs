@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use tiffin_client::measure::Series;
 use tiffin_client::{Counters, Generation, Key, Losses, Measures, Route, gpu};
 use tiffin_types::message::{
-    Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
+    Demotion, Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
 };
-
-use crate::{keys, lifetimes};
 
 pub(crate) fn object_info<'py>(
     py: Python<'py>,
@@ -22,7 +20,7 @@ pub(crate) fn object_info<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let generation = (generation.epoch, generation.counter);
-    class(py, &CLASS, "ObjectInfo")?.call1((keys::show(py, key)?, len, replicas, generation))
+    class(py, &CLASS, "ObjectInfo")?.call1((show(py, key)?, len, replicas, generation))
 }
 
 pub(crate) fn listed<'py>(py: Python<'py>, item: &ListItem) -> PyResult<Bound<'py, PyAny>> {
@@ -113,7 +111,7 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
     samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
     samples.set_item("samples_expired", stat.samples_expired)?;
     samples.set_item("samples_expired_size", stat.sample_bytes_expired)?;
-    samples.set_item("demotion", lifetimes::demotion_word(stat.demotion))?;
+    samples.set_item("demotion", demotion_word(stat.demotion))?;
     let owners = PyDict::new(py);
     for it in &stat.owners {
         owners.set_item(&it.owner, (it.objects, it.bytes))?;
@@ -126,7 +124,7 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
 
 pub(crate) fn losses<'py>(py: Python<'py>, losses: &Losses) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let names = losses.names.iter().map(|(_, key)| keys::show(py, key)).collect::<PyResult<Vec<_>>>()?;
+    let names = losses.names.iter().map(|(_, key)| show(py, key)).collect::<PyResult<Vec<_>>>()?;
     let Losses { objects, bytes, pinned, unconsumed, elsewhere, .. } = losses;
     let fields = (objects, bytes, pinned, unconsumed, PyTuple::new(py, names)?, elsewhere);
     class(py, &CLASS, "Losses")?.call1(fields)
@@ -196,4 +194,21 @@ pub(crate) fn class<'py>(
     name: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
     cell.import(py, "tiffin.types", name).cloned()
+}
+
+/// A key as Python shows it: text where it is text.
+pub(crate) fn show<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match std::str::from_utf8(key.as_bytes()) {
+        Ok(text) => PyString::new(py, text).into_any(),
+        Err(_) => PyBytes::new(py, key.as_bytes()).into_any(),
+    })
+}
+
+/// The setting as Python writes it.
+pub(crate) fn demotion_word(demotion: Demotion) -> &'static str {
+    match demotion {
+        Demotion::OnPressure => "on-pressure",
+        Demotion::WriteThrough => "write-through",
+        Demotion::Never => "never",
+    }
 }

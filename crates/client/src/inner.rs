@@ -1,6 +1,7 @@
 //! State that all handles of one client share: connections, caches, and cleanup work.
 //!
-//! **Invariant:** no lock is held across I/O, except the gates of [`Reservations`] and [`Leases`].
+//! **Invariant:** no lock is held across I/O, except the gates of [`Reservations`], [`Leases`] and
+//! [`Reserved`](crate::reserved::Reserved).
 //!
 //! **Invariant:** a node receives `Goodbye` only when nothing of this client can access its memory: no
 //! operation is in progress, and no view is left.

@@ -143,7 +143,7 @@ pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_transport::checksum::checksum;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device, gpu, probe, this_process};
+pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, this_process};
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{
     Ahead, Attach, Backlog, Cause, CopyStat, CopyWait, DeletedMatching, Demotion, Forgotten, Found, Gone,

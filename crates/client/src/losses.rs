@@ -1,8 +1,8 @@
 //! Determines what is lost when a node leaves for good: the objects whose only copy it holds.
 //!
-//! A node cannot move its objects to another node. A copy that is put elsewhere has another generation:
-//! refs of the old one fail. Its pins and its consumption state would have to move together with the name,
-//! which only the master could do. So the client reports the losses before the node leaves.
+//! A node that stops without a drain job moves nothing. A copy that is put elsewhere has another generation:
+//! refs of the old one fail. So moving is the operator's decision, and the client reports the losses before
+//! the node leaves.
 
 use std::collections::BTreeMap;
 use std::fmt;

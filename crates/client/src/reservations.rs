@@ -29,8 +29,7 @@ pub(crate) struct Reservations {
     /// Nodes that must receive the list before anything else is reserved.
     owed: Mutex<BTreeSet<SegmentId>>,
     /// Held for reading from before a `Reserve` is sent until its reply is in [`Self::known`]; held for
-    /// writing during `Keep`. It is the only lock that is held across I/O, and every wait for it has a
-    /// deadline.
+    /// writing during `Keep`. It is held across I/O; every wait for it has a deadline.
     pub(crate) gate: RwLock<()>,
 }
 

@@ -298,7 +298,23 @@ impl Node {
         let is_answered = match &event {
             Event::MasterRequest(_, request) => !matches!(request, MasterToMember::ClientGone(_)),
             Event::LedgerRead(_) | Event::Recalled(_) => true,
-            _ => false,
+            Event::Opened { .. }
+            | Event::Request { .. }
+            | Event::Goodbye { .. }
+            | Event::Closed(_)
+            | Event::Mapped(_)
+            | Event::Dead(_)
+            | Event::Detached(_)
+            | Event::DataOpened(_)
+            | Event::DataClosed(_)
+            | Event::Linked(_)
+            | Event::MasterReply(..)
+            | Event::Unlinked
+            | Event::Restored(..)
+            | Event::Fetched(..)
+            | Event::Drain
+            | Event::DrainReport(_)
+            | Event::Beat => false,
         };
         match event {
             Event::Opened { conn, client, namespace } => self.opened(conn, client, namespace),

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use tiffin_types::{
     ClientId, ClusterId, ConnId, RequestId, SlotRef,
     message::{
-        Announce, CommitItem, CommitOutcome, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo,
-        Register, Registered, Released, Replacement, Reply,
+        Announce, CommitItem, CommitOutcome, Decide, DecideItem, Heartbeat, MemberReply, MemberToMaster,
+        NodeInfo, Register, Registered, Released, Replacement, Reply,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -29,7 +29,7 @@ struct Waiting {
     /// Known outcomes; `None` for each item that was asked.
     outcomes: Vec<Option<CommitOutcome>>,
     asked: Vec<DecideItem>,
-    /// How long the master may wait for the client.
+    /// See [`Commit::wait_ms`](tiffin_types::message::Commit::wait_ms).
     wait_ms: u64,
     /// The master was asked, on the current connection.
     is_asked: bool,
@@ -153,16 +153,17 @@ impl Node {
     }
 
     pub(super) fn master_reply(&mut self, id: RequestId, reply: Reply) {
+        let Some(reply) = MemberReply::new(reply) else { return };
         match (&self.link.stage, reply) {
-            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+            (Stage::Registering(asked), MemberReply::Registered(registered)) if *asked == id => {
                 self.registered(registered);
             }
             // It keeps everything it holds.
-            (Stage::Registering(asked), Reply::Refused(refusal)) if *asked == id => {
+            (Stage::Registering(asked), MemberReply::Refused(refusal)) if *asked == id => {
                 self.link.stage = Stage::Broken;
                 self.effects.push_back(Effect::Refused(refusal));
             }
-            (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
+            (Stage::Announcing(asked, next), MemberReply::Announced(announced)) if *asked == id => {
                 // If there are more retires, the next page is empty.
                 let next = next.or(announced.more.then_some(usize::MAX));
                 self.retire_all(announced.retire);
@@ -171,18 +172,20 @@ impl Node {
                     None => self.taken_in(),
                 }
             }
-            (_, Reply::Decided(outcomes)) => self.decided(id, outcomes),
-            // The master is busy: ask again at the next heartbeat.
-            (_, Reply::Refused(_)) => {
+            (_, MemberReply::Decided(outcomes)) => self.decided(id, outcomes),
+            // The master is busy: ask again at the next heartbeat. A master that refuses an announcement
+            // also closes the connection.
+            (_, MemberReply::Refused(_)) => {
                 if let Some(waiting) = self.link.waiting.get_mut(&id) {
                     waiting.is_asked = false;
                 }
             }
-            (_, Reply::Done) => {
+            (_, MemberReply::Done) => {
                 let slot_refs = self.link.ending.remove(&id).unwrap_or_default();
                 self.ended(&slot_refs);
             }
-            _ => (),
+            // The reply of a request that the node has forgotten since.
+            (_, MemberReply::Registered(_) | MemberReply::Announced(_)) => (),
         }
     }
 

@@ -537,7 +537,8 @@ impl Slots {
     }
 
     /// Marks every reservation in the memory as [`SlotState::Ending`], so that no cached-location read
-    /// accepts it, even if its name is known. Its writer continues.
+    /// accepts it, even if its name is known. Its writer continues. Called when the master has declared the
+    /// node lost; after a mere change of the epoch, the readers' epoch check has the same effect.
     pub(super) fn hide_reserved(&self, effects: &mut VecDeque<Effect>) {
         for (slot, number) in self.slots.iter().zip(0..) {
             if let Some(slot) = slot

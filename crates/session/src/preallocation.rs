@@ -104,8 +104,7 @@ impl OfferSize {
     /// node and the amount of memory. An object without bytes needs no offer.
     #[must_use]
     pub fn of(key: &Key, len: u64, options: &PutOptions) -> Option<Self> {
-        let PutOptions { replicas, hard_pin, preferred, sample, .. } = options;
-        let is_plain = *replicas <= 1 && !hard_pin && preferred.is_empty() && sample.is_none();
+        let is_plain = options.has_no_attributes() && options.preferred.is_empty();
         let key_len = key.as_bytes().len().next_multiple_of(NAME_STEP);
         (is_plain && (1..=LEN_MAX).contains(&len)).then_some(Self { len, key_len })
     }

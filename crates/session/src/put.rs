@@ -91,13 +91,6 @@ struct Item {
     outcome: Option<PutOutcome>,
 }
 
-impl Item {
-    /// Whether it has no attributes.
-    fn is_plain(&self) -> bool {
-        !self.request.options.hard_pin && self.request.options.sample.is_none()
-    }
-}
-
 #[derive(Debug)]
 enum Pending {
     Reserve(Vec<usize>),
@@ -229,7 +222,7 @@ impl Put {
         self.items.get(item).is_some_and(|it| {
             it.writing.len() == 1
                 && it.written.is_empty()
-                && !(self.same_host.contains(&segment) && it.is_plain())
+                && !(self.same_host.contains(&segment) && it.request.options.has_no_attributes())
         })
     }
 
@@ -307,7 +300,7 @@ impl Put {
             return;
         }
         match item.written.as_slice() {
-            [home] if self.same_host.contains(&home.segment) && item.is_plain() => {
+            [home] if self.same_host.contains(&home.segment) && item.request.options.has_no_attributes() => {
                 self.to_publish.push(index)
             }
             [_, ..] => self.commit(index),

@@ -201,7 +201,10 @@ fn unsettled_publications_are_committed() {
 fn attributes_or_several_copies_need_a_commit() {
     let marked = PutOptions { replicas: 1, hard_pin: true, ..PutOptions::default() };
     let plain = PutOptions { replicas: 2, ..PutOptions::default() };
-    for (options, ready) in [(marked, vec![location(1, 1)]), (plain, vec![location(1, 1), location(2, 2)])] {
+    // Two copies were requested and one was reserved: the number of copies is an attribute.
+    let one_of_two = (plain.clone(), vec![location(1, 1)]);
+    let two = (plain, vec![location(1, 1), location(2, 2)]);
+    for (options, ready) in [(marked, vec![location(1, 1)]), two, one_of_two] {
         let request = PutRequest { options, ..request(0, &ready) };
         let mut put = Put::new(vec![request]).publishing([SegmentId(1), SegmentId(2)].into());
         let writes: Vec<_> = ready.iter().map(|_| write(put.poll())).collect();

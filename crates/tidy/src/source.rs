@@ -29,7 +29,6 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
     "crates/proto/tests/smoke.rs",
-    // Asks the kernel what a peer has not read.
     // Registers sockets that it owns with the runtime.
     "crates/rpc/src/watch.rs",
     // Passes memory to the kernel and to threads, and keeps it alive until they are done.
@@ -51,6 +50,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/device.rs",
     // Replaces inherited descriptors in a forked child.
     "crates/transport/src/forks.rs",
+    "crates/transport/src/device_rates.rs",
     "crates/transport/src/lock.rs",
     "crates/transport/src/map.rs",
     "crates/transport/src/peer.rs",

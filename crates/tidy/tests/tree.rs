@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use tiffin_tidy::{documents, licence, linkage, links, manifest, source, tree};
+use tiffin_tidy::{circles, documents, licence, linkage, links, manifest, source, tree};
 
 #[track_caller]
 fn expect_none(problems: &[String]) {
@@ -43,6 +43,11 @@ fn dependencies_point_down() {
         files.iter().filter(|file| file.path.ends_with("/Cargo.toml") && !file.path.starts_with("fuzz/"));
     let problems: Vec<_> = manifests.flat_map(|file| manifest::check(&file.path, &file.text)).collect();
     expect_none(&problems);
+}
+
+#[test]
+fn few_files_import_each_other() {
+    expect_none(&circles::check(&tree::files(&tree::root()).unwrap(), &circles::LARGER));
 }
 
 #[test]

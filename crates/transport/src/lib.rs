@@ -33,6 +33,7 @@ mod claim;
 pub mod control;
 pub mod copy;
 pub mod device;
+pub mod device_rates;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
 mod fields;

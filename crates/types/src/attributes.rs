@@ -193,6 +193,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn options_know_whether_they_request_attributes() {
+        let hard_pin = PutOptions { hard_pin: true, ..PutOptions::default() };
+        let sample = PutOptions { sample: Some(Consumption::Once), ..PutOptions::default() };
+        let copies = |replicas| PutOptions { replicas, ..PutOptions::default() };
+        let soft_pin = PutOptions { soft_pin_ms: Some(1), owner: "run".into(), ..PutOptions::default() };
+        for options in [hard_pin, sample, soft_pin, copies(0), copies(1), copies(2)] {
+            let has_none = Attributes::of(&options) == Attributes::default();
+            assert_eq!(options.has_no_attributes(), has_none, "{options:?}");
+        }
+    }
+
+    #[test]
     fn attributes_decode_to_what_was_encoded() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         let sample = |consumption, acked: &[&str]| {

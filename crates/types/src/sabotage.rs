@@ -82,7 +82,8 @@ tiffin_sabotage::variants! {
         DropNewer: "a drop spares newer objects";
         /// The master retires a replaced object before the new one is stored.
         RetireFirst: "a replaced object is retired after the new one is stored";
-        /// The node releases a reservation that before the nodes have confirmed the retire of the old object.
+        /// The master answers a put that replaces an object before the nodes have confirmed the retire of the
+        /// old one.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
         /// The master readmits a node without its pending retires.
         ForgetOwedRetires: "pending retires are applied on return";

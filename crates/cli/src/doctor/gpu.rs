@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tiffin_client::device::{Measured, measure};
+use tiffin_client::device_rates::{Measured, measure};
 use tiffin_client::gpu::{self, DeviceError};
 use tiffin_types::units::Size;
 

@@ -74,6 +74,7 @@ impl Master {
             // A node that rejects a retire may still serve the old copy.
             (Wait::Retire(slot_refs, op), _) => self.retires.unconfirmed(o, node, id, &slot_refs, op),
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
+            // A node that refuses to settle has none of these copies: the put has no other to wait for there.
             (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();
                 o.settled(node, &replicas, &lost);

@@ -2,8 +2,8 @@
 //! reserved space, and the messages to nodes and clients.
 //!
 //! A module of the master, such as [`Tier`](super::tier::Tier), owns its state and is called with the
-//! context. No module knows another one. The master does what concerns several of them, such as the removal
-//! of an object.
+//! context. What concerns several of them, such as the removal of an object, is in
+//! [`Objects`](super::Objects) and in the master.
 //!
 //! **Invariant:** every request to a node that needs a reply has an entry in `waits` until the node replies
 //! or its connection is closed.

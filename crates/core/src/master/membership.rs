@@ -586,19 +586,26 @@ impl Master {
             }
         }
         // No put waits for its copy on the silent node. The node reports the state of that copy when it
-        // sends again.
-        let copies = self.objects.cx.waits.iter().filter_map(|(id, (on, wait))| match wait {
-            Wait::Settle(_, op) if *on == node => Some((*id, *op)),
-            _ => None,
-        });
-        for (id, op) in copies.collect::<Vec<_>>() {
+        // sends again. The others end with the connection.
+        let (mut copies, mut published) = (Vec::new(), Vec::new());
+        for (id, (_, wait)) in self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node) {
+            match wait {
+                Wait::Settle(_, op) => copies.push((*id, *op)),
+                Wait::Publish(_, op) => published.push((*id, *op)),
+                Wait::Allocate(..)
+                | Wait::Retire(..)
+                | Wait::SetAttributes(..)
+                | Wait::Inspect(..)
+                | Wait::Demote(_)
+                | Wait::PromoteSpace(..)
+                | Wait::Promote(_)
+                | Wait::PromoteSettle(_) => {}
+            }
+        }
+        for (id, op) in copies {
             self.retires.confirmed(&mut self.objects, id, op);
         }
-        let published = self.objects.cx.waits.iter().filter_map(|(id, (on, wait))| match wait {
-            Wait::Publish(_, op) if *on == node => Some((*id, *op)),
-            _ => None,
-        });
-        for (id, op) in published.collect::<Vec<_>>() {
+        for (id, op) in published {
             self.retires.not_published(&mut self.objects, node, id, op);
         }
     }

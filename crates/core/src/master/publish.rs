@@ -13,8 +13,9 @@
 //! Objects that cannot be published are left to the home node, see
 //! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
-//! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*, and
-//! the node does not confirm reads from cached locations. The master makes the node read the ledger when:
+//! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*. A
+//! cached location of such an object is valid through shared memory in the same epoch, and stale through a
+//! socket: that client resolves. The master makes the node read the ledger when:
 //!
 //! - a client looks up one of these objects, because it may read the object again;
 //! - a disk is about to read an object of the node;
@@ -141,7 +142,7 @@ impl Objects {
         let node = self.cx.members.find(*home)?;
         let member = self.cx.members.get(node)?;
         let is_there = member.is_on_same_host && member.standing == Standing::Ready;
-        let is_plain = item.others.is_empty() && Attributes::of(&item.options) == Attributes::default();
+        let is_plain = item.others.is_empty() && item.options.has_no_attributes();
         let name_len = self.cx.catalog.namespace_name(caller.namespace).len() + item.key.as_bytes().len();
         let fits = self.cx.quotas.is_granted(node, item.slot_ref, caller.namespace, |it| {
             it.client == caller.client && it.len == item.len && name_len as u64 <= it.name_len

@@ -19,8 +19,8 @@ use tiffin_types::{
     ClusterId, RequestId, SegmentId, SlotRef, Stamp,
     attributes::Attributes,
     message::{
-        Announce, Dropped, Heartbeat, MasterToMember, MemberToMaster, Moved, NodeInfo, Reason, Record,
-        Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
+        Announce, Dropped, Heartbeat, MasterToMember, MemberReply, MemberToMaster, Moved, NodeInfo, Reason,
+        Record, Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -594,23 +594,29 @@ impl Disk {
     }
 
     fn answered(&mut self, id: RequestId, reply: Reply) {
+        let Some(reply) = MemberReply::new(reply) else { return };
         match (&self.stage, reply) {
-            (Stage::Registering(asked), Reply::Registered(registered)) if *asked == id => {
+            (Stage::Registering(asked), MemberReply::Registered(registered)) if *asked == id => {
                 self.registered(&registered);
             }
             // It keeps everything it holds.
-            (Stage::Registering(asked), Reply::Refused(refusal)) if *asked == id => {
+            (Stage::Registering(asked), MemberReply::Refused(refusal)) if *asked == id => {
                 self.stage = Stage::Broken;
                 self.effects.push_back(Effect::Refused(refusal));
             }
-            (Stage::Announcing(asked, next), Reply::Announced(announced)) if *asked == id => {
+            (Stage::Announcing(asked, next), MemberReply::Announced(announced)) if *asked == id => {
                 // If there are more retires, the next page is empty.
                 let next = next.or(announced.more.then_some(Stamp(u64::MAX)));
                 let left = self.retire(&announced.retire);
                 self.stage = Stage::Clearing(next, left.iter().map(|it| it.stamp).collect());
                 self.go_on();
             }
-            _ => (),
+            // The reply of a request that the disk has forgotten since.
+            (_, MemberReply::Registered(_) | MemberReply::Announced(_)) => (),
+            // A master that refuses an announcement also closes the connection.
+            (_, MemberReply::Refused(_)) => (),
+            // Heartbeats and reports have no result, and a disk prepares nothing.
+            (_, MemberReply::Done | MemberReply::Decided(_)) => (),
         }
     }
 

@@ -15,8 +15,8 @@ use tiffin_types::NAMESPACE_BYTES_MAX;
 use tiffin_types::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
 
 use super::drain;
-use super::json as answer;
-use super::master::{Names, Server, status};
+use super::master::{Names, status};
+use super::{Server, json as answer};
 use crate::master::Shared;
 
 /// Mooncake's error codes.

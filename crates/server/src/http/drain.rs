@@ -17,8 +17,7 @@ use tiffin_types::message::{DrainJob, JobId};
 use super::admin::{
     BODY_BYTES_MAX, INTERNAL, INVALID, NO_JOB, NO_SEGMENT, TOO_MANY_JOBS, WRONG_STATE, problem,
 };
-use super::json as answer;
-use super::master::Server;
+use super::{Server, json as answer};
 use crate::host;
 use crate::master::Shared;
 

@@ -18,7 +18,7 @@ use tiffin_types::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
 use super::admin::{self, ABSENT, INTERNAL, INVALID, NOT_READY, problem, refused};
 use super::watch::{self, Sessions};
-use super::{guarded_unless, json as answer, not_found, text};
+use super::{Server, guarded_unless, json as answer, not_found, text};
 use crate::master::Shared;
 use crate::metrics::allocated;
 
@@ -28,8 +28,6 @@ const LIST_BYTES_MAX: usize = 256 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
 /// Keys per acquisition of the lock. Other requests wait meanwhile.
 const PAGE_KEYS: u32 = 1 << 14;
-
-pub(super) type Server = State<Arc<Shared>>;
 
 /// The parameters of a query.
 #[derive(Deserialize)]

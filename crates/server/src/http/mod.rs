@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -37,7 +37,11 @@ use tokio::time::sleep;
 
 use gate::Gate;
 
+use crate::master::Shared;
 use crate::supervise::Supervisor;
+
+/// The master, as the functions of its pages get it.
+type Server = State<Arc<Shared>>;
 
 /// The maximum number of connections that wait for a complete request.
 pub const PENDING_MAX: usize = 128;

@@ -23,8 +23,7 @@ use tiffin_types::message::{ClientToMaster, Explain, Reply};
 use tiffin_types::{Key, NAMESPACE_BYTES_MAX, NAMESPACE_DEFAULT};
 use tokio::time::Instant;
 
-use super::json as answer;
-use super::master::Server;
+use super::{Server, json as answer};
 use crate::master::Shared;
 use crate::{host, why};
 

@@ -161,7 +161,16 @@ impl Shared {
                     "a member has served a greater epoch, the state folder is stale; taking a greater one"
                 );
             }
-            _ => {}
+            Notice::Evicted(..)
+            | Notice::Prefetched { .. }
+            | Notice::Got { .. }
+            | Notice::DemotionRefused { .. }
+            | Notice::Promoted { .. }
+            | Notice::Copied { .. }
+            | Notice::PutGivenUp { .. }
+            | Notice::Stored { .. }
+            | Notice::Removed { .. }
+            | Notice::Resumed(..) => {}
         }
     }
 }

@@ -347,7 +347,7 @@ impl DiskMember {
                 });
             }
             Effect::RejectMaster { served, offered } => {
-                super::effects::reject(served, offered);
+                super::link::reject(served, offered);
                 state.master.iter().for_each(Outbox::close);
             }
             Effect::AskMaster(id, mut request) => {

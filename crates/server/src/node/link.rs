@@ -249,9 +249,9 @@ impl Ledger {
             return Self(None);
         }
         let dialed = dial(master, reach, hello, until).await.ok();
-        let mut local_disks = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
-        local_disks.iter_mut().for_each(Inbox::unwatch);
-        Self(local_disks)
+        let mut inbox = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
+        inbox.iter_mut().for_each(Inbox::unwatch);
+        Self(inbox)
     }
 
     /// Applies all messages. Returns the time until the next poll if there were any, or an error if the
@@ -469,4 +469,14 @@ fn status_of(error: &CallError) -> LinkStatus {
 fn jitter() -> f64 {
     let drawn = host::draw().unwrap_or(u64::MAX / 2);
     0.5 + (drawn >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Logs that a master was rejected.
+pub(super) fn reject(served: u64, offered: u64) {
+    tracing::error!(
+        served,
+        offered,
+        hint = "start the master with its own state folder; the node discarded nothing",
+        "rejected a master with a smaller epoch than the one served before"
+    );
 }

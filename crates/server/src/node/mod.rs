@@ -14,12 +14,13 @@ mod fetch;
 mod link;
 mod local_disks;
 mod pool;
+mod records;
 mod slot_memory;
+mod sockets;
 mod staging;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -27,7 +28,7 @@ use std::time::Duration;
 use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Greeting, ListenError, Listener, Masters, Outbox};
+use tiffin_rpc::{Greeting, Masters, Outbox};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
@@ -42,7 +43,6 @@ use tiffin_types::message::{
 pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
 use tiffin_types::sabotage::Sabotage;
 use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -51,6 +51,7 @@ use disk::DiskMember;
 pub use duty::{DrainDuty, HeldPage};
 use link::LedgerReads;
 pub use link::LinkStatus;
+use sockets::{Sockets, bind};
 
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
 use crate::listen::{self, Door, Host};
@@ -154,14 +155,6 @@ struct State {
     fetches: mpsc::Sender<FetchItem>,
 }
 
-/// The sockets of a node.
-struct Sockets {
-    requests: Option<Listener>,
-    bytes: Option<TcpListener>,
-    local: Option<Listener>,
-    memory: Option<UnixListener>,
-}
-
 impl NodeServer {
     /// Allocates the memory, listens, and starts to connect to the master. [`Self::joined`] waits for that.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
@@ -222,9 +215,7 @@ impl NodeServer {
         // What the core says of adopted memory is written before a client is served.
         shared.ended(|_| ());
         if config.populate {
-            let pages = if config.ssd.is_empty() { Pages::Any } else { Pages::Huge };
-            let populated = Arc::downgrade(&shared);
-            shared.memory.populate_ahead(pages, move || withhold_again(&populated));
+            populate(&shared, &config);
         }
         let mut tasks = spawn(&shared, sockets, heard, fetched);
         let mut disks = Vec::new();
@@ -649,7 +640,7 @@ fn geometry(segment: SegmentId, memory: u64) -> Geometry {
 fn withhold_again(shared: &Weak<Shared>) {
     if let Some(shared) = shared.upgrade().filter(|it| !it.state.has_failed()) {
         let state = shared.state.lock_anyway();
-        state.core.withheld().for_each(|it| shared.memory.return_pages(effects::extent(it)));
+        state.core.withheld().for_each(|it| shared.memory.return_pages(records::extent(it)));
     }
 }
 
@@ -662,6 +653,13 @@ fn attachments(
     let authorise = move |attach: &shm::AttachRequest| effects::admit(&shared, attach);
     let stages = move |segment| node.upgrade()?.disk(segment)?.stage().cloned();
     shm::Server::with_staging(Arc::clone(memory), Box::new(authorise), Box::new(stages), events)
+}
+
+/// Populates the memory in the background.
+fn populate(shared: &Arc<Shared>, config: &NodeConfig) {
+    let pages = if config.ssd.is_empty() { Pages::Any } else { Pages::Huge };
+    let populated = Arc::downgrade(shared);
+    shared.memory.populate_ahead(pages, move || withhold_again(&populated));
 }
 
 fn spawn(
@@ -710,89 +708,6 @@ fn spawn(
     let abandoned = Arc::clone(shared);
     tasks.spawn(Arc::clone(watch).end_on_failure(handles, move || abandoned.abandon()));
     tasks
-}
-
-/// Binds all sockets, and returns their addresses.
-async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
-    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
-    let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
-    if let Some(listen) = &config.listen {
-        let listener = Listener::bind(listen).await?;
-        let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));
-        let (bytes, data) = bind_data(&data).await?;
-        info.tcp = advertised(listener.local_address(), config).to_string();
-        info.data = advertised(&data, config).to_string();
-        sockets.requests = Some(listener);
-        sockets.bytes = Some(bytes);
-    } else if !config.ssd.is_empty() {
-        // Objects on a disk are requested through a socket, also by clients that map the memory.
-        let (bytes, data) = bind_data(&loopback()).await?;
-        info.data = data.to_string();
-        sockets.bytes = Some(bytes);
-    }
-    if config.shared_memory {
-        info.unix = format!("tiffin-{segment}");
-        info.memory = format!("tiffin-{segment}-memory");
-        sockets.local = Some(Listener::bind(&Address::Unix { name: info.unix.clone() }).await?);
-        let address = Address::Unix { name: info.memory.clone() };
-        sockets.memory = Some(shm::listen(&info.memory).map_err(|source| ListenError { address, source })?);
-    }
-    info.name = if !config.name.is_empty() {
-        config.name.clone()
-    } else if info.tcp.is_empty() {
-        host::label()
-    } else {
-        info.tcp.clone()
-    };
-    Ok((sockets, info))
-}
-
-fn loopback() -> Address {
-    Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 }
-}
-
-async fn bind_data(address: &Address) -> Result<(TcpListener, Address), ListenError> {
-    let fail = |source| ListenError { address: address.clone(), source };
-    let Address::Tcp { host, port } = address else {
-        return Err(fail(std::io::ErrorKind::Unsupported.into()));
-    };
-    let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(fail)?;
-    let port = listener.local_addr().map_err(fail)?.port();
-    Ok((listener, Address::Tcp { host: host.clone(), port }))
-}
-
-fn with_port(address: &Address, port: u16) -> Address {
-    match address {
-        Address::Tcp { host, .. } => Address::Tcp { host: host.clone(), port },
-        Address::Unix { .. } => address.clone(),
-    }
-}
-
-/// The address at which other processes reach a listening address.
-fn advertised(address: &Address, config: &NodeConfig) -> Address {
-    let Address::Tcp { host, port } = address else { return address.clone() };
-    let is_wildcard = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
-    let host = match &config.advertise {
-        Some(host) => host.clone(),
-        None if is_wildcard => {
-            config.master.nearby().as_ref().and_then(address_towards).unwrap_or_else(host::name)
-        }
-        None => host.clone(),
-    };
-    Address::Tcp { host, port: *port }
-}
-
-/// The local address of packets to the master.
-fn address_towards(master: &Address) -> Option<String> {
-    let Address::Tcp { host, port } = master else { return None };
-    let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-    let socket = UdpSocket::bind(any).ok()?;
-    // This sends nothing; it only asks the system for a route. Names are not resolved, because that may
-    // take long.
-    socket.connect((host.parse::<IpAddr>().ok()?, *port)).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    // A master on this host does not show which address other hosts can use.
-    (!ip.is_loopback()).then(|| ip.to_string())
 }
 
 /// The time limit for the answer to a hello.

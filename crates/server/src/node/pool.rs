@@ -20,7 +20,7 @@ use tiffin_transport::segment::{NodeMemory, SegmentError};
 use tiffin_types::message::{MasterToMember, Request, Settle};
 use tiffin_types::{ClientId, SegmentId};
 
-use super::{Shared, core_config, disk_bytes, effects, geometry};
+use super::{Shared, core_config, disk_bytes, geometry, records};
 use crate::config::{NodeConfig, storage};
 use crate::{StartError, host};
 
@@ -106,14 +106,14 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
         None => StartError::Disk(what),
     };
-    let mut adopted = effects::adopted(&memory).map_err(invalid)?;
+    let mut adopted = records::adopted(&memory).map_err(invalid)?;
     adopted.ledger = unread(&memory)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
     let core =
         Node::adopt(core_config(&found, true), adopted).map_err(|damage| invalid(damage.to_string()))?;
-    let withheld: Vec<_> = core.withheld().map(effects::extent).collect();
-    let in_use: Vec<_> = core.backed().map(|it| effects::in_control(&memory, it)).collect();
+    let withheld: Vec<_> = core.withheld().map(records::extent).collect();
+    let in_use: Vec<_> = core.backed().map(|it| records::in_control(&memory, it)).collect();
     memory.settle_pool(&withheld, &in_use)?;
     let path = folder.display();
     if found.segment != segment.0 {

@@ -111,7 +111,7 @@ pub(super) fn reservation(
     len: u64,
 ) -> Option<(Vec<tiffin_transport::Extent>, Held)> {
     let extents = node.lock().core.begin_store(ClientId::PROMOTER, slot_ref, 0, len)?;
-    let extents = extents.into_iter().map(super::effects::extent).collect();
+    let extents = extents.into_iter().map(super::records::extent).collect();
     Some((extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored }))
 }
 

@@ -10,7 +10,7 @@ use tiffin_types::message::{Commit, CommitItem, Reason, Refusal, Store};
 use tiffin_types::{ClientId, Extent};
 
 use super::Shared;
-use super::effects::extent;
+use super::records::extent;
 
 /// The maximum number of bytes in one request: other requests to the node wait while they are written.
 const STORE_BYTES_MAX: usize = 1 << 20;

@@ -1,10 +1,10 @@
 //! What a client asks of the master: names, lookups, lifetimes and streams.
 
 use super::{
-    Ack, Ahead, Await, Backlog, CachedReads, CommitItem, DropPins, EndStream, Explain, Full, Lease, Measured,
-    NodeInfo, OpenStream, Pin, PolicyChange, Prefetch, Pull, PutOptions, Quota, Release,
+    Ack, Ahead, Await, Backlog, CachedReads, CommitItem, DropPins, EndStream, Explain, Found, Full, Lease,
+    Measured, NodeInfo, OpenStream, Pin, PolicyChange, Prefetch, Pull, PutOptions, Quota, Release,
 };
-use crate::{ClusterId, Generation, Key, Keys, Location, RequestId, Reservation, SegmentId};
+use crate::{ClusterId, Generation, Key, Keys, RequestId, Reservation, SegmentId};
 
 /// A request of a client to the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,25 +197,6 @@ pub enum ResolveOutcome {
     Absent,
     /// The object exists, but these nodes, which hold it, cannot be reached.
     Unavailable(Vec<String>),
-}
-
-/// An object that can be read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// Which put of the key.
-    pub generation: Generation,
-    /// Its size in bytes.
-    pub len: u64,
-    /// Its copies; empty unless the request asks for them.
-    pub replicas: Vec<Location>,
-    /// It is never evicted.
-    pub hard_pin: bool,
-    /// It is evicted after all others.
-    pub soft_pin: bool,
-    /// A recent read protects it from eviction.
-    pub leased: bool,
-    /// It is a sample.
-    pub sample: bool,
 }
 
 /// See [`ClientToMaster::Exists`].

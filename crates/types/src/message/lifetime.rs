@@ -3,48 +3,6 @@
 use super::{Demotion, Found, NodeInfo};
 use crate::{Generation, Key, attributes::Consumption};
 
-/// What a put does when the key exists.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnExists {
-    /// The new object replaces the old one.
-    #[default]
-    Replace,
-    /// The old object is kept; the outcome of the put is `Exists`.
-    Keep,
-}
-
-/// In [`PutOptions::soft_pin_ms`]: the duration of the master's setting.
-pub const SOFT_PIN_DEFAULT: u64 = u64::MAX;
-
-/// How an object is stored.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PutOptions {
-    /// The number of copies on different nodes; fewer if there are fewer nodes.
-    pub replicas: u32,
-    /// What to do when the key exists.
-    pub on_exists: OnExists,
-    /// It is never evicted.
-    pub hard_pin: bool,
-    /// It is evicted after all others, for this many milliseconds. [`SOFT_PIN_DEFAULT`] takes the master's
-    /// setting.
-    pub soft_pin_ms: Option<u64>,
-    /// Names of nodes to try first, in order.
-    pub preferred: Vec<String>,
-    /// The owner of the hard pin, for example a run, so that all its pins can be dropped in one call.
-    pub owner: String,
-    /// It is a sample, and how it is consumed.
-    pub sample: Option<Consumption>,
-    /// The stream to which the sample is appended; empty for none.
-    pub stream: String,
-    /// Bytes of the sample in another store. They count in its stream or, if it has none, against the quota
-    /// of its namespace.
-    pub elsewhere: u64,
-    /// Only the object of this generation is replaced, and only if it has the same pins as this put. If the
-    /// key has another object, a sample or none, nothing is stored, and the outcome is `Exists` with the
-    /// generation of that object, or zero.
-    pub replaces: Option<Generation>,
-}
-
 /// See [`ClientToMaster::Pin`](super::ClientToMaster::Pin).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pin {

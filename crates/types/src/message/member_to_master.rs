@@ -1,7 +1,7 @@
 //! Requests of a member (a node's memory or a disk) to the master: registration, its objects, and changes.
 
-use super::{CommitItem, DrainReport, Dropped, Measured, Usage};
-use crate::{ClientId, ClusterId, Generation, Key, SegmentId, SlotRef, attributes::Attributes};
+use super::{CommitItem, CommitOutcome, DrainReport, Dropped, Measured, NodeInfo, Refusal, Reply, Usage};
+use crate::{ClientId, ClusterId, Generation, Key, SlotRef, attributes::Attributes};
 
 /// A request of a node or a disk to the master. All but `Register` require a registration on the same
 /// connection.
@@ -26,30 +26,57 @@ pub enum MemberToMaster {
     Drained(Box<DrainReport>),
 }
 
-/// How to reach a member.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInfo {
-    /// Its segment, or the number that names the disk.
-    pub segment: SegmentId,
-    /// Its name, for people and for `preferred`.
-    pub name: String,
-    /// `host:port` of its control socket for other hosts; empty if there is none.
-    pub tcp: String,
-    /// `host:port` of its data socket for other hosts; empty if there is none.
-    pub data: String,
-    /// The abstract Unix socket for control connections of its own host; empty if there is none.
-    pub unix: String,
-    /// The abstract Unix socket through which clients of its host map its memory.
-    pub memory: String,
-    /// Its host.
-    pub host: String,
-    /// If it is a disk: the memory of its node.
-    pub beside: Option<SegmentId>,
-    /// It is memory that outlives its process: a process that is started again adopts it.
-    pub outlives: bool,
-    /// Set by the master: grows with each registration of the member, also from one epoch to the next. Zero
-    /// from masters of earlier releases.
-    pub registration: u64,
+/// A reply that the master may send to a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberReply {
+    /// To `Register`.
+    Registered(Registered),
+    /// To `Announce`.
+    Announced(Announced),
+    /// To `Decide`, in the order of the items.
+    Decided(Vec<CommitOutcome>),
+    /// To requests without a result.
+    Done,
+    /// To a request that was refused as a whole.
+    Refused(Refusal),
+}
+
+impl MemberReply {
+    /// `None` if no request of a member has such a reply.
+    #[must_use]
+    pub fn new(reply: Reply) -> Option<Self> {
+        Some(match reply {
+            Reply::Registered(registered) => Self::Registered(registered),
+            Reply::Announced(announced) => Self::Announced(announced),
+            Reply::Decided(outcomes) => Self::Decided(outcomes),
+            Reply::Done => Self::Done,
+            Reply::Refused(refusal) => Self::Refused(refusal),
+            Reply::Welcome(_)
+            | Reply::Reserved(_)
+            | Reply::Published(_)
+            | Reply::Resolved(_)
+            | Reply::Present(_)
+            | Reply::Deleted(_)
+            | Reply::DeletedMatching(_)
+            | Reply::Listed(_)
+            | Reply::Stat(_)
+            | Reply::Allocated(_)
+            | Reply::Settled(_)
+            | Reply::Inspected(_)
+            | Reply::Pinned(_)
+            | Reply::Forgotten(_)
+            | Reply::Awaited(_)
+            | Reply::Why(_)
+            | Reply::Leased(_)
+            | Reply::Acked(_)
+            | Reply::Stream(_)
+            | Reply::Pulled(_)
+            | Reply::Prefetched(_)
+            | Reply::Moved(_)
+            | Reply::Committed(_)
+            | Reply::ViewsBegun(_) => return None,
+        })
+    }
 }
 
 /// See [`MemberToMaster::Register`].

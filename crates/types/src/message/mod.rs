@@ -21,9 +21,11 @@
 
 mod client_to_master;
 mod client_to_node;
+mod common;
 mod drain;
 mod lifetime;
 mod master_to_member;
+mod measured;
 mod member_to_master;
 mod space;
 mod stat;
@@ -32,25 +34,26 @@ mod tier;
 
 pub use client_to_master::{
     AdmitCluster, CallPart, ClientToMaster, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Exists,
-    ForgetNode, Forgotten, Found, List, ListItem, Listed, Pattern, Ping, Presence, Publish, PublishItem,
-    Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
+    ForgetNode, Forgotten, List, ListItem, Listed, Pattern, Ping, Presence, Publish, PublishItem, Reserve,
+    ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved,
 };
 pub use client_to_node::{ClientToNode, Commit, CommitItem, CommitOutcome, Replacement, Store};
+pub use common::{Found, NodeInfo, OnExists, PutOptions, SOFT_PIN_DEFAULT};
 pub use drain::{Drain, DrainJob, DrainReport, DrainState, JobId};
 pub use lifetime::{
     Ack, AckItem, AckOutcome, Await, Cause, CopyWait, DropPins, Explain, Gone, Granted, Here, Lease,
-    LeaseItem, LeaseOutcome, Leased, OnExists, Pin, PinOutcome, Policy, PolicyChange, PutOptions, Release,
-    SOFT_PIN_DEFAULT, Why,
+    LeaseItem, LeaseOutcome, Leased, Pin, PinOutcome, Policy, PolicyChange, Release, Why,
 };
 pub use master_to_member::{AttributesItem, MasterToMember, Retire, Settle, Settled, Views};
+pub use measured::Measured;
 pub use member_to_master::{
-    Announce, Announced, Decide, DecideItem, Heartbeat, MemberToMaster, NodeInfo, Record, Register,
+    Announce, Announced, Decide, DecideItem, Heartbeat, MemberReply, MemberToMaster, Record, Register,
     Registered, Released, Viewer,
 };
 pub use space::{Allocate, AllocateItem, Allocated, Full, Quota, Resource, Shortage, Usage};
 pub use stat::{
-    CACHED_READS_MAX, CachedReads, CopyStat, Evicted, Evictions, HOLDERS_MAX, Held, Holder, Measured,
-    NamespaceStat, NodeStat, OWNERS_MAX, OwnerStat, STREAMS_LISTED_MAX, Stat,
+    CACHED_READS_MAX, CachedReads, CopyStat, Evicted, Evictions, HOLDERS_MAX, Held, Holder, NamespaceStat,
+    NodeStat, OWNERS_MAX, OwnerStat, STREAMS_LISTED_MAX, Stat,
 };
 pub use stream::{
     Attach, Backlog, EndStream, GroupStat, NamedStream, OpenStream, Pull, Pulled, StreamEnd, StreamLimits,

@@ -170,7 +170,7 @@ impl EvictionLists {
         if of_node.len() <= namespace {
             of_node.resize(namespace + 1, [EMPTY; LIST_COUNT]);
         }
-        #[expect(clippy::indexing_slicing, reason = "grown above; a line is one of LINE_COUNT")]
+        #[expect(clippy::indexing_slicing, reason = "grown above; a list is one of LIST_COUNT")]
         &mut of_node[namespace][list as usize]
     }
 
@@ -558,7 +558,7 @@ impl Catalog {
 #[cfg(test)]
 impl Catalog {
     /// Panics if a list is broken, or does not match its objects.
-    pub(super) fn assert_lines(&self) {
+    pub(super) fn assert_lists(&self) {
         let mut hanging = 0;
         for (node, namespaces) in self.lists.nodes.iter().enumerate() {
             let node = NodeIndex(node as u16);

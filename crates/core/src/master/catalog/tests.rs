@@ -150,7 +150,7 @@ proptest! {
                 }
                 (_, Some(_)) => catalog.end_soft_pins(Tick(now)),
             }
-            catalog.assert_lines();
+            catalog.assert_lists();
             let space: u64 = catalog.objects.range(0..99).map(|(_, it)| it.space()).sum();
             prop_assert_eq!(catalog.namespaces.iter().map(|it| it.committed).sum::<u64>(), space);
         }
