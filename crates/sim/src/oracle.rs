@@ -691,6 +691,8 @@ impl Oracle {
             let meant = |it: &Victim| it.generation == record.generation;
             let deletes = self.deleting.values().flat_map(|it| &it.victims);
             let under_way = deletes.filter(|(_, of)| of.iter().any(meant)).count() as u32;
+            // So may a recorded acknowledgement, when the last lease ends.
+            let under_way = under_way + u32::from(self.released.contains(&record.generation));
             let history = self.seen(name, record.generation);
             if was_gone {
                 // Its pins were removed with it; the returning node knows only its own.
