@@ -8,10 +8,12 @@
 //! In the child each of them is replaced by `/dev/null`, so that its number is not used for another file
 //! which an inherited owner would close.
 //!
-//! **Invariant:** the handler in the child allocates nothing and takes no lock: another thread of the parent
-//! may have held it.
+//! **Invariants:** a fork waits while a descriptor is opened or closed ([`Changing`]), so that every open one
+//! is in the list. The handler in the child allocates nothing and takes no other lock: another thread of the
+//! parent may have held it.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Once;
@@ -20,9 +22,50 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 /// A descriptor that forked children do not keep. Every descriptor of a client for a node's memory is one.
 #[derive(Debug)]
 pub(crate) struct PrivateFile<T = OwnedFd> {
-    /// Dropped before the descriptor is closed.
-    _entry: InUse,
-    file: T,
+    entry: InUse,
+    file: ManuallyDrop<T>,
+}
+
+/// No process is forked while this exists: for a system call that opens or closes such a descriptor.
+#[derive(Debug)]
+pub(crate) struct Changing(());
+
+static IS_CHANGING: AtomicBool = AtomicBool::new(false);
+
+impl Changing {
+    pub(crate) fn begin() -> Self {
+        static HANDLERS: Once = Once::new();
+        HANDLERS.call_once(|| {
+            // SAFETY: the handlers are functions of this library, which is never unloaded. That of the child
+            // calls only functions that are safe there.
+            let error = unsafe {
+                libc::pthread_atfork(Some(wait_for_changes), Some(end_change), Some(replace_inherited))
+            };
+            if error != 0 {
+                tracing::warn!(error, "forked children will keep the memory of nodes in use");
+            }
+        });
+        wait_for_changes();
+        Self(())
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        end_change();
+    }
+}
+
+/// Also runs before a fork.
+extern "C" fn wait_for_changes() {
+    while IS_CHANGING.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+/// Also runs in the parent after a fork.
+extern "C" fn end_change() {
+    IS_CHANGING.store(false, Ordering::Release);
 }
 
 /// An entry of the list, in use.
@@ -41,26 +84,28 @@ struct Entry {
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 
 impl<T: AsFd> PrivateFile<T> {
-    pub(crate) fn new(file: T) -> Self {
-        static HANDLER: Once = Once::new();
-        HANDLER.call_once(|| {
-            // SAFETY: the handler is a function of this library, which is never unloaded. It calls only
-            // functions that are safe in a forked child.
-            let error = unsafe { libc::pthread_atfork(None, None, Some(replace_inherited)) };
-            if error != 0 {
-                tracing::warn!(error, "forked children will keep the memory of nodes in use");
-            }
-        });
+    /// A descriptor that was opened during the change.
+    pub(crate) fn new(file: T, _change: &Changing) -> Self {
         let entry = entries().find(|it| !it.is_used.swap(true, Ordering::AcqRel)).unwrap_or_else(add_entry);
         entry.file.store(file.as_fd().as_raw_fd(), Ordering::Release);
-        Self { _entry: InUse(entry), file }
+        Self { entry: InUse(entry), file: ManuallyDrop::new(file) }
     }
 }
 
 impl PrivateFile {
     /// Another descriptor of the same open file.
     pub(crate) fn clone_of(file: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self::new(file.try_clone_to_owned()?))
+        let change = Changing::begin();
+        Ok(Self::new(file.try_clone_to_owned()?, &change))
+    }
+}
+
+impl<T> Drop for PrivateFile<T> {
+    fn drop(&mut self) {
+        let _change = Changing::begin();
+        self.entry.0.file.store(-1, Ordering::Release);
+        // SAFETY: the file is not used any more, and dropped nowhere else.
+        unsafe { ManuallyDrop::drop(&mut self.file) };
     }
 }
 
@@ -72,7 +117,6 @@ impl<T: AsFd> AsFd for PrivateFile<T> {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.0.file.store(-1, Ordering::Release);
         self.0.is_used.store(false, Ordering::Release);
     }
 }
@@ -101,6 +145,7 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 
 /// Runs in a forked child, before any other code there.
 extern "C" fn replace_inherited() {
+    end_change();
     // SAFETY: the path is a valid string.
     let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
     if null < 0 {

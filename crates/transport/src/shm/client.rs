@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -15,7 +15,7 @@ use tokio::time::timeout_at;
 use super::wire::{ANSWER_BYTES, Answer, Request};
 use crate::claim::Claims;
 use crate::control::ControlReader;
-use crate::forks::PrivateFile;
+use crate::forks::{Changing, PrivateFile};
 use crate::map::{Access, Map};
 use crate::mapped::Writable;
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
@@ -173,22 +173,21 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
         return Err(AttachError::Refused { name: name.to_owned(), reason });
     }
     let [control_file, data_file, claims_file] =
-        <[OwnedFd; 3]>::try_from(files).map_err(|_| unusable("it did not pass three descriptors"))?;
+        <[PrivateFile; 3]>::try_from(files).map_err(|_| unusable("it did not pass three descriptors"))?;
     let (reader, data) = map_both(&control_file, &data_file, &answer).map_err(|what| unusable(&what))?;
     if reader.geometry().segment != segment {
         return Err(unusable("it is another segment than the one asked for"));
     }
     let claims_bytes = reader.geometry().claims_bytes();
     check_file(&claims_file, claims_bytes, DATA_SEALS, "claim").map_err(|what| unusable(&what))?;
-    let (data_file, claims_file) = (PrivateFile::new(data_file), PrivateFile::new(claims_file));
     populate::existing(&data, &data_file);
-    let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?);
+    let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?, &Changing::begin());
     let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
     Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
 }
 
 /// Receives the fixed part of the answer, and the descriptors that came with it.
-async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec<OwnedFd>)> {
+async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec<PrivateFile>)> {
     let mut head = [0; ANSWER_BYTES];
     let mut files = Vec::new();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -196,10 +195,11 @@ async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec
         .async_io(Interest::READABLE, || {
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let change = Changing::begin();
             let message = recvmsg(&*stream, &mut [IoSliceMut::new(&mut head)], &mut ancillary, flags)?;
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    files.extend(descriptors);
+                    files.extend(descriptors.map(|it| PrivateFile::new(it, &change)));
                 }
             }
             Ok(message.bytes)
@@ -216,13 +216,13 @@ async fn receive(stream: &mut UnixStream) -> io::Result<([u8; ANSWER_BYTES], Vec
 
 /// Maps both segments for reading, after checking that they match the answer and are sealed.
 fn map_both(
-    control_file: &OwnedFd,
-    data_file: &OwnedFd,
+    control_file: &PrivateFile,
+    data_file: &PrivateFile,
     answer: &Answer,
 ) -> Result<(ControlReader, Arc<Map>), String> {
     check_file(control_file, answer.control_bytes, CONTROL_SEALS, "control")?;
     check_file(data_file, answer.data_bytes, DATA_SEALS, "data")?;
-    let map = |file: &OwnedFd, bytes| {
+    let map = |file: &PrivateFile, bytes| {
         let mapped = Map::new(file.as_fd(), bytes, Access::ReadOnly);
         let mapped = mapped.and_then(|it| it.for_devices(file.as_fd()));
         mapped.map(Arc::new).map_err(|error| format!("mapping it failed: {error}"))
@@ -237,7 +237,7 @@ fn map_both(
 
 /// A file that could shrink would crash its readers; a control segment that other processes could write would
 /// prove nothing. The files of a pool cannot be sealed: they must be private to this user, or to root.
-fn check_file(file: &OwnedFd, bytes: u64, seals: SealFlags, what: &str) -> Result<(), String> {
+fn check_file(file: &impl AsFd, bytes: u64, seals: SealFlags, what: &str) -> Result<(), String> {
     let found = fcntl_get_seals(file).map_err(|_| format!("its {what} segment is not a memory file"))?;
     let is_pool = found == SealFlags::SEAL && pool::is_private(file);
     if !found.contains(seals) && !is_pool {
