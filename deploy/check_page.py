@@ -224,7 +224,7 @@ def fill_stream(master: str) -> object:
     store.open_stream("rollouts", group="trainer", window=2, refs_high=8, refs_low=4)
     for number in range(5):
         store.put_sample(f"s{number}", {"ids": bytes(1000)}, consume=["trainer"], stream="rollouts")
-    return store, store.pull("rollouts", "trainer", max=2)
+    return store, store.pull("rollouts", "trainer", at_most=2)
 
 
 def fill(call: Callable[..., None]) -> None:

@@ -50,6 +50,7 @@ def test_two_hosts_exchange_bytes_through_tcp(worker):
         "local": (0, 0),
         "shared_memory": (0, 0),
         "tcp": (8 * MIB, 8 * MIB),
+        "cuda registered": (0, 0),
     }
 
 

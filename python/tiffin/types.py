@@ -206,7 +206,7 @@ class Latency(NamedTuple):
     #: `process`, `shared_memory`, `tcp` or `disk`; `master` if no bytes moved.
     path: str
     #: The number of calls.
-    count: int
+    calls: int
     mean: float
     #: Half of the calls took at most this long, rounded up to a bound of the histogram.
     p50: float

@@ -1,7 +1,7 @@
 //! Histograms of latency by operation and path, in plain arrays of counters.
 //!
 //! Clients, nodes and the master record into a [`Measures`] of their own. Clients and nodes have no port for
-//! metrics: their heartbeats carry what was recorded since the last one ([`Measures::since`]), and the master
+//! metrics: their heartbeats carry what was recorded since the last one ([`growth`]), and the master
 //! adds it to its own ([`Measures::add`]).
 //!
 //! **Invariant:** recording takes no lock and allocates nothing.

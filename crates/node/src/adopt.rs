@@ -22,7 +22,7 @@ use tiffin_types::{
     sabotage::sabotaged,
 };
 
-use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, Slots, slots::Identity};
+use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, Slots, Waiting, slots::Identity};
 
 /// No put has this generation: what replaces only it is stored only if that was decided before.
 const NEVER: Generation = Generation { epoch: u64::MAX, counter: u64::MAX };
@@ -193,7 +193,7 @@ impl Node {
         };
         let items: Vec<_> = self.slots.prepared().into_iter().map(decide).collect();
         for items in items.chunks(BATCH_ITEMS_MAX) {
-            self.ask_about(None, vec![None; items.len()], items.to_vec(), 0);
+            self.ask_about(Waiting::new(None, vec![None; items.len()], items.to_vec(), 0));
         }
     }
 

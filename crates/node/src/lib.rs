@@ -35,8 +35,8 @@ use std::collections::VecDeque;
 pub use adopt::{Adopted, Damage, Found};
 use clients::Clients;
 use fetch::Fetches;
-use link::Link;
 pub(crate) use link::serves;
+use link::{Link, Waiting};
 pub use metadata::{SLOT_BYTES, Table, TableRange};
 use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
@@ -494,12 +494,15 @@ impl Node {
             return self.effects.push_back(Effect::Reply { conn, id, reply });
         }
         let mut outcomes = Vec::with_capacity(commit.items.len());
-        let mut asked = Vec::new();
+        let (mut asked, mut is_repeat) = (Vec::new(), false);
         for mut item in commit.items {
             if sabotaged!(self.config.sabotage, CommitWithoutFence) {
                 item.slot_ref = self.slots.current(item.slot_ref.slot).unwrap_or(item.slot_ref);
             }
-            let outcome = self.prepare(client, namespace, &item);
+            // One that is repeated while the master decides has the same result.
+            let is_repeated = self.is_being_decided(client, namespace, &item);
+            is_repeat |= is_repeated;
+            let outcome = if is_repeated { None } else { self.prepare(client, namespace, &item) };
             if outcome.is_none() {
                 asked.push(DecideItem { namespace: namespace.to_owned(), client, item });
             }
@@ -509,7 +512,9 @@ impl Node {
             let reply = Reply::Committed(outcomes.into_iter().flatten().collect());
             return self.effects.push_back(Effect::Reply { conn, id, reply });
         }
-        self.ask_about(Some((conn, id)), outcomes, asked, commit.wait_ms);
+        let mut waiting = Waiting::new(Some((conn, id)), outcomes, asked, commit.wait_ms);
+        waiting.is_repeat = is_repeat;
+        self.ask_about(waiting);
     }
 
     /// Records the object as written. Returns an outcome if the master need not be asked.
@@ -517,10 +522,6 @@ impl Node {
         // A commit that is repeated because its reply was lost, or that follows a publish, has the same
         // result. Only the master knows whether the replaced object is retired.
         if self.slots.state(item.slot_ref) == Some(SlotState::Committed) {
-            return None;
-        }
-        // So has one that is repeated while the master decides.
-        if self.is_being_decided(client, namespace, item) {
             return None;
         }
         let identity = Identity {

@@ -23,7 +23,7 @@ const ANNOUNCE_ITEMS_MAX: usize = 8192;
 
 /// A commit that waits for the master.
 #[derive(Debug)]
-struct Waiting {
+pub(super) struct Waiting {
     /// The request of the client; no client waits for what an earlier process of the node had prepared.
     request: Option<(ConnId, RequestId)>,
     /// Known outcomes; `None` for each item that was asked.
@@ -34,7 +34,19 @@ struct Waiting {
     /// The master was asked, on the current connection.
     is_asked: bool,
     /// It repeats a commit that waits, and waits for that one.
-    is_repeat: bool,
+    pub(super) is_repeat: bool,
+}
+
+impl Waiting {
+    /// Items of a request that the master is not asked about yet.
+    pub(super) fn new(
+        request: Option<(ConnId, RequestId)>,
+        outcomes: Vec<Option<CommitOutcome>>,
+        asked: Vec<DecideItem>,
+        wait_ms: u64,
+    ) -> Self {
+        Self { request, outcomes, asked, wait_ms, is_asked: false, is_repeat: false }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +71,8 @@ pub(super) struct Link {
     /// The cluster that the memory belongs to.
     cluster: ClusterId,
     waiting: BTreeMap<RequestId, Waiting>,
+    /// Some of these may be repeats.
+    has_repeats: bool,
     /// Reservations that end when the master has replied.
     ending: BTreeMap<RequestId, Vec<SlotRef>>,
 }
@@ -113,19 +127,10 @@ impl Link {
 
 impl Node {
     /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
-    pub(super) fn ask_about(
-        &mut self,
-        request: Option<(ConnId, RequestId)>,
-        outcomes: Vec<Option<CommitOutcome>>,
-        asked: Vec<DecideItem>,
-        wait_ms: u64,
-    ) {
+    pub(super) fn ask_about(&mut self, waiting: Waiting) {
         // Before it has registered, the master would not know this node. The items are asked then.
         let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
-        self.present(
-            Waiting { request, outcomes, asked, wait_ms, is_asked: false, is_repeat: false },
-            may_speak,
-        );
+        self.present(waiting, may_speak);
     }
 
     pub(super) fn linked(&mut self, info: NodeInfo) {
@@ -276,7 +281,8 @@ impl Node {
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
         // A repeated commit waits for the decision of the first: asked twice, the master could take the item
         // for a new put after this node has given it up.
-        waiting.is_repeat = waiting.asked.iter().any(|it| self.is_asked_about(it));
+        waiting.is_repeat = waiting.is_repeat && waiting.asked.iter().any(|it| self.is_asked_about(it));
+        self.link.has_repeats |= waiting.is_repeat;
         let may_ask = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
         waiting.is_asked = may_ask && !waiting.is_repeat;
         let id = self.link.next_id();
@@ -316,9 +322,11 @@ impl Node {
             *gap = Some(decided.next().unwrap_or(CommitOutcome::Stale));
         }
         self.answer(waiting);
-        let repeats = self.link.waiting.extract_if(.., |_, it| it.is_repeat);
-        for (_, waiting) in repeats.collect::<Vec<_>>() {
-            self.present(waiting, true);
+        if std::mem::take(&mut self.link.has_repeats) {
+            let repeats = self.link.waiting.extract_if(.., |_, it| it.is_repeat);
+            for (_, waiting) in repeats.collect::<Vec<_>>() {
+                self.present(waiting, true);
+            }
         }
     }
 

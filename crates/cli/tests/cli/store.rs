@@ -126,6 +126,21 @@ fn json_output_of_every_command() {
             "bytes": 0,
             "objects": 0
           },
+          "evicted_unread": 0,
+          "evictions": {
+            "memory": {
+              "bytes": 0,
+              "objects": 0
+            },
+            "promotion": {
+              "bytes": 0,
+              "objects": 0
+            },
+            "quota": {
+              "bytes": 0,
+              "objects": 0
+            }
+          },
           "namespaces": [
             {
               "bytes": 3,
@@ -167,6 +182,7 @@ fn json_output_of_every_command() {
             }
           ],
           "soft_pinned": 0,
+          "streams": [],
           "tier": {
             "demoted_bytes": 0,
             "demoted_objects": 0,
