@@ -96,9 +96,11 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. It is false while the page is loaded."""
         deadline = time.monotonic() + STEP_TIME_MAX
-        while not self.run(script):
+        while not self.run(
+            f"location.protocol !== 'about:' && document.readyState === 'complete' && ({script})"
+        ):
             if time.monotonic() > deadline:
                 sys.exit(f"never true: {script}\n{self.run('document.body.innerText')}")
             time.sleep(0.1)
