@@ -72,8 +72,8 @@ fn sections() -> Vec<Section> {
         },
         Section {
             title: "Clients",
-            about: "`tiffin put`, `get`, `ls`, `stat`, `rm`, `why`, `pin`, `unpin`, `pins`, `quota`, `top` and \
-                    `events`. \
+            about: "`tiffin put`, `get`, `ls`, `stat`, `rm`, `why`, `pin`, `unpin`, `pins`, `quota`, \
+                    `top` and `events`. \
                     In Python, `tiffin.connect` uses the same variables except `TIFFIN_MASTER` for \
                     arguments that are not given; those of the drop-in for `mooncake.store` are in \
                     [mooncake-compat.md](mooncake-compat.md).",
