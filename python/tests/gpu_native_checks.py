@@ -215,10 +215,11 @@ def standin_failing_copies():
     with connect() as store, driver.memory(pattern(MIB)) as memory:
         store.put("there", b"x" * 1000)
         for kind in (cuda.COPY, cuda.RUNNING):
-            # Puts and gets try again, so that one failure may pass unnoticed.
-            driver.fail(kind, 0, 1000)
+            driver.fail(kind)
             refused(tiffin.DeviceError, lambda: store.put("k", Interface(memory, (MIB,))))
             assert not store.exists("k")
+            # A get tries again, so that one failure may pass unnoticed.
+            driver.fail(kind, 0, 1000)
             refused(tiffin.DeviceError, lambda: store.get_into("there", Interface(memory, (MIB,))))
             driver.fail(kind, 0, 0)
             assert store.get_into("there", Interface(memory, (MIB,))) == 1000

@@ -144,7 +144,7 @@ def test_chunks_return(connector):
     assert [*found[0].shapes] == [shape] and [*found[0].dtypes] == [dtype] and found[0].fmt == fmt
     assert run(connector.get(keys[1])).array[0] == 2 and run(connector.get(Key("d"))) is None
     assert sorted(run(connector.list())) == sorted(key.to_string() for key in keys)
-    # A chunk has the same bytes whoever computed it.
+    # Each engine computes the same bytes for a chunk.
     run(connector.put(keys[0], chunk(9)))
     assert run(connector.get(keys[0])).array[0] == 1
 

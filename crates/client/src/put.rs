@@ -176,7 +176,7 @@ fn tell(
     for Written { id, item, location, result, device } in results {
         unwritten.devices.extend(device.map(|why| (item, why)));
         match &result {
-            WriteResult::Written => {}
+            WriteResult::Written | WriteResult::Unreadable => {}
             WriteResult::Stale => {
                 held.settle(location);
                 preallocated::give_back(inner, location.segment);
@@ -397,6 +397,7 @@ async fn write(
         let result = match outcome {
             Ok(()) => WriteResult::Written,
             Err(TransferError::Stale) => WriteResult::Stale,
+            Err(TransferError::Device(_)) => WriteResult::Unreadable,
             Err(error) => WriteResult::Unreachable(error.to_string()),
         };
         Written { id, item, location: reservation.location, result, device }

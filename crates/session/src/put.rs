@@ -74,6 +74,8 @@ pub enum WriteResult {
     Stale,
     /// The node cannot be reached.
     Unreachable(String),
+    /// The bytes of the caller cannot be read, whatever the node.
+    Unreadable,
 }
 
 #[derive(Debug)]
@@ -88,6 +90,8 @@ struct Item {
     written: Vec<Location>,
     /// Only nodes that failed have space for it: it waits until they are tried again.
     is_last_resort: bool,
+    /// Its bytes could not be read.
+    is_unreadable: bool,
     outcome: Option<PutOutcome>,
 }
 
@@ -134,6 +138,7 @@ impl Put {
             writing: BTreeMap::new(),
             written: Vec::new(),
             is_last_resort: false,
+            is_unreadable: false,
             outcome: None,
         };
         let mut items: Vec<_> = requests.into_iter().map(item).collect();
@@ -295,6 +300,10 @@ impl Put {
                 self.avoid.insert(location.segment);
                 self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
             }
+            WriteResult::Unreadable => {
+                item.is_unreadable = true;
+                self.to_abort.entry(location.segment).or_default().push(location.slot_ref());
+            }
         }
         if !item.writing.is_empty() {
             return;
@@ -304,6 +313,10 @@ impl Put {
                 self.to_publish.push(index)
             }
             [_, ..] => self.commit(index),
+            // It is not tried again: the node is not the reason.
+            [] if item.is_unreadable => {
+                self.finish(index, PutOutcome::Invalid("its bytes cannot be read".to_owned()));
+            }
             [] => self.again(index, "no node with space could be reached"),
         }
     }

@@ -262,6 +262,21 @@ fn unsent_repetition_of_a_commit_is_repeated() {
 }
 
 #[test]
+fn put_of_unreadable_bytes_ends_and_releases_its_memory() {
+    let mut put = put_of(1);
+    let id = asked(put.poll());
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Unreadable);
+    let (id, segment, request) = to_node(put.poll());
+    assert!(matches!(request, ClientToNode::Abort(_)), "{request:?}");
+    assert_eq!(segment, SegmentId(1));
+    put.replied(id, Ok(Reply::Done));
+    assert!(put.poll().is_none() && put.is_done(), "no node is tried again");
+    assert!(matches!(put.into_outcomes().as_slice(), [PutOutcome::Invalid(_)]));
+}
+
+#[test]
 fn failed_copy_is_released_and_others_are_committed() {
     let mut put = put_of(1);
     let id = asked(put.poll());

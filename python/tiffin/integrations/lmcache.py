@@ -205,7 +205,7 @@ class TiffinConnector(RemoteConnector):
             data = memoryview(memory.byte_array).cast("B")
             told = record(len(data), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
             values.append(b"".join((told.serialize(), data)))
-        # A chunk has the same bytes whoever computed it.
+        # Each engine computes the same bytes for a chunk.
         self.store.put(self._names(keys), values, on_exists="keep")
 
     def _get(self, keys: Sequence[Any]) -> builtins.list[Any]:
