@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 
-SECONDS_MAX = 60
+SECONDS_MAX = 600
 
 
 @contextlib.contextmanager
