@@ -11,12 +11,13 @@ use tiffin_client::{Client, Deadline, DeleteOptions, Error, Why};
 use tiffin_server::Address;
 
 use super::arguments::{Items, KeyArg, Number};
+use super::class::MooncakeDistributedStore;
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
 use super::enums::{TaskStatus, TaskType};
-use super::open::tell;
+use super::log::tell;
 use super::segments::{self, Unmounted};
-use super::store::{MooncakeDistributedStore, first};
+use super::store::first;
 use super::tasks::{self, Change, Task};
 use crate::runtime::block_on;
 

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use tiffin_client::arena::Block;
 use tiffin_client::gpu;
 use tiffin_client::{
-    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, Key, OnExists, Patience,
-    Pattern, Presences, Put, ResolveOptions,
+    Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, OnExists, Patience, Pattern,
+    Presences, Put, ResolveOptions,
 };
 use tiffin_types::units::Count;
 
@@ -16,13 +16,13 @@ use super::arguments::{KeyArg, NameArgs};
 use super::codes;
 use super::config::ExistOptions;
 use super::descriptors::ReplicaDescriptor;
+use super::log::tell;
 use super::memory::Blocks;
-use super::open::{Open, tell};
+use super::open::Open;
+use super::pages::{HEALTH_TIME_MAX, is_answered};
 
 /// The time limit for the confirmation of a removal. A stopped node must not block callers.
 const REMOVE_TIME_MAX: Duration = Duration::from_secs(10);
-/// The time limit for the master's answer to a health check.
-pub(super) const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Mooncake's probes protect the objects that they find for a while. They are not reads.
 pub(super) const LEASED: ResolveOptions =
     ResolveOptions { touch: false, lease: true, locate: false, ahead: Ahead::Nothing };
@@ -258,13 +258,6 @@ pub(super) fn master_answers(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let deadline = Deadline::after(HEALTH_TIME_MAX.min(open.call_time));
     let answered = open.handle.call(py, deadline, async |client| Ok(is_answered(client, deadline).await))?;
     Ok(answered.unwrap_or(false))
-}
-
-/// Whether the master answers this client.
-pub(super) async fn is_answered(client: &Client, deadline: Deadline) -> bool {
-    let Ok(key) = Key::new(b"health") else { return false };
-    let looked = client.resolve(&[key], ResolveOptions::default(), deadline).await;
-    looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. })))
 }
 
 /// The bytes that the client has written and read, by transport.

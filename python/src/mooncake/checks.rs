@@ -13,7 +13,8 @@ use tiffin_client::gpu::{DeviceError, Finder, Place};
 use tiffin_client::probe::{Access, Coverage, is_accessible, is_mapped};
 
 use super::codes;
-use super::open::{Open, tell};
+use super::log::tell;
+use super::open::Open;
 
 /// The hint for a rejected address.
 const HINT: &str = "hint: keep the memory allocated until the call returns; device memory needs the CUDA \

@@ -10,7 +10,7 @@ use tiffin_types::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
 use super::arguments::{Flag, Items, Number};
 use super::codes;
 use super::enums::{ObjectDataType, SoftPinAction};
-use super::open::tell;
+use super::log::tell;
 
 /// The maximum duration of a soft pin; Mooncake's default.
 const SOFT_PIN_MAX: Duration = Duration::from_secs(24 * 3600);

@@ -13,7 +13,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::codes;
-use super::open::{Open, tell};
+use super::log::tell;
+use super::open::Open;
 use super::settings::{Problem, Settings};
 use crate::runtime::block_on;
 

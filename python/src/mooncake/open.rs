@@ -3,7 +3,7 @@
 //! The setup does cheap steps first: it checks the arguments, then the metadata server and the master, and
 //! only then allocates memory and sockets. A failure prints one line on standard error.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,10 +21,11 @@ use tokio::time::timeout;
 
 use super::codes;
 use super::disk::Claim;
+use super::log::tell;
 use super::pages;
 use super::registry::Registry;
 use super::segments::{Segments, Site};
-use super::sessions::Sessions;
+use super::session_table::Sessions;
 use super::settings::{Environment, Settings};
 use super::tasks::Tasks;
 use crate::handle::{Handle, Opened, Servers};
@@ -119,7 +120,8 @@ impl Open {
     pub(crate) async fn new(settings: &Settings) -> Result<Self, Failure> {
         let mut open = Self::connect(settings).await?;
         if let Some(port) = settings.http_port {
-            open.pages = Mutex::new(pages::serve(&open, port).await);
+            let pages = pages::serve(&open.handle, open.call_time, open.segments.site(), port).await;
+            open.pages = Mutex::new(pages);
         }
         Ok(open)
     }
@@ -516,11 +518,4 @@ fn ports(name: &Name, environment: &Environment) -> Result<Vec<u16>, Failure> {
     // A stride that visits every port of the range spreads clients that start at the same moment.
     let port = |step: u64| first + ((drawn % count + step * 7919) % count) as u16;
     Ok((0..tries).map(port).collect())
-}
-
-/// Prints one line on standard error.
-pub(crate) fn tell(what: &str) {
-    let line = what.replace("\n\nhint: ", "; hint: ").replace('\n', " ");
-    // A program that has closed standard error does not want the line.
-    let _ = writeln!(io::stderr(), "mooncake.store: {line}");
 }

@@ -15,9 +15,9 @@ use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
 use super::arguments::{Items, KeyArg, Number};
 use super::calls::{self, LEASED};
 use super::checks;
+use super::class::MooncakeDistributedStore;
 use super::memory;
 use super::open::Open;
-use super::store::MooncakeDistributedStore;
 
 /// The time limit for reading a header from a device.
 const PEEK_TIME_MAX: Duration = Duration::from_secs(10);

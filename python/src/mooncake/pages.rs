@@ -3,14 +3,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tiffin_client::{Client, Deadline, gpu};
+use tiffin_client::{Client, Deadline, Error, Key, ResolveOptions, gpu};
 use tiffin_server::Address;
 use tiffin_server::http::client::{Answer, ClientCounts, ClientPages, ClientState, DeviceBytes};
 
-use super::calls::{HEALTH_TIME_MAX, is_answered};
 use super::codes;
-use super::open::{Open, tell};
+use super::log::tell;
+use super::segments::Site;
 use crate::handle::Handle;
+
+/// The time limit for the master's answer to a health check.
+pub(super) const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A store, which its pages do not keep alive.
 struct Shown {
@@ -62,12 +65,23 @@ impl ClientState for Shown {
     }
 }
 
+/// Whether the master answers this client.
+pub(super) async fn is_answered(client: &Client, deadline: Deadline) -> bool {
+    let Ok(key) = Key::new(b"health") else { return false };
+    let looked = client.resolve(&[key], ResolveOptions::default(), deadline).await;
+    looked.iter().all(|it| matches!(it, Ok(_) | Err(Error::NodeDown { .. } | Error::Unavailable { .. })))
+}
+
 /// Serves the pages where the store's segments listen. `None`, with a line that says why, if that fails: the
 /// store works without them.
-pub(super) async fn serve(open: &Open, port: u16) -> Option<ClientPages> {
-    let site = open.segments.site();
+pub(super) async fn serve(
+    handle: &Arc<Handle>,
+    call_time: Duration,
+    site: &Site,
+    port: u16,
+) -> Option<ClientPages> {
     let listen = Address::Tcp { host: site.ip.to_string(), port };
-    let shown = Shown { handle: Arc::downgrade(&open.handle), call_time: open.call_time };
+    let shown = Shown { handle: Arc::downgrade(handle), call_time };
     match ClientPages::start(&listen, &site.config.token, Arc::new(shown)).await {
         Ok(pages) => Some(pages),
         Err(error) => {

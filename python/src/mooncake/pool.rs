@@ -20,9 +20,9 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::arguments::{Flag, Number};
+use super::class::MooncakeDistributedStore;
 use super::memory::BufferLeaseView;
 use super::open::Open;
-use super::store::MooncakeDistributedStore;
 use crate::runtime::block_on;
 
 /// The maximum wait for a lease, which is practically unlimited.

@@ -10,8 +10,9 @@ use tiffin_client::probe::Access;
 use super::arguments::{Items, KeyArg, Number};
 use super::checks;
 use super::codes;
+use super::log::tell;
 use super::memory;
-use super::open::{Open, tell};
+use super::open::Open;
 
 type Fragments = Items<Items<Items<Number>>>;
 

@@ -15,7 +15,7 @@ use tiffin_embedded::drain;
 use tiffin_server::{Address, NodeConfig, NodeServer, host};
 use tokio::time::Instant;
 
-use super::open::tell;
+use super::log::tell;
 use crate::process::PerProcess;
 
 /// The size of an allocated segment is a multiple of this, as in Mooncake.

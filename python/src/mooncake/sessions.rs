@@ -11,161 +11,25 @@
 //! an earlier object: ranges that were not written are zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use tiffin_client::gpu::Place;
 use tiffin_client::probe::Access;
 use tiffin_client::{
-    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, Reserved, ResolveOptions,
-    SourceBuf, SpaceRequest, TargetBuf,
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, ResolveOptions, SourceBuf,
+    SpaceRequest, TargetBuf,
 };
 
 use super::arguments::{Items, KeyArg, Number};
 use super::calls::{self, LEASED};
 use super::checks::{self, Checked};
+use super::class::MooncakeDistributedStore;
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
 use super::memory;
 use super::open::Open;
-use super::store::MooncakeDistributedStore;
-use crate::process::PerProcess;
-
-/// The maximum number of open sessions of each kind in one store.
-const SESSIONS_MAX: usize = 1 << 16;
-/// The maximum number of separate ranges that one put session has written.
-const RANGES_MAX: usize = 1 << 16;
-/// The maximum number of zeros per write.
-const ZEROS_MAX: u64 = 1 << 20;
-
-/// The sessions of one store.
-pub(crate) struct Sessions(PerProcess<Here>);
-
-#[derive(Default)]
-struct Here {
-    reading: Mutex<BTreeMap<Key, Reading>>,
-    writing: Mutex<BTreeMap<Key, Arc<Writing>>>,
-    /// The number of entries in `writing`, so that other calls need no lock.
-    writing_count: AtomicUsize,
-}
-
-/// The object of a get session.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Reading {
-    len: u64,
-    generation: tiffin_client::Generation,
-}
-
-/// The reserved space of a put session, and its written ranges: start to end.
-struct Writing {
-    reserved: Reserved,
-    written: Mutex<BTreeMap<u64, u64>>,
-}
-
-impl Default for Sessions {
-    fn default() -> Self {
-        Self(PerProcess::new())
-    }
-}
-
-impl Sessions {
-    fn here(&self) -> &Here {
-        let made = self.0.get_or_try(|| Ok::<_, Infallible>(Here::default()));
-        made.unwrap_or_else(|never| match never {})
-    }
-
-    /// Whether a put session of this store has the key.
-    pub(super) fn is_writing(&self, key: &Key) -> bool {
-        self.0.here().is_some_and(|here| {
-            here.writing_count.load(Ordering::Relaxed) > 0 && lock(&here.writing).contains_key(key)
-        })
-    }
-
-    /// Whether a put session of this store is open.
-    pub(super) fn has_writing(&self) -> bool {
-        self.0.here().is_some_and(|here| here.writing_count.load(Ordering::Relaxed) > 0)
-    }
-
-    /// The codes with "not ready" in place of "not found" for keys of open put sessions.
-    pub(super) fn refine(&self, keys: &[KeyArg], mut codes: Vec<i64>) -> Vec<i64> {
-        let Some(here) = self.0.here() else { return codes };
-        if here.writing_count.load(Ordering::Relaxed) > 0 {
-            let writing = lock(&here.writing);
-            for (key, code) in keys.iter().zip(&mut codes) {
-                let is_open = |key: Key| writing.contains_key(&key);
-                if *code == codes::OBJECT_NOT_FOUND && key.key().is_some_and(is_open) {
-                    *code = codes::REPLICA_IS_NOT_READY;
-                }
-            }
-        }
-        codes
-    }
-}
-
-impl Here {
-    fn take_writing(&self, key: &Key) -> Option<Arc<Writing>> {
-        let mut writing = lock(&self.writing);
-        let taken = writing.remove(key);
-        self.writing_count.store(writing.len(), Ordering::Relaxed);
-        taken
-    }
-
-    /// Opens a session. Another thread may have opened a session, or reached the limit, during the
-    /// reservation.
-    fn add_writing(&self, reserved: Reserved) -> i64 {
-        let mut writing = lock(&self.writing);
-        if writing.contains_key(reserved.key()) {
-            return codes::INVALID_PARAMS;
-        }
-        if writing.len() >= SESSIONS_MAX {
-            return codes::NO_AVAILABLE_HANDLE;
-        }
-        let key = reserved.key().clone();
-        writing.insert(key, Arc::new(Writing { reserved, written: Mutex::default() }));
-        self.writing_count.store(writing.len(), Ordering::Relaxed);
-        codes::OK
-    }
-}
-
-impl Writing {
-    /// Whether these ranges can be added.
-    fn has_space(&self, count: usize) -> bool {
-        lock(&self.written).len().saturating_add(count) <= RANGES_MAX
-    }
-
-    /// Adds a range, and merges it with those that it touches.
-    fn add(&self, mut start: u64, mut end: u64) {
-        let mut written = lock(&self.written);
-        while let Some((at, until)) = written.range(..=end).next_back().map(|(at, until)| (*at, *until)) {
-            if until < start {
-                break;
-            }
-            written.remove(&at);
-            (start, end) = (start.min(at), end.max(until));
-        }
-        if start < end {
-            written.insert(start, end);
-        }
-    }
-
-    /// The ranges that were not written, in steps.
-    fn gaps(&self) -> Vec<(u64, u64)> {
-        let mut gaps = Vec::new();
-        let mut at = 0;
-        let written = lock(&self.written).clone();
-        for (start, end) in written.into_iter().chain([(self.reserved.len(), 0)]) {
-            while at < start {
-                let step = (start - at).min(ZEROS_MAX);
-                gaps.push((at, step));
-                at += step;
-            }
-            at = at.max(end);
-        }
-        gaps
-    }
-}
+use super::session_table::{Reading, SESSIONS_MAX, Writing, ZEROS_MAX, lock};
 
 /// Writes zeros to the ranges that the sessions have not written. Returns for each whether that succeeded.
 async fn fill_gaps(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<Result<(), Error>> {
@@ -610,9 +474,4 @@ async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) 
         Some(Ok(None)) => codes::OBJECT_NOT_FOUND,
         _ => codes::of(error),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each use makes one change, so that a poisoned lock is usable.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@
 //! **Invariant:** the locks here are taken only while the interpreter is held, and never held across a
 //! wait, so that a fork never finds one locked.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -17,13 +17,15 @@ use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, Targ
 use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
 use super::calls;
 use super::checks::{self, Devices};
+use super::class::MooncakeDistributedStore;
 use super::codes;
 use super::config::{ExistOptions, PutForm, ReplicateConfig};
 use super::descriptors::ReplicaDescriptor;
 use super::dummy;
 use super::exit;
+use super::log::tell;
 use super::memory::{self, BufferHandle, Lent};
-use super::open::{Open, tell};
+use super::open::Open;
 use super::ranges;
 use super::registry::NotRegistered;
 use super::settings::{Problem, Settings};
@@ -32,24 +34,7 @@ use crate::runtime::block_on;
 /// The start and length of each part of an object in the caller's memory.
 type Ranges = Vec<(u64, u64)>;
 
-/// A client of a cluster: puts and gets objects by key, and may provide memory to the cluster.
-///
-/// Call :meth:`setup` before any other method. Calls return 0 or a count, or a negative code. A store that
-/// is not closed leaves the cluster when it is garbage-collected, or when the interpreter ends.
-#[pyclass(module = "mooncake.store", frozen, weakref, subclass)]
-pub(crate) struct MooncakeDistributedStore {
-    open: Mutex<Option<Arc<Open>>>,
-}
-
 impl MooncakeDistributedStore {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Open>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn open(&self) -> Option<Arc<Open>> {
-        self.lock().clone()
-    }
-
     /// Puts values that are Python objects. An error of one of them is the error of the call.
     fn put_values(
         &self,

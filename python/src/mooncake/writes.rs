@@ -12,11 +12,12 @@ use tiffin_client::{OnExists, Put, PutOptions, ResolveOptions, SOFT_PIN_DEFAULT,
 use super::arguments::{Items, KeyArg, Number};
 use super::calls;
 use super::checks::{self, Checked, Devices};
+use super::class::MooncakeDistributedStore;
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
 use super::memory::{self, Lent};
 use super::open::Open;
-use super::store::{MooncakeDistributedStore, allowed};
+use super::store::allowed;
 
 /// The rows of a tensor, or of a part of it, given by address.
 #[derive(Clone, Copy, Debug)]

@@ -12,9 +12,7 @@
 
 mod answers;
 mod catalog;
-mod cluster;
 mod commit;
-mod confirmed;
 mod connections;
 mod context;
 mod deadlines;
@@ -30,25 +28,25 @@ mod pending_retires;
 mod pin;
 mod placement;
 mod publish;
-mod quotas;
 mod reserve;
 mod resolve;
-mod saved;
 mod shortage;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod tier;
 mod unreported;
+mod watches;
 mod why;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
-pub use cluster::CLUSTER_IDS_MAX;
 use connections::{Caller, Party};
 use context::Context;
+pub use context::cluster::CLUSTER_IDS_MAX;
+pub use context::saved::POLICIES_MAX;
 use delete::Retires;
 pub use delete_matching::PIECE_OBJECTS_MAX;
 use drain::Drains;
@@ -56,12 +54,11 @@ pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, D
 use membership::Membership;
 pub use notice::{Eviction, EvictionCause, Notice};
 use objects::Objects;
-use quotas::Watches;
 use reserve::Reservations;
-pub use saved::POLICIES_MAX;
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{RepairConfig, TierConfig};
 use unreported::Parked;
+use watches::Watches;
 use why::Explanations;
 
 use crate::{
@@ -330,7 +327,7 @@ impl Master {
     /// Retries the puts that wait for space, if the state that they depend on has changed.
     fn serve_the_waiting(&mut self) {
         let lease_ended = self.lease_end.is_some_and(|end| end <= self.objects.cx.now);
-        if self.take_change() || lease_ended {
+        if self.objects.cx.quotas.take_change() || lease_ended {
             self.wake();
         }
         let waits = self.objects.cx.quotas.anybody_waits();

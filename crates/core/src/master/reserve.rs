@@ -15,9 +15,9 @@ use std::{
 use super::{
     Caller, Context, Objects, OpId, Wait,
     catalog::{Eviction, NodeIndex, ObjectIndex, Scope},
+    context::quotas::{QueueKey, Terms},
     members::{Member, Standing},
     placement::{Wish, rank},
-    quotas::{QueueKey, Terms},
     refuse,
     shortage::{Demand, Lack, Refused},
     stream::StreamIndex,

@@ -17,13 +17,14 @@
 //! the master started. The name's *floor* is the least generation that is still accepted. That also holds for
 //! members that were given up, up to [`FLOORS_MAX`] names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{
     Master, Notice, Objects, OpId, Party,
     catalog::{NamespaceIndex, NodeIndex},
     members::{Member, Standing},
+    objects::floors::Floors,
     pending_retires::Name,
     refuse,
 };
@@ -38,9 +39,6 @@ use crate::{
 
 /// Maximum number of deferred requests; further ones are refused at once.
 pub(super) const PARKED_MAX: usize = 1 << 14;
-/// Maximum number of names whose floor is remembered. Beyond it, nothing is evicted until all members have
-/// reported.
-pub(super) const FLOORS_MAX: usize = 1 << 18;
 /// How long a request without a wait time of its own waits for reports.
 pub(super) const REPORT_WAIT_MS: u64 = 5_000;
 /// Maximum number of members that a message names.
@@ -64,41 +62,6 @@ enum Question {
     Client(ClientToMaster),
     /// From this node.
     Decide(NodeIndex, Decide),
-}
-
-/// The least generation of each name that a report may bring.
-#[derive(Debug, Default)]
-pub(super) struct Floors {
-    least: BTreeMap<Arc<Name>, Generation>,
-}
-
-impl Floors {
-    /// Whether more objects may leave the catalog.
-    pub(super) fn has_space(&self) -> bool {
-        self.least.len() < FLOORS_MAX
-    }
-
-    /// Whether more objects may leave the catalog after one more has.
-    fn has_space_for_two(&self) -> bool {
-        self.least.len() + 1 < FLOORS_MAX
-    }
-
-    /// Removes a floor if there are as many as there may be.
-    fn make_space(&mut self) {
-        if !self.has_space() {
-            self.least.pop_last();
-        }
-    }
-
-    /// Whether a report may bring that object.
-    pub(super) fn accepts(&self, name: &Name, generation: Generation) -> bool {
-        self.least.get(name).is_none_or(|least| generation >= *least)
-    }
-
-    fn raise(&mut self, name: &Arc<Name>, least: Generation) {
-        let floor = self.least.entry(Arc::clone(name)).or_default();
-        *floor = (*floor).max(least);
-    }
 }
 
 impl Objects {

@@ -1,40 +1,16 @@
 //! Explanations: why an object still exists, or why it is gone.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use super::{
     Objects, OpId, Wait,
-    catalog::{LabelIndex, NamespaceIndex, NodeIndex, ObjectIndex},
-    pending_retires::Name,
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, Key, RequestId, SlotRef, Tick, VIEWERS_MAX,
-    message::{Cause, Found, Gone, Here, MasterToMember, Reason, Reply, Views, Why},
+    BATCH_ITEMS_MAX, ConnId, Key, RequestId, SlotRef, Tick, VIEWERS_MAX,
+    message::{Found, Here, MasterToMember, Reason, Reply, Views, Why},
 };
-
-/// Maximum number of removals that are remembered.
-const HISTORY_MAX: usize = 1 << 16;
-
-/// The last removals, newest last.
-#[derive(Debug, Default)]
-pub(super) struct History {
-    past: VecDeque<Past>,
-}
-
-#[derive(Debug)]
-struct Past {
-    name: Arc<Name>,
-    generation: Generation,
-    cause: Cause,
-    by: String,
-    at: Tick,
-    node: String,
-    for_key: Option<Key>,
-    reader: LabelIndex,
-    disk_bytes_max: u64,
-}
 
 /// All explanations that wait for nodes.
 #[derive(Debug, Default)]
@@ -49,58 +25,6 @@ struct Explaining {
     id: RequestId,
     answers: Vec<Why>,
     outstanding: u32,
-}
-
-impl History {
-    pub(super) fn note(
-        &mut self,
-        at: Tick,
-        name: Arc<Name>,
-        generation: Generation,
-        (cause, by): (Cause, &str),
-        reader: LabelIndex,
-    ) {
-        if self.past.len() == HISTORY_MAX {
-            self.past.pop_front();
-        }
-        self.past.push_back(Past {
-            name,
-            generation,
-            cause,
-            by: by.to_owned(),
-            at,
-            node: String::new(),
-            for_key: None,
-            reader,
-            disk_bytes_max: 0,
-        });
-    }
-
-    /// Records where the last removal freed space, and for which key.
-    pub(super) fn made_room(&mut self, node: String, key: &Key) {
-        if let Some(past) = self.past.back_mut() {
-            (past.node, past.for_key) = (node, Some(key.clone()));
-        }
-    }
-
-    /// Records the maximum object size of its disk, if that disk had refused the object of the last
-    /// removal.
-    pub(super) fn had_been_refused(&mut self, disk_bytes_max: u64) {
-        if let Some(past) = self.past.back_mut() {
-            past.disk_bytes_max = disk_bytes_max;
-        }
-    }
-
-    /// Records the node that caused the last removal.
-    pub(super) fn went_with(&mut self, node: String) {
-        if let Some(past) = self.past.back_mut() {
-            past.node = node;
-        }
-    }
-
-    fn last(&self, namespace: NamespaceIndex, key: &Key) -> Option<&Past> {
-        self.past.iter().rev().find(|it| it.name.namespace == namespace && it.name.key == *key)
-    }
 }
 
 impl Explanations {
@@ -130,7 +54,7 @@ impl Explanations {
         let mut answers = Vec::with_capacity(keys.len());
         for (item, key) in keys.iter().enumerate() {
             let Some(index) = o.cx.catalog.find(namespace, key) else {
-                answers.push(o.why_gone(namespace, key));
+                answers.push(o.history.why_gone(&o.cx, namespace, key));
                 continue;
             };
             for (node, slot_ref) in o.cx.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
@@ -181,20 +105,6 @@ impl Explanations {
 }
 
 impl Objects {
-    fn why_gone(&self, namespace: NamespaceIndex, key: &Key) -> Why {
-        let Some(past) = self.history.last(namespace, key) else { return Why::Unknown };
-        Why::Gone(Gone {
-            generation: past.generation,
-            cause: past.cause,
-            by: past.by.clone(),
-            ago_ms: self.ago(past.at),
-            node: past.node.clone(),
-            for_key: past.for_key.clone(),
-            reader: self.cx.connections.label(past.reader),
-            disk_bytes_max: past.disk_bytes_max,
-        })
-    }
-
     fn why_here(&self, index: ObjectIndex) -> Why {
         let Some(object) = self.cx.catalog.get(index) else { return Why::Unknown };
         let attributes = object.attributes().cloned().unwrap_or_default();

@@ -4,8 +4,8 @@ use super::*;
 use std::sync::Arc;
 
 use crate::master::members::{FORGOTTEN_MAX, Members};
+use crate::master::objects::floors::FLOORS_MAX;
 use crate::master::pending_retires::Name;
-use crate::master::unreported::FLOORS_MAX;
 use crate::{
     attributes::Consumption,
     message::{ForgetNode, Forgotten, Register},

@@ -1,7 +1,7 @@
 //! Answers that wait until the master knows that it still leads.
 
 use super::*;
-use crate::master::confirmed::HELD_MAX;
+use crate::master::context::confirmed::HELD_MAX;
 use crate::message::{Decide, DecideItem, PolicyChange};
 
 impl Cluster {

@@ -4,7 +4,7 @@
 use tiffin_node as node;
 
 use super::*;
-use crate::master::{saved::POLICIES_MAX, unreported::*};
+use crate::master::{context::saved::POLICIES_MAX, unreported::*};
 use crate::{
     attributes::{Attributes, Consumption},
     message::{

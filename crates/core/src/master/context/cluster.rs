@@ -10,9 +10,10 @@
 //!
 //! **Invariant:** a refused member changes nothing here: neither the epoch, nor the roster, nor the catalog.
 
-use super::{Context, Master, MasterConfig, Notice, refuse};
+use super::Context;
 use crate::{
     ClusterId, ConnId, EPOCH_MAX, RequestId,
+    master::{Master, MasterConfig, Notice, refuse},
     message::{Reason, Register, Reply},
     sabotage::sabotaged,
 };
@@ -22,7 +23,7 @@ pub const CLUSTER_IDS_MAX: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(in crate::master) struct Cluster {
     /// The id of the cluster, then the others whose members belong to it.
     ids: Vec<ClusterId>,
     /// The master started without an id, and no object was stored since.
@@ -36,22 +37,22 @@ impl Default for Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(ids: Vec<ClusterId>) -> Self {
+    pub(in crate::master) fn new(ids: Vec<ClusterId>) -> Self {
         Self { is_open: ids.is_empty(), ids }
     }
 
     /// Its id; zero if it has none yet.
-    pub(super) fn id(&self) -> ClusterId {
+    pub(in crate::master) fn id(&self) -> ClusterId {
         self.ids.first().copied().unwrap_or_default()
     }
 
     /// What is saved.
-    pub(super) fn ids(&self) -> &[ClusterId] {
+    pub(in crate::master) fn ids(&self) -> &[ClusterId] {
         &self.ids
     }
 
     /// An object is stored: members of another cluster would add theirs.
-    pub(super) fn close(&mut self) {
+    pub(in crate::master) fn close(&mut self) {
         self.is_open = false;
     }
 
@@ -75,7 +76,7 @@ impl Cluster {
 
 impl Context {
     /// Refuses a member that does not belong to this cluster, or whose memory is damaged.
-    pub(super) fn refusal_of(&mut self, register: &Register) -> Option<Reply> {
+    pub(in crate::master) fn refusal_of(&mut self, register: &Register) -> Option<Reply> {
         let name = &register.info.name;
         if register.epoch >= EPOCH_MAX {
             let message = format!("`{name}` reports epoch {}: its memory is damaged", register.epoch);
@@ -104,7 +105,7 @@ impl Context {
 
 impl Master {
     /// The operator says that members of another cluster belong to this one.
-    pub(super) fn admit_cluster(&mut self, conn: ConnId, id: RequestId, cluster: ClusterId) {
+    pub(in crate::master) fn admit_cluster(&mut self, conn: ConnId, id: RequestId, cluster: ClusterId) {
         let cx = &mut self.objects.cx;
         let ids = &mut cx.cluster.ids;
         let is_known = cluster.known().is_none() || ids.contains(&cluster);

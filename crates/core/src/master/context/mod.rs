@@ -8,19 +8,25 @@
 //! **Invariant:** every request to a node that needs a reply has an entry in `waits` until the node replies
 //! or its connection is closed.
 
+pub(in crate::master) mod cluster;
+pub(in crate::master) mod confirmed;
+pub(in crate::master) mod quotas;
+pub(in crate::master) mod saved;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use cluster::Cluster;
+use confirmed::Confirming;
+use quotas::Quotas;
+use saved::Saving;
 
 use super::{
     Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
-    cluster::Cluster,
-    confirmed::Confirming,
     connections::Connections,
     deadlines::Deadlines,
     members::{Member, Members, Standing},
     pending_retires::{Name, PendingRetires},
-    quotas::Quotas,
-    saved::Saving,
 };
 use crate::{
     ConnId, Location, RequestId, SlotRef, Tick,
@@ -38,41 +44,41 @@ const POLL_PAUSE_MS: u64 = 2;
 /// Copies of replaced objects that are retired after their successors are stored. If the master dies between
 /// both, the old object exists, the new one, or both.
 #[derive(Debug)]
-pub(super) struct HeldRetires {
+pub(in crate::master) struct HeldRetires {
     /// The node of the successors.
-    pub(super) home: NodeIndex,
-    pub(super) copies: Vec<(NodeIndex, SlotRef)>,
+    pub(in crate::master) home: NodeIndex,
+    pub(in crate::master) copies: Vec<(NodeIndex, SlotRef)>,
     /// The operation whose answer waits for the retires.
-    pub(super) op: OpId,
+    pub(in crate::master) op: OpId,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub(super) config: MasterConfig,
-    pub(super) now: Tick,
-    pub(super) catalog: Catalog,
-    pub(super) members: Members,
-    pub(super) connections: Connections,
-    pub(super) quotas: Quotas,
-    pub(super) pending_retires: PendingRetires,
-    pub(super) saving: Saving,
-    pub(super) cluster: Cluster,
-    pub(super) confirming: Confirming,
+pub(in crate::master) struct Context {
+    pub(in crate::master) config: MasterConfig,
+    pub(in crate::master) now: Tick,
+    pub(in crate::master) catalog: Catalog,
+    pub(in crate::master) members: Members,
+    pub(in crate::master) connections: Connections,
+    pub(in crate::master) quotas: Quotas,
+    pub(in crate::master) pending_retires: PendingRetires,
+    pub(in crate::master) saving: Saving,
+    pub(in crate::master) cluster: Cluster,
+    pub(in crate::master) confirming: Confirming,
     /// The deadlines of all operations except drops.
-    pub(super) deadlines: Deadlines,
-    pub(super) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
+    pub(in crate::master) deadlines: Deadlines,
+    pub(in crate::master) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
     /// Copies of replaced objects that are retired once a message about their successors is certain to
     /// arrive.
-    pub(super) held_retires: BTreeMap<RequestId, HeldRetires>,
-    pub(super) effects: VecDeque<Effect>,
+    pub(in crate::master) held_retires: BTreeMap<RequestId, HeldRetires>,
+    pub(in crate::master) effects: VecDeque<Effect>,
     /// Objects evicted since the master started.
-    pub(super) evictions: Evictions,
+    pub(in crate::master) evictions: Evictions,
     next_id: u64,
 }
 
 impl Context {
-    pub(super) fn new(config: MasterConfig) -> Self {
+    pub(in crate::master) fn new(config: MasterConfig) -> Self {
         let mut catalog = Catalog::new(config.hash_seed);
         if config.events {
             catalog.note_tiers();
@@ -97,25 +103,30 @@ impl Context {
         }
     }
 
-    pub(super) fn next_id(&mut self) -> RequestId {
+    pub(in crate::master) fn next_id(&mut self) -> RequestId {
         self.next_id += 1;
         RequestId(self.next_id)
     }
 
-    pub(super) fn next_op(&mut self) -> OpId {
+    pub(in crate::master) fn next_op(&mut self) -> OpId {
         OpId(self.next_id().0)
     }
 
-    pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+    pub(in crate::master) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         self.reply_confirmed(Effect::Reply(conn, id, reply));
     }
 
-    pub(super) fn notice(&mut self, notice: Notice) {
+    pub(in crate::master) fn notice(&mut self, notice: Notice) {
         self.effects.push_back(Effect::Notice(notice));
     }
 
     /// Sends a request to a node and records the continuation. `None` if the node is not connected.
-    pub(super) fn ask(&mut self, node: NodeIndex, request: MasterToMember, wait: Wait) -> Option<RequestId> {
+    pub(in crate::master) fn ask(
+        &mut self,
+        node: NodeIndex,
+        request: MasterToMember,
+        wait: Wait,
+    ) -> Option<RequestId> {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
         let effect = match wait {
@@ -129,14 +140,14 @@ impl Context {
 
     /// Makes a node process the publications in its socket, unless it was asked a moment ago. Any request
     /// has that effect.
-    pub(super) fn poll_node(&mut self, node: NodeIndex) {
+    pub(in crate::master) fn poll_node(&mut self, node: NodeIndex) {
         let member = self.members.get(node).filter(|it| it.ledger_bytes > 0 && it.looks_from <= self.now);
         if member.is_some() {
             self.poll_node_now(node);
         }
     }
 
-    pub(super) fn poll_node_now(&mut self, node: NodeIndex) {
+    pub(in crate::master) fn poll_node_now(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
         member.ledger_bytes = 0;
         member.looks_from = self.now.after(POLL_PAUSE_MS);
@@ -145,7 +156,7 @@ impl Context {
 
     /// Sends retires to the nodes, and returns the requests. Nodes that are not connected owe their
     /// retires. A node also confirms copies that it no longer has.
-    pub(super) fn retire(
+    pub(in crate::master) fn retire(
         &mut self,
         replicas: Vec<(NodeIndex, SlotRef)>,
         op: Option<OpId>,
@@ -174,7 +185,7 @@ impl Context {
 
     /// Retires what waited for this node: it has received every message that an earlier connection lost, or
     /// is lost itself.
-    pub(super) fn release_retires(&mut self, home: NodeIndex) {
+    pub(in crate::master) fn release_retires(&mut self, home: NodeIndex) {
         let waits = &self.waits;
         let is_over = |id: &RequestId, it: &mut HeldRetires| it.home == home && !waits.contains_key(id);
         let released: Vec<_> = self.held_retires.extract_if(.., is_over).collect();
@@ -185,7 +196,7 @@ impl Context {
 
     /// The copies of replaced objects of this name whose retires wait for their successor. With the successor
     /// they must be removed: otherwise a restarted master takes them for objects.
-    pub(super) fn held_copies(&self, name: &Name) -> Vec<(NodeIndex, SlotRef)> {
+    pub(in crate::master) fn held_copies(&self, name: &Name) -> Vec<(NodeIndex, SlotRef)> {
         if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
             return Vec::new();
         }
@@ -195,12 +206,12 @@ impl Context {
     }
 
     /// A node is lost, and its copies with it. Another member may get its index.
-    pub(super) fn forget_held_retires(&mut self, node: NodeIndex) {
+    pub(in crate::master) fn forget_held_retires(&mut self, node: NodeIndex) {
         self.held_retires.values_mut().for_each(|it| it.copies.retain(|(at, _)| *at != node));
     }
 
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
-    pub(super) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
+    pub(in crate::master) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         let is_owed = |(node, slot_ref): &(NodeIndex, SlotRef)| {
             self.members.get(*node).is_some_and(|it| it.owes(*slot_ref) || it.told_owed.contains(slot_ref))
         };
@@ -208,7 +219,7 @@ impl Context {
     }
 
     /// A node must apply these retires before it is used again.
-    pub(super) fn owe(&mut self, node: NodeIndex, slot_refs: &[SlotRef]) {
+    pub(in crate::master) fn owe(&mut self, node: NodeIndex, slot_refs: &[SlotRef]) {
         if let Some(member) = self.members.get_mut(node) {
             slot_refs.iter().for_each(|slot_ref| {
                 _ = member.retiring.remove(slot_ref) || member.given_up.remove(slot_ref)
@@ -218,7 +229,7 @@ impl Context {
     }
 
     /// Aborts reservations that no client will use.
-    pub(super) fn abort_all(&mut self, slot_refs: Vec<(NodeIndex, SlotRef)>) {
+    pub(in crate::master) fn abort_all(&mut self, slot_refs: Vec<(NodeIndex, SlotRef)>) {
         let mut by_node: BTreeMap<NodeIndex, Vec<SlotRef>> = BTreeMap::new();
         for (node, slot_ref) in slot_refs {
             self.quotas.end_grant(node, slot_ref);
@@ -231,7 +242,7 @@ impl Context {
     }
 
     /// A message of the node arrived, so the node is not silent.
-    pub(super) fn hear(&mut self, node: NodeIndex) {
+    pub(in crate::master) fn hear(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
         member.heard = self.now;
         if member.standing == Standing::Silent {
@@ -242,7 +253,7 @@ impl Context {
         }
     }
 
-    pub(super) fn report(&mut self, node: NodeIndex, usage: Usage) {
+    pub(in crate::master) fn report(&mut self, node: NodeIndex, usage: Usage) {
         if let Some(member) = self.members.get_mut(node) {
             if member.free < usage.free || member.usage.name_max < usage.name_max {
                 self.quotas.note_change();
@@ -256,7 +267,7 @@ impl Context {
     }
 
     /// Counts an object that leaves memory in favour of another one.
-    pub(super) fn count_eviction(&mut self, index: ObjectIndex, cause: EvictionCause) {
+    pub(in crate::master) fn count_eviction(&mut self, index: ObjectIndex, cause: EvictionCause) {
         let Some(object) = self.catalog.get(index) else { return };
         let (bytes, is_unread, is_lost) = (object.len(), !object.was_read(), !object.tiers().1);
         let evicted = match cause {
@@ -270,13 +281,13 @@ impl Context {
     }
 
     /// Bytes that a namespace uses, reservations included.
-    pub(super) fn used(&self, namespace: NamespaceIndex) -> u64 {
+    pub(in crate::master) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
         committed.saturating_add(self.quotas.granted(namespace))
     }
 
     /// Emits a notice for an object that was added to the catalog. The cluster is not empty any more.
-    pub(super) fn notice_stored(&mut self, index: ObjectIndex) {
+    pub(in crate::master) fn notice_stored(&mut self, index: ObjectIndex) {
         self.cluster.close();
         self.notice_tiers();
         let Some(object) = self.catalog.get(index).filter(|_| self.config.events) else { return };
@@ -288,7 +299,7 @@ impl Context {
     }
 
     /// Announces that an object is gone, from memory, from disks, or from both.
-    pub(super) fn notice_removed(&mut self, name: &Name, in_memory: bool, on_disk: bool) {
+    pub(in crate::master) fn notice_removed(&mut self, name: &Name, in_memory: bool, on_disk: bool) {
         self.notice_tiers();
         for on_disk in [(in_memory, false), (on_disk, true)].into_iter().filter_map(|it| it.0.then_some(it.1))
         {
@@ -300,7 +311,7 @@ impl Context {
     }
 
     /// Announces the tiers that objects have entered or left.
-    pub(super) fn notice_tiers(&mut self) {
+    pub(in crate::master) fn notice_tiers(&mut self) {
         for TierChange { namespace, key, on_disk, is_stored } in self.catalog.take_tier_changes() {
             let namespace = self.catalog.namespace_name(namespace).to_owned();
             self.notice(match is_stored {
@@ -311,7 +322,7 @@ impl Context {
     }
 
     /// Maximum number of bytes that the namespace may use, if it has a limit.
-    pub(super) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
+    pub(in crate::master) fn quota(&self, namespace: NamespaceIndex) -> Option<u64> {
         let set = self.quotas.policy(namespace).and_then(|it| it.quota);
         if !self.config.tenants {
             return set;
@@ -328,36 +339,41 @@ impl Context {
     }
 
     /// Bytes that the namespace may use in addition without evictions.
-    pub(super) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
+    pub(in crate::master) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
         let limit = self.quota(namespace);
         let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
         limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
     }
 
     /// The demotion policy of a namespace, which applies when memory is short.
-    pub(super) fn demotion(&self, namespace: NamespaceIndex) -> Demotion {
+    pub(in crate::master) fn demotion(&self, namespace: NamespaceIndex) -> Demotion {
         let own = self.quotas.policy(namespace).and_then(|it| it.demotion);
         own.unwrap_or(self.config.tier.demotion)
     }
 
     /// Whether a lease protects an object from a delete that is not forced.
-    pub(super) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
+    pub(in crate::master) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
         let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
         self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
     }
 
     /// Whether a member can be read from and written to.
-    pub(super) fn is_ready(&self, node: NodeIndex) -> bool {
+    pub(in crate::master) fn is_ready(&self, node: NodeIndex) -> bool {
         self.members.get(node).is_some_and(|it| it.standing == Standing::Ready)
     }
 
     /// Whether an object can be read from memory.
-    pub(super) fn is_in_memory(&self, object: &Object) -> bool {
+    pub(in crate::master) fn is_in_memory(&self, object: &Object) -> bool {
         object.in_memory().any(|(node, _)| self.members.get(node).is_some_and(|it| it.readable()))
     }
 
     /// An object as a client sees it, with its locations if requested.
-    pub(super) fn found(&self, object: &Object, locate: bool, nodes: &mut BTreeSet<NodeIndex>) -> Found {
+    pub(in crate::master) fn found(
+        &self,
+        object: &Object,
+        locate: bool,
+        nodes: &mut BTreeSet<NodeIndex>,
+    ) -> Found {
         let readable = |node: NodeIndex| self.members.get(node).is_some_and(|it| it.readable());
         let mut replicas = Vec::new();
         if locate {
@@ -383,12 +399,12 @@ impl Context {
         Some(Location { segment, slot: slot_ref.slot, stamp: slot_ref.stamp })
     }
 
-    pub(super) fn infos(&self, nodes: BTreeSet<NodeIndex>) -> Vec<NodeInfo> {
+    pub(in crate::master) fn infos(&self, nodes: BTreeSet<NodeIndex>) -> Vec<NodeInfo> {
         nodes.into_iter().filter_map(|node| Some(self.members.get(node)?.info.clone())).collect()
     }
 
     /// The record that a node stores with a copy of an object.
-    pub(super) fn record(&self, index: ObjectIndex, slot_ref: SlotRef) -> Option<Record> {
+    pub(in crate::master) fn record(&self, index: ObjectIndex, slot_ref: SlotRef) -> Option<Record> {
         let object = self.catalog.get(index)?;
         Some(Record {
             slot_ref,

@@ -2,7 +2,7 @@
 //! they owe, and the policies of namespaces.
 //!
 //! The core requests a write with [`Effect::Persist`]. The shell writes and syncs [`Master::saved`], and
-//! reports [`Event::Persisted`](super::Event::Persisted). A later version contains all earlier ones, so the
+//! reports [`Event::Persisted`]. A later version contains all earlier ones, so the
 //! shell may skip versions.
 //!
 //! **Invariant:** only these answers wait for a sync:
@@ -11,18 +11,20 @@
 //! - a policy change;
 //! - the removal of a member from the roster;
 //! - a removal of objects that a node has not confirmed.
+//!
+//! [`Event::Persisted`]: crate::master::Event::Persisted
 
 use std::collections::VecDeque;
 
-use super::{
-    Context, Effect, Master, Saved, SavedMember, SavedPolicy,
-    catalog::{NamespaceIndex, NodeIndex},
-    cluster::Cluster,
-    members::Member,
-    refuse,
-};
+use super::{Context, cluster::Cluster};
 use crate::{
     ConnId, RequestId,
+    master::{
+        Effect, Master, Saved, SavedMember, SavedPolicy,
+        catalog::{NamespaceIndex, NodeIndex},
+        members::Member,
+        refuse,
+    },
     message::{Policy, PolicyChange, Reason, Reply},
     sabotage::sabotaged,
 };
@@ -40,7 +42,7 @@ enum Held {
 
 /// The versions that were emitted and synced, and the answers that wait for one.
 #[derive(Debug, Default)]
-pub(super) struct Saving {
+pub(in crate::master) struct Saving {
     version: u64,
     synced: u64,
     held: VecDeque<(u64, Held)>,
@@ -49,7 +51,7 @@ pub(super) struct Saving {
 impl Saving {
     /// A connection is closed: its answers are dropped. So while the state folder cannot be written, only
     /// open connections have answers here.
-    pub(super) fn forget(&mut self, conn: ConnId) {
+    pub(in crate::master) fn forget(&mut self, conn: ConnId) {
         self.held.retain(|(_, held)| match held {
             Held::Registered(_, to, _) => *to != conn,
             Held::Effect(Effect::Reply(to, ..) | Effect::Disconnect(to)) => *to != conn,
@@ -59,7 +61,7 @@ impl Saving {
 
     /// Number of answers that wait. For tests.
     #[cfg(test)]
-    pub(super) fn held_count(&self) -> usize {
+    pub(in crate::master) fn held_count(&self) -> usize {
         self.held.len()
     }
 }
@@ -91,7 +93,7 @@ impl Context {
     }
 
     /// The members that are in the master's process, and not in the roster.
-    pub(super) fn members_in_same_process(&self) -> Vec<SavedMember> {
+    pub(in crate::master) fn members_in_same_process(&self) -> Vec<SavedMember> {
         let is_inside = |it: &&Member| it.conn.is_some_and(|it| self.connections.is_in_same_process(it));
         let inside = self.members.iter().map(|it| it.1).filter(is_inside);
         inside.filter(|it| !it.is_recorded).map(|it| self.saved_member(it)).collect()
@@ -99,7 +101,7 @@ impl Context {
 
     /// Requests a write of the current state, if there is a state folder. Returns the version that contains
     /// it.
-    pub(super) fn save(&mut self) -> u64 {
+    pub(in crate::master) fn save(&mut self) -> u64 {
         if self.config.durable {
             self.saving.version += 1;
             self.effects.push_back(Effect::Persist(self.saving.version));
@@ -108,7 +110,7 @@ impl Context {
     }
 
     /// A version is synced, and so are all earlier ones.
-    pub(super) fn persisted(&mut self, version: u64) {
+    pub(in crate::master) fn persisted(&mut self, version: u64) {
         self.saving.synced = self.saving.synced.max(version);
         while self.saving.held.front().is_some_and(|(at, _)| *at <= self.saving.synced) {
             match self.saving.held.pop_front() {
@@ -120,7 +122,7 @@ impl Context {
     }
 
     /// Emits an effect once that version is synced.
-    pub(super) fn when_saved(&mut self, version: u64, effect: Effect) {
+    pub(in crate::master) fn when_saved(&mut self, version: u64, effect: Effect) {
         if version <= self.saving.synced || !self.config.durable {
             return self.reply_confirmed(effect);
         }
@@ -129,14 +131,14 @@ impl Context {
 
     /// Answers once the pending retires of members are synced: the answer promises that they are not
     /// forgotten.
-    pub(super) fn reply_when_saved(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+    pub(in crate::master) fn reply_when_saved(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         let version = self.save();
         self.when_saved(version, Effect::Reply(conn, id, reply));
     }
 
     /// Answers once what was to be saved before is synced. With several masters that write may have begun
     /// before this answer was decided, and confirms nothing: another one does.
-    pub(super) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+    pub(in crate::master) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         if self.config.confirms && !sabotaged!(self.config.sabotage, AnswerDeposed) {
             return self.reply_when_saved(conn, id, reply);
         }
@@ -144,7 +146,7 @@ impl Context {
     }
 
     /// Confirms a registration once the roster that contains the node is synced.
-    pub(super) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
+    pub(in crate::master) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         let is_synced = self.saving.synced >= self.saving.version;
         if is_synced || !self.config.durable || sabotaged!(self.config.sabotage, CountUnsaved) {
             return self.answer_registered(node, conn, id);
@@ -153,7 +155,7 @@ impl Context {
     }
 
     /// Adds a member to the roster, unless it is there already.
-    pub(super) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
+    pub(in crate::master) fn enroll(&mut self, node: NodeIndex, conn: ConnId) {
         let is_in_same_process = self.connections.is_in_same_process(conn);
         let Some(member) = self.members.get_mut(node) else { return };
         // Memory in the master's own process ends with it, unless it is a pool. One of several masters may be
@@ -166,7 +168,7 @@ impl Context {
     }
 
     /// Removes a lost member from the roster. Returns the version without it.
-    pub(super) fn erase(&mut self, member: Option<Member>) -> u64 {
+    pub(in crate::master) fn erase(&mut self, member: Option<Member>) -> u64 {
         match member {
             Some(member) if member.is_recorded => self.save(),
             _ => self.saving.version,
@@ -182,7 +184,7 @@ impl Master {
     }
 
     /// Restores the saved state of an earlier master. Members that are not in the roster must report, too.
-    pub(super) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
+    pub(in crate::master) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
         self.objects.cx.cluster = Cluster::new(saved.clusters);
         for saved in saved.policies {
             let namespace = self.objects.cx.catalog.intern(&saved.namespace);
@@ -202,7 +204,7 @@ impl Master {
         self.objects.tell_unreported();
     }
 
-    pub(super) fn set_policy(
+    pub(in crate::master) fn set_policy(
         &mut self,
         conn: ConnId,
         id: RequestId,

@@ -3,28 +3,31 @@
 //! Where standbys may take over at any time, a master that was stopped or cut off does not know whether it
 //! still leads. It therefore holds every answer that says something about a name. The core requests a
 //! confirmation with [`Effect::Confirm`]; the shell asks the election service, beginning after that effect,
-//! and reports [`Event::Confirmed`](super::Event::Confirmed). Leadership is never regained in the same epoch,
+//! and reports [`Event::Confirmed`]. Leadership is never regained in the same epoch,
 //! so a master that leads after the decision led when it decided. No clock takes part.
 //!
 //! **Invariant:** an answer that says something about a name leaves only after a confirmation that began
 //! after the answer was decided. An answer that waits for a write of the durable state that begins after the
 //! decision needs none: that write is itself conditional on leadership.
+//!
+//! [`Event::Confirmed`]: crate::master::Event::Confirmed
 
 use std::collections::VecDeque;
 
-use super::{Context, Effect};
+use super::Context;
 use crate::{
     ConnId,
+    master::Effect,
     message::{Reply, ReserveOutcome},
 };
 
 /// Answers that may wait; for the next one the connection is closed, so that its sender does not know the
 /// outcome.
-pub(super) const HELD_MAX: usize = 1 << 16;
+pub(in crate::master) const HELD_MAX: usize = 1 << 16;
 
 /// Answers that wait for a confirmation.
 #[derive(Debug, Default)]
-pub(super) struct Confirming {
+pub(in crate::master) struct Confirming {
     /// The confirmation that was requested last.
     round: u64,
     held: VecDeque<(u64, Effect)>,
@@ -32,19 +35,19 @@ pub(super) struct Confirming {
 
 impl Confirming {
     /// A connection is closed: no answer goes there any more.
-    pub(super) fn forget(&mut self, conn: ConnId) {
+    pub(in crate::master) fn forget(&mut self, conn: ConnId) {
         self.held.retain(|(_, held)| !matches!(held, Effect::Reply(to, ..) if *to == conn));
     }
 
     /// How many answers wait.
-    pub(super) fn held_count(&self) -> usize {
+    pub(in crate::master) fn held_count(&self) -> usize {
         self.held.len()
     }
 }
 
 impl Context {
     /// Sends an answer, once leadership is confirmed if it depends on that.
-    pub(super) fn reply_confirmed(&mut self, effect: Effect) {
+    pub(in crate::master) fn reply_confirmed(&mut self, effect: Effect) {
         let is_certain = match &effect {
             Effect::Reply(_, _, reply) => !says_something_of_names(reply),
             _ => true,
@@ -64,7 +67,7 @@ impl Context {
     }
 
     /// This master led after that confirmation was requested.
-    pub(super) fn confirmed(&mut self, round: u64) {
+    pub(in crate::master) fn confirmed(&mut self, round: u64) {
         while self.confirming.held.front().is_some_and(|(at, _)| *at <= round) {
             self.effects.extend(self.confirming.held.pop_front().map(|(_, effect)| effect));
         }

@@ -5,7 +5,16 @@
 //! Operations such as reservations and deletes are built on top of this, and are independent of those
 //! modules.
 
+pub(in crate::master) mod floors;
+pub(in crate::master) mod history;
+mod quota;
+pub(in crate::master) mod unwritten;
+
 use std::sync::Arc;
+
+use floors::Floors;
+use history::History;
+use unwritten::Unwritten;
 
 use super::{
     EvictionCause,
@@ -13,11 +22,8 @@ use super::{
     context::Context,
     leases::Leases,
     pending_retires::Name,
-    pin::Unwritten,
     stream::Streams,
     tier::Tier,
-    unreported::Floors,
-    why::History,
 };
 use crate::{ClientId, Generation, Key, SlotRef, message::Cause, sabotage::sabotaged};
 use std::collections::BTreeSet;
@@ -27,25 +33,25 @@ type Replicas = Vec<(NodeIndex, SlotRef)>;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Objects {
-    pub(super) cx: Context,
-    pub(super) tier: Tier,
-    pub(super) leases: Leases,
-    pub(super) streams: Streams,
-    pub(super) unwritten: Unwritten,
-    pub(super) history: History,
+pub(in crate::master) struct Objects {
+    pub(in crate::master) cx: Context,
+    pub(in crate::master) tier: Tier,
+    pub(in crate::master) leases: Leases,
+    pub(in crate::master) streams: Streams,
+    pub(in crate::master) unwritten: Unwritten,
+    pub(in crate::master) history: History,
     /// Members that have not reported yet what they hold.
-    pub(super) unreported: BTreeSet<NodeIndex>,
+    pub(in crate::master) unreported: BTreeSet<NodeIndex>,
     /// Members that were given up before they had reported. They may still bring older objects.
-    pub(super) unheard: BTreeSet<NodeIndex>,
+    pub(in crate::master) unheard: BTreeSet<NodeIndex>,
     /// A member has reported, was given up or is lost, so deferred requests may continue.
-    pub(super) has_new_report: bool,
-    pub(super) floors: Floors,
-    pub(super) next_generation: u64,
+    pub(in crate::master) has_new_report: bool,
+    pub(in crate::master) floors: Floors,
+    pub(in crate::master) next_generation: u64,
 }
 
 impl Objects {
-    pub(super) fn new(cx: Context) -> Self {
+    pub(in crate::master) fn new(cx: Context) -> Self {
         let config = cx.config;
         Self {
             cx,
@@ -63,7 +69,7 @@ impl Objects {
     }
 
     /// Removes an object from the catalog, and records why. The caller must retire the returned replicas.
-    pub(super) fn take_out(
+    pub(in crate::master) fn take_out(
         &mut self,
         index: ObjectIndex,
         cause: Cause,
@@ -81,7 +87,7 @@ impl Objects {
 
     /// Removes an object from the catalog, and records why. The returned replicas are gone, or their state
     /// is unknown.
-    pub(super) fn forget(
+    pub(in crate::master) fn forget(
         &mut self,
         index: ObjectIndex,
         cause: Cause,
@@ -108,7 +114,7 @@ impl Objects {
     /// Removes the copy on one node from the catalog, and the object with its last copy. A copy that is
     /// being written to a disk may exist already, even if the reply was lost; the disk will report it.
     /// Copies that are being promoted are retired with the last one.
-    pub(super) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
+    pub(in crate::master) fn lose_copy(&mut self, index: ObjectIndex, node: NodeIndex, cause: Cause) {
         let last = self.cx.catalog.get(index).is_some_and(|it| it.homes().all(|on| on == node));
         if !last {
             return self.cx.catalog.drop_replica(index, node);
@@ -124,7 +130,11 @@ impl Objects {
 
     /// Removes the copy on one member from the catalog, and the object with its last copy. The returned
     /// copy is a pending retire: the caller must inform the member.
-    pub(super) fn withdraw_copy(&mut self, index: ObjectIndex, node: NodeIndex) -> Option<SlotRef> {
+    pub(in crate::master) fn withdraw_copy(
+        &mut self,
+        index: ObjectIndex,
+        node: NodeIndex,
+    ) -> Option<SlotRef> {
         let object = self.cx.catalog.get(index)?;
         let slot_ref = object.replicas().find(|(on, _)| *on == node).map(|(_, slot_ref)| slot_ref)?;
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
@@ -134,7 +144,12 @@ impl Objects {
     }
 
     /// Removes one object from memory to free space for another, on a node or within a quota.
-    pub(super) fn evict(&mut self, victim: ObjectIndex, node: Option<NodeIndex>, (by, key): (&str, &Key)) {
+    pub(in crate::master) fn evict(
+        &mut self,
+        victim: ObjectIndex,
+        node: Option<NodeIndex>,
+        (by, key): (&str, &Key),
+    ) {
         let cause = node.map_or(EvictionCause::Quota, |_| EvictionCause::Memory);
         self.cx.count_eviction(victim, cause);
         if self.tier.leave_memory(&mut self.cx, victim, node) {
@@ -149,7 +164,7 @@ impl Objects {
     }
 
     /// The connection of a client broke. The client may reconnect, or has already done so.
-    pub(super) fn client_broke(&mut self, client: ClientId, is_away: bool) {
+    pub(in crate::master) fn client_broke(&mut self, client: ClientId, is_away: bool) {
         if sabotaged!(self.cx.config.sabotage, LeasesEndWithConnections) {
             return self.client_gone(client);
         }
@@ -159,14 +174,14 @@ impl Objects {
     }
 
     /// A client is gone for good: it said so, or a node has proof of it.
-    pub(super) fn client_gone(&mut self, client: ClientId) {
+    pub(in crate::master) fn client_gone(&mut self, client: ClientId) {
         self.streams.detach(client);
         self.leases.client_gone(&self.cx, client);
     }
 
     /// Ends the leases of clients that have been disconnected for too long, and frees samples that have
     /// been held too long.
-    pub(super) fn end_leases(&mut self) {
+    pub(in crate::master) fn end_leases(&mut self) {
         self.leases.late_clients(self.cx.now).into_iter().for_each(|client| self.client_gone(client));
         for index in self.leases.take_expired(&self.cx) {
             let gone = self.take_out(index, Cause::HeldTooLong, "");
@@ -175,7 +190,7 @@ impl Objects {
     }
 
     /// Frees the consumed samples whose last lease has ended.
-    pub(super) fn free_released(&mut self) {
+    pub(in crate::master) fn free_released(&mut self) {
         for (index, who) in self.leases.take_released() {
             if sabotaged!(self.cx.config.sabotage, KeepReleased) {
                 continue;
@@ -185,7 +200,7 @@ impl Objects {
         }
     }
 
-    pub(super) fn mint_generation(&mut self) -> Generation {
+    pub(in crate::master) fn mint_generation(&mut self) -> Generation {
         self.next_generation += 1;
         Generation { epoch: self.cx.config.epoch, counter: self.next_generation }
     }

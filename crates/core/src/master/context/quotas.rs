@@ -1,0 +1,242 @@
+//! Quotas, reservations, and the queues of puts that wait for space.
+//!
+//! Puts that may wait are queued, one queue per namespace, first come first served. They are tried again when
+//! space may have become free: after a node's report, a removal, an unpin, or the end of a lease. Puts into a
+//! stream have a queue of their own, so that slow consumers delay no other puts.
+//!
+//! **Invariant:** a namespace's reservations and objects together never exceed its quota.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::{
+    ClientId, SlotRef,
+    master::{
+        OpId,
+        catalog::{LabelIndex, NamespaceIndex, NodeIndex},
+        stream::StreamIndex,
+    },
+    message::Policy,
+};
+
+/// The policies and reservations of each namespace, and the queues of waiting puts.
+#[derive(Debug, Default)]
+pub(in crate::master) struct Quotas {
+    policies: BTreeMap<NamespaceIndex, Policy>,
+    granted: BTreeMap<NamespaceIndex, u64>,
+    /// Which namespace each reservation is charged to.
+    grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
+    queues: BTreeMap<QueueKey, VecDeque<OpId>>,
+    /// Samples that are about to be put into each stream: their number and bytes.
+    streams: BTreeMap<StreamIndex, (u64, u64)>,
+    /// The reservations of these samples: the first copy of each, and its bytes.
+    streamed: BTreeMap<(NodeIndex, SlotRef), (StreamIndex, u64)>,
+    /// State has changed that puts or watchers may wait for.
+    changed: bool,
+}
+
+/// Identifies a queue: the puts of a namespace into the same stream, or into none.
+pub(in crate::master) type QueueKey = (NamespaceIndex, String);
+
+/// The namespace that a reservation is charged to, and its client.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    namespace: NamespaceIndex,
+    who: LabelIndex,
+    space: u64,
+    /// It is an offer, which is charged to no namespace: its node may recall it.
+    offered: bool,
+    /// None if it belongs to no client.
+    terms: Option<Terms>,
+}
+
+/// The client of a reservation, and the object that it is for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::master) struct Terms {
+    pub(in crate::master) client: ClientId,
+    /// The exact length of the object.
+    pub(in crate::master) len: u64,
+    /// Maximum length of its name, the namespace's name included.
+    pub(in crate::master) name_len: u64,
+}
+
+impl Quotas {
+    pub(in crate::master) fn note_change(&mut self) {
+        self.changed = true;
+    }
+
+    /// Whether puts or watchers may go on since the last call.
+    pub(in crate::master) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub(in crate::master) fn policy(&self, namespace: NamespaceIndex) -> Option<&Policy> {
+        self.policies.get(&namespace)
+    }
+
+    pub(in crate::master) fn policies(&self) -> impl Iterator<Item = (NamespaceIndex, &Policy)> {
+        self.policies.iter().map(|(namespace, policy)| (*namespace, policy))
+    }
+
+    /// Whether the namespace may have a policy, given the maximum number of policies.
+    pub(in crate::master) fn may_set_policy(&self, namespace: NamespaceIndex, max: usize) -> bool {
+        self.policies.contains_key(&namespace) || self.policies.len() < max
+    }
+
+    pub(in crate::master) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) {
+        if policy == Policy::default() {
+            self.policies.remove(&namespace);
+        } else {
+            self.policies.insert(namespace, policy);
+        }
+    }
+
+    /// Charges space that is about to be requested.
+    pub(in crate::master) fn plan(&mut self, namespace: NamespaceIndex, space: u64) {
+        let granted = self.granted.entry(namespace).or_default();
+        *granted = granted.saturating_add(space);
+    }
+
+    /// The space was not found. This wakes no waiting put, because nothing became free.
+    pub(in crate::master) fn unplan(&mut self, namespace: NamespaceIndex, space: u64) {
+        let granted = self.granted.entry(namespace).or_default();
+        *granted = granted.saturating_sub(space);
+    }
+
+    /// Planned space became a reservation.
+    pub(in crate::master) fn grant(
+        &mut self,
+        node: NodeIndex,
+        slot_ref: SlotRef,
+        (namespace, who): (NamespaceIndex, LabelIndex),
+        space: u64,
+        terms: Option<Terms>,
+        stream: Option<(StreamIndex, u64)>,
+    ) {
+        self.grants.insert((node, slot_ref), Grant { namespace, who, space, offered: false, terms });
+        if let Some(stream) = stream {
+            self.streamed.insert((node, slot_ref), stream);
+        }
+    }
+
+    /// A node has offered this to a client. No space was planned for it.
+    pub(in crate::master) fn offer(
+        &mut self,
+        node: NodeIndex,
+        slot_ref: SlotRef,
+        (namespace, who): (NamespaceIndex, LabelIndex),
+        space: u64,
+        terms: Terms,
+    ) {
+        let grant = Grant { namespace, who, space, offered: true, terms: Some(terms) };
+        self.grants.insert((node, slot_ref), grant);
+    }
+
+    /// The bytes of an offer, if this is one.
+    pub(in crate::master) fn offered(&self, node: NodeIndex, slot_ref: SlotRef) -> Option<u64> {
+        self.grants.get(&(node, slot_ref)).filter(|it| it.offered).map(|it| it.space)
+    }
+
+    /// Whether such a reservation exists.
+    pub(in crate::master) fn is_granted(
+        &self,
+        node: NodeIndex,
+        slot_ref: SlotRef,
+        namespace: NamespaceIndex,
+        fits: impl Fn(&Terms) -> bool,
+    ) -> bool {
+        let grant = self.grants.get(&(node, slot_ref));
+        grant.is_some_and(|it| it.namespace == namespace && it.terms.as_ref().is_some_and(fits))
+    }
+
+    /// A reservation became an object, or was given up.
+    pub(in crate::master) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
+        if let Some(Grant { namespace, space, offered, .. }) = self.grants.remove(&(node, slot_ref)) {
+            if !offered {
+                self.unplan(namespace, space);
+            }
+            if let Some((index, len)) = self.streamed.remove(&(node, slot_ref)) {
+                self.unplan_stream(index, len);
+            }
+            self.changed = true;
+        }
+    }
+
+    /// The clients and sizes of the reservations that are charged to a namespace.
+    pub(in crate::master) fn charged_to(
+        &self,
+        namespace: NamespaceIndex,
+    ) -> impl Iterator<Item = (LabelIndex, u64)> {
+        let charged = self.grants.values().filter(move |it| it.namespace == namespace && !it.offered);
+        charged.map(|it| (it.who, it.space))
+    }
+
+    /// A node was lost, with all reservations on it.
+    pub(in crate::master) fn end_grants_on(&mut self, node: NodeIndex) {
+        let slot_refs: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
+        slot_refs.into_iter().for_each(|slot_ref| self.end_grant(node, slot_ref));
+    }
+
+    pub(in crate::master) fn granted(&self, namespace: NamespaceIndex) -> u64 {
+        self.granted.get(&namespace).copied().unwrap_or(0)
+    }
+
+    /// A sample is about to be put into a stream.
+    pub(in crate::master) fn plan_stream(&mut self, index: StreamIndex, len: u64) {
+        let planned = self.streams.entry(index).or_default();
+        *planned = (planned.0 + 1, planned.1.saturating_add(len));
+    }
+
+    /// The sample was stored, or will not be.
+    pub(in crate::master) fn unplan_stream(&mut self, index: StreamIndex, len: u64) {
+        let planned = self.streams.entry(index).or_default();
+        *planned = (planned.0.saturating_sub(1), planned.1.saturating_sub(len));
+        if *planned == (0, 0) {
+            self.streams.remove(&index);
+        }
+    }
+
+    /// Number of samples that are about to be put into a stream, and their bytes.
+    pub(in crate::master) fn stream_granted(&self, index: StreamIndex) -> (u64, u64) {
+        self.streams.get(&index).copied().unwrap_or_default()
+    }
+
+    /// Whether a put must wait behind others: in its own queue, or in the namespace's queue for space.
+    pub(in crate::master) fn has_queue(&self, queue_key: &QueueKey) -> bool {
+        let waits = |queue_key: &QueueKey| self.queues.get(queue_key).is_some_and(|it| !it.is_empty());
+        waits(queue_key) || !queue_key.1.is_empty() && waits(&(queue_key.0, String::new()))
+    }
+
+    pub(in crate::master) fn queue_len(&self, namespace: NamespaceIndex) -> u64 {
+        self.queues.iter().filter(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
+    }
+
+    pub(in crate::master) fn queue(&mut self, queue_key: QueueKey, op: OpId) {
+        self.queues.entry(queue_key).or_default().push_back(op);
+    }
+
+    pub(in crate::master) fn leave_queue(&mut self, queue_key: &QueueKey, op: OpId) {
+        if let Some(waiting) = self.queues.get_mut(queue_key) {
+            waiting.retain(|it| *it != op);
+            if waiting.is_empty() {
+                self.queues.remove(queue_key);
+            }
+            self.changed = true;
+        }
+    }
+
+    pub(in crate::master) fn heads(&self, last_first: bool) -> Vec<OpId> {
+        let next = |queue_key: &VecDeque<OpId>| {
+            if last_first { queue_key.back() } else { queue_key.front() }.copied()
+        };
+        self.queues.values().filter_map(next).collect()
+    }
+
+    /// Whether it is the first in its queue.
+    pub(in crate::master) fn is_first(&self, op: OpId) -> bool {
+        self.queues.values().any(|queue_key| queue_key.front() == Some(&op))
+    }
+
+    pub(in crate::master) fn anybody_waits(&self) -> bool {
+        self.queues.values().any(|queue_key| !queue_key.is_empty())
+    }
+}
