@@ -15,7 +15,7 @@
 //!
 //! **Invariant:** a report never brings back an object that is older than one that left the catalog since
 //! the master started. The name's *floor* is the least generation that is still accepted. That also holds for
-//! members that were given up, up to [`FLOORS_MAX`] names.
+//! members that were given up, up to [`FLOORS_MAX`](super::objects::floors::FLOORS_MAX) names.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
