@@ -29,7 +29,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt lint unit wheel 'python&' docs deny instructions
+	+@bash .ci/parts fmt 'instructions lint docs deny &' unit wheel python
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
@@ -37,19 +37,19 @@ check-fmt: .venv/ready # Is everything formatted?
 
 check-lint: .venv/ready # Clippy over every target of every crate, where a warning is an error; ruff over the Python code
 	.venv/bin/ruff check -q .
-	$(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
+	CARGO_TARGET_DIR=target/lint $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
-check-unit: # All tests of the Rust crates, tidy among them; then those of the decisions as they are shipped, without fault injection
+check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions as shipped, without fault injection
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --locked --no-fail-fast $(TESTED_CRATES); \
 	else \
 	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
 	fi
+	$(CARGO) test --locked -q $(TESTED_CRATES) --doc
 	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-node -p tiffin-kv --lib
 
-check-docs: # The examples in doc comments run, and every link in them leads somewhere
-	$(CARGO) test --locked $(TESTED_CRATES) --doc
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items
+check-docs: # Every link in a doc comment leads somewhere
+	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items
 
 check-deny: # Licences, bans and sources; `tidy` checks the licences too, for machines without cargo-deny
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -64,7 +64,7 @@ check-wheel: .venv-test/wheels # The wheels can be built, and installed where th
 
 check-python: .venv-test/wheels # The installed wheels, and what the documents show
 	$(CARGO) build -q --locked -p tiffin-gpu-standin
-	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. python/tests python-mooncake/tests $(ARGS)
+	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. --durations=15 python/tests python-mooncake/tests $(ARGS)
 
 # These two build nothing and need no network: the machine with the GPU gets a copy of this tree and of the wheels in
 # `dist`. Torch is that of the machine's Python.
