@@ -84,7 +84,10 @@ impl Oracle {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
         let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
-        let newest = self.newest.get(&name).copied().filter(|it| *it > generation && it.epoch == self.epoch);
+        let newest = self.newest.get(&name).copied();
+        let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));
+        // A delete removes both, in any order.
+        let newest = newest.filter(|it| self.objects.get(it).is_some_and(|it| !it.is_gone()));
         let successors = self.generation_of.iter().filter(|(_, it)| Some(**it) == newest);
         self.successors.extend(successors.map(|(place, _)| (*place, name)));
     }
