@@ -522,6 +522,7 @@ impl Oracle {
                     // If it returns, it starts empty.
                     self.lost.insert(segment, true);
                     self.successors.retain(|it, _| it.0 != segment);
+                    self.pins_are_lost(segment, memories);
                     self.tier.lost(segment);
                 }
             }

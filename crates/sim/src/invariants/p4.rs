@@ -1,6 +1,8 @@
 //! P4: pinned and leased objects are not evicted. Nothing vanishes without a reason: a lookup misses only
 //! objects that were deleted, replaced, evicted, or lost with their node.
 
+use std::collections::BTreeSet;
+
 use tiffin_node::SlotState;
 use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
@@ -91,6 +93,24 @@ impl Oracle {
                     *newest = (*newest).max(generation);
                 }
             }
+        }
+    }
+
+    /// A node is lost. An object is lost with the last copy that the master knows, and so are its pins. A
+    /// member that has not reported yet may restore it with another copy, and knows the pins only if every
+    /// node had written them.
+    pub(crate) fn pins_are_lost(&mut self, lost: SegmentId, memories: &Memories) {
+        let is_known = |place: &(SegmentId, SlotRef)| {
+            self.joined.contains(&place.0)
+                && memories.get(&place.0).is_some_and(|it| it.alive)
+                && !self.retired.contains(place)
+                && !self.tier.is_pending(*place)
+        };
+        let known: BTreeSet<_> =
+            self.generation_of.iter().filter(|it| is_known(it.0)).map(|it| *it.1).collect();
+        let there = self.generation_of.iter().filter(|((at, _), _)| *at == lost).map(|(_, it)| *it);
+        for generation in there.filter(|it| !known.contains(it)).collect::<Vec<_>>() {
+            self.objects.get_mut(&generation).into_iter().for_each(|it| it.pins.clear());
         }
     }
 
@@ -185,10 +205,14 @@ impl Oracle {
             // Copies that the master does not know yet, or that are being removed, are not updated.
             let written = newest.filter(|_| pin.on && complete && all_known);
             let mut new = Vec::new();
+            // A member that has not reported may have a later object, which the master cannot pin.
+            let at_members = self.generation_of.iter().filter(|((at, _), _)| self.joined.contains(at));
+            let known: BTreeSet<_> = at_members.map(|it| *it.1).chain(newest).collect();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(history) = self.objects.get_mut(generation) else { continue };
-                if pin.on && !history.is_gone() && !self.has_unknown_evictions {
+                let is_pinned = pin.on && known.contains(generation);
+                if is_pinned && !history.is_gone() && !self.has_unknown_evictions {
                     new.extend(history.pins.insert(pin.owner.clone()).then_some(*generation));
                 } else if !pin.on {
                     history.pins.remove(&pin.owner);
