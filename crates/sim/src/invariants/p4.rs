@@ -146,9 +146,12 @@ impl Oracle {
     pub(crate) fn unannounced(&mut self, segment: SegmentId, slot_ref: SlotRef, memories: &Memories) {
         let was_retired = !self.retired.insert((segment, slot_ref));
         self.tier.leaves((segment, slot_ref));
-        // Or its retire is pending, and a later page would announce it.
+        // Or its retire is pending, and a later page would announce it. An unseen eviction is applied when
+        // the node returns.
         let generation = self.generation_of.get(&(segment, slot_ref));
-        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(ObjectHistory::is_gone) {
+        let unseen = |it: &ObjectHistory| self.has_unknown_evictions && !it.is_protected();
+        let is_gone = |it: &ObjectHistory| it.is_gone() || unseen(it);
+        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(is_gone) {
             return;
         }
         // A disk may have written it after its announcement.
