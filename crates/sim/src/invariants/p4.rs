@@ -70,11 +70,13 @@ impl Oracle {
 
     /// A node has been away for long: its unprotected objects are removed, and it owes their retires.
     pub(crate) fn gives_up(&mut self, segment: SegmentId) {
-        if !self.joined.contains(&segment) {
+        let has_reported = self.joined.contains(&segment);
+        if !has_reported {
             self.absent.insert(segment);
-            return;
         }
-        let there = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
+        // Of a node that has not reported, the master knows only the objects that it named itself.
+        let is_known = |it: Generation| has_reported || self.is_of_this_master(it);
+        let there = self.generation_of.iter().filter(|((at, _), it)| *at == segment && is_known(**it));
         let there: Vec<_> = there.map(|((_, slot_ref), generation)| (*slot_ref, *generation)).collect();
         for (slot_ref, generation) in there {
             let Some(history) = self.objects.get(&generation).filter(|it| !it.is_protected()) else {
