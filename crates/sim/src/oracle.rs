@@ -587,9 +587,12 @@ impl Oracle {
             false => DeleteOutcome::Unconfirmed(matching.unconfirmed.clone()),
         };
         // If leases refuse, the answer does not say which.
-        let complete = deleting.complete && (deleting.force || !self.strict);
-        for (name, victims) in &deleting.victims {
-            self.deleted(*name, victims, &outcome, complete, memories, coverage);
+        let is_refusable = self.strict && !deleting.force;
+        let complete = deleting.complete && !is_refusable;
+        for (name, mut victims) in deleting.victims {
+            let is_gone = |it: &Victim| self.objects.get(&it.generation).is_some_and(|it| it.gone);
+            victims.retain(|it| !is_refusable || is_gone(it));
+            self.deleted(name, &victims, &outcome, complete, memories, coverage);
         }
     }
 
