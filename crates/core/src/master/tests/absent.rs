@@ -116,6 +116,44 @@ fn node_on_the_same_address_replaces_its_predecessor() {
     assert_eq!(registered(disk), 2);
 }
 
+/// A node's machine boots, and its successor registers. Then the registration of the ended process arrives,
+/// and the successor registers again. Returns the members after each of the last two.
+fn registered_late(sabotage: Sabotage) -> [Vec<SegmentId>; 2] {
+    let mut cluster = Cluster::with(&[], |config| config.sabotage = sabotage);
+    let [old, new, again] = [50, 51, 52].map(ConnId);
+    for conn in [old, new, again] {
+        cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    }
+    let mut register = |conn: ConnId, segment: u64, host: &str| {
+        let (segment, name) = (SegmentId(segment), "node".to_owned());
+        let (tcp, host) = ("h:7".to_owned(), host.to_owned());
+        let register = Register {
+            info: NodeInfo { segment, name, tcp, host, ..NodeInfo::default() },
+            ..Register::default()
+        };
+        let request = MemberToMaster::Register(Box::new(register)).into();
+        cluster.event(Event::Request(conn, RequestId(1), request));
+        cluster.event(Event::Closed(conn));
+        cluster.master.stat().nodes.iter().map(|it| it.info.segment).collect()
+    };
+    register(new, 2, "h/boot2");
+    [register(old, 1, "h/boot1"), register(again, 2, "h/boot2")]
+}
+
+#[test]
+fn late_registration_of_an_ended_process_replaces_nothing() {
+    let [late, again] = registered_late(Sabotage::None);
+    assert_eq!(late, [SegmentId(2), SegmentId(1)]);
+    assert_eq!(again, [SegmentId(2)]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_late_registrations_is_noticed() {
+    let [late, _] = registered_late(Sabotage::ReplaceNewer);
+    assert_eq!(late, [SegmentId(1)]);
+}
+
 #[test]
 fn node_declared_lost_returns_empty() {
     let mut cluster = Cluster::durable(&[4 * UNIT]);
