@@ -153,7 +153,7 @@ impl Membership {
         o.cx.release_retires(node);
         o.cx.quotas.end_grants_on(node);
         o.cx.pending_retires.forget(node);
-        o.tier.forget_member(node);
+        o.tier.forget_member(&mut o.cx, node);
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
         o.tier.members_changed(&o.cx);
