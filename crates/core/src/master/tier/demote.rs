@@ -438,19 +438,21 @@ impl Demotions {
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         if object.is_some() {
             it.node.into_iter().for_each(|node| cx.catalog.set_demoting(it.index, node, false));
+            // The disk may have dropped this copy before it refuses it.
+            refused.into_iter().for_each(|bytes_max| self.refuse(cx, stat, disk, it, bytes_max));
         }
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         let unseen = sabotaged!(cx.config.sabotage, DemoteUnseen);
         let Some(object) = object.filter(|object| is_it(object) || unseen) else {
             return DemotionEnd::Settled;
         };
-        if let Some(bytes_max) = refused {
-            self.refuse(cx, stat, disk, it, bytes_max);
+        if refused.is_some() {
             return DemotionEnd::Refused;
         }
         if !done && object.in_memory().next().is_some() {
             // The bytes were in memory, so the disk failed, unless the object is very new.
             let is_young = object.put().after(PAUSE_MS) > cx.now;
+            let writing = self.writing.entry(disk).or_default();
             writing.paused_until = cx.now.after(if is_young { RETRY_MS } else { PAUSE_MS });
             stat.demotions_failed += 1;
         }
