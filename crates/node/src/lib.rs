@@ -772,11 +772,12 @@ impl Node {
                     Identity { namespace: record.namespace, key: record.key, attributes: record.attributes };
                 self.slots.prepare(None, slot_ref, record.len, identity, &mut self.effects);
             }
-            if let Some(client) = writer {
-                self.clients.unreserved(client, slot_ref);
-            }
             let prepared =
                 matches!(self.slots.state(slot_ref), Some(SlotState::Prepared | SlotState::Committed));
+            // Attributes that were added since may not fit. Then the reservation ends like any other.
+            if let Some(client) = writer.filter(|_| prepared) {
+                self.clients.unreserved(client, slot_ref);
+            }
             if !(prepared && self.slots.commit(slot_ref, record.generation, &mut self.effects)) {
                 lost.push(slot_ref);
             }

@@ -644,6 +644,24 @@ fn settled_reservation_commits_and_stale_is_reported() {
     assert!(bench.node.begin_send(slot_ref, 0, 10, None).is_some());
 }
 
+/// The master that reserved memory for a copy ends before it learns that the copy cannot be committed.
+#[test]
+fn reservation_that_cannot_be_committed_ends_with_its_master() {
+    let mut bench = Bench::new();
+    let items = vec![AllocateItem { len: 10, name_len: 20, attributes_len: 0 }];
+    let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false };
+    let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
+    let slot_ref = allocated.items[0].as_ref().unwrap().location.slot_ref();
+    let attributes = Attributes { pins: vec!["set since".into()], ..Attributes::default() };
+    let commit = vec![Record { len: 10, attributes, ..record(slot_ref) }];
+    let settle = MasterToMember::Settle(Settle { commit, abort: vec![] });
+    let Reply::Settled(settled) = bench.master(settle) else { panic!() };
+    assert_eq!((settled.lost, bench.free()), (vec![slot_ref], 7));
+    bench.handle(Event::Unlinked);
+    bench.join(Registered { epoch: 6, ..Registered::default() });
+    assert_eq!(bench.free(), 8);
+}
+
 #[test]
 fn ledger_messages_get_one_reply() {
     let mut bench = Bench::new();

@@ -22,6 +22,12 @@ use crate::{
 /// Connection ids from here on belong to the simulation itself, one per namespace.
 const AUDITOR: u64 = u64::MAX / 2;
 
+/// The counter of the generations before a start of the master. Generations of two starts differ even if
+/// their epochs do not.
+pub(crate) fn first_counter(incarnation: u64) -> u64 {
+    incarnation << 32
+}
+
 impl World {
     /// Sends a request to the master without a network; only at the end. Returns an immediate answer.
     pub(crate) fn audit(&mut self, namespace: u8, request: ClientToMaster) -> Option<Reply> {
@@ -80,15 +86,15 @@ impl World {
         self.working = false;
         self.newest_conns.clear();
         self.registered.clear();
-        self.oracle.master_restarts(self.epoch, &self.memories, &self.state);
+        let starts = (self.epoch, self.master_incarnation);
+        self.oracle.master_restarts(starts, &self.memories, &self.copies_under_way(), &self.state);
         self.oracle.tier.restart(self.plan.tier.protect_ms, &self.state);
         self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
         let config = MasterConfig {
             epoch: self.epoch,
             instance: self.master_incarnation,
-            // Generations of two starts differ even if their epochs do not.
-            first_counter: self.master_incarnation << 32,
+            first_counter: first_counter(self.master_incarnation),
             durable: true,
             confirms: false,
             silence_ms_max: self.plan.silence_ms_max,

@@ -186,6 +186,8 @@ pub(crate) struct Oracle {
     pub(crate) newest: BTreeMap<Name, Generation>,
     /// The epoch of the master.
     pub(crate) epoch: u64,
+    /// The number of starts of the master. Without its state folder it may start with an epoch again.
+    pub(crate) incarnation: u64,
     /// The newest generation of each name that was acknowledged to a client in this epoch.
     pub(crate) acknowledged: BTreeMap<Name, Generation>,
     pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
@@ -319,8 +321,15 @@ impl Oracle {
 
     /// What an earlier epoch knew is lost, except what it saved: copies on a node may be seen again, unless a
     /// client has got the answer that they are gone.
-    pub(crate) fn master_restarts(&mut self, epoch: u64, memories: &Memories, state: &Saved) {
-        self.epoch = epoch;
+    /// A disk may still finish the copies `under_way`.
+    pub(crate) fn master_restarts(
+        &mut self,
+        (epoch, incarnation): (u64, u64),
+        memories: &Memories,
+        under_way: &[(SegmentId, SlotRef, Generation)],
+        state: &Saved,
+    ) {
+        (self.epoch, self.incarnation) = (epoch, incarnation);
         self.asked_names.clear();
         self.setting.clear();
         self.left = None;
@@ -354,12 +363,13 @@ impl Oracle {
         };
         self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
-        for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
+        let copies = memories.iter().filter(|(_, it)| it.alive).flat_map(|(segment, memory)| {
+            memory.slots().map(|(slot_ref, record)| (*segment, slot_ref, record.generation))
+        });
+        for (segment, slot_ref, generation) in copies.chain(under_way.iter().copied()) {
             // Copies with a pending retire are gone, whether a client knows it or not.
-            for (_, record) in
-                memory.slots().filter(|(slot_ref, _)| !self.retired.contains(&(*segment, *slot_ref)))
-            {
-                surviving.entry(record.generation).or_default().push(*segment);
+            if !self.retired.contains(&(segment, slot_ref)) {
+                surviving.entry(generation).or_default().push(segment);
             }
         }
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
@@ -512,6 +522,7 @@ impl Oracle {
                     // If it returns, it starts empty.
                     self.lost.insert(segment, true);
                     self.successors.retain(|it, _| it.0 != segment);
+                    self.pins_are_lost(segment, memories);
                     self.tier.lost(segment);
                 }
             }
@@ -576,9 +587,12 @@ impl Oracle {
             false => DeleteOutcome::Unconfirmed(matching.unconfirmed.clone()),
         };
         // If leases refuse, the answer does not say which.
-        let complete = deleting.complete && (deleting.force || !self.strict);
-        for (name, victims) in &deleting.victims {
-            self.deleted(*name, victims, &outcome, complete, memories, coverage);
+        let is_refusable = self.strict && !deleting.force;
+        let complete = deleting.complete && !is_refusable;
+        for (name, mut victims) in deleting.victims {
+            let is_gone = |it: &Victim| self.objects.get(&it.generation).is_some_and(|it| it.gone);
+            victims.retain(|it| !is_refusable || is_gone(it));
+            self.deleted(name, &victims, &outcome, complete, memories, coverage);
         }
     }
 
@@ -672,7 +686,7 @@ impl Oracle {
         self.announced_acks.extend(acked.map(|it| (record.generation, it.clone())));
         // The same copy may have been decided again, and its node did not know yet.
         let anew = self.generation_of.get(&(segment, record.slot_ref)).copied();
-        if anew.is_some_and(|it| it > record.generation && it.epoch == self.epoch) {
+        if anew.is_some_and(|it| it > record.generation && self.is_of_this_master(it)) {
             return;
         }
         self.tier.arrives((segment, record.slot_ref), record.generation);

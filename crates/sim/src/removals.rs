@@ -50,10 +50,12 @@ impl Oracle {
             || self.deleting.values().any(dropped);
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !history.is_protected();
-        let explained = evicting || asked || waited || unseen;
+        let explained = evicting || asked || unseen;
+        // A sample that waited too long loses its other copies next.
         if !explained && self.is_surplus(generation, (segment, slot_ref)) {
             return coverage.hit(Point::SurplusDropped);
         }
+        let explained = explained || waited;
         let Some(history) = self.objects.get_mut(&generation) else { return };
         history.gone = true;
         if let Some(left) = &mut self.left {
@@ -84,7 +86,10 @@ impl Oracle {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
         let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
-        let newest = self.newest.get(&name).copied().filter(|it| *it > generation && it.epoch == self.epoch);
+        let newest = self.newest.get(&name).copied();
+        let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));
+        // A delete removes both, in any order.
+        let newest = newest.filter(|it| self.objects.get(it).is_some_and(|it| !it.is_gone()));
         let successors = self.generation_of.iter().filter(|(_, it)| Some(**it) == newest);
         self.successors.extend(successors.map(|(place, _)| (*place, name)));
     }

@@ -250,6 +250,8 @@ tiffin_sabotage::variants! {
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
+        /// The late registration of an ended process makes the master lose the process that replaced it.
+        ReplaceNewer: "a late registration replaces no newer node";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

@@ -159,7 +159,8 @@ impl Objects {
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
-            if home_asks && !before.is_empty() && !retires_first {
+            // A copy that the node must retire is not stored again: another copy has the object.
+            if home_asks && !before.is_empty() && !is_leaving && !retires_first {
                 self.tell_again(home, index, item.slot_ref, others);
             }
             return (CommitOutcome::Stored(generation), before);

@@ -153,7 +153,7 @@ impl Membership {
         o.cx.release_retires(node);
         o.cx.quotas.end_grants_on(node);
         o.cx.pending_retires.forget(node);
-        o.tier.forget_member(node);
+        o.tier.forget_member(&mut o.cx, node);
         let member = o.cx.members.remove(node);
         o.cx.notice(notice(name, lost));
         o.tier.members_changed(&o.cx);
@@ -163,7 +163,8 @@ impl Membership {
 }
 
 /// The members that a node replaces. It listens on their address, so their processes have ended, and their
-/// memory with them. A memory pool stays until its machine boots again: another node may have the address
+/// memory with them. A registration of an ended process may arrive late, so the connection must be newer
+/// than theirs. A memory pool stays until its machine boots again: another node may have the address
 /// while the pool waits for its own.
 fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let machine = |it: &NodeInfo| it.host.split('/').next().unwrap_or_default().to_owned();
@@ -176,7 +177,10 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let loses_pools = sabotaged!(o.cx.config.sabotage, ReplaceThePool);
     let stays = |it: &NodeInfo| it.outlives && it.host == new.info.host && !loses_pools;
     let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
-    others.filter(|(_, it)| is_same(&it.info) && !stays(&it.info)).map(|(at, _)| at).collect()
+    let replaces_newer = sabotaged!(o.cx.config.sabotage, ReplaceNewer);
+    let is_earlier = |it: &Member| it.registered_on < new.registered_on || replaces_newer;
+    let replaced = others.filter(|(_, it)| is_same(&it.info) && !stays(&it.info) && is_earlier(it));
+    replaced.map(|(at, _)| at).collect()
 }
 
 /// The one absent member of that name or segment id. `Err` is the problem.

@@ -220,6 +220,8 @@ impl Reservations {
     ) {
         let Some(mut reserving) = self.all.remove(&op) else { return };
         reserving.outstanding -= 1;
+        // A node that went away before it could answer has not refused. It may be asked when it is back.
+        let is_away = !o.cx.is_ready(node);
         let namespace_len = o.cx.catalog.namespace_name(reserving.caller.namespace).len();
         for &index in items {
             let Some(item) = reserving.items.get_mut(index) else { continue };
@@ -245,7 +247,7 @@ impl Reservations {
                     // Offers that the master counted as free were claimed. The node's reply now has the
                     // actual numbers.
                     let is_excused = std::mem::take(&mut item.needs_recall) && !has_offers;
-                    if !is_excused {
+                    if !is_excused && !is_away {
                         item.refusals.entry(node).or_default().again(shortage);
                     }
                 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tiffin_node::disk::{Disk, DiskConfig, Effect, Event as CoreEvent};
 use tiffin_proto::Incoming;
 use tiffin_types::{
-    ClientId, ConnId, EXTENT_ALIGN, RequestId, SegmentId, SlotRef, Stamp,
+    ClientId, ConnId, EXTENT_ALIGN, Generation, RequestId, SegmentId, SlotRef, Stamp,
     message::{
         AttributesItem, Hello, MasterToMember, NodeInfo, Record, Reply, Request, Role, VERSION_MAJOR,
         VERSION_MINOR,
@@ -91,6 +91,16 @@ impl World {
     pub(crate) fn disk_of(&self, segment: SegmentId) -> Option<usize> {
         let has = |it: &crate::node::NodeShell| it.disk.as_ref().is_some_and(|it| it.segment == segment);
         self.nodes.iter().position(|it| it.core.is_some() && has(it))
+    }
+
+    /// The copies that disks are writing. Whether or not their process dies, they may become durable.
+    pub(crate) fn copies_under_way(&self) -> Vec<(SegmentId, SlotRef, Generation)> {
+        let disks = self.nodes.iter().filter_map(|it| it.disk.as_deref());
+        let copies = disks.flat_map(|disk| {
+            let appending = disk.log.appending.values().map(|it| &it.record);
+            appending.map(|it| (disk.segment, it.slot_ref, it.generation))
+        });
+        copies.collect()
     }
 
     /// A node's process starts, and finds its disk as it was.

@@ -54,8 +54,10 @@ impl Oracle {
         let Some(((_, slot_ref), generation)) = place else { return false };
         let Some(history) = self.objects.get(generation) else { return false };
         let is_named = self.standing(history.name) == Some(*generation);
-        let leaves = self.retired.contains(&(segment, *slot_ref));
-        is_named && !leaves && !record.hard_pin && !history.is_protected() && history.lease_until <= now
+        let place = (segment, *slot_ref);
+        // A copy is evicted once the master knows that it was made.
+        let is_known = !self.tier.is_pending(place) && !self.retired.contains(&place);
+        is_named && is_known && !record.hard_pin && !history.is_protected() && history.lease_until <= now
     }
 }
 

@@ -68,7 +68,7 @@ impl Oracle {
         }
         let name = self.value(value).map(|it| it.name);
         if let Some(name) =
-            name.filter(|_| generation.epoch == self.epoch && !self.shadowed.contains(&generation))
+            name.filter(|_| self.is_of_this_master(generation) && !self.shadowed.contains(&generation))
         {
             let newest = self.acknowledged.entry(name).or_default();
             *newest = generation.max(*newest);

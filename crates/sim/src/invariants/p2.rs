@@ -15,6 +15,7 @@ use tiffin_types::{
 use crate::{
     coverage::{Coverage, Point},
     keyspace::Name,
+    master::first_counter,
     memory::Memory,
     node::name_in_heap,
     oracle::{Memories, Oracle, copies, name_of},
@@ -228,7 +229,7 @@ impl Oracle {
     ) {
         coverage.hit(Point::CheckedNewest);
         // A restarted master does not know the objects of nodes that have not reported.
-        let same_life = newest.epoch == self.epoch && found.generation.epoch == self.epoch;
+        let same_life = self.is_of_this_master(newest) && self.is_of_this_master(found.generation);
         // The same copy may have been decided again, because the first answer was lost.
         let is_newest = |it: &Location| self.generation_of.get(&(it.segment, it.slot_ref())) == Some(&newest);
         let is_anew = !found.replicas.is_empty() && found.replicas.iter().all(is_newest);
@@ -236,6 +237,12 @@ impl Oracle {
             let found = found.generation;
             self.fail("p2", || format!("a get of {name:?} read {found} after {newest} was acknowledged"));
         }
+    }
+
+    /// Whether the current start of the master gave an object its generation.
+    pub(crate) fn is_of_this_master(&self, generation: Generation) -> bool {
+        generation.counter > first_counter(self.incarnation)
+            && generation.counter < first_counter(self.incarnation + 1)
     }
 
     /// The newest acknowledged generation of a name.

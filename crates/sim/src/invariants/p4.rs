@@ -1,6 +1,8 @@
 //! P4: pinned and leased objects are not evicted. Nothing vanishes without a reason: a lookup misses only
 //! objects that were deleted, replaced, evicted, or lost with their node.
 
+use std::collections::BTreeSet;
+
 use tiffin_node::SlotState;
 use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
@@ -68,11 +70,13 @@ impl Oracle {
 
     /// A node has been away for long: its unprotected objects are removed, and it owes their retires.
     pub(crate) fn gives_up(&mut self, segment: SegmentId) {
-        if !self.joined.contains(&segment) {
+        let has_reported = self.joined.contains(&segment);
+        if !has_reported {
             self.absent.insert(segment);
-            return;
         }
-        let there = self.generation_of.iter().filter(|((at, _), _)| *at == segment);
+        // Of a node that has not reported, the master knows only the objects that it named itself.
+        let is_known = |it: Generation| has_reported || self.is_of_this_master(it);
+        let there = self.generation_of.iter().filter(|((at, _), it)| *at == segment && is_known(**it));
         let there: Vec<_> = there.map(|((_, slot_ref), generation)| (*slot_ref, *generation)).collect();
         for (slot_ref, generation) in there {
             let Some(history) = self.objects.get(&generation).filter(|it| !it.is_protected()) else {
@@ -91,6 +95,24 @@ impl Oracle {
                     *newest = (*newest).max(generation);
                 }
             }
+        }
+    }
+
+    /// A node is lost. An object is lost with the last copy that the master knows, and so are its pins. A
+    /// member that has not reported yet may restore it with another copy, and knows the pins only if every
+    /// node had written them.
+    pub(crate) fn pins_are_lost(&mut self, lost: SegmentId, memories: &Memories) {
+        let is_known = |place: &(SegmentId, SlotRef)| {
+            self.joined.contains(&place.0)
+                && memories.get(&place.0).is_some_and(|it| it.alive)
+                && !self.retired.contains(place)
+                && !self.tier.is_pending(*place)
+        };
+        let known: BTreeSet<_> =
+            self.generation_of.iter().filter(|it| is_known(it.0)).map(|it| *it.1).collect();
+        let there = self.generation_of.iter().filter(|((at, _), _)| *at == lost).map(|(_, it)| *it);
+        for generation in there.filter(|it| !known.contains(it)).collect::<Vec<_>>() {
+            self.objects.get_mut(&generation).into_iter().for_each(|it| it.pins.clear());
         }
     }
 
@@ -126,9 +148,12 @@ impl Oracle {
     pub(crate) fn unannounced(&mut self, segment: SegmentId, slot_ref: SlotRef, memories: &Memories) {
         let was_retired = !self.retired.insert((segment, slot_ref));
         self.tier.leaves((segment, slot_ref));
-        // Or its retire is pending, and a later page would announce it.
+        // Or its retire is pending, and a later page would announce it. An unseen eviction is applied when
+        // the node returns.
         let generation = self.generation_of.get(&(segment, slot_ref));
-        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(ObjectHistory::is_gone) {
+        let unseen = |it: &ObjectHistory| self.has_unknown_evictions && !it.is_protected();
+        let is_gone = |it: &ObjectHistory| it.is_gone() || unseen(it);
+        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(is_gone) {
             return;
         }
         // A disk may have written it after its announcement.
@@ -185,10 +210,14 @@ impl Oracle {
             // Copies that the master does not know yet, or that are being removed, are not updated.
             let written = newest.filter(|_| pin.on && complete && all_known);
             let mut new = Vec::new();
+            // A member that has not reported may have a later object, which the master cannot pin.
+            let at_members = self.generation_of.iter().filter(|((at, _), _)| self.joined.contains(at));
+            let known: BTreeSet<_> = at_members.map(|it| *it.1).chain(newest).collect();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
                 let Some(history) = self.objects.get_mut(generation) else { continue };
-                if pin.on && !history.is_gone() && !self.has_unknown_evictions {
+                let is_pinned = pin.on && known.contains(generation);
+                if is_pinned && !history.is_gone() && !self.has_unknown_evictions {
                     new.extend(history.pins.insert(pin.owner.clone()).then_some(*generation));
                 } else if !pin.on {
                     history.pins.remove(&pin.owner);

@@ -8,7 +8,7 @@ use crate::master::objects::floors::FLOORS_MAX;
 use crate::master::pending_retires::Name;
 use crate::{
     attributes::Consumption,
-    message::{ForgetNode, Forgotten, Register},
+    message::{CommitItem, Decide, DecideItem, ForgetNode, Forgotten, Register},
 };
 
 #[test]
@@ -114,6 +114,44 @@ fn node_on_the_same_address_replaces_its_predecessor() {
     }
     let disk = NodeInfo { beside: Some(SegmentId(1)), ..place(2, "h:7", "h/boot1") };
     assert_eq!(registered(disk), 2);
+}
+
+/// A node's machine boots, and its successor registers. Then the registration of the ended process arrives,
+/// and the successor registers again. Returns the members after each of the last two.
+fn registered_late(sabotage: Sabotage) -> [Vec<SegmentId>; 2] {
+    let mut cluster = Cluster::with(&[], |config| config.sabotage = sabotage);
+    let [old, new, again] = [50, 51, 52].map(ConnId);
+    for conn in [old, new, again] {
+        cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
+    }
+    let mut register = |conn: ConnId, segment: u64, host: &str| {
+        let (segment, name) = (SegmentId(segment), "node".to_owned());
+        let (tcp, host) = ("h:7".to_owned(), host.to_owned());
+        let register = Register {
+            info: NodeInfo { segment, name, tcp, host, ..NodeInfo::default() },
+            ..Register::default()
+        };
+        let request = MemberToMaster::Register(Box::new(register)).into();
+        cluster.event(Event::Request(conn, RequestId(1), request));
+        cluster.event(Event::Closed(conn));
+        cluster.master.stat().nodes.iter().map(|it| it.info.segment).collect()
+    };
+    register(new, 2, "h/boot2");
+    [register(old, 1, "h/boot1"), register(again, 2, "h/boot2")]
+}
+
+#[test]
+fn late_registration_of_an_ended_process_replaces_nothing() {
+    let [late, again] = registered_late(Sabotage::None);
+    assert_eq!(late, [SegmentId(2), SegmentId(1)]);
+    assert_eq!(again, [SegmentId(2)]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_late_registrations_is_noticed() {
+    let [late, _] = registered_late(Sabotage::ReplaceNewer);
+    assert_eq!(late, [SegmentId(1)]);
 }
 
 #[test]
@@ -245,6 +283,39 @@ fn unconfirmed_delete_is_answered_after_the_sync() {
     let unconfirmed = DeleteOutcome::Unconfirmed(vec!["node1".into()]);
     assert_eq!(cluster.replies.remove(&id), Some(Reply::Deleted(vec![unconfirmed])));
     assert_eq!(cluster.state.members[0].owed_slot_refs().len(), 1);
+}
+
+/// The reply to the home's decision was lost, and then the home was away for too long: another node has the
+/// object, and the home must retire its copy.
+#[test]
+fn copy_that_was_given_up_is_not_stored_again() {
+    let mut cluster = Cluster::with(&[4 * UNIT, 4 * UNIT], |config| config.owed_page_max = 1);
+    let on = |replicas| PutOptions { replicas, preferred: vec!["node1".into()], ..plain() };
+    cluster.put("first", UNIT, on(1));
+    let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, on(2)) else { panic!("there is space") };
+    let (home, other) = (space[0].location, space[1].location);
+    assert!(matches!(cluster.commit("k", UNIT, on(2), &space), CommitOutcome::Stored(_)));
+    cluster.unlink(0);
+    cluster.wait(2_000);
+    cluster.node_event(1, node::Event::Beat);
+    let (conn, registered) = cluster.register(0);
+    assert_eq!(registered.retire.len(), 1);
+    assert!(!registered.retire.contains(&home.slot_ref()), "that retire is in the next page");
+    let item = CommitItem {
+        slot_ref: home.slot_ref(),
+        key: key("k"),
+        len: UNIT,
+        options: on(2),
+        others: vec![other],
+    };
+    let decide = DecideItem { namespace: "default".into(), client: ClientId(7), item };
+    let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
+    cluster.master.handle(cluster.now, Event::Request(conn, RequestId(77), asked.into()));
+    let effects: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
+    let retires = |it: &Effect| matches!(it, Effect::Ask(to, _, MasterToMember::Retire(it)) if *to == conn && it.slot_refs == [home.slot_ref()]);
+    assert!(effects.iter().any(retires), "{effects:?}");
+    let stores = |it: &Effect| matches!(it, Effect::SendLedger(..));
+    assert!(!effects.iter().any(stores), "{effects:?}");
 }
 
 #[test]

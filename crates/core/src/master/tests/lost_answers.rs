@@ -29,7 +29,7 @@ impl Cluster {
     }
 
     /// A node registers on a connection whose messages it does not receive.
-    fn register(&mut self, index: usize) -> (ConnId, Registered) {
+    pub(super) fn register(&mut self, index: usize) -> (ConnId, Registered) {
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
         self.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));

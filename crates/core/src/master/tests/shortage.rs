@@ -224,3 +224,23 @@ fn put_beyond_the_quota_evicts_nothing() {
     assert!(matches!(cluster.reserve("c", 2 * UNIT, plain()), ReserveOutcome::Space(_)));
     assert!(!cluster.has("a") && !cluster.has("b"));
 }
+
+#[test]
+fn node_whose_connection_breaks_has_not_refused() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    cluster.hold_up(0);
+    cluster.hold_up(1);
+    let items = vec![ReserveItem { key: key("a"), len: UNIT, options: plain() }];
+    let id = cluster.send(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() }));
+    for round in 0..6 {
+        let asked = cluster.held_up.iter().position(|it| !it.is_empty());
+        let asked = asked.unwrap_or_else(|| panic!("round {round}: {:?}", cluster.replies));
+        cluster.held_up[asked].clear();
+        cluster.unlink(asked);
+        cluster.link(asked);
+    }
+    cluster.let_go(0);
+    cluster.let_go(1);
+    let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!("no answer") };
+    assert!(matches!(reserved.items[0], ReserveOutcome::Space(_)), "{reserved:?}");
+}

@@ -304,3 +304,24 @@ fn corrupt_copy_is_dropped_and_counted() {
     assert_eq!(cluster.where_is("a"), (true, false), "the other copy is read");
     assert_eq!(cluster.stat().disk_corrupt, 1);
 }
+
+#[test]
+fn demotions_of_a_lost_node_count_for_no_other() {
+    let mut cluster = Cluster::tiered(&[8], |_| ());
+    cluster.write_through();
+    cluster.disks[0].stalls = true;
+    cluster.put("a", UNIT, plain());
+    cluster.put("b", UNIT, plain());
+    assert_eq!(cluster.disks[0].reading.len(), 2, "a quarter of the memory");
+    cluster.event(Event::Ended(cluster.links[0]));
+    // Another node gets its index, and the disk has not answered yet.
+    cluster.add_node(8 * UNIT, |_| ());
+    cluster.disks.push(super::tier_waiting::new_test_disk(1));
+    cluster.disks[1].stalls = true;
+    cluster.link_disk(1);
+    cluster.put("c", UNIT, plain());
+    assert_eq!(cluster.disks[1].reading.len(), 1);
+    cluster.stat();
+    cluster.let_disk_go(1);
+    assert_eq!(cluster.where_is("c"), (true, true));
+}

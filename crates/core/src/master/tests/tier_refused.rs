@@ -1,7 +1,7 @@
 //! Objects that a disk refuses because they are larger than it accepts.
 
-use super::{Cluster, UNIT, plain};
-use crate::message::Why;
+use super::{Cluster, UNIT, key, plain};
+use crate::message::{ClientToMaster, Pin, PinOutcome, Reply, Why};
 
 #[test]
 fn refused_object_affects_no_other() {
@@ -39,4 +39,24 @@ fn refused_object_is_sent_again_later() {
     assert_eq!((cluster.where_is("large"), cluster.where_is("new")), ((true, true), (true, true)));
     let Why::Here(here) = cluster.why("large") else { panic!() };
     assert_eq!(here.disk_bytes_max, 0, "it has a disk copy");
+}
+
+#[test]
+fn refusal_counts_although_the_copy_was_dropped_before() {
+    let mut cluster = Cluster::tiered(&[32], |_| ());
+    cluster.write_through();
+    cluster.unlink_disk(0);
+    cluster.put("large", 2 * UNIT, plain());
+    cluster.put("small", UNIT, plain());
+    (cluster.disks[0].takes, cluster.disks[0].stalls) = (UNIT, true);
+    cluster.link_disk(0);
+    assert_eq!(cluster.disks[0].reading.len(), 1, "the reply waits for the small object");
+    // The disk says that it does not have the large one.
+    let pin = Pin { keys: vec![key("large")], owner: "run".into(), on: true, wait_ms: 500 };
+    assert_eq!(cluster.ask(ClientToMaster::Pin(pin)), Some(Reply::Pinned(vec![PinOutcome::Done])));
+    cluster.let_disk_go(0);
+    assert_eq!(cluster.stat().demotions_refused, 1);
+    cluster.disks[0].takes = u64::MAX;
+    cluster.put("other", UNIT, plain());
+    assert_eq!((cluster.where_is("large"), cluster.where_is("other")), ((true, false), (true, true)));
 }

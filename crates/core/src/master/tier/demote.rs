@@ -57,8 +57,8 @@ struct Writing {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::master) struct Leaving {
     pub(in crate::master) index: ObjectIndex,
-    /// The memory that it is read from.
-    node: NodeIndex,
+    /// The memory that it is read from, unless that was lost since.
+    node: Option<NodeIndex>,
     generation: Generation,
     slot_ref: SlotRef,
     len: u64,
@@ -111,7 +111,12 @@ impl Demotions {
         self.writing.values().map(|it| it.objects).sum()
     }
 
-    pub(super) fn forget_member(&mut self, node: NodeIndex) {
+    /// A member is lost, and its index may be reused. A disk may still read what it held.
+    pub(super) fn forget_member(&mut self, cx: &mut Context, node: NodeIndex) {
+        for (_, wait) in cx.waits.values_mut() {
+            let Wait::Demote(leaving) = wait else { continue };
+            leaving.iter_mut().filter(|it| it.node == Some(node)).for_each(|it| it.node = None);
+        }
         self.writing.remove(&node);
         self.write_through.remove(&node);
         self.spent.remove(&node);
@@ -412,7 +417,7 @@ impl Demotions {
         if let Some(spent) = self.spent.get_mut(&node) {
             *spent = spent.saturating_sub(memory);
         }
-        Some((item, Leaving { index, node, generation, slot_ref, len }))
+        Some((item, Leaving { index, node: Some(node), generation, slot_ref, len }))
     }
 
     /// Applies a disk's reply about one object: written, failed, or refused with the maximum size that it
@@ -432,20 +437,22 @@ impl Demotions {
         let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.slot_ref));
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         if object.is_some() {
-            cx.catalog.set_demoting(it.index, it.node, false);
+            it.node.into_iter().for_each(|node| cx.catalog.set_demoting(it.index, node, false));
+            // The disk may have dropped this copy before it refuses it.
+            refused.into_iter().for_each(|bytes_max| self.refuse(cx, stat, disk, it, bytes_max));
         }
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
         let unseen = sabotaged!(cx.config.sabotage, DemoteUnseen);
         let Some(object) = object.filter(|object| is_it(object) || unseen) else {
             return DemotionEnd::Settled;
         };
-        if let Some(bytes_max) = refused {
-            self.refuse(cx, stat, disk, it, bytes_max);
+        if refused.is_some() {
             return DemotionEnd::Refused;
         }
         if !done && object.in_memory().next().is_some() {
             // The bytes were in memory, so the disk failed, unless the object is very new.
             let is_young = object.put().after(PAUSE_MS) > cx.now;
+            let writing = self.writing.entry(disk).or_default();
             writing.paused_until = cx.now.after(if is_young { RETRY_MS } else { PAUSE_MS });
             stat.demotions_failed += 1;
         }
@@ -486,7 +493,7 @@ impl Demotions {
         self.writing.remove(&disk);
         for it in leaving {
             if cx.catalog.get(it.index).is_some_and(|object| object.generation() == it.generation) {
-                cx.catalog.set_demoting(it.index, it.node, false);
+                it.node.into_iter().for_each(|node| cx.catalog.set_demoting(it.index, node, false));
             }
         }
         cx.quotas.note_change();
@@ -510,7 +517,7 @@ impl Demotions {
             return Err(format!("accounting: {written:?} are counted as being written, {under_way:?} are"));
         }
         for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk()) {
-            let leaving = all().flat_map(|it| it.1).filter(|it| it.node == node && it.len > 0);
+            let leaving = all().flat_map(|it| it.1).filter(|it| it.node == Some(node) && it.len > 0);
             let sizes: Vec<_> = leaving.filter_map(|it| space_for(it.len)).collect();
             let sum: u64 = sizes.iter().sum();
             if sizes.len() > 1 && sum > member.usage.capacity / DEMOTING_SHARE {

@@ -175,8 +175,8 @@ impl Tier {
     }
 
     /// A member is lost, and its index may be reused.
-    pub(super) fn forget_member(&mut self, node: NodeIndex) {
-        self.demotions.forget_member(node);
+    pub(super) fn forget_member(&mut self, cx: &mut Context, node: NodeIndex) {
+        self.demotions.forget_member(cx, node);
     }
 
     /// An object was removed from the catalog, with its copies that were being written. Returns the maximum
