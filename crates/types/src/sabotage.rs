@@ -246,6 +246,8 @@ tiffin_sabotage::variants! {
         AnswerDeposed: "an answer is confirmed after it was decided";
         /// The master lets an object without pins replace one that was pinned meanwhile.
         ReplacePinned: "a put that replaces one generation has its pins";
+        /// A delete by pattern does not save the retires of copies on a node that does not confirm.
+        DropWithoutOwing: "a delete by pattern is pending for every copy of its names";
         /// The master does not send a drain job again to a node that returns without it.
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.
