@@ -191,6 +191,8 @@ pub(crate) struct Oracle {
     pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
     /// Other copies of decided objects, which their nodes may not know of.
     pub(crate) decided_too: BTreeMap<(SegmentId, SlotRef), Generation>,
+    /// Copies that this epoch has named or adopted.
+    pub(crate) recorded: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies that this epoch has removed.
     pub(crate) retired: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies of undecided objects whose name was deleted: their generation was not known yet.
@@ -332,6 +334,7 @@ impl Oracle {
         self.pending_retires.clear();
         self.deleting.clear();
         self.retired.clear();
+        self.recorded.clear();
         self.ledger_commits.clear();
         self.deciding.clear();
         self.pinning.clear();
@@ -355,11 +358,14 @@ impl Oracle {
         self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
         for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
-            // Copies with a pending retire are gone, whether a client knows it or not.
-            for (_, record) in
+            // Copies with a pending retire are gone, whether a client knows it or not. What was published is
+            // in the node's ledger, which it may not have read yet.
+            for (slot_ref, record) in
                 memory.slots().filter(|(slot_ref, _)| !self.retired.contains(&(*segment, *slot_ref)))
             {
-                surviving.entry(record.generation).or_default().push(*segment);
+                let named = self.generation_of.get(&(*segment, slot_ref)).copied();
+                let generation = named.filter(|_| record.state != SlotState::Committed);
+                surviving.entry(generation.unwrap_or(record.generation)).or_default().push(*segment);
             }
         }
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
@@ -712,12 +718,17 @@ impl Oracle {
             history.lease_until = Tick(0);
         }
         self.record(segment, record, false);
+        // The report may complete its consumption: then it is freed at once, or with its last lease.
+        let is_consumed = self.is_consumed(record);
+        let history = self.objects.get_mut(&record.generation).filter(|_| is_consumed);
+        history.into_iter().for_each(|it| it.gone = true);
     }
 
     /// A copy of an object is known.
     pub(crate) fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.slot_ref)).copied();
+        self.recorded.insert((segment, record.slot_ref));
         self.generation_of.insert((segment, record.slot_ref), record.generation);
         // All older objects of the name are replaced.
         for older in self.of_name.get(&name).into_iter().flatten().filter(|it| **it < record.generation) {

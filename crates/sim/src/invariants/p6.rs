@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use tiffin_core::master::{Effect, Master};
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
+    attributes::Consumption,
     message::{
-        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
-        Reserved, Resolve, ResolveOutcome,
+        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Record, Reply, Reserve,
+        ReserveOutcome, Reserved, Resolve, ResolveOutcome,
     },
 };
 
@@ -43,6 +44,18 @@ impl Oracle {
             }
         }
         self.acking.insert(to, Acking { generations, group, complete, unless_leased, leased });
+    }
+
+    /// Whether all groups of a sample that a member reports have consumed it, by the reports and requests.
+    pub(crate) fn is_consumed(&self, record: &Record) -> bool {
+        let has = |group: &String| {
+            let place = (record.generation, group.clone());
+            [&self.announced_acks, &self.acked_for_good, &self.deferred].iter().any(|it| it.contains(&place))
+        };
+        match record.attributes.sample.as_ref().map(|it| &it.consumption) {
+            Some(Consumption::Groups(groups)) => groups.iter().all(has),
+            _ => false,
+        }
     }
 
     /// Acknowledgements are answered.
