@@ -368,6 +368,11 @@ impl Oracle {
                 surviving.entry(generation.unwrap_or(record.generation)).or_default().push(*segment);
             }
         }
+        // A disk may find a record again whose write had not ended.
+        let on_disks = self.generation_of.iter().filter(|(place, _)| place.1.is_on_disk());
+        for (place, generation) in on_disks.filter(|(place, _)| !self.retired.contains(*place)) {
+            surviving.entry(*generation).or_default().push(place.0);
+        }
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
         for (generation, history) in &mut self.objects {
             history.lease_until = Tick(0);

@@ -46,14 +46,16 @@ impl Oracle {
         self.acking.insert(to, Acking { generations, group, complete, unless_leased, leased });
     }
 
-    /// Whether all groups of a sample that a member reports have consumed it, by the reports and requests.
+    /// Whether a sample that a member reports is consumed, by the reports and requests.
     pub(crate) fn is_consumed(&self, record: &Record) -> bool {
-        let has = |group: &String| {
-            let place = (record.generation, group.clone());
-            [&self.announced_acks, &self.acked_for_good, &self.deferred].iter().any(|it| it.contains(&place))
-        };
+        let all = [&self.announced_acks, &self.acked_for_good, &self.deferred];
+        let mut acks = all.into_iter().flatten().filter(|it| it.0 == record.generation);
         match record.attributes.sample.as_ref().map(|it| &it.consumption) {
-            Some(Consumption::Groups(groups)) => groups.iter().all(has),
+            Some(Consumption::Groups(groups)) => {
+                let acked: BTreeSet<_> = acks.map(|it| &it.1).collect();
+                groups.iter().all(|it| acked.contains(it))
+            }
+            Some(Consumption::Once) => acks.next().is_some(),
             _ => false,
         }
     }
