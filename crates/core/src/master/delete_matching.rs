@@ -254,7 +254,8 @@ impl Retires {
             last = Some((key, node, slot_ref));
             let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
             let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
-            let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing);
+            let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing)
+                || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
             let wanted = dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
