@@ -441,8 +441,12 @@ impl World {
             self.members.contains(it) && known(it).is_none() && !self.oracle.lost.contains_key(it)
         };
         match notice {
-            // Those before have ended.
-            Notice::NodeReady(_) => named.last(),
+            // Those before have ended, but a message of one may arrive late.
+            Notice::NodeReady(_) => {
+                let is_ready = |it: &&SegmentId| known(it).is_some_and(|it| it.alive);
+                let is_new = |it: &&SegmentId| is_ready(it) && !self.oracle.joined.contains(it);
+                named.iter().find(is_new).or_else(|| named.last())
+            }
             Notice::NodeAbsent { .. } => {
                 let is_new = |it: &&SegmentId| is_absent(it) && !self.oracle.absent.contains(it);
                 named.iter().find(is_new).or_else(|| named.iter().find(is_absent))

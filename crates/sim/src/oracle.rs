@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_core::master::{Effect, Notice, Saved, SavedMember};
-use tiffin_node::SlotState;
+use tiffin_node::{SlotRecord, SlotState};
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
     attributes::Consumption,
@@ -193,6 +193,8 @@ pub(crate) struct Oracle {
     pub(crate) deleting: BTreeMap<(ConnId, RequestId), Deleting>,
     /// Other copies of decided objects, which their nodes may not know of.
     pub(crate) decided_too: BTreeMap<(SegmentId, SlotRef), Generation>,
+    /// Copies that this epoch has named or adopted.
+    pub(crate) recorded: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies that this epoch has removed.
     pub(crate) retired: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies of undecided objects whose name was deleted: their generation was not known yet.
@@ -341,6 +343,7 @@ impl Oracle {
         self.pending_retires.clear();
         self.deleting.clear();
         self.retired.clear();
+        self.recorded.clear();
         self.ledger_commits.clear();
         self.deciding.clear();
         self.pinning.clear();
@@ -363,14 +366,24 @@ impl Oracle {
         };
         self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
+        // What was published is in the node's ledger, which it may not have read yet.
+        let named = |segment, slot_ref, record: &SlotRecord| {
+            let named = self.generation_of.get(&(segment, slot_ref)).copied();
+            named.filter(|_| record.state != SlotState::Committed).unwrap_or(record.generation)
+        };
         let copies = memories.iter().filter(|(_, it)| it.alive).flat_map(|(segment, memory)| {
-            memory.slots().map(|(slot_ref, record)| (*segment, slot_ref, record.generation))
+            memory.slots().map(|(slot_ref, record)| (*segment, slot_ref, named(*segment, slot_ref, record)))
         });
         for (segment, slot_ref, generation) in copies.chain(under_way.iter().copied()) {
             // Copies with a pending retire are gone, whether a client knows it or not.
             if !self.retired.contains(&(segment, slot_ref)) {
                 surviving.entry(generation).or_default().push(segment);
             }
+        }
+        // A disk may find a record again whose write had not ended.
+        let on_disks = self.generation_of.iter().filter(|(place, _)| place.1.is_on_disk());
+        for (place, generation) in on_disks.filter(|(place, _)| !self.retired.contains(*place)) {
+            surviving.entry(*generation).or_default().push(place.0);
         }
         let roster: BTreeSet<_> = state.members.iter().map(|it| it.segment).collect();
         for (generation, history) in &mut self.objects {
@@ -726,12 +739,17 @@ impl Oracle {
             history.lease_until = Tick(0);
         }
         self.record(segment, record, false);
+        // The report may complete its consumption: then it is freed at once, or with its last lease.
+        let is_consumed = self.is_consumed(record);
+        let history = self.objects.get_mut(&record.generation).filter(|_| is_consumed);
+        history.into_iter().for_each(|it| it.gone = true);
     }
 
     /// A copy of an object is known.
     pub(crate) fn record(&mut self, segment: SegmentId, record: &Record, late: bool) {
         let Some(name) = record_name(record) else { return };
         let value = self.written.get(&(segment, record.slot_ref)).copied();
+        self.recorded.insert((segment, record.slot_ref));
         self.generation_of.insert((segment, record.slot_ref), record.generation);
         // All older objects of the name are replaced.
         for older in self.of_name.get(&name).into_iter().flatten().filter(|it| **it < record.generation) {

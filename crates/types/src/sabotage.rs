@@ -246,6 +246,12 @@ tiffin_sabotage::variants! {
         AnswerDeposed: "an answer is confirmed after it was decided";
         /// The master lets an object without pins replace one that was pinned meanwhile.
         ReplacePinned: "a put that replaces one generation has its pins";
+        /// A delete by pattern does not save the retires of copies on a node that does not confirm.
+        DropWithoutOwing: "a delete by pattern is pending for every copy of its names";
+        /// The master answers that a sample is freed while a copy that was one too many is still there.
+        FreeWithoutSurplus: "a consumed sample has no copies left";
+        /// The master makes a lost copy again and again on a node that has no space for it.
+        RepairAtOneNode: "a copy that failed is made on another node";
         /// The master does not send a drain job again to a node that returns without it.
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.

@@ -233,14 +233,18 @@ impl Objects {
     ///
     /// A joining node is left out: it serves no cached locations, and applies its pending retires before it
     /// does. But only an announcement proves that it is joining; a registration may be an old message of a
-    /// connection that the node gave up.
+    /// connection that the node gave up. A retire that was sent on this connection is waited for: a disk that
+    /// joins may serve before the removal is durable.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
         if sabotaged!(self.cx.config.sabotage, ForgetWhatLeaves) {
             return Vec::new();
         }
         let mut leaving = self.cx.pending_retires.of(namespace, key);
         let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
-        leaving.retain(|(node, _)| self.cx.members.get(*node).is_some_and(|it| !is_joining(it)));
+        leaving.retain(|(node, slot_ref)| {
+            let member = self.cx.members.get(*node);
+            member.is_some_and(|it| !is_joining(it) || it.retiring.contains(slot_ref))
+        });
         leaving
     }
 

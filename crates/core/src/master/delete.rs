@@ -196,7 +196,7 @@ impl Retires {
                     AckOutcome::Recorded
                 }
                 Acked::Free(index, cause) => {
-                    let replicas = o.take_out(index, cause, &caller.label);
+                    let replicas = o.take_out_all(index, cause, &caller.label);
                     gone.extend(replicas.into_iter().map(|replica| (at, replica)));
                     AckOutcome::Freed
                 }
@@ -230,7 +230,7 @@ impl Retires {
         let matching = DeletedMatching { count: objects.len() as u64, unconfirmed: Vec::new() };
         let mut gone = Vec::new();
         for object in objects {
-            let replicas = o.take_out(object, Cause::Deleted, &caller.label);
+            let replicas = o.take_out_all(object, Cause::Deleted, &caller.label);
             gone.extend(replicas.into_iter().map(|replica| (0, replica)));
         }
         self.retire_and_set_attributes(o, (conn, id), Answer::Matching(matching), gone, &[], end.wait_ms);

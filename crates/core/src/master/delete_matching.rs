@@ -230,8 +230,9 @@ impl Retires {
     }
 
     /// Asks the nodes again for pending retires of earlier removals, and the answer waits for them too. A
-    /// node that is known not to confirm is not asked again. But copies that were only given up there are
-    /// now deleted: their retire must be pending, or they would count again after a restart of the master.
+    /// node that is known not to confirm is not asked again about retires that it owes. But copies that were
+    /// only given up there, and those whose retire waits for a successor, are now deleted: the node must owe
+    /// their retires too, or they would count again after a restart of the master.
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
@@ -252,8 +253,10 @@ impl Retires {
             }
             last = Some((key, node, slot_ref));
             let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
-            let given_up = || o.cx.members.get(node).is_some_and(|it| it.given_up.contains(&slot_ref));
-            let wanted = dropping.matcher.matches(key) && (!known() || given_up());
+            let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
+            let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing)
+                || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
+            let wanted = dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
         (replicas, Phase::Done)

@@ -144,6 +144,11 @@ impl Member {
         self.owed.contains(&slot_ref) || self.given_up.contains(&slot_ref)
     }
 
+    /// Whether the retire of a copy is part of the saved state.
+    pub(super) fn is_saved(&self, slot_ref: SlotRef) -> bool {
+        [&self.owed, &self.told_owed, &self.retiring].iter().any(|it| it.contains(&slot_ref))
+    }
+
     /// Whether more retires must be sent.
     pub(super) fn owes_more(&self) -> bool {
         !self.owed.is_empty() || !self.given_up.is_empty()

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use tiffin_node::SlotState;
 use tiffin_types::{
     ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
+    attributes::SampleAttributes,
     message::{DropPins, Pin, PinOutcome, Record},
 };
 
@@ -70,13 +71,13 @@ impl Oracle {
 
     /// A node has been away for long: its unprotected objects are removed, and it owes their retires.
     pub(crate) fn gives_up(&mut self, segment: SegmentId) {
-        let has_reported = self.joined.contains(&segment);
-        if !has_reported {
+        let is_joined = self.joined.contains(&segment);
+        if !is_joined {
             self.absent.insert(segment);
         }
-        // Of a node that has not reported, the master knows only the objects that it named itself.
-        let is_known = |it: Generation| has_reported || self.is_of_this_master(it);
-        let there = self.generation_of.iter().filter(|((at, _), it)| *at == segment && is_known(**it));
+        // Of a node that was joining, the master knows what it has announced and what was put there.
+        let is_known = |place: &(SegmentId, SlotRef)| is_joined || self.recorded.contains(place);
+        let there = self.generation_of.iter().filter(|(place, _)| place.0 == segment && is_known(place));
         let there: Vec<_> = there.map(|((_, slot_ref), generation)| (*slot_ref, *generation)).collect();
         for (slot_ref, generation) in there {
             let Some(history) = self.objects.get(&generation).filter(|it| !it.is_protected()) else {
@@ -133,8 +134,10 @@ impl Oracle {
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && history.sample) {
             return;
         }
-        // It was removed for a reason, whatever another node has restored since.
-        if was_retired {
+        // It was removed for a reason, whatever another node has restored since. A node that was away then
+        // was sent no retire.
+        let is_consumed = record.attributes.sample.as_ref().is_some_and(SampleAttributes::is_consumed);
+        if was_retired || history.returns > 0 || is_consumed {
             return;
         }
         if !history.is_gone() && self.newest.get(&name) == Some(&generation) {

@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use tiffin_core::master::{Effect, Master};
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
+    attributes::Consumption,
     message::{
-        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Reply, Reserve, ReserveOutcome,
-        Reserved, Resolve, ResolveOutcome,
+        Ack, AckOutcome, DeleteOutcome, Granted, LeaseOutcome, Leased, Record, Reply, Reserve,
+        ReserveOutcome, Reserved, Resolve, ResolveOutcome,
     },
 };
 
@@ -43,6 +44,20 @@ impl Oracle {
             }
         }
         self.acking.insert(to, Acking { generations, group, complete, unless_leased, leased });
+    }
+
+    /// Whether a sample that a member reports is consumed, by the reports and requests.
+    pub(crate) fn is_consumed(&self, record: &Record) -> bool {
+        let all = [&self.announced_acks, &self.acked_for_good, &self.deferred];
+        let mut acks = all.into_iter().flatten().filter(|it| it.0 == record.generation);
+        match record.attributes.sample.as_ref().map(|it| &it.consumption) {
+            Some(Consumption::Groups(groups)) => {
+                let acked: BTreeSet<_> = acks.map(|it| &it.1).collect();
+                groups.iter().all(|it| acked.contains(it))
+            }
+            Some(Consumption::Once) => acks.next().is_some(),
+            _ => false,
+        }
     }
 
     /// Acknowledgements are answered.

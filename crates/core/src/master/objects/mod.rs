@@ -85,6 +85,20 @@ impl Objects {
         replicas
     }
 
+    /// The same for a client that is told that the object is gone: also the copies that were removed before
+    /// it, and whose nodes have not confirmed that, must be gone.
+    pub(super) fn take_out_all(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Replicas {
+        let object = self.cx.catalog.get(index);
+        let mut pending =
+            object.map(|it| self.cx.pending_retires.of(it.namespace(), it.key())).unwrap_or_default();
+        let mut replicas = self.take_out(index, cause, by);
+        pending.retain(|it| !replicas.contains(it));
+        if !sabotaged!(self.cx.config.sabotage, FreeWithoutSurplus) {
+            replicas.extend(pending);
+        }
+        replicas
+    }
+
     /// Removes an object from the catalog, and records why. The returned replicas are gone, or their state
     /// is unknown.
     pub(in crate::master) fn forget(

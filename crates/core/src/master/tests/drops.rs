@@ -303,20 +303,40 @@ fn request_of_another_client_cannot_be_cancelled() {
     assert!(!cluster.replies.contains_key(&id));
 }
 
-#[test]
-fn drop_removes_given_up_objects_for_good() {
-    let mut cluster = Cluster::durable(&[8 * UNIT]);
+/// Drops an object that was given up, and one whose retire waited for a successor, with the node that has
+/// them; then the master restarts and the node returns. Returns which of them exist.
+fn dropped_and_returned(sabotage: Sabotage) -> [bool; 2] {
+    let mut cluster = Cluster::with(&[8 * UNIT], |config| {
+        (config.durable, config.sabotage) = (true, sabotage);
+    });
     cluster.put("given up", UNIT, plain());
+    cluster.put("replaced", UNIT, plain());
     cluster.put("kept", UNIT, PutOptions { hard_pin: true, ..plain() });
+    let ReserveOutcome::Space(space) = cluster.reserve("replaced", UNIT, plain()) else { panic!() };
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    cluster.send_commit("replaced", UNIT, plain(), &space);
+    cluster.held_up[0].clear();
     cluster.unlink(0);
+    cluster.let_go(0);
     cluster.wait(2_000);
     // The node is known not to confirm from the first object on.
     let id = cluster.drop_all();
     while cluster.work() {}
     assert_eq!(cluster.dropped(id), unconfirmed(1, "node1"));
-    assert_eq!(cluster.state.members[0].owed_slot_refs().len(), 2);
     cluster.restart_alone(6);
     cluster.link(0);
-    assert!(!cluster.has("given up") && !cluster.has("kept"));
-    assert_eq!(cluster.nodes[0].usage().objects, 0);
+    assert!(!cluster.has("kept"));
+    ["given up", "replaced"].map(|name| cluster.has(name))
+}
+
+#[test]
+fn drop_is_pending_for_every_copy_of_its_names() {
+    assert_eq!(dropped_and_returned(Sabotage::None), [false, false]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_pending_drops_is_noticed() {
+    assert_eq!(dropped_and_returned(Sabotage::DropWithoutOwing), [true, true]);
 }

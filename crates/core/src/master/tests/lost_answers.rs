@@ -460,3 +460,26 @@ fn decision_waits_for_a_node_that_may_know_the_name() {
     assert_eq!(cluster.announce(conn, vec![record]), []);
     assert_eq!(cluster.found("k"), (4, 2), "the first reply was lost, and the object has its name");
 }
+
+#[test]
+fn put_waits_for_a_retire_that_was_sent_to_a_joining_node() {
+    let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
+    let on = |name: &str| PutOptions { preferred: vec![name.into()], ..plain() };
+    cluster.put("k", UNIT, on("node1"));
+    cluster.unlink(0);
+    let (conn, _) = cluster.register(0);
+    let put = |cluster: &mut Cluster| {
+        let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, on("node2")) else { panic!("full") };
+        let id = cluster.send_commit("k", UNIT, on("node2"), &space);
+        (id, cluster.replies.contains_key(&id))
+    };
+    assert!(!put(&mut cluster).1, "the retire is sent on this connection");
+    let part = MemberToMaster::Announce(Announce { items: Vec::new(), last: false });
+    cluster.event(Event::Request(conn, RequestId(903), part.into()));
+    let (id, is_answered) = put(&mut cluster);
+    assert!(!is_answered, "the node may be a member before the copy is gone");
+    cluster.wait(500);
+    let outcome = cluster.replies.remove(&id);
+    let is_unconfirmed = |it: &CommitOutcome| matches!(it, CommitOutcome::Unconfirmed(_));
+    assert!(matches!(&outcome, Some(Reply::Committed(it)) if it.iter().all(is_unconfirmed)), "{outcome:?}");
+}

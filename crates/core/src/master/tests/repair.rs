@@ -270,3 +270,26 @@ fn no_copies_are_made_where_the_operator_wants_none() {
     assert_eq!(cluster.repair_after(DELAY_MS), CopyStat::default());
     assert!(!cluster.master.has_work());
 }
+
+/// The number of copies that are made within some seconds, if the emptiest node has no space for names.
+fn made_beside_a_node_without_heap(sabotage: Sabotage) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+    cluster.put("a", UNIT, twice());
+    cluster.put("filler", UNIT, PutOptions { preferred: vec!["node1".into()], ..plain() });
+    let no_heap = |config: &mut NodeConfig| config.heap_bytes = 0;
+    cluster.add_node(4 * UNIT, |_| ());
+    cluster.add_node(9 * UNIT, no_heap);
+    cluster.lose(1);
+    (0..10).map(|_| cluster.repair_after(1_100).made).max().unwrap()
+}
+
+#[test]
+fn a_copy_that_failed_is_made_on_another_node() {
+    assert_eq!(made_beside_a_node_without_heap(Sabotage::None), 1);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_failed_copies_is_noticed() {
+    assert_eq!(made_beside_a_node_without_heap(Sabotage::RepairAtOneNode), 0);
+}

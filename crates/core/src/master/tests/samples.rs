@@ -370,3 +370,28 @@ fn client_cannot_declare_another_client_dead() {
     assert!(matches!(cluster.replies.remove(&RequestId(1)), Some(Reply::Refused(_))));
     assert_eq!(count_leased(&cluster), 1);
 }
+
+/// Consumes a sample while a node has not confirmed the retire of another copy of that name.
+fn consumed_beside_a_pending_copy(sabotage: Sabotage) -> Option<Reply> {
+    let mut cluster = Cluster::with(&[8 * UNIT; 2], |config| config.sabotage = sabotage);
+    let at = |node: &str| PutOptions { preferred: vec![node.into()], ..sample(Consumption::Once) };
+    cluster.put("s", UNIT, at("node1"));
+    let ReserveOutcome::Space(space) = cluster.reserve("s", UNIT, at("node2")) else { panic!() };
+    cluster.hold_up(0);
+    cluster.send_commit("s", UNIT, at("node2"), &space);
+    cluster.wait(500);
+    let items = vec![AckItem { key: key("s"), generation: generation(2) }];
+    cluster.ask(ClientToMaster::Ack(Ack { items, group: "g".into(), wait_ms: 500, ..Ack::default() }))
+}
+
+#[test]
+fn consumed_sample_has_no_copies_left() {
+    assert_eq!(consumed_beside_a_pending_copy(Sabotage::None), None, "the node has not confirmed");
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_pending_copies_of_samples_is_noticed() {
+    let freed = Some(Reply::Acked(vec![AckOutcome::Freed]));
+    assert_eq!(consumed_beside_a_pending_copy(Sabotage::FreeWithoutSurplus), freed);
+}

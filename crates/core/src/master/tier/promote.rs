@@ -561,7 +561,7 @@ impl Tier {
                 }
                 self.stat.prefetch_failed += u64::from(end == End::Failed);
             }
-            Purpose::Repair => self.end_repair(cx, (token, end), (index, node), (bytes, took_ms)),
+            Purpose::Repair => self.end_repair(cx, (token, end), (index, generation, node), (bytes, took_ms)),
         }
         if let Some(slot_ref) = slot_ref {
             cx.quotas.end_grant(node, slot_ref);

@@ -83,6 +83,8 @@ pub(super) struct Repairs {
     /// When the next sweep begins.
     due: Option<Tick>,
     queue: BTreeSet<(Rank, ObjectIndex, Generation)>,
+    /// Where copies of an object have failed since one of it was made last: other nodes come first.
+    failed: BTreeMap<Generation, BTreeSet<NodeIndex>>,
     /// Objects that are short of copies: as the last complete sweep found them, and this one so far.
     short: u64,
     short_so_far: u64,
@@ -117,6 +119,7 @@ impl Repairs {
             since: Tick(0),
             due: None,
             queue: BTreeSet::new(),
+            failed: BTreeMap::new(),
             short: 0,
             short_so_far: 0,
             waiting: 0,
@@ -135,6 +138,14 @@ impl Repairs {
         if self.queue.len() > QUEUE_MAX {
             self.queue.pop_last();
             self.overflows = true;
+        }
+    }
+
+    /// A copy of an object has failed on that node.
+    fn note_failed(&mut self, generation: Generation, node: NodeIndex) {
+        self.failed.entry(generation).or_default().insert(node);
+        if self.failed.len() > QUEUE_MAX {
+            self.failed.pop_first();
         }
     }
 
@@ -258,7 +269,7 @@ impl Tier {
         if self.promotions.running.contains_key(&generation) || self.promotions.queue.contains(&generation) {
             return Err(CopyWait::Turn);
         }
-        let (from, node) = path(cx, object)?;
+        let (from, node) = self.repair_path(cx, object)?;
         let (namespace, len) = (object.namespace(), object.len());
         let is_protected = object.attributes().is_some_and(Attributes::protect);
         let token = match self.repairs.throttle.reserve(cx.now.0, &generation, len) {
@@ -287,10 +298,14 @@ impl Tier {
         &mut self,
         cx: &mut Context,
         (token, end): (Token, End),
-        (index, node): (ObjectIndex, NodeIndex),
+        (index, generation, node): (ObjectIndex, Generation, NodeIndex),
         (bytes, took_ms): (u64, u64),
     ) {
         self.repairs.throttle.finish(cx.now.0, token, end);
+        match end {
+            End::Failed => self.repairs.note_failed(generation, node),
+            End::Done | End::Resident | End::Cancelled => _ = self.repairs.failed.remove(&generation),
+        }
         match end {
             End::Done | End::Resident => {
                 self.repairs.stat.made += 1;
@@ -345,6 +360,18 @@ impl Tier {
         self.repairs.stat.dropped += 1;
     }
 
+    /// From which member an object can be copied, and to which node. A node on which that has failed comes
+    /// last: it may have memory, and no space for the name.
+    fn repair_path(
+        &self,
+        cx: &Context,
+        object: &Object,
+    ) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
+        let failed = self.repairs.failed.get(&object.generation());
+        let failed = failed.filter(|_| !sabotaged!(cx.config.sabotage, RepairAtOneNode));
+        path(cx, object, |node| failed.is_some_and(|it| it.contains(&node)))
+    }
+
     /// What was done so far, and what is to be done.
     pub(in crate::master) fn copy_stat(&self) -> CopyStat {
         CopyStat {
@@ -368,7 +395,7 @@ impl Tier {
             return (there, running, CopyWait::Nothing);
         }
         let need = object.space_of_one();
-        let wait = match path(cx, object) {
+        let wait = match self.repair_path(cx, object) {
             Err(wait) => wait,
             Ok(_) if cx.quota_left(object.namespace()) < need => CopyWait::Quota,
             Ok((_, node)) if cx.members.get(node).is_none_or(|it| it.free < need) => CopyWait::Memory,
@@ -435,7 +462,11 @@ fn copies(cx: &Context, object: &Object) -> Copies {
 
 /// From which member an object can be copied, and to which node: the emptiest that has none of it, on a host
 /// that has none if there is one.
-fn path(cx: &Context, object: &Object) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
+fn path(
+    cx: &Context,
+    object: &Object,
+    has_failed: impl Fn(NodeIndex) -> bool,
+) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
     let taken = copies(cx, object).taken;
     let hosts: BTreeSet<_> =
         object.replicas().filter_map(|(node, _)| Some(cx.members.get(node)?.info.host.as_str())).collect();
@@ -444,8 +475,9 @@ fn path(cx: &Context, object: &Object) -> Result<((NodeIndex, SlotRef), NodeInde
         is_open && !taken.contains(&it.info.segment)
     };
     let targets = cx.members.iter().filter(|(node, it)| is_target(*node, it));
+    let is_elsewhere = |it: &Member| !hosts.contains(it.info.host.as_str());
     let target = targets
-        .max_by_key(|(node, it)| (!hosts.contains(it.info.host.as_str()), it.free, std::cmp::Reverse(*node)));
+        .max_by_key(|(node, it)| (!has_failed(*node), is_elsewhere(it), it.free, std::cmp::Reverse(*node)));
     let Some((target, _)) = target else { return Err(CopyWait::Node) };
     let mut sources = object.copies().filter(|(node, _)| cx.is_ready(*node));
     sources.next().map(|source| (source, target)).ok_or(CopyWait::Source)
