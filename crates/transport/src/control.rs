@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::claim;
+use crate::claim::{self, Claims};
 use crate::layout::{
     self, CLAIM_BYTES, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot,
 };
@@ -326,16 +326,23 @@ pub struct Scanned {
     pub attributes: Vec<u8>,
 }
 
-/// Read access to a control segment.
+/// Read access to a control segment and its claim words.
 #[derive(Clone, Debug)]
 pub struct ControlReader {
     map: Arc<Map>,
+    /// Without them nothing counts as withdrawn.
+    claims: Option<Claims>,
     geometry: Geometry,
 }
 
 impl ControlReader {
     pub(crate) fn new(map: Arc<Map>, geometry: Geometry) -> Self {
-        Self { map, geometry }
+        Self { map, claims: None, geometry }
+    }
+
+    /// With the claim words, which say what the master has withdrawn.
+    pub(crate) fn with_claims(self, claims: Claims) -> Self {
+        Self { claims: Some(claims), ..self }
     }
 
     /// Reads the header of a mapped control segment; `None` if it is invalid or incomplete.
@@ -356,7 +363,7 @@ impl ControlReader {
             && map.load(header::SLOT_OFFSET) == layout::HEADER_BYTES
             && map.load(header::HEAP_OFFSET) == geometry.heap_at()
             && map.len() >= geometry.control_bytes();
-        is_whole.then_some(Self { map, geometry })
+        is_whole.then_some(Self { map, claims: None, geometry })
     }
 
     /// The sizes of the segment.
@@ -401,7 +408,7 @@ impl ControlReader {
     pub fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
         let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
         let state = stamp::read_checked(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
-        state.and_then(SlotState::from_word)
+        state.filter(|_| self.is_current(index, stamp)).and_then(SlotState::from_word)
     }
 
     /// The location of the bytes of a use.
@@ -412,13 +419,19 @@ impl ControlReader {
         let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
         // The loaded words count only if the use still exists; otherwise the use is stale, not corrupt.
         let placement = stamp::read_checked(&*self.map, at, stamp, || self.placement(at));
+        let placement = placement.filter(|_| self.is_current(index, stamp));
         placement.ok_or(TransferError::Stale)?.ok_or(TransferError::Corrupt)
     }
 
-    /// Whether the slot holds the stamp now, ordered after all earlier copies.
+    /// Whether the slot holds the stamp now and the master has not withdrawn it, ordered after all earlier
+    /// copies.
     #[must_use]
     pub fn is_current(&self, index: u32, stamp: u64) -> bool {
-        self.geometry.slot_at(index).is_some_and(|at| stamp::is_current(&*self.map, at, stamp))
+        let Some(at) = self.geometry.slot_at(index) else { return false };
+        match &self.claims {
+            Some(claims) => claims.is_valid(&self.map, (index, at), stamp),
+            None => stamp::is_current(&*self.map, at, stamp),
+        }
     }
 
     /// A writer calls this between [`Self::load`] and the first byte that it stores under that stamp.

@@ -31,7 +31,7 @@ impl Master {
                 self.reservations.allocated(o, node, op, &items, allocated);
             }
             (Wait::Allocate(op, items), _) => self.reservations.not_allocated(o, node, op, &items),
-            (Wait::Retire(slot_refs, op), Reply::Settled(settled)) => {
+            (Wait::Retire(slot_refs, op) | Wait::Withdraw(slot_refs, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
                 self.retires.retired(o, node, id, &slot_refs, op);
             }
@@ -72,7 +72,9 @@ impl Master {
             }
             (Wait::Inspect(op, items), _) => self.explanations.inspected(o, op, &items, &[]),
             // A node that rejects a retire may still serve the old copy.
-            (Wait::Retire(slot_refs, op), _) => self.retires.unconfirmed(o, node, id, &slot_refs, op),
+            (Wait::Retire(refs, op) | Wait::Withdraw(refs, op), _) => {
+                self.retires.unconfirmed(o, node, id, &refs, op);
+            }
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
             // A node that refuses to settle has none of these copies: the put has no other to wait for there.
             (Wait::Settle(replicas, op), _) => {
