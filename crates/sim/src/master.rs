@@ -3,7 +3,7 @@
 use tiffin_core::master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved};
 use tiffin_proto::Incoming;
 use tiffin_types::{
-    ClientId, ConnId, RequestId, SegmentId, Tick,
+    ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{
         ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
         VERSION_MAJOR, VERSION_MINOR, Welcome,

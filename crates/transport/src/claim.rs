@@ -41,7 +41,11 @@ const RECALLED: u64 = 0;
 /// Offers the use with this stamp. The node calls it before it writes the stamp into the slot.
 pub(crate) fn offer(words: &impl Words, at: u64, stamp: u64) {
     assert!(stamp != RECALLED && stamp < WITHDRAWN, "stamp {stamp} cannot be offered");
-    words.store(at, stamp, Ordering::SeqCst);
+    // An exchange: a withdrawal of the last use comes before it, or finds the new stamp.
+    let mut found = words.load(at);
+    while let Err(other) = words.compare_and_swap(at, found, stamp) {
+        found = other;
+    }
 }
 
 /// Claims the use for writing. False if the node has recalled it. A second claim is harmless.
@@ -114,7 +118,7 @@ impl Claims {
     }
 
     /// See [`withdraw`]. Nothing happens to a slot that has no word.
-    fn withdraw(&self, slot: u32, stamp: u64) {
+    pub(crate) fn withdraw(&self, slot: u32, stamp: u64) {
         let at = u64::from(slot) * CLAIM_BYTES;
         if at + CLAIM_BYTES <= self.0.len() && self.0.is_here() && stamp < WITHDRAWN {
             withdraw(&*self.0, at, stamp);

@@ -407,8 +407,11 @@ impl ControlReader {
     #[must_use]
     pub fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
         let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
+        if self.is_withdrawn(index, stamp) {
+            return None;
+        }
         let state = stamp::read_checked(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
-        state.filter(|_| self.is_current(index, stamp)).and_then(SlotState::from_word)
+        state.and_then(SlotState::from_word)
     }
 
     /// The location of the bytes of a use.
@@ -417,10 +420,17 @@ impl ControlReader {
             return Err(TransferError::Forked);
         }
         let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
+        if self.is_withdrawn(index, stamp) {
+            return Err(TransferError::Stale);
+        }
         // The loaded words count only if the use still exists; otherwise the use is stale, not corrupt.
         let placement = stamp::read_checked(&*self.map, at, stamp, || self.placement(at));
-        let placement = placement.filter(|_| self.is_current(index, stamp));
         placement.ok_or(TransferError::Stale)?.ok_or(TransferError::Corrupt)
+    }
+
+    /// Whether the master has withdrawn this use. A check of the stamp must follow: see [`claim::is_valid`].
+    fn is_withdrawn(&self, index: u32, stamp: u64) -> bool {
+        self.claims.as_ref().is_some_and(|it| it.is_withdrawn(index, stamp))
     }
 
     /// Whether the slot holds the stamp now and the master has not withdrawn it, ordered after all earlier
@@ -568,6 +578,24 @@ mod tests {
         let extents = extents(list);
         let len = extents.iter().map(|extent| extent.len).sum();
         SlotRecord { stamp, state, len, extents, ..SlotRecord::default() }
+    }
+
+    #[test]
+    fn withdrawn_use_is_stale_until_the_slot_has_another() {
+        let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let record = |stamp| SlotRecord { stamp, state: SlotState::Committed, ..SlotRecord::default() };
+        let reader = memory.reader();
+        writer.write_slot(1, &record(5));
+        writer.write_slot(2, &record(6));
+        assert!(reader.is_current(1, 5) && !memory.is_withdrawn(1, 5));
+        memory.claims.withdraw(1, 5);
+        memory.claims.withdraw(u32::MAX, 5);
+        assert!(memory.is_withdrawn(1, 5) && !reader.is_current(1, 5));
+        assert_eq!((reader.state_of(1, 5), reader.load(1, 5)), (None, Err(TransferError::Stale)));
+        assert!(reader.is_current(2, 6), "other slots are not concerned");
+        writer.write_slot(1, &SlotRecord { state: SlotState::Offered, ..record(7) });
+        memory.claims.withdraw(1, 5);
+        assert!(reader.is_current(1, 7) && memory.claims.claim(1, 7), "a late withdrawal changes nothing");
     }
 
     #[test]
