@@ -85,8 +85,8 @@ tiffin_sabotage::variants! {
         /// The master answers a put that replaces an object before the nodes have confirmed the retire of the
         /// old one.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
-        /// The master answers a put that replaces an object and has not withdrawn the old one, whose retire the
-        /// node has not read.
+        /// The master answers a put that replaces an object and has not withdrawn the old one, whose retire
+        /// the node has not read.
         AnswerUnwithdrawn: "a replaced object is withdrawn before the answer";
         /// A reader does not check whether the master has withdrawn a use.
         IgnoreWithdrawn: "a reader checks for withdrawals";

@@ -5,9 +5,10 @@
 //! answer    magic u32 · version u32 · status u32 · reason bytes u32 · segment u64 · control bytes u64 ·
 //!           data bytes u64 · reason
 //! ```
-//! With status 0 the first byte of the answer carries descriptors. A client wants memory (0) and gets three: of
-//! the control segment, of the data segment and of the claim words. The master wants the claim words alone (1);
-//! then the data bytes are those of the claim words. With status 1 there are none, and the reason follows.
+//! With status 0 the first byte of the answer carries descriptors. A client wants memory (0) and gets three:
+//! of the control segment, of the data segment and of the claim words. The master wants the claim words
+//! alone (1); then the data bytes are those of the claim words. With status 1 there are none, and the reason
+//! follows.
 //!
 //! Since version 3 a reader checks the claim words: a client of an older version must not map the memory.
 

@@ -428,10 +428,13 @@ fn replaced_object_is_withdrawn_and_its_node_not_awaited() {
     assert_eq!(cluster.withdrawn, [(cluster.links[0], first.location.slot_ref())]);
     let usage = cluster.master.stat().nodes[0].usage;
     assert_eq!((usage.objects, usage.free), (1, 9 * UNIT), "its memory counts as free");
-    let retires = |(_, it): &(RequestId, MasterToMember)| matches!(it, MasterToMember::Settle(it) if it.retire == [first.location.slot_ref()]);
-    let at = |it: &dyn Fn(&(RequestId, MasterToMember)) -> bool| cluster.held_up[0].iter().position(it);
-    let commits = |(_, it): &(RequestId, MasterToMember)| matches!(it, MasterToMember::Settle(it) if !it.commit.is_empty());
-    assert!(at(&commits) < at(&retires), "the node stores the new object first");
+    let settles = cluster.held_up[0].iter().map(|(_, it)| match it {
+        MasterToMember::Settle(settle) => (settle.commit.len(), settle.retire.clone()),
+        other => panic!("{other:?}"),
+    });
+    let settles: Vec<_> = settles.collect();
+    let old = vec![first.location.slot_ref()];
+    assert_eq!(settles, [(1, vec![]), (0, old)], "the node stores the new object first");
     cluster.let_go(0);
     assert_eq!(cluster.inventory(0), ["a"]);
     assert_eq!(cluster.nodes[0].usage().free, 9 * UNIT);
