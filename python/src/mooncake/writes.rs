@@ -185,8 +185,8 @@ pub(super) fn write(
     Ok(places.into_iter().map(code).collect())
 }
 
-/// Which objects an upsert replaces at once. Mooncake's upserts keep the pins of the object that they replace,
-/// and only few objects have any: those are looked up first, see [`replace_pinned`].
+/// Which objects an upsert replaces at once. Mooncake's upserts keep the pins of the object that they
+/// replace, and only few objects have any: those are looked up first, see [`replace_pinned`].
 fn on_exists(config: &ReplicateConfig, options: &PutOptions) -> OnExists {
     match (options.hard_pin, config.keeps_soft_pin()) {
         (_, true) => OnExists::KeepPinned,
@@ -196,8 +196,8 @@ fn on_exists(config: &ReplicateConfig, options: &PutOptions) -> OnExists {
     }
 }
 
-/// Replaces objects that have pins, which the new objects keep. If the master does not answer, its code is that
-/// of each of them.
+/// Replaces objects that have pins, which the new objects keep. If the master does not answer, its code is
+/// that of each of them.
 fn replace_pinned(
     py: Python<'_>,
     open: &Open,
