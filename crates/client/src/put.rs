@@ -483,6 +483,31 @@ mod tests {
         steps
     }
 
+    #[tokio::test]
+    async fn replaced_object_is_withdrawn_in_the_memory_of_its_node() {
+        let store = tiffin_server::Embedded::start(4 << 20).await.unwrap();
+        let memory = store.node().memory().clone();
+        let options = crate::ConnectOptions {
+            home: Some(store.node().segment()),
+            home_memory: Some(memory.clone()),
+            ..crate::ConnectOptions::new(store.address().to_string())
+        };
+        let client = crate::Client::connect(options).await.unwrap();
+        let deadline = Deadline::after(std::time::Duration::from_secs(60));
+        let key = Key::new(b"k").unwrap();
+        let mut places = Vec::new();
+        for (value, effect) in [(b"old", PutEffect::Created), (b"new", PutEffect::Replaced)] {
+            let stored = client.put(&[Put::new(key.clone(), value)], deadline).await;
+            assert!(matches!(stored.as_slice(), [Ok(it)] if it.effect == effect), "{stored:?}");
+            let locations = client.inner.locations.lock();
+            places.push(locations.peek(&key).unwrap().replicas[0]);
+        }
+        let is_withdrawn = |it: &Location| memory.is_withdrawn(it.slot.0, it.stamp.0);
+        assert_eq!(places.iter().map(is_withdrawn).collect::<Vec<_>>(), [true, false]);
+        assert!(!memory.reader().is_current(places[0].slot.0, places[0].stamp.0));
+        client.close(deadline).await.unwrap();
+    }
+
     #[test]
     fn large_batches_are_copied_in_shrinking_parts() {
         assert_eq!(steps(32, 64 << 10), [16, 8, 8]);

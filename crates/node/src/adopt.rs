@@ -168,9 +168,9 @@ impl Node {
         Ok(())
     }
 
-    /// Commits what the master has published, and the earlier process has not read. What it has read may have
-    /// got another generation since, and stays. Reservations that the master has ended are left to their
-    /// writers and to the master.
+    /// Commits what the master has published, and the earlier process has not read, and retires what that
+    /// has replaced. What it has read may have got another generation since, and stays. Reservations that the
+    /// master has ended are left to their writers and to the master.
     fn commit_unread(&mut self, settle: Settle) {
         if sabotaged!(self.config.sabotage, ForgetLedger) {
             return;
@@ -180,6 +180,7 @@ impl Node {
         };
         let unread = settle.commit.into_iter().filter(|it| is_unread(&self.slots, it)).collect();
         self.commit_all(unread);
+        self.retire_all(settle.retire);
     }
 
     /// Asks the master which prepared objects it has stored. It stores none that it does not know: the pool

@@ -757,6 +757,8 @@ impl Node {
             }
             self.slots.retire(slot_ref, &mut self.effects);
         }
+        // The successors are stored first, so that one of both is there if the process ends.
+        self.retire_all(settle.retire);
         lost
     }
 

@@ -441,7 +441,7 @@ fn reservation_ends_after_the_master_unless_published() {
         let told = bench.effects.clone();
         let stale = Some(Reply::Committed(vec![CommitOutcome::Stale]));
         assert_eq!(bench.commit(location, UNIT), stale, "end {index}: its writer cannot commit");
-        let settle = Settle { commit: vec![record(location.slot_ref())], abort: vec![] };
+        let settle = Settle { commit: vec![record(location.slot_ref())], ..Settle::default() };
         let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
         assert_eq!(settled.lost, [], "end {index}");
         bench.effects = told;
@@ -637,7 +637,7 @@ fn settled_reservation_commits_and_stale_is_reported() {
     let slot_ref = bench.reserve(10).unwrap().location.slot_ref();
     let record = |slot_ref| Record { len: 10, ..record(slot_ref) };
     let gone = SlotRef { stamp: Stamp(99), ..slot_ref };
-    let settle = Settle { commit: vec![record(slot_ref), record(gone)], abort: vec![] };
+    let settle = Settle { commit: vec![record(slot_ref), record(gone)], ..Settle::default() };
     let Reply::Settled(settled) = bench.master(MasterToMember::Settle(settle)) else { panic!() };
     assert_eq!(settled.lost, [gone]);
     assert_eq!(settled.usage.objects, 1);
@@ -663,15 +663,31 @@ fn reservation_that_cannot_be_committed_ends_with_its_master() {
 }
 
 #[test]
+fn settle_retires_replaced_copies_after_the_commits() {
+    let mut bench = Bench::new();
+    let [old, new] = [10, 10].map(|len| bench.reserve(len).unwrap().location.slot_ref());
+    let commit = |slot_ref| vec![Record { len: 10, ..record(slot_ref) }];
+    let words = [
+        Settle { commit: commit(old), ..Settle::default() },
+        Settle { commit: commit(new), abort: vec![], retire: vec![old] },
+    ];
+    bench.handle(Event::LedgerRead((7..).map(RequestId).zip(words).collect()));
+    let usage = bench.node.usage();
+    assert_eq!((usage.objects, usage.granted), (1, 0));
+    assert!(bench.node.begin_send(old, 0, 10, None).is_none());
+    assert!(bench.node.begin_send(new, 0, 10, None).is_some());
+}
+
+#[test]
 fn ledger_messages_get_one_reply() {
     let mut bench = Bench::new();
     let slot_refs = [10, 10, 10].map(|len| bench.reserve(len).unwrap().location.slot_ref());
     let gone = SlotRef { stamp: Stamp(99), ..slot_refs[0] };
     let record = |slot_ref| Record { len: 10, ..record(slot_ref) };
     let words = [
-        Settle { commit: vec![record(slot_refs[0])], abort: vec![] },
-        Settle { commit: vec![record(gone)], abort: vec![slot_refs[1]] },
-        Settle { commit: vec![record(slot_refs[2])], abort: vec![] },
+        Settle { commit: vec![record(slot_refs[0])], ..Settle::default() },
+        Settle { commit: vec![record(gone)], abort: vec![slot_refs[1]], retire: vec![] },
+        Settle { commit: vec![record(slot_refs[2])], ..Settle::default() },
     ];
     let words: Vec<_> = (7..).map(RequestId).zip(words).collect();
     bench.handle(Event::LedgerRead(words));
@@ -695,7 +711,8 @@ fn pending_decision_overrides_a_late_abort() {
         let location = bench.reserve(UNIT).unwrap().location;
         assert_eq!(bench.commit(location, UNIT), None);
         let asked = bench.effects.clone();
-        bench.master(MasterToMember::Settle(Settle { commit: vec![], abort: vec![location.slot_ref()] }));
+        bench
+            .master(MasterToMember::Settle(Settle { abort: vec![location.slot_ref()], ..Settle::default() }));
         assert_eq!(bench.free(), 7, "the master has not received the request yet");
         bench.effects = asked;
         bench.answer(Reply::Decided(vec![outcome]));

@@ -106,7 +106,7 @@ fn committed_objects_are_announced_with_attributes() {
         len: 2 * UNIT,
         attributes: Attributes::default(),
     };
-    bench.master(MasterToMember::Settle(Settle { commit: vec![record.clone()], abort: vec![] }));
+    bench.master(MasterToMember::Settle(Settle { commit: vec![record.clone()], ..Settle::default() }));
     bench.master(MasterToMember::SetAttributes(vec![AttributesItem {
         slot_ref: location.slot_ref(),
         attributes: attributes.clone(),
@@ -249,7 +249,7 @@ fn published_object_that_was_not_read_is_committed() {
         attributes: Attributes::default(),
     };
     let later = Generation { counter: GENERATION.counter + 1, ..GENERATION };
-    let settle = Settle { commit: vec![record(read, later)], abort: Vec::new() };
+    let settle = Settle { commit: vec![record(read, later)], ..Settle::default() };
     bench.handle(Event::LedgerRead(vec![(RequestId(7), settle)]));
     bench.handle(Event::MasterRequest(
         RequestId(8),
@@ -257,12 +257,34 @@ fn published_object_that_was_not_read_is_committed() {
     ));
     let mut adopted = bench.image.adopted(&[]);
     let commit = [unread, read, retired].map(|it| record(it, GENERATION)).to_vec();
-    adopted.ledger = vec![Settle { commit, abort: vec![unread, read] }];
+    adopted.ledger = vec![Settle { commit, abort: vec![unread, read], retire: vec![] }];
     bench.node = Node::adopt(bench.node.config, adopted).unwrap();
     bench.drain();
     let inventory = bench.node.inventory();
     let kept: Vec<_> = inventory.iter().map(|it| (it.slot_ref, it.generation)).collect();
     assert_eq!(kept, [(unread, GENERATION), (read, later)]);
+}
+
+#[test]
+fn replaced_object_whose_retire_was_not_read_is_retired() {
+    let mut bench = Bench::new();
+    let old = bench.put(UNIT).slot_ref();
+    let new = bench.reserve(UNIT).unwrap().location.slot_ref();
+    let record = Record {
+        slot_ref: new,
+        namespace: "default".to_owned(),
+        key: Key::new(b"k").unwrap(),
+        generation: Generation { counter: GENERATION.counter + 1, ..GENERATION },
+        len: UNIT,
+        attributes: Attributes::default(),
+    };
+    let mut adopted = bench.image.adopted(&[]);
+    let retire = Settle { retire: vec![old], ..Settle::default() };
+    adopted.ledger = vec![Settle { commit: vec![record], ..Settle::default() }, retire];
+    bench.node = Node::adopt(bench.node.config, adopted).unwrap();
+    bench.drain();
+    let kept: Vec<_> = bench.node.inventory().iter().map(|it| it.slot_ref).collect();
+    assert_eq!(kept, [new]);
 }
 
 #[test]

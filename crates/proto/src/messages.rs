@@ -30,7 +30,7 @@ const SLOT_REFS_MAX: usize = 1 << 20;
 
 choices! {
     Role { Client = 0, Node = 1, Ledger = 2, Lane = 3 }
-    OnExists { Replace = 0, Keep = 1 }
+    OnExists { Replace = 0, Keep = 1, KeepHardPinned = 2, KeepPinned = 3 }
     // A refusal for an unknown reason is still a refusal.
     Reason {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6,
@@ -60,7 +60,7 @@ message! {
 
     Hello {
         1 => major, 2 => minor, 3 => token, 4 => namespace, 5 => role, 6 => client, 7 => label, 8 => home,
-        9 => host, 10 => lane, 11 => journal, 12 => journal_id,
+        9 => host, 10 => lane, 11 => journal, 12 => journal_id, 13 => memory,
     }
     Welcome {
         1 => major, 2 => minor, 3 => epoch, 4 => heartbeat_ms, 5 => segment, 6 => strict_leases, 7 => tenants,
@@ -160,7 +160,7 @@ message! {
     Allocate { 1 => client, 2 => items, 3 => offered }
     AllocateItem { 1 => len, 2 => name_len, 3 => attributes_len }
     Allocated { 1 => items, 2 => usage, 3 => short }
-    Settle { 1 => commit, 2 => abort }
+    Settle { 1 => commit, 2 => abort, 3 => retire }
     Retire { 1 => slot_refs }
     JobId { 1 => first, 2 => second }
     DrainJob { 1 => id, 2 => created_ms, 3 => sources, 4 => targets, 5 => concurrency }

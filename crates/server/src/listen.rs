@@ -67,6 +67,11 @@ impl Door {
         Self { token, nodes_enter, inside: AtomicU64::new(0), refused: AtomicU64::new(0) }
     }
 
+    /// The token.
+    pub(crate) fn token(&self) -> &str {
+        &self.token
+    }
+
     /// The number of open connections.
     pub(crate) fn inside(&self) -> u64 {
         self.inside.load(Ordering::Relaxed)

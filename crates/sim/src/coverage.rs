@@ -283,6 +283,10 @@ points! {
     MappedWriteStale,
     /// A writer claims an offer.
     OfferClaimed,
+    /// The master withdraws a replaced object before its node has read the retire.
+    Withdrawn,
+    /// A reader finds that an object at a cached location is withdrawn.
+    ReadOfWithdrawn,
     /// A writer finds that its offer was recalled.
     ClaimFailed,
     /// A node recalls an offer for a put that needs its memory.

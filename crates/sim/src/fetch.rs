@@ -58,6 +58,7 @@ impl World {
             };
         }
         let sender = self.node_of(source.segment).filter(|_| is_open);
+        let sender = sender.filter(|_| !self.is_withdrawn(source.segment, from));
         let core = sender.and_then(|it| self.nodes.get_mut(it)?.core.as_mut());
         let extents = core.and_then(|it| it.begin_send(from, offset, piece, None));
         let Some(extents) = extents else { return self.end_fetch(node, into, false) };
@@ -95,11 +96,12 @@ impl World {
     /// The units that a node has sent from its memory, if they count.
     fn sent_tags(&mut self, segment: SegmentId, from: SlotRef, units: &[usize]) -> Option<Vec<Tag>> {
         let sender = self.node_of(segment)?;
+        let is_withdrawn = self.is_withdrawn(segment, from);
         let memory = self.memories.get(&segment)?;
         let tags = units.iter().filter_map(|unit| memory.read_unit(*unit)).collect();
         let counts = self.nodes.get_mut(sender)?.core.as_mut()?.end_send(from, None);
         self.drain_node(sender);
-        counts.then_some(tags)
+        (counts && !is_withdrawn).then_some(tags)
     }
 
     /// The units of a copy on a disk, if it can be read.

@@ -3,7 +3,7 @@
 use tiffin_core::master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved};
 use tiffin_proto::Incoming;
 use tiffin_types::{
-    ClientId, ConnId, RequestId, SegmentId, Tick,
+    ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{
         ClientToMaster, ForgetNode, Hello, MasterToMember, MemberToMaster, Reply, Request, Role,
         VERSION_MAJOR, VERSION_MINOR, Welcome,
@@ -194,6 +194,10 @@ impl World {
                 self.master_handles(MasterEvent::Opened(conn, hello));
                 if self.conns.get(&conn).is_some_and(|it| it.same_host) {
                     self.master_handles(MasterEvent::SameHost(conn));
+                    // Some nodes run as another user, who does not hand over the claim words.
+                    if self.segment_of(conn).is_some_and(|it| it.0 % 4 != 0) {
+                        self.master_handles(MasterEvent::CanWithdraw(conn));
+                    }
                 }
                 if is_client {
                     self.check_leases_kept();
@@ -321,9 +325,10 @@ impl World {
         let mut resumed = false;
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
-                Effect::Reply(conn, ..) | Effect::Ask(conn, ..) | Effect::SendLedger(conn, ..) => {
-                    self.segment_of(*conn)
-                }
+                Effect::Reply(conn, ..)
+                | Effect::Ask(conn, ..)
+                | Effect::SendLedger(conn, ..)
+                | Effect::Withdraw(conn, _) => self.segment_of(*conn),
                 Effect::Notice(notice) => self.segment_in(notice),
                 Effect::Disconnect(_) | Effect::Persist(_) | Effect::Confirm(_) | Effect::Restart(_) => None,
             };
@@ -343,13 +348,8 @@ impl World {
                 Effect::Reply(conn, _, reply) if conn.0 >= AUDITOR => self.audit = Some(reply),
                 Effect::Reply(conn, id, reply) => self.send_reply(conn, Way::Down, id, &reply),
                 Effect::Ask(conn, id, request) => self.send_request(conn, Way::Down, id, &request),
-                Effect::SendLedger(conn, id, request) => {
-                    let taken = self.accepts_now(conn);
-                    self.append_to_ledger(conn, id, &request);
-                    if let Some(master) = self.master.as_mut().filter(|_| taken) {
-                        master.sent(id);
-                    }
-                }
+                Effect::SendLedger(conn, id, request) => self.send_ledger(conn, id, &request),
+                Effect::Withdraw(_, slot_refs) => self.withdraw(segment, &slot_refs),
                 Effect::Disconnect(conn) => self.disconnect(conn),
                 Effect::Notice(Notice::Resumed(conn, id)) => {
                     resumed = true;
@@ -384,6 +384,21 @@ impl World {
         // Objects written before the restart are charged when they get their name, possibly in the same
         // event.
         charged.into_iter().filter(|_| !resumed).for_each(|namespace| self.check_quota(namespace));
+    }
+
+    fn send_ledger(&mut self, conn: ConnId, id: RequestId, request: &MasterToMember) {
+        let is_taken = self.accepts_now(conn);
+        self.append_to_ledger(conn, id, request);
+        if let Some(master) = self.master.as_mut().filter(|_| is_taken) {
+            master.sent(id);
+        }
+    }
+
+    /// The master withdraws uses in the memory of a node on its host.
+    fn withdraw(&mut self, segment: Option<SegmentId>, slot_refs: &[SlotRef]) {
+        self.coverage.hit(Point::Withdrawn);
+        let memory = segment.and_then(|it| self.memories.get_mut(&it));
+        memory.into_iter().for_each(|it| slot_refs.iter().for_each(|at| it.withdraw_use(*at)));
     }
 
     /// The namespaces whose quota an allocation is charged to. Objects without bytes are not charged.

@@ -30,6 +30,8 @@ enum Claim {
     Offered,
     Claimed,
     Recalled,
+    /// The master has withdrawn the use.
+    Withdrawn,
 }
 
 /// One segment.
@@ -41,7 +43,7 @@ pub(crate) struct Memory {
     /// For a disk: the names of its copies.
     names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
-    /// The claim words: the use that was offered last, and its state.
+    /// The claim words: the use that was offered or withdrawn last, and its state.
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
     /// The retired uses whose memory is still in use, by slot.
     parked: BTreeMap<SlotId, SlotRecord>,
@@ -171,6 +173,12 @@ impl Memory {
 
     /// What a reader sees of a use.
     pub(crate) fn seen(&self, slot_ref: SlotRef) -> Seen {
+        let seen = self.seen_in_slot(slot_ref);
+        Seen { state: seen.state.filter(|_| !self.is_withdrawn(slot_ref)), ..seen }
+    }
+
+    /// What a reader sees that does not look at the claim word.
+    pub(crate) fn seen_in_slot(&self, slot_ref: SlotRef) -> Seen {
         let state = self.load(slot_ref).and_then(|it| match it.state {
             SlotState::Committed => Some(SeenState::Committed),
             SlotState::Reserved(_) | SlotState::Offered(_) => Some(SeenState::Reserved),
@@ -198,7 +206,9 @@ impl Memory {
     /// Claims an offer before it is written. True on success.
     pub(crate) fn claim(&mut self, slot_ref: SlotRef) -> bool {
         match self.claims.get_mut(&slot_ref.slot) {
-            Some((stamp, claim)) if *stamp == slot_ref.stamp && *claim != Claim::Recalled => {
+            Some((stamp, claim))
+                if *stamp == slot_ref.stamp && matches!(claim, Claim::Offered | Claim::Claimed) =>
+            {
                 *claim = Claim::Claimed;
                 true
             }
@@ -213,6 +223,18 @@ impl Memory {
             self.claims.insert(slot_ref.slot, (slot_ref.stamp, Claim::Recalled));
         }
         is_offered
+    }
+
+    /// The master withdraws a use, unless the word is that of a later one.
+    pub(crate) fn withdraw_use(&mut self, slot_ref: SlotRef) {
+        if self.claims.get(&slot_ref.slot).is_none_or(|(stamp, _)| *stamp <= slot_ref.stamp) {
+            self.claims.insert(slot_ref.slot, (slot_ref.stamp, Claim::Withdrawn));
+        }
+    }
+
+    /// Whether the master has withdrawn this use.
+    pub(crate) fn is_withdrawn(&self, slot_ref: SlotRef) -> bool {
+        self.claims.get(&slot_ref.slot) == Some(&(slot_ref.stamp, Claim::Withdrawn))
     }
 
     fn is_unclaimed(&self, slot_ref: SlotRef) -> bool {

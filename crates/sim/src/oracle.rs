@@ -545,6 +545,8 @@ impl Oracle {
             Effect::SendLedger(_, _, MasterToMember::Settle(settle)) => {
                 let segment = segment.unwrap_or_default();
                 self.on_retires(Some(segment), &settle.abort);
+                self.on_retires(Some(segment), &settle.retire);
+                settle.retire.iter().for_each(|slot_ref| self.retires(now, segment, *slot_ref, coverage));
                 for record in &settle.commit {
                     self.ledger_commits.insert((segment, record.slot_ref));
                     self.record(segment, record, false);

@@ -215,7 +215,7 @@ impl World {
         let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
         let (segment, slot_ref, reader_epoch) = (transfer.segment, transfer.slot_ref, transfer.reader_epoch);
         let is_current = match transfer.cached_epoch {
-            None => memory.is_current(slot_ref),
+            None => memory.is_current(slot_ref) && !self.is_withdrawn(segment, slot_ref),
             Some(named) => self.is_valid_cached(reader_epoch, segment, slot_ref, named),
         };
         let whole = unchecked || is_current;
@@ -235,12 +235,24 @@ impl World {
         named: u64,
     ) -> bool {
         let Some(memory) = self.memories.get(&segment) else { return false };
-        let seen = memory.seen(slot_ref);
+        let seen = match self.sabotage == Sabotage::IgnoreWithdrawn {
+            true => memory.seen_in_slot(slot_ref),
+            false => memory.seen(slot_ref),
+        };
+        if memory.is_current(slot_ref) && memory.is_withdrawn(slot_ref) {
+            self.coverage.hit(Point::ReadOfWithdrawn);
+        }
         let is_valid = is_valid_cached(seen, named, epoch);
         if is_valid && seen.state == Some(SeenState::Reserved) {
             self.coverage.hit(Point::KnownReadEarly);
         }
         is_valid
+    }
+
+    /// Whether a reader finds that the master has withdrawn a use.
+    pub(crate) fn is_withdrawn(&self, segment: SegmentId, slot_ref: SlotRef) -> bool {
+        let is_withdrawn = self.memories.get(&segment).is_some_and(|it| it.is_withdrawn(slot_ref));
+        is_withdrawn && self.sabotage != Sabotage::IgnoreWithdrawn
     }
 
     /// A piece, or the request for one, arrives at the node.
@@ -255,6 +267,8 @@ impl World {
             let client = transfer.client_id;
             self.node_handles(node, CoreEvent::DataOpened(client));
         }
+        let read = self.transfers.get(&id).filter(|it| it.write.is_none());
+        let is_withdrawn = read.is_some_and(|it| self.is_withdrawn(it.segment, it.slot_ref));
         let Some(transfer) = self.transfers.get_mut(&id) else { return };
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
         if transfer.violation || (transfer.client_done && !late) {
@@ -264,6 +278,7 @@ impl World {
         let len = (u64::from(pace) * EXTENT_ALIGN).min(transfer.len.saturating_sub(offset));
         let extents = match transfer.write {
             Some(_) => core.begin_store(transfer.client_id, transfer.slot_ref, offset, len),
+            None if is_withdrawn => None,
             None => core.begin_send(
                 transfer.slot_ref,
                 offset,
@@ -288,7 +303,9 @@ impl World {
         if transfer.slot_ref.is_on_disk() {
             return self.disk_chunk_done(node, id);
         }
+        let ignores = self.sabotage == Sabotage::IgnoreWithdrawn;
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
+        let is_withdrawn = memory.is_withdrawn(transfer.slot_ref) && !ignores;
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };
         for (place, unit) in (transfer.done..).zip(transfer.units.take().unwrap_or_default()) {
             match transfer.write {
@@ -305,7 +322,10 @@ impl World {
                 core.end_store(transfer.slot_ref);
                 true
             }
-            None => core.end_send(transfer.slot_ref, transfer.cached_epoch.map(|_| transfer.reader_epoch)),
+            None => {
+                let epoch = transfer.cached_epoch.map(|_| transfer.reader_epoch);
+                core.end_send(transfer.slot_ref, epoch) && !is_withdrawn
+            }
         };
         let (more, wanted) = (transfer.done < transfer.total(), !transfer.client_done && !transfer.violation);
         self.drain_node(node);

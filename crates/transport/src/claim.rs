@@ -15,6 +15,13 @@
 //!
 //! Stamps are never reused, so a word never holds the same offer twice. The functions are generic over
 //! [`Words`] for the checkers, like those of [`crate::stamp`].
+//!
+//! The master of a node on its host uses the words, too: it [withdraws](withdraw) the use of a replaced
+//! object after it has sent the retire, and before it answers. From then on no reader validates that use,
+//! whenever the node applies the retire.
+//!
+//! **Invariant:** a withdrawal never changes the word of a later use. A reader loads the word before the
+//! stamp ([`is_valid`]): if the word is that of a later use already, the stamp has changed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,17 +29,23 @@ use std::sync::atomic::Ordering;
 use crate::layout::CLAIM_BYTES;
 use crate::map::Map;
 use crate::seams::{Rule, is_broken};
-use crate::stamp::Words;
+use crate::stamp::{self, Words};
 
 /// The bit of a claim word that attributes a claim. Stamps start at one and stay below.
 const CLAIMED: u64 = 1 << 63;
+/// The bit of a claim word that says that the use is withdrawn. Stamps stay below.
+const WITHDRAWN: u64 = 1 << 62;
 /// The claim word after a recall.
 const RECALLED: u64 = 0;
 
 /// Offers the use with this stamp. The node calls it before it writes the stamp into the slot.
 pub(crate) fn offer(words: &impl Words, at: u64, stamp: u64) {
-    assert!(stamp != RECALLED && stamp < CLAIMED, "stamp {stamp} cannot be offered");
-    words.store(at, stamp, Ordering::SeqCst);
+    assert!(stamp != RECALLED && stamp < WITHDRAWN, "stamp {stamp} cannot be offered");
+    // An exchange: a withdrawal of the last use comes before it, or finds the new stamp.
+    let mut found = words.load(at);
+    while let Err(other) = words.compare_and_swap(at, found, stamp) {
+        found = other;
+    }
 }
 
 /// Claims the use for writing. False if the node has recalled it. A second claim is harmless.
@@ -57,7 +70,38 @@ pub(crate) fn recall(words: &impl Words, at: u64, stamp: u64) -> bool {
     words.compare_and_swap(at, stamp, RECALLED).is_ok()
 }
 
-/// The claim words of a segment, as a writer uses them.
+/// Withdraws the use with this stamp: no read that begins later validates it. The node has been told to
+/// retire it, and may have given the slot to a later use meanwhile; then nothing changes.
+pub(crate) fn withdraw(words: &impl Words, at: u64, stamp: u64) {
+    let mut found = words.load(at);
+    while found & !(CLAIMED | WITHDRAWN) <= stamp {
+        if is_broken(Rule::WithdrawAtOnce) {
+            return words.store(at, stamp | WITHDRAWN, Ordering::SeqCst);
+        }
+        match words.compare_and_swap(at, found, stamp | WITHDRAWN) {
+            Ok(()) => return,
+            Err(other) => found = other,
+        }
+    }
+}
+
+/// Whether the use with this stamp is withdrawn, as far as its word says so. A check of the stamp follows.
+fn is_withdrawn(words: &impl Words, at: u64, stamp: u64) -> bool {
+    words.load(at) == stamp | WITHDRAWN
+}
+
+/// Whether the slot at `slot` of the control segment holds the stamp now, and the claim word at `word` does
+/// not withdraw it. Ordered after all earlier loads and copies.
+pub(crate) fn is_valid(control: &impl Words, slot: u64, claims: &impl Words, word: u64, stamp: u64) -> bool {
+    if is_broken(Rule::WordBeforeStamp) {
+        let is_current = stamp::is_current(control, slot, stamp);
+        claims.fence(Ordering::Acquire);
+        return is_current && !is_withdrawn(claims, word, stamp);
+    }
+    !is_withdrawn(claims, word, stamp) && stamp::is_current(control, slot, stamp)
+}
+
+/// The claim words of a segment, as writers and readers use them.
 #[derive(Clone, Debug)]
 pub(crate) struct Claims(Arc<Map>);
 
@@ -71,6 +115,42 @@ impl Claims {
         let at = u64::from(slot) * CLAIM_BYTES;
         let is_inside = at + CLAIM_BYTES <= self.0.len() && self.0.is_here();
         is_inside && (is_broken(Rule::ClaimBeforeBytes) || claim(&*self.0, at, stamp))
+    }
+
+    /// See [`withdraw`]. Nothing happens to a slot that has no word.
+    pub(crate) fn withdraw(&self, slot: u32, stamp: u64) {
+        let at = u64::from(slot) * CLAIM_BYTES;
+        if at + CLAIM_BYTES <= self.0.len() && self.0.is_here() && stamp < WITHDRAWN {
+            withdraw(&*self.0, at, stamp);
+        }
+    }
+
+    /// See [`is_withdrawn`].
+    pub(crate) fn is_withdrawn(&self, slot: u32, stamp: u64) -> bool {
+        let word = u64::from(slot) * CLAIM_BYTES;
+        word + CLAIM_BYTES <= self.0.len() && is_withdrawn(&*self.0, word, stamp)
+    }
+
+    /// See [`is_valid`]. `at` is the offset of the slot in the control segment.
+    pub(crate) fn is_valid(&self, control: &Map, (slot, at): (u32, u64), stamp: u64) -> bool {
+        let word = u64::from(slot) * CLAIM_BYTES;
+        word + CLAIM_BYTES <= self.0.len() && is_valid(control, at, &*self.0, word, stamp)
+    }
+}
+
+/// The claim words of a node on the master's host, as the master uses them.
+#[derive(Debug)]
+pub struct Withdrawals(Claims);
+
+impl Withdrawals {
+    pub(crate) fn new(map: Arc<Map>) -> Self {
+        Self(Claims::new(map))
+    }
+
+    /// Withdraws the use with this stamp: no read that begins later validates it. The caller has sent the
+    /// retire to the node.
+    pub fn withdraw(&self, slot: u32, stamp: u64) {
+        self.0.withdraw(slot, stamp);
     }
 }
 
@@ -140,6 +220,68 @@ mod tests {
         for rule in [Rule::ClaimAtOnce, Rule::RecallAtOnce] {
             break_rule(Some(rule));
             let found = catch_unwind(AssertUnwindSafe(|| loom::model(claim_and_recall)));
+            break_rule(None);
+            assert!(found.is_err(), "{rule:?}");
+        }
+    }
+
+    /// The stamp of a slot, its claim word, and whether the master has answered.
+    struct Use([AtomicU64; 3]);
+
+    const SLOT_STAMP: u64 = crate::layout::slot::STAMP;
+    const ANSWERED: u64 = 1 << 20;
+    const CLAIM: u64 = 1 << 21;
+    const NEXT: u64 = STAMP + 1;
+
+    impl Model for Use {
+        fn word(&self, at: u64) -> &AtomicU64 {
+            match at {
+                SLOT_STAMP => &self.0[0],
+                CLAIM => &self.0[1],
+                ANSWERED => &self.0[2],
+                _ => panic!("no word at {at}"),
+            }
+        }
+    }
+
+    /// The master withdraws a use and answers, while the node retires it and offers the slot again. A reader
+    /// that has seen the answer does not read the old use, and the next writer can claim its offer.
+    fn withdraw_and_reuse() {
+        let words = Arc::new(Use([STAMP, STAMP | CLAIMED, 0].map(AtomicU64::new)));
+        let master = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || {
+                withdraw(&*words, CLAIM, STAMP);
+                words.store(ANSWERED, 1, Ordering::SeqCst);
+            }
+        });
+        let reader = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || {
+                let is_answered = words.0[2].load(Ordering::SeqCst) == 1;
+                let is_read = is_valid(&*words, 0, &*words, CLAIM, STAMP);
+                assert!(!(is_answered && is_read), "a withdrawn use was read");
+            }
+        });
+        words.store(SLOT_STAMP, 0, Ordering::SeqCst);
+        words.fence(Ordering::SeqCst);
+        offer(&*words, CLAIM, NEXT);
+        words.store(SLOT_STAMP, NEXT, Ordering::SeqCst);
+        master.join().unwrap();
+        reader.join().unwrap();
+        assert!(claim(&*words, CLAIM, NEXT), "the withdrawal changed the word of the next use");
+    }
+
+    #[test]
+    fn withdrawn_use_is_not_read_after_the_answer() {
+        loom::model(withdraw_and_reuse);
+    }
+
+    #[test]
+    fn withdrawal_must_be_atomic_and_checked_first() {
+        for rule in [Rule::WithdrawAtOnce, Rule::WordBeforeStamp] {
+            break_rule(Some(rule));
+            let found = catch_unwind(AssertUnwindSafe(|| loom::model(withdraw_and_reuse)));
             break_rule(None);
             assert!(found.is_err(), "{rule:?}");
         }

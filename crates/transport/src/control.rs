@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::claim;
+use crate::claim::{self, Claims};
 use crate::layout::{
     self, CLAIM_BYTES, EXTENTS_MAX, Geometry, INLINE_EXTENTS, SPILLED_EXTENT_BYTES, header, slot,
 };
@@ -326,16 +326,23 @@ pub struct Scanned {
     pub attributes: Vec<u8>,
 }
 
-/// Read access to a control segment.
+/// Read access to a control segment and its claim words.
 #[derive(Clone, Debug)]
 pub struct ControlReader {
     map: Arc<Map>,
+    /// Without them nothing counts as withdrawn.
+    claims: Option<Claims>,
     geometry: Geometry,
 }
 
 impl ControlReader {
     pub(crate) fn new(map: Arc<Map>, geometry: Geometry) -> Self {
-        Self { map, geometry }
+        Self { map, claims: None, geometry }
+    }
+
+    /// With the claim words, which say what the master has withdrawn.
+    pub(crate) fn with_claims(self, claims: Claims) -> Self {
+        Self { claims: Some(claims), ..self }
     }
 
     /// Reads the header of a mapped control segment; `None` if it is invalid or incomplete.
@@ -356,7 +363,7 @@ impl ControlReader {
             && map.load(header::SLOT_OFFSET) == layout::HEADER_BYTES
             && map.load(header::HEAP_OFFSET) == geometry.heap_at()
             && map.len() >= geometry.control_bytes();
-        is_whole.then_some(Self { map, geometry })
+        is_whole.then_some(Self { map, claims: None, geometry })
     }
 
     /// The sizes of the segment.
@@ -400,6 +407,9 @@ impl ControlReader {
     #[must_use]
     pub fn state_of(&self, index: u32, stamp: u64) -> Option<SlotState> {
         let at = self.geometry.slot_at(index).filter(|_| self.map.is_here())?;
+        if self.is_withdrawn(index, stamp) {
+            return None;
+        }
         let state = stamp::read_checked(&*self.map, at, stamp, || self.map.load(at + slot::STATE));
         state.and_then(SlotState::from_word)
     }
@@ -410,15 +420,28 @@ impl ControlReader {
             return Err(TransferError::Forked);
         }
         let at = self.geometry.slot_at(index).ok_or(TransferError::Stale)?;
+        if self.is_withdrawn(index, stamp) {
+            return Err(TransferError::Stale);
+        }
         // The loaded words count only if the use still exists; otherwise the use is stale, not corrupt.
         let placement = stamp::read_checked(&*self.map, at, stamp, || self.placement(at));
         placement.ok_or(TransferError::Stale)?.ok_or(TransferError::Corrupt)
     }
 
-    /// Whether the slot holds the stamp now, ordered after all earlier copies.
+    /// Whether the master has withdrawn this use. A check of the stamp must follow: see [`claim::is_valid`].
+    fn is_withdrawn(&self, index: u32, stamp: u64) -> bool {
+        self.claims.as_ref().is_some_and(|it| it.is_withdrawn(index, stamp))
+    }
+
+    /// Whether the slot holds the stamp now and the master has not withdrawn it, ordered after all earlier
+    /// copies.
     #[must_use]
     pub fn is_current(&self, index: u32, stamp: u64) -> bool {
-        self.geometry.slot_at(index).is_some_and(|at| stamp::is_current(&*self.map, at, stamp))
+        let Some(at) = self.geometry.slot_at(index) else { return false };
+        match &self.claims {
+            Some(claims) => claims.is_valid(&self.map, (index, at), stamp),
+            None => stamp::is_current(&*self.map, at, stamp),
+        }
     }
 
     /// A writer calls this between [`Self::load`] and the first byte that it stores under that stamp.
@@ -555,6 +578,24 @@ mod tests {
         let extents = extents(list);
         let len = extents.iter().map(|extent| extent.len).sum();
         SlotRecord { stamp, state, len, extents, ..SlotRecord::default() }
+    }
+
+    #[test]
+    fn withdrawn_use_is_stale_until_the_slot_has_another() {
+        let (memory, mut writer) = NodeMemory::create(GEOMETRY).unwrap();
+        let record = |stamp| SlotRecord { stamp, state: SlotState::Committed, ..SlotRecord::default() };
+        let reader = memory.reader();
+        writer.write_slot(1, &record(5));
+        writer.write_slot(2, &record(6));
+        assert!(reader.is_current(1, 5) && !memory.is_withdrawn(1, 5));
+        memory.claims.withdraw(1, 5);
+        memory.claims.withdraw(u32::MAX, 5);
+        assert!(memory.is_withdrawn(1, 5) && !reader.is_current(1, 5));
+        assert_eq!((reader.state_of(1, 5), reader.load(1, 5)), (None, Err(TransferError::Stale)));
+        assert!(reader.is_current(2, 6), "other slots are not concerned");
+        writer.write_slot(1, &SlotRecord { state: SlotState::Offered, ..record(7) });
+        memory.claims.withdraw(1, 5);
+        assert!(reader.is_current(1, 7) && memory.claims.claim(1, 7), "a late withdrawal changes nothing");
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub use tokio::time::Instant;
 
 pub use crate::available::{Available, Limit, available_memory};
 pub use crate::buffer::{SourceBuf, TargetBuf};
+pub use crate::claim::Withdrawals;
 pub use crate::mapped::MappedRange;
 pub use crate::pending::{Entry as PendingEntry, Pending};
 pub use crate::populate::Pages;

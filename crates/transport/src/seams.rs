@@ -33,6 +33,10 @@ pub(crate) enum Rule {
     ClaimAtOnce,
     /// A recall compares and swaps atomically.
     RecallAtOnce,
+    /// A withdrawal compares and swaps atomically.
+    WithdrawAtOnce,
+    /// A reader loads the claim word before the stamp.
+    WordBeforeStamp,
 }
 
 /// A schedule may switch to another thread here.

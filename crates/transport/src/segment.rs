@@ -118,7 +118,8 @@ impl NodeMemory {
         seal(&claims_file, DATA_SEALS)?;
         let (control, claims, data) = (Arc::new(control), Arc::new(claims), Arc::new(data));
         let writer = ControlWriter::initialise(Arc::clone(&control), Arc::clone(&claims), geometry);
-        let (reader, claims) = (ControlReader::new(control, geometry), Claims::new(claims));
+        let claims = Claims::new(claims);
+        let reader = ControlReader::new(control, geometry).with_claims(claims.clone());
         let pool = None;
         let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
         segments.push(Arc::downgrade(&memory));
@@ -159,7 +160,8 @@ impl NodeMemory {
             Some(_) => ControlWriter::resume(words, claim_words, geometry),
             None => ControlWriter::initialise(words, claim_words, geometry),
         };
-        let (reader, claims) = (ControlReader::new(control, geometry), Claims::new(claims));
+        let claims = Claims::new(claims);
+        let reader = ControlReader::new(control, geometry).with_claims(claims.clone());
         let pool = Some(pool);
         let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
         segments.push(Arc::downgrade(&memory));
@@ -195,6 +197,20 @@ impl NodeMemory {
         let (data, claims) = (lock::reopen(data, OFlags::RDWR)?, lock::reopen(claims, OFlags::RDWR)?);
         lock::hold(data.as_fd(), client)?;
         Ok([control, data, claims])
+    }
+
+    /// Whether the master has withdrawn this use, and the node has not retired it yet.
+    #[must_use]
+    pub fn is_withdrawn(&self, slot: u32, stamp: u64) -> bool {
+        self.claims.is_withdrawn(slot, stamp)
+    }
+
+    /// The descriptor of the claim words, for the master.
+    pub(crate) fn claims_descriptor(&self) -> io::Result<OwnedFd> {
+        match &self.pool {
+            Some(_) => lock::reopen(self.claims_file.as_fd(), OFlags::RDWR),
+            None => self.claims_file.try_clone(),
+        }
     }
 
     /// Bytes of its files that have no page yet.

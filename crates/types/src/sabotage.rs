@@ -85,6 +85,11 @@ tiffin_sabotage::variants! {
         /// The master answers a put that replaces an object before the nodes have confirmed the retire of the
         /// old one.
         ReplaceWithoutConfirmation: "replace waits for the nodes";
+        /// The master answers a put that replaces an object and has not withdrawn the old one, whose retire
+        /// the node has not read.
+        AnswerUnwithdrawn: "a replaced object is withdrawn before the answer";
+        /// A reader does not check whether the master has withdrawn a use.
+        IgnoreWithdrawn: "a reader checks for withdrawals";
         /// The master readmits a node without its pending retires.
         ForgetOwedRetires: "pending retires are applied on return";
         /// The master gives up protected objects on a node that has been away for long.

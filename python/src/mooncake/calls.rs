@@ -8,7 +8,7 @@ use tiffin_client::arena::Block;
 use tiffin_client::gpu;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, OnExists, Patience, Pattern,
-    Presences, Put, ResolveOptions,
+    Presences, Put, PutEffect, ResolveOptions, Stored,
 };
 use tiffin_types::units::Count;
 
@@ -33,6 +33,18 @@ const AHEAD: ResolveOptions =
 
 /// Puts the items that have no code yet; the others keep theirs.
 pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) -> PyResult<Vec<i64>> {
+    Ok(put_or_keep(py, open, puts)?.0)
+}
+
+/// The codes of puts, and those that kept the existing object, with their positions.
+pub(super) type PutOrKept<'a> = (Vec<i64>, Vec<(usize, Put<'a>)>);
+
+/// The same, and returns the puts that kept the existing object.
+pub(super) fn put_or_keep<'a>(
+    py: Python<'_>,
+    open: &Open,
+    puts: Vec<Result<Put<'a>, i64>>,
+) -> PyResult<PutOrKept<'a>> {
     // A put of a key that a put session of this store has open succeeds without effect, as in Mooncake.
     let is_in_flight =
         |put: &Put<'_>| put.options.on_exists == OnExists::Keep && open.sessions.is_writing(&put.key);
@@ -50,8 +62,11 @@ pub(super) fn put(py: Python<'_>, open: &Open, puts: Vec<Result<Put<'_>, i64>>) 
         tell_unconfirmed(&Error::Unconfirmed { nodes: nodes.into_iter().collect() });
     }
     tell_device(stored.iter().filter_map(|it| it.as_ref().err()));
+    let positions = known.iter().enumerate().filter_map(|(at, known)| known.is_none().then_some(at));
+    let is_kept = |it: &Result<Stored, _>| it.as_ref().is_ok_and(|it| it.effect == PutEffect::Kept);
+    let kept = positions.zip(puts).zip(&stored).filter_map(|(put, it)| is_kept(it).then_some(put)).collect();
     let codes = stored.into_iter().map(|stored| stored.map_or_else(|error| codes::of(&error), |_| codes::OK));
-    Ok(merge(known, codes))
+    Ok((merge(known, codes), kept))
 }
 
 /// Gets the items that have no code yet, and returns the size of each; the others keep their code.

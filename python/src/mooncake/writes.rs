@@ -154,32 +154,23 @@ pub(super) fn write(
         Err(code) => return Ok(vec![code; count]),
     };
     if replaces {
-        options.on_exists = OnExists::Replace;
+        options.on_exists = on_exists(&config, &options);
     }
-    let inherited = match replaces {
-        true => inherited(py, &open, &keys.0, &config, &options)?,
-        false => Ok(Vec::new()),
-    };
-    let inherited = match inherited {
-        Ok(inherited) => inherited,
-        Err(code) => return Ok(vec![code; count]),
-    };
     let is_storable = |parts: &Vec<Part<'_>>| source != Source::Value || is_staged(&open, parts);
     if !objects.iter().all(is_storable) {
         return Ok(vec![codes::INVALID_PARAMS; count]);
     }
     let ranges: Vec<Vec<_>> = objects.iter().map(|it| it.iter().filter_map(Part::range).collect()).collect();
     let Checked { usable, devices } = checks::usable(&open, call, &ranges, Access::Read);
-    let objects = keys.0.iter().zip(&objects).zip(usable).enumerate();
-    let puts = objects.map(|(at, ((key, parts), is_usable))| {
+    let objects = keys.0.iter().zip(&objects).zip(usable);
+    let puts = objects.map(|((key, parts), is_usable)| {
         let mut sources = Vec::with_capacity(parts.len());
         for part in parts.iter().filter(|_| is_usable) {
             part.add_sources(&open, &devices, source, &mut sources)?;
         }
         match key.key() {
             Some(key) if is_usable && sources.iter().any(|it| !it.is_empty()) => {
-                let options = inherited.get(at).unwrap_or(&options).clone();
-                Ok(Put { key, parts: sources, options })
+                Ok(Put { key, parts: sources, options: options.clone() })
             }
             _ => Err(codes::INVALID_PARAMS),
         }
@@ -187,36 +178,58 @@ pub(super) fn write(
     let puts = puts.collect();
     // Mooncake's batch of values keeps the first of two values, its batch of buffers the last.
     let (puts, places) = once_each(puts, replaces && source != Source::Value);
-    let codes = calls::put(py, &open, puts)?;
+    let (mut codes, kept) = calls::put_or_keep(py, &open, puts)?;
+    if replaces && !kept.is_empty() {
+        replace_pinned(py, &open, &config, kept, &mut codes)?;
+    }
     let code = |place: usize| codes.get(place).copied().unwrap_or(codes::RPC_FAIL);
     Ok(places.into_iter().map(code).collect())
 }
 
-/// The options of objects that replace others, including their pins: Mooncake's upserts keep them. Empty if
-/// the config sets all pins itself. If the master does not answer, its code is that of the call.
-fn inherited(
+/// Which objects an upsert replaces at once. Mooncake's upserts keep the pins of the object that they
+/// replace, and only few objects have any: those are looked up first, see [`replace_pinned`].
+fn on_exists(config: &ReplicateConfig, options: &PutOptions) -> OnExists {
+    match (options.hard_pin, config.keeps_soft_pin()) {
+        (_, true) => OnExists::KeepPinned,
+        (false, false) => OnExists::KeepHardPinned,
+        // The config sets all pins itself.
+        (true, false) => OnExists::Replace,
+    }
+}
+
+/// Replaces objects that have pins, which the new objects keep. If the master does not answer, its code is
+/// that of each of them.
+fn replace_pinned(
     py: Python<'_>,
     open: &Open,
-    keys: &[KeyArg],
     config: &ReplicateConfig,
-    options: &PutOptions,
-) -> PyResult<Result<Vec<PutOptions>, i64>> {
-    let keeps_soft = config.keeps_soft_pin();
-    if options.hard_pin && !keeps_soft {
-        return Ok(Ok(Vec::new()));
-    }
+    kept: Vec<(usize, Put<'_>)>,
+    codes: &mut [i64],
+) -> PyResult<()> {
+    let keys: Vec<KeyArg> = kept.iter().map(|(_, put)| put.key.clone().into()).collect();
     // Such a lookup does not count as a use, and takes no lease.
-    let found = calls::resolve(py, open, keys, ResolveOptions::default())?;
-    let failed = found.iter().filter_map(|it| it.as_ref().err()).map(codes::of);
-    if let Some(code) = failed.into_iter().find(|it| [codes::RPC_FAIL, codes::RPC_TIMEOUT].contains(it)) {
-        return Ok(Err(code));
-    }
-    let options = found.into_iter().map(|found| {
+    let found = calls::resolve(py, open, &keys, ResolveOptions::default())?;
+    let (places, puts): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+    let puts = puts.into_iter().zip(found).map(|(put, found)| {
+        let unreached = |it: &i64| [codes::RPC_FAIL, codes::RPC_TIMEOUT].contains(it);
+        if let Some(code) = found.as_ref().err().map(codes::of).filter(unreached) {
+            return Err(code);
+        }
         let (hard, soft) = found.ok().flatten().map_or((false, false), |it| (it.hard_pin, it.soft_pin));
-        let soft_pin_ms = options.soft_pin_ms.or((soft && keeps_soft).then_some(SOFT_PIN_DEFAULT));
-        PutOptions { hard_pin: options.hard_pin || hard, soft_pin_ms, ..options.clone() }
+        let keeps_soft = soft && config.keeps_soft_pin();
+        let options = PutOptions {
+            on_exists: OnExists::Replace,
+            hard_pin: put.options.hard_pin || hard,
+            soft_pin_ms: put.options.soft_pin_ms.or(keeps_soft.then_some(SOFT_PIN_DEFAULT)),
+            ..put.options
+        };
+        Ok(Put { options, ..put })
     });
-    Ok(Ok(options.collect()))
+    let again = calls::put(py, open, puts.collect())?;
+    for (place, code) in places.into_iter().zip(again) {
+        codes.get_mut(place).into_iter().for_each(|it| *it = code);
+    }
+    Ok(())
 }
 
 /// Whether a value fits the local buffer.

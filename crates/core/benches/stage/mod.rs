@@ -147,7 +147,11 @@ impl Stage {
                     self.master.handle(self.now, Event::Reply(to, of, reply));
                 }
                 Effect::Persist(_) | Effect::Restart(_) => panic!("nothing of this master is saved"),
-                Effect::Reply(..) | Effect::Disconnect(_) | Effect::Notice(_) | Effect::Confirm(_) => (),
+                Effect::Reply(..)
+                | Effect::Withdraw(..)
+                | Effect::Disconnect(_)
+                | Effect::Notice(_)
+                | Effect::Confirm(_) => (),
             }
         }
         answer

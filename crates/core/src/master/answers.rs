@@ -31,7 +31,7 @@ impl Master {
                 self.reservations.allocated(o, node, op, &items, allocated);
             }
             (Wait::Allocate(op, items), _) => self.reservations.not_allocated(o, node, op, &items),
-            (Wait::Retire(slot_refs, op), Reply::Settled(settled)) => {
+            (Wait::Retire(slot_refs, op) | Wait::Withdraw(slot_refs, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
                 self.retires.retired(o, node, id, &slot_refs, op);
             }
@@ -49,11 +49,7 @@ impl Master {
             (Wait::SetAttributes(objects, op), _) => {
                 self.retires.attributes_not_set(o, node, id, &objects, op)
             }
-            (Wait::Demote(leaving), Reply::Moved(moved)) => {
-                o.cx.report(node, moved.usage);
-                demoted(o, node, &leaving, &moved);
-            }
-            (Wait::Demote(leaving), _) => demoted(o, node, &leaving, &Moved::default()),
+            (Wait::Demote(leaving), reply) => demote_replied(o, node, &leaving, &reply),
             (Wait::PromoteSpace(id, charged), reply) => {
                 let reservation = one_allocated(o, node, reply);
                 o.tier.promotion_has_memory(&mut o.cx, node, (id, charged), reservation);
@@ -72,7 +68,9 @@ impl Master {
             }
             (Wait::Inspect(op, items), _) => self.explanations.inspected(o, op, &items, &[]),
             // A node that rejects a retire may still serve the old copy.
-            (Wait::Retire(slot_refs, op), _) => self.retires.unconfirmed(o, node, id, &slot_refs, op),
+            (Wait::Retire(it, op) | Wait::Withdraw(it, op), _) => {
+                self.retires.unconfirmed(o, node, id, &it, op)
+            }
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
             // A node that refuses to settle has none of these copies: the put has no other to wait for there.
             (Wait::Settle(replicas, op), _) => {
@@ -92,6 +90,12 @@ fn one_allocated(o: &mut Objects, node: NodeIndex, reply: Reply) -> Option<Reser
         member.report(o.cx.now, allocated.usage);
     }
     allocated.items.pop().flatten()
+}
+
+fn demote_replied(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], reply: &Reply) {
+    let Reply::Moved(moved) = reply else { return demoted(o, disk, leaving, &Moved::default()) };
+    o.cx.report(disk, moved.usage);
+    demoted(o, disk, leaving, moved);
 }
 
 /// A disk has written objects, or failed to.

@@ -16,7 +16,7 @@ use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Key, RequestId, SlotRef, Tick,
     attributes::Attributes,
     message::{
-        Cause, CommitItem, CommitOutcome, Decide, MasterToMember, OnExists, PutOptions, Reason, Record,
+        Cause, CommitItem, CommitOutcome, Decide, MasterToMember, PutOptions, Reason, Record,
         SOFT_PIN_DEFAULT, Settle,
     },
     sabotage::sabotaged,
@@ -165,16 +165,27 @@ impl Objects {
             }
             return (CommitOutcome::Stored(generation), before);
         }
-        if item.options.on_exists == OnExists::Keep {
+        if object.is_kept(item.options.on_exists) {
             return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
         let (_, label) = self.cx.connections.writer(client);
-        let mut old = self.take_out(index, Cause::Replaced, &label);
+        let mut old = self.take_replaced(index, &label);
         let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
         let home_asks = home_asks && retires_first;
         let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// Removes an object that is replaced, and counts its memory as free where it need not be waited for.
+    fn take_replaced(&mut self, index: ObjectIndex, by: &str) -> Vec<(NodeIndex, SlotRef)> {
+        let space = self.cx.catalog.get(index).and_then(|it| space_for(it.len())).unwrap_or(0);
+        let old = self.take_out(index, Cause::Replaced, by);
+        for (node, _) in &old {
+            let member = self.cx.members.get_mut(*node).filter(|it| it.can_withdraw);
+            member.into_iter().for_each(|it| it.count_replaced(space));
+        }
+        old
     }
 
     /// Adds the message to a node about its copy of an object that has its name already.
@@ -229,7 +240,7 @@ impl Objects {
     }
 
     /// Copies of older objects of that name that a client with a cached location may still read. A second
-    /// retire is harmless, and its confirmation proves that the copy is gone.
+    /// retire is harmless, and its confirmation proves that the copy is gone. Withdrawn copies are left out.
     ///
     /// A joining node is left out: it serves no cached locations, and applies its pending retires before it
     /// does. But only an announcement proves that it is joining; a registration may be an old message of a
@@ -240,6 +251,10 @@ impl Objects {
             return Vec::new();
         }
         let mut leaving = self.cx.pending_retires.of(namespace, key);
+        let is_withdrawn = |node: NodeIndex, slot_ref: &SlotRef| {
+            self.cx.members.get(node).is_some_and(|it| it.withdrawn.contains(slot_ref))
+        };
+        leaving.retain(|(node, slot_ref)| !is_withdrawn(*node, slot_ref));
         let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
         leaving.retain(|(node, slot_ref)| {
             let member = self.cx.members.get(*node);

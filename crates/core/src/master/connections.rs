@@ -34,6 +34,8 @@ pub(super) struct Connections {
     clients: BTreeMap<ClientId, ConnId>,
     /// See [`Event::SameHost`](super::Event::SameHost).
     same_host: BTreeSet<ConnId>,
+    /// See [`Event::CanWithdraw`](super::Event::CanWithdraw).
+    can_withdraw: BTreeSet<ConnId>,
     /// See [`Event::SameProcess`](super::Event::SameProcess).
     same_process: BTreeSet<ConnId>,
     labels: Labels,
@@ -61,6 +63,7 @@ impl Connections {
     /// Closes a connection. Returns its party, if it was open.
     pub(super) fn close(&mut self, conn: ConnId) -> Option<Party> {
         self.same_host.remove(&conn);
+        self.can_withdraw.remove(&conn);
         self.same_process.remove(&conn);
         self.parties.remove(&conn)
     }
@@ -80,6 +83,14 @@ impl Connections {
 
     pub(super) fn is_on_same_host(&self, conn: ConnId) -> bool {
         self.same_host.contains(&conn)
+    }
+
+    pub(super) fn set_can_withdraw(&mut self, conn: ConnId) {
+        self.can_withdraw.insert(conn);
+    }
+
+    pub(super) fn can_withdraw(&self, conn: ConnId) -> bool {
+        self.can_withdraw.contains(&conn)
     }
 
     pub(super) fn set_same_process(&mut self, conn: ConnId) {

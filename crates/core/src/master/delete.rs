@@ -355,7 +355,10 @@ impl Retires {
         op: Option<OpId>,
     ) {
         if let Some(member) = o.cx.members.get_mut(node) {
-            slot_refs.iter().for_each(|slot_ref| _ = member.retiring.remove(slot_ref));
+            for slot_ref in slot_refs {
+                member.retiring.remove(slot_ref);
+                member.withdrawn.remove(slot_ref);
+            }
         }
         slot_refs.iter().for_each(|slot_ref| o.cx.pending_retires.lay(node, *slot_ref));
         self.confirmed(o, id, op);
@@ -370,9 +373,9 @@ impl Retires {
     /// Retires the predecessors of objects that are stored now. The answer waits for that, too, unless its
     /// deadline has passed.
     pub(super) fn retire_held(&mut self, o: &mut Objects, id: RequestId) {
-        let Some(HeldRetires { copies, op, .. }) = o.cx.held_retires.remove(&id) else { return };
+        let Some(HeldRetires { home, copies, op }) = o.cx.held_retires.remove(&id) else { return };
         let nodes: BTreeSet<_> = copies.iter().map(|it| it.0).collect();
-        let asked = o.cx.retire(copies, Some(op));
+        let asked = o.cx.retire_replaced(home, copies, op);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
         if sabotaged!(o.cx.config.sabotage, ReplaceWithoutConfirmation) {
             return;

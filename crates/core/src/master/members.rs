@@ -47,6 +47,8 @@ pub(super) struct Member {
     pub(super) registered_on: Option<ConnId>,
     /// It is on the master's host: messages to it arrive, even if the master ends.
     pub(super) is_on_same_host: bool,
+    /// The master can withdraw its copies: see [`Effect::Withdraw`](super::Effect::Withdraw).
+    pub(super) can_withdraw: bool,
     pub(super) heard: Tick,
     pub(super) usage: Usage,
     /// Free memory as the master counts it: the node's last report, less the space requested since. Offers
@@ -56,6 +58,8 @@ pub(super) struct Member {
     pub(super) viewers: Vec<Viewer>,
     /// Retires that were sent on this connection and are not confirmed.
     pub(super) retiring: BTreeSet<SlotRef>,
+    /// Those of them that the master has withdrawn: no reader validates these copies.
+    pub(super) withdrawn: BTreeSet<SlotRef>,
     /// Retires that it must apply before it is used again, and that were not sent on this connection.
     pub(super) owed: BTreeSet<SlotRef>,
     /// Copies that were given up because it was absent for too long: it retires them too. No client removed
@@ -105,11 +109,13 @@ impl Member {
             conn: None,
             registered_on: None,
             is_on_same_host: false,
+            can_withdraw: false,
             heard: now,
             free: usage.free,
             usage,
             viewers: Vec::new(),
             retiring: BTreeSet::new(),
+            withdrawn: BTreeSet::new(),
             owed: BTreeSet::new(),
             given_up: BTreeSet::new(),
             told_owed: BTreeSet::new(),
@@ -197,6 +203,15 @@ impl Member {
         self.usage.offered = self.usage.offered.saturating_sub(space);
         self.usage.free = self.usage.free.saturating_sub(space);
         self.usage.granted += space;
+    }
+
+    /// An object was replaced, and its memory is free when the node has read its ledger, which it does before
+    /// it allocates. If the memory is still in view, the node refuses and reports the actual value.
+    pub(super) fn count_replaced(&mut self, space: u64) {
+        self.usage.committed = self.usage.committed.saturating_sub(space);
+        self.usage.objects = self.usage.objects.saturating_sub(1);
+        self.usage.free += space;
+        self.free += space;
     }
 
     /// Free memory that is not offered.

@@ -80,6 +80,7 @@ impl Membership {
                 let mut member = Member::new(register.info, register.usage, o.cx.now);
                 (member.conn, member.registered_on) = (Some(conn), Some(conn));
                 member.is_on_same_host = o.cx.connections.is_on_same_host(conn);
+                member.can_withdraw = o.cx.connections.can_withdraw(conn);
                 member.discard = was_lost;
                 member.from_earlier_life = !discards || sabotaged!(o.cx.config.sabotage, BelieveTheLost);
                 o.cx.members.insert(member)
@@ -211,8 +212,9 @@ fn is_of_this_master(o: &Objects, register: &Register) -> bool {
 /// Registers a known member again.
 fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -> Option<NodeIndex> {
     let is_on_same_host = o.cx.connections.is_on_same_host(conn);
+    let can_withdraw = o.cx.connections.can_withdraw(conn);
     let member = o.cx.members.get_mut(node)?;
-    member.is_on_same_host = is_on_same_host;
+    (member.is_on_same_host, member.can_withdraw) = (is_on_same_host, can_withdraw);
     member.info = register.info;
     member.report(o.cx.now, register.usage);
     member.standing = Standing::Joining;
@@ -478,7 +480,7 @@ impl Master {
                 Some((_, Wait::Allocate(op, items))) => {
                     self.reservations.not_allocated(&mut self.objects, node, op, &items)
                 }
-                Some((_, Wait::Retire(slot_refs, op))) => {
+                Some((_, Wait::Retire(slot_refs, op) | Wait::Withdraw(slot_refs, op))) => {
                     self.retires.unconfirmed(&mut self.objects, node, id, &slot_refs, op)
                 }
                 // The attributes are corrected when the node returns.
@@ -598,6 +600,7 @@ impl Master {
                 Wait::Publish(_, op) => published.push((*id, *op)),
                 Wait::Allocate(..)
                 | Wait::Retire(..)
+                | Wait::Withdraw(..)
                 | Wait::SetAttributes(..)
                 | Wait::Inspect(..)
                 | Wait::Demote(_)

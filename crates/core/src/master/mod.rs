@@ -149,6 +149,9 @@ pub enum Event {
     /// The node of this connection is on the master's host. A message that was written to the connection
     /// arrives, even if the master ends. Reported before the node registers.
     SameHost(ConnId),
+    /// The shell can carry out [`Effect::Withdraw`] for the node of this connection. Reported before the node
+    /// registers.
+    CanWithdraw(ConnId),
     /// The node of this connection runs in the master's own process, so its memory ends with that process.
     /// Reported before the node registers.
     SameProcess(ConnId),
@@ -171,6 +174,9 @@ pub enum Effect {
     /// Send a request to a node on the master's host, and call [`Master::sent`] once it is in the node's
     /// socket buffer.
     SendLedger(ConnId, RequestId, MasterToMember),
+    /// Withdraw copies in the memory of a node on the master's host, so that no reader validates them from
+    /// now on. The node retires them when it reads its ledger.
+    Withdraw(ConnId, Vec<SlotRef>),
     /// Close a connection that a newer one has replaced.
     Disconnect(ConnId),
     /// Inform the operator.
@@ -203,6 +209,9 @@ enum Wait {
     Settle(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// The same for objects that were published there.
     Publish(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, OpId),
+    /// Retire copies of replaced objects through the ledger. Once that message is certain to arrive, they are
+    /// withdrawn, and the operation does not wait for it.
+    Withdraw(Vec<SlotRef>, Option<OpId>),
     /// Write attributes. A node that has no such object is removed from its holders.
     SetAttributes(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// Inspect these items of an explanation.
@@ -291,6 +300,7 @@ impl Master {
             Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
             Event::SameHost(conn) => self.objects.cx.connections.set_same_host(conn),
+            Event::CanWithdraw(conn) => self.objects.cx.connections.set_can_withdraw(conn),
             Event::SameProcess(conn) => self.objects.cx.connections.set_same_process(conn),
             Event::Ended(conn) => self.process_ended(conn),
             Event::Persisted(version) => self.objects.cx.persisted(version),

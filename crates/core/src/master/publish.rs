@@ -38,14 +38,6 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Maximum number of bytes in the ledger before the node is asked to read it: about 200 puts of one object,
-/// or 40 of many. With default limits, a socket buffer holds 1.5 times as much.
-const LEDGER_BYTES_MAX: usize = 256 << 10;
-/// Socket buffer space of a message, however short it is.
-const MESSAGE_BYTES: usize = 1 << 10;
-/// Bytes of a message per committed object, without its name, or per aborted reservation.
-const WORD_BYTES: usize = 128;
-
 impl Retires {
     pub(super) fn publish(
         &mut self,
@@ -84,12 +76,10 @@ impl Retires {
         let mut behind = Vec::new();
         for (node, (settle, objects)) in told {
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
-            let words = WORD_BYTES * (settle.commit.len() + settle.abort.len());
+            let words = settle.commit.len() + settle.abort.len();
             let id = o.cx.ask(node, MasterToMember::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
-            let Some(member) = o.cx.members.get_mut(node) else { continue };
-            member.ledger_bytes += MESSAGE_BYTES + words + names;
-            behind.extend((member.ledger_bytes >= LEDGER_BYTES_MAX).then_some(node));
+            behind.push((node, words, names));
         }
         if sabotaged!(o.cx.config.sabotage, AnswerUnsent) {
             sent.clear();
@@ -97,7 +87,7 @@ impl Retires {
         let answer = Answer::Publish(outcomes, homes);
         let awaited = Awaited { items, asked: BTreeMap::new(), in_any_case: sent, held };
         self.answer_when(o, op, (conn, id), answer, awaited, publish.wait_ms);
-        behind.into_iter().for_each(|node| o.cx.poll_node_now(node));
+        behind.into_iter().for_each(|(node, words, names)| o.cx.count_ledger(node, words, names));
     }
 
     /// A node has applied publications, or refuses the message.
@@ -124,11 +114,20 @@ impl Retires {
     /// Applies the confirmation of further publications that one reply of a node contains.
     pub(super) fn heard_of_all(&mut self, o: &mut Objects, node: NodeIndex, settled: &Settled) {
         for id in &settled.also {
-            let is_its = |it: &(NodeIndex, Wait)| it.0 == node && matches!(it.1, Wait::Publish(..));
+            let is_its = |it: &(NodeIndex, Wait)| {
+                it.0 == node && matches!(it.1, Wait::Publish(..) | Wait::Withdraw(..))
+            };
             let found = o.cx.waits.get(id).is_some_and(is_its).then(|| o.cx.waits.remove(id)).flatten();
-            let Some((_, Wait::Publish(objects, op))) = found else { continue };
-            o.settled(node, &objects, &settled.lost);
-            self.confirmed(o, *id, Some(op));
+            match found {
+                Some((_, Wait::Publish(objects, op))) => {
+                    o.settled(node, &objects, &settled.lost);
+                    self.confirmed(o, *id, Some(op));
+                }
+                Some((_, Wait::Withdraw(slot_refs, op))) => {
+                    self.retired(o, node, *id, &slot_refs, op);
+                }
+                _ => (),
+            }
         }
     }
 }
@@ -155,10 +154,16 @@ impl Objects {
 impl Master {
     /// The message of an [`Effect::SendLedger`](super::Effect::SendLedger) is in the node's socket buffer.
     pub fn sent(&mut self, id: RequestId) {
-        if let Some((_, Wait::Publish(_, op))) = self.objects.cx.waits.get(&id) {
-            let op = *op;
-            self.retires.confirmed(&mut self.objects, id, Some(op));
-        }
+        let op = match self.objects.cx.waits.get(&id) {
+            Some((_, Wait::Publish(_, op))) => Some(*op),
+            Some((node, Wait::Withdraw(slot_refs, op))) => {
+                let (node, slot_refs, op) = (*node, slot_refs.clone(), *op);
+                self.objects.cx.withdraw(node, slot_refs);
+                op
+            }
+            _ => return,
+        };
+        self.retires.confirmed(&mut self.objects, id, op);
     }
 }
 

@@ -26,8 +26,8 @@ use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     attributes::Attributes,
     message::{
-        Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
-        ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
+        Allocate, AllocateItem, Allocated, Full, MasterToMember, Reason, Reply, Reserve, ReserveItem,
+        ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
     space_for,
@@ -275,13 +275,12 @@ impl Reservations {
             Some(ReserveOutcome::Invalid(why))
         } else if let Some(it) = o.streams.used_up(&o.cx, caller.namespace, &request.options, &request.key) {
             Some(ReserveOutcome::Exists(it))
-        } else if request.options.on_exists == OnExists::Keep && !spare {
-            let existing = o.cx.catalog.find(caller.namespace, &request.key);
-            let existing = existing.and_then(|index| o.cx.catalog.get(index));
-            existing.map(|it| ReserveOutcome::Exists(it.generation()))
         } else {
-            let other = o.not_replaceable(caller.namespace, &request.key, &request.options);
-            other.map(ReserveOutcome::Exists)
+            let existing = o.cx.catalog.find(caller.namespace, &request.key).filter(|_| !spare);
+            let existing = existing.and_then(|index| o.cx.catalog.get(index));
+            let kept = existing.filter(|it| it.is_kept(request.options.on_exists)).map(|it| it.generation());
+            let other = || o.not_replaceable(caller.namespace, &request.key, &request.options);
+            kept.or_else(other).map(ReserveOutcome::Exists)
         };
         let (got, refusals) = (Vec::new(), BTreeMap::new());
         Item { request, got, refusals, done, counted: None, needs_recall: false }

@@ -212,8 +212,9 @@ impl Objects {
     /// Whether the outcome of a put depends on the previous object of that name. With several masters that
     /// is so for every put: a member that still serves the previous master shows the old object to readers.
     fn depends_on_others(&self, options: &PutOptions) -> bool {
-        let is_conditional =
-            options.on_exists == OnExists::Keep || !options.stream.is_empty() || options.replaces.is_some();
+        let is_conditional = options.on_exists != OnExists::Replace
+            || !options.stream.is_empty()
+            || options.replaces.is_some();
         is_conditional || self.cx.config.confirms
     }
 

@@ -94,8 +94,8 @@ fn master_to_member() -> impl Strategy<Value = MasterToMember> {
         .prop_map(|(from, into, len, source)| FetchItem { from, into, len, source });
     prop_oneof![
         allocate().prop_map(MasterToMember::Allocate),
-        (vec(record(), 0..3), slot_refs())
-            .prop_map(|(commit, abort)| MasterToMember::Settle(Settle { commit, abort })),
+        (vec(record(), 0..3), slot_refs(), slot_refs())
+            .prop_map(|(commit, abort, retire)| MasterToMember::Settle(Settle { commit, abort, retire })),
         slot_refs().prop_map(|slot_refs| MasterToMember::Retire(Retire { slot_refs })),
         number().prop_map(|id| MasterToMember::ClientGone(ClientId(id))),
         vec(mark, 0..4).prop_map(MasterToMember::SetAttributes),

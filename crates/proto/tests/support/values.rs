@@ -155,7 +155,8 @@ pub(super) fn reason() -> impl Strategy<Value = Reason> {
 }
 
 pub(super) fn options() -> impl Strategy<Value = PutOptions> {
-    let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
+    use OnExists::*;
+    let on_exists = select(&[Replace, Keep, KeepHardPinned, KeepPinned][..]);
     let attributes = (text(), option::of(consumption()), text(), number(), option::of(generation()));
     (small(), on_exists, flag(), option::of(number()), texts(), attributes)
         .prop_map(|(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {

@@ -608,6 +608,7 @@ impl Shared {
                         state.core.sent(id);
                     }
                 }
+                Effect::Withdraw(conn, slot_refs) => state.withdraw(conn, &slot_refs),
                 Effect::Disconnect(conn) => {
                     if let Some(it) = state.conns.remove(&conn) {
                         it.close();

@@ -55,7 +55,7 @@ impl Host for Shared {
             let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
             // A ledger needs a Unix socket: across a network, delivery is not certain.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
-                let ledger = Ledger::open(outbox, &hello).await;
+                let ledger = Ledger::open(outbox, &hello, self.door.token()).await;
                 self.lock().ledgers.insert(segment, ledger);
             }
             // A welcomed node opens its first connection, which takes the ledger.
@@ -100,7 +100,7 @@ impl<'a> Visit<'a> {
         let own = i32::try_from(std::process::id()).ok();
         let is_inside =
             is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
-        let conn = {
+        let (conn, can_withdraw) = {
             let mut state = shared.lock();
             if !state.leads || shared.epoch() != epoch {
                 outbox.close();
@@ -109,15 +109,19 @@ impl<'a> Visit<'a> {
             let ledger = segment.and_then(|it| state.ledgers.remove(&it));
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
+            let can_withdraw = ledger.as_ref().is_some_and(Ledger::can_withdraw);
             let needs_journal = is_node && ledger::needs_journal(&hello);
             let replies = ReplyPath::new(&hello, outbox);
             let namespace = hello.namespace.clone();
             state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace });
-            conn
+            (conn, can_withdraw)
         };
         shared.handle(Event::Opened(conn, hello), None);
         if is_near {
             shared.handle(Event::SameHost(conn), None);
+        }
+        if is_near && can_withdraw {
+            shared.handle(Event::CanWithdraw(conn), None);
         }
         if is_inside {
             shared.handle(Event::SameProcess(conn), None);

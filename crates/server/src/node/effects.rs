@@ -46,6 +46,11 @@ impl Shared {
         disks.into_iter().find(|it| it.segment().0 == segment)
     }
 
+    /// Whether the master has withdrawn this use, and this node has not read the retire yet.
+    fn is_withdrawn(&self, range: &RequestHead) -> bool {
+        self.memory.is_withdrawn(range.slot, range.stamp)
+    }
+
     /// Ends or begins a copy. An end may free memory, of which the master must learn; a begin may claim an
     /// offer.
     pub(super) fn ended<T>(&self, end: impl FnOnce(&mut State) -> T) -> T {
@@ -246,8 +251,8 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
     if !shared.door.opens_to(&attach.token) {
         return Err("the token is missing or wrong".to_owned());
     }
-    // A process that maps a staging segment holds nothing there.
-    if attach.segment == shared.info.segment.0 {
+    // A process that maps a staging segment holds nothing there, and neither does the master.
+    if attach.segment == shared.info.segment.0 && !attach.is_master {
         // From now on the end of its process is proof that it is gone.
         shared.mapped_by().remove(&ClientId(attach.client));
         shared.handle(Event::Mapped(ClientId(attach.client)));
@@ -285,13 +290,18 @@ impl tcp::SlotAccess for Shared {
     }
 
     fn begin_send(&self, range: &RequestHead) -> Option<Vec<transport::Extent>> {
+        if self.is_withdrawn(range) {
+            return None;
+        }
         let core = &mut self.lock().core;
         let extents = core.begin_send(slot_ref(range), range.offset, range.len, range.cached_epoch)?;
         Some(extents.into_iter().map(extent).collect())
     }
 
     fn end_send(&self, range: &RequestHead) -> bool {
-        self.ended(|state| state.core.end_send(slot_ref(range), range.cached_epoch))
+        // Before the stamp: the slot may get another use between the two.
+        let is_withdrawn = self.is_withdrawn(range);
+        self.ended(|state| state.core.end_send(slot_ref(range), range.cached_epoch)) && !is_withdrawn
     }
 
     fn has_disk(&self, segment: u64) -> bool {

@@ -178,6 +178,7 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             label: host::label(),
             home: Some(shared.info().segment),
             host: shared.info().host.clone(),
+            memory: shared.info().memory.clone(),
             ..Hello::default()
         };
         let (reach, has_ledger) = (Reach::near_if(shared.is_near()), shared.has_ledger());
@@ -294,7 +295,7 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
                     id,
                     Request::MasterToMember(MasterToMember::Settle(settle)),
                 )) => {
-                    objects += settle.commit.len() + settle.abort.len();
+                    objects += settle.commit.len() + settle.abort.len() + settle.retire.len();
                     entries.push((id, settle));
                 }
                 Taken::Message(message) => heed(shared, outbox, message),

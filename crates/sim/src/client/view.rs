@@ -99,7 +99,9 @@ impl World {
             it.views.remove(&key);
             return self.coverage.hit(Point::ViewLost);
         }
-        if view.state == State::GivenUp {
+        // The bytes of a withdrawn use are not viewed: the client resolves again.
+        let is_withdrawn = self.memories.get(&key.0).is_some_and(|it| it.is_withdrawn(key.1));
+        if view.state == State::GivenUp || is_withdrawn {
             return self.drop_view(client, key);
         }
         view.state = State::Held;

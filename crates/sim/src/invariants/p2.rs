@@ -216,7 +216,8 @@ impl Oracle {
         // No client learns the location of a copy that a member makes before it is committed.
         let is_told = |it: &SlotRecord| it.state.writer() != Some(ClientId::PROMOTER);
         let mut slots = memory.slots().filter(|(_, it)| is_told(it));
-        copies(memory, generation).next().is_some() || slots.any(|(slot_ref, _)| is_early(slot_ref))
+        let is_valid = |slot_ref| !memory.is_withdrawn(slot_ref);
+        copies(memory, generation).any(is_valid) || slots.any(|(slot_ref, _)| is_early(slot_ref))
     }
 
     /// A get ended that began after a put of `newest` had been answered.
@@ -281,7 +282,9 @@ impl Oracle {
         let (name, dead) = (history.map(|it| it.name), history.and_then(|it| it.dead.as_ref()));
         // A node that was stopped for long may execute requests from before it was declared lost.
         let exempt = |it: &Dead| it.exempt.contains(&segment) || self.lost.contains_key(&segment);
-        if dead.is_some_and(|it| it.confirmed && !exempt(it)) {
+        // A node that reads its ledger commits what it retires in the same ledger. No reader validates that.
+        let is_withdrawn = memory.is_withdrawn(slot_ref);
+        if dead.is_some_and(|it| it.confirmed && !exempt(it)) && !is_withdrawn {
             self.fail("p2", || format!("{segment} commits {slot_ref:?} as {generation}, which was deleted"));
         }
         if name.is_some() && name_in_heap(memory, record) != name {

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::timeout_at;
 
-use super::wire::{ANSWER_BYTES, Answer, Request};
-use crate::claim::Claims;
+use super::wire::{ANSWER_BYTES, Answer, Request, Wanted};
+use crate::claim::{Claims, Withdrawals};
 use crate::control::ControlReader;
 use crate::forks::{Changing, PrivateFile};
 use crate::map::{Access, Map};
@@ -152,7 +152,56 @@ impl Attachment {
     }
 }
 
+/// Maps the claim words of the node that listens on this abstract socket and owns this segment, for the
+/// master on its host. The node does not count the master as one of its clients.
+pub async fn attach_claims(
+    name: &str,
+    segment: u64,
+    token: &str,
+    deadline: Instant,
+) -> Result<Withdrawals, AttachError> {
+    let unusable = |what: &str| AttachError::Unusable { name: name.to_owned(), what: what.to_owned() };
+    let received = timeout_at(deadline, request(name, segment, 0, token, Wanted::Claims)).await;
+    let received = received.map_err(|_| AttachError::Timeout { name: name.to_owned() })??;
+    let [claims_file] = <[PrivateFile; 1]>::try_from(received.files)
+        .map_err(|_| unusable("it did not pass one descriptor"))?;
+    let claims = map_claims(&claims_file, received.answer.data_bytes, Access::ReadWrite);
+    Ok(Withdrawals::new(claims.map_err(|what| unusable(&what))?))
+}
+
+/// What a node has handed over.
+struct Received {
+    stream: UnixStream,
+    answer: Answer,
+    files: Vec<PrivateFile>,
+}
+
 async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<Attachment, AttachError> {
+    let unreachable = |source| AttachError::Unreachable { name: name.to_owned(), source };
+    let unusable = |what: &str| AttachError::Unusable { name: name.to_owned(), what: what.to_owned() };
+    let Received { stream, answer, files } = request(name, segment, client, token, Wanted::Memory).await?;
+    let [control_file, data_file, claims_file] =
+        <[PrivateFile; 3]>::try_from(files).map_err(|_| unusable("it did not pass three descriptors"))?;
+    let (reader, data) = map_both(&control_file, &data_file, &answer).map_err(|what| unusable(&what))?;
+    if reader.geometry().segment != segment {
+        return Err(unusable("it is another segment than the one asked for"));
+    }
+    let claims = map_claims(&claims_file, reader.geometry().claims_bytes(), Access::ReadOnly);
+    let reader = reader.with_claims(Claims::new(claims.map_err(|what| unusable(&what))?));
+    populate::existing(&data, &data_file);
+    let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?, &Changing::begin());
+    let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
+    Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
+}
+
+/// Asks for descriptors, and receives the answer.
+async fn request(
+    name: &str,
+    segment: u64,
+    client: u64,
+    token: &str,
+    wanted: Wanted,
+) -> Result<Received, AttachError> {
     let unreachable = |source| AttachError::Unreachable { name: name.to_owned(), source };
     let unusable = |what: &str| AttachError::Unusable { name: name.to_owned(), what: what.to_owned() };
     if token.len() > TOKEN_BYTES_MAX {
@@ -163,7 +212,7 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
     if uid != 0 && uid != rustix::process::getuid().as_raw() {
         return Err(AttachError::OtherUser { name: name.to_owned(), uid });
     }
-    stream.write_all(&Request::encode(client, segment, token)).await.map_err(unreachable)?;
+    stream.write_all(&Request::encode(client, segment, token, wanted)).await.map_err(unreachable)?;
     let (head, files) = receive(&mut stream).await.map_err(unreachable)?;
     let answer = Answer::decode(&head).map_err(unusable)?;
     if !answer.is_ok {
@@ -172,18 +221,7 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
         let reason = String::from_utf8_lossy(&reason).into_owned();
         return Err(AttachError::Refused { name: name.to_owned(), reason });
     }
-    let [control_file, data_file, claims_file] =
-        <[PrivateFile; 3]>::try_from(files).map_err(|_| unusable("it did not pass three descriptors"))?;
-    let (reader, data) = map_both(&control_file, &data_file, &answer).map_err(|what| unusable(&what))?;
-    if reader.geometry().segment != segment {
-        return Err(unusable("it is another segment than the one asked for"));
-    }
-    let claims_bytes = reader.geometry().claims_bytes();
-    check_file(&claims_file, claims_bytes, DATA_SEALS, "claim").map_err(|what| unusable(&what))?;
-    populate::existing(&data, &data_file);
-    let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?, &Changing::begin());
-    let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
-    Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
+    Ok(Received { stream, answer, files })
 }
 
 /// Receives the fixed part of the answer, and the descriptors that came with it.
@@ -233,6 +271,13 @@ fn map_both(
         return Err("its header and its answer differ".to_owned());
     }
     Ok((reader, map(data_file, answer.data_bytes)?))
+}
+
+/// Maps claim words, after checking that they are sealed.
+fn map_claims(file: &PrivateFile, bytes: u64, access: Access) -> Result<Arc<Map>, String> {
+    check_file(file, bytes, DATA_SEALS, "claim")?;
+    let mapped = Map::new(file.as_fd(), bytes, access);
+    mapped.map(Arc::new).map_err(|error| format!("mapping its claim words failed: {error}"))
 }
 
 /// A file that could shrink would crash its readers; a control segment that other processes could write would

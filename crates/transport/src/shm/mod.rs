@@ -15,7 +15,7 @@ mod wire;
 
 use std::sync::Arc;
 
-pub use client::{AttachError, Attachment, attach};
+pub use client::{AttachError, Attachment, attach, attach_claims};
 pub use server::{AttachRequest, Authorise, Event, PENDING_MAX, Server, StagingSegments, listen};
 pub use wire::{ATTACH_MAGIC, ATTACH_VERSION};
 

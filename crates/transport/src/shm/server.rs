@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::wire::{Answer, REQUEST_BYTES, Request};
+use super::wire::{Answer, REQUEST_BYTES, Request, Wanted};
 use crate::peer;
 use crate::pending::Pending;
 use crate::segment::NodeMemory;
@@ -42,6 +42,8 @@ pub struct AttachRequest {
     pub pid: i32,
     /// The requested memory: the node's, or a [staging segment](StagingSegments).
     pub segment: u64,
+    /// Only its claim words are requested, by the master.
+    pub is_master: bool,
 }
 
 /// Decides whether a client may attach; the client gets the text of a refusal. It is called last and before
@@ -174,6 +176,9 @@ impl Server {
         };
         drop(pending);
         let Admitted { version, attach, memory, process } = admitted;
+        if attach.is_master {
+            return hand_over_claims(&stream, version, &memory).await;
+        }
         if attach.segment != self.memory.geometry().segment {
             return serve_staging(stream, version, &memory, attach.client).await;
         }
@@ -219,7 +224,8 @@ impl Server {
         let other = || format!("this is segment {here:016x}, not {asked:016x}");
         let memory = memory.ok_or_else(other)?;
         let pid = peer.pid().ok_or("the kernel does not know the peer's process")?;
-        let attach = AttachRequest { client: request.client, token, pid, segment: asked };
+        let is_master = request.wanted == Wanted::Claims;
+        let attach = AttachRequest { client: request.client, token, pid, segment: asked, is_master };
         (self.authorise)(&attach)?;
         let unwatched = |error: io::Error| format!("the peer's process cannot be watched: {error}");
         let process = peer::process_handle(stream.as_fd(), pid).map_err(unwatched)?;
@@ -264,15 +270,30 @@ impl Server {
 /// Sends the answer with the descriptors.
 async fn hand_over(stream: &UnixStream, version: u32, memory: &NodeMemory, client: u64) -> io::Result<()> {
     let geometry = memory.geometry();
-    let answer = Answer::accepted(version, &geometry);
+    let answer = Answer::accepted(version, &geometry, Wanted::Memory);
     let owned = memory.descriptors(client)?;
-    let descriptors = [owned[0].as_fd(), owned[1].as_fd(), owned[2].as_fd()];
+    send(stream, &answer, &[owned[0].as_fd(), owned[1].as_fd(), owned[2].as_fd()]).await
+}
+
+/// Sends the master the descriptor of the claim words. It holds no memory, so it is not watched.
+async fn hand_over_claims(stream: &UnixStream, version: u32, memory: &NodeMemory) {
+    let answer = Answer::accepted(version, &memory.geometry(), Wanted::Claims);
+    let sent = match memory.claims_descriptor() {
+        Ok(owned) => send(stream, &answer, &[owned.as_fd()]).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the claim words may not have been received");
+    }
+}
+
+async fn send(stream: &UnixStream, answer: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        Ok(sendmsg(stream, &[IoSlice::new(&answer)], &mut ancillary, flags)?)
+        Ok(sendmsg(stream, &[IoSlice::new(answer)], &mut ancillary, flags)?)
     });
     // A new socket has buffer space for an answer of this size.
     let sent = timeout(REQUEST_TIME_MAX, sent).await??;

@@ -56,6 +56,10 @@ pub enum OnExists {
     Replace,
     /// The old object is kept; the outcome of the put is `Exists`.
     Keep,
+    /// The old object is kept if it has a hard pin, and replaced otherwise.
+    KeepHardPinned,
+    /// The old object is kept if it has a hard or a soft pin, and replaced otherwise.
+    KeepPinned,
 }
 
 /// In [`PutOptions::soft_pin_ms`]: the duration of the master's setting.

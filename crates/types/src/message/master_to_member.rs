@@ -38,6 +38,9 @@ pub struct Settle {
     pub commit: Vec<Record>,
     /// Reservations that are returned.
     pub abort: Vec<SlotRef>,
+    /// Copies of replaced objects, which the master has withdrawn if the member is on its host. The member
+    /// retires them after the commits.
+    pub retire: Vec<SlotRef>,
 }
 
 /// See [`MasterToMember::Retire`].

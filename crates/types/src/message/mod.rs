@@ -100,6 +100,8 @@ pub struct Hello {
     pub journal: String,
     /// The random number in that journal.
     pub journal_id: u64,
+    /// From a [`Role::Ledger`]: the name of the node's attach socket, where the master gets the claim words.
+    pub memory: String,
 }
 
 /// The role of the side that connects.

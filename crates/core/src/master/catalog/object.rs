@@ -1,7 +1,9 @@
 //! The record of one object. It is kept small, because there may be fifty million.
 
 use super::{EvictionList, LabelIndex, NIL, NamespaceIndex, NewObject, NodeIndex};
-use crate::{Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, space_for};
+use crate::{
+    Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, message::OnExists, space_for,
+};
 
 /// A tick in six bytes, which is enough for eight thousand years.
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +168,15 @@ impl Object {
     }
     pub(in crate::master) fn hard_pin(&self) -> bool {
         self.attributes().is_some_and(|it| !it.pins.is_empty())
+    }
+    /// Whether it is kept when a put with these options finds it.
+    pub(in crate::master) fn is_kept(&self, on_exists: OnExists) -> bool {
+        match on_exists {
+            OnExists::Replace => false,
+            OnExists::Keep => true,
+            OnExists::KeepHardPinned => self.hard_pin(),
+            OnExists::KeepPinned => self.hard_pin() || self.soft_pin(),
+        }
     }
     pub(in crate::master) fn is_sample(&self) -> bool {
         self.attributes().is_some_and(|it| it.sample.is_some())

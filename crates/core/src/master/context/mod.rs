@@ -38,6 +38,13 @@ use crate::{
 
 /// Maximum number of copies that one message retires, so that a large one does not delay others.
 const RETIRE_MAX: usize = 1 << 14;
+/// Maximum number of bytes in the ledger before the node is asked to read it: about 200 puts of one object,
+/// or 40 of many. With default limits, a socket buffer holds 1.5 times as much.
+const LEDGER_BYTES_MAX: usize = 256 << 10;
+/// Socket buffer space of a message, however short it is.
+const MESSAGE_BYTES: usize = 1 << 10;
+/// Bytes of a message per committed object, without its name, or per aborted or retired copy.
+const WORD_BYTES: usize = 128;
 /// Minimum time between two requests to a node to read its ledger.
 const POLL_PAUSE_MS: u64 = 2;
 
@@ -130,7 +137,7 @@ impl Context {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
         let effect = match wait {
-            Wait::Publish(..) => Effect::SendLedger(conn, id, request),
+            Wait::Publish(..) | Wait::Withdraw(..) => Effect::SendLedger(conn, id, request),
             _ => Effect::Ask(conn, id, request),
         };
         self.waits.insert(id, (node, wait));
@@ -183,6 +190,66 @@ impl Context {
         asked
     }
 
+    /// Retires copies of objects whose successors are certain to be stored, and returns the requests. A node
+    /// whose copies can be withdrawn reads its retires when it likes: the answer waits only until they are in
+    /// its socket, and then withdrawn.
+    pub(super) fn retire_replaced(
+        &mut self,
+        home: NodeIndex,
+        copies: Vec<(NodeIndex, SlotRef)>,
+        op: OpId,
+    ) -> BTreeMap<RequestId, NodeIndex> {
+        let can_withdraw = |(node, _): &(NodeIndex, SlotRef)| {
+            self.members.get(*node).is_some_and(|it| it.can_withdraw && it.standing == Standing::Ready)
+        };
+        let (near, others): (Vec<_>, Vec<_>) = copies.into_iter().partition(can_withdraw);
+        let mut asked = self.retire(others, Some(op));
+        let mut by_node: BTreeMap<NodeIndex, Vec<SlotRef>> = BTreeMap::new();
+        for (node, slot_ref) in near {
+            by_node.entry(node).or_default().push(slot_ref);
+        }
+        for (node, slot_refs) in by_node {
+            for slot_refs in slot_refs.chunks(RETIRE_MAX) {
+                let settle = Settle { retire: slot_refs.to_vec(), ..Settle::default() };
+                let wait = Wait::Withdraw(slot_refs.to_vec(), Some(op));
+                let Some(id) = self.ask(node, MasterToMember::Settle(settle), wait) else {
+                    self.owe(node, slot_refs);
+                    continue;
+                };
+                asked.insert(id, node);
+                if let Some(member) = self.members.get_mut(node) {
+                    member.retiring.extend(slot_refs);
+                }
+                self.count_ledger(node, slot_refs.len(), 0);
+            }
+            // The home node reads its ledger soon, because it has the reservation of the successor.
+            if node != home {
+                self.poll_node(node);
+            }
+        }
+        asked
+    }
+
+    /// The message about these copies is certain to reach the node: no reader validates them from now on.
+    pub(super) fn withdraw(&mut self, node: NodeIndex, slot_refs: Vec<SlotRef>) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.withdrawn.extend(&slot_refs);
+        if let Some(conn) = member.conn
+            && !sabotaged!(self.config.sabotage, AnswerUnwithdrawn)
+        {
+            self.effects.push_back(Effect::Withdraw(conn, slot_refs));
+        }
+    }
+
+    /// Counts a message in the ledger of a node, and asks the node to read it if it has become long.
+    pub(super) fn count_ledger(&mut self, node: NodeIndex, words: usize, names: usize) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.ledger_bytes += MESSAGE_BYTES + WORD_BYTES * words + names;
+        if member.ledger_bytes >= LEDGER_BYTES_MAX {
+            self.poll_node_now(node);
+        }
+    }
+
     /// Retires what waited for this node: it has received every message that an earlier connection lost, or
     /// is lost itself.
     pub(in crate::master) fn release_retires(&mut self, home: NodeIndex) {
@@ -222,6 +289,7 @@ impl Context {
     pub(in crate::master) fn owe(&mut self, node: NodeIndex, slot_refs: &[SlotRef]) {
         if let Some(member) = self.members.get_mut(node) {
             slot_refs.iter().for_each(|slot_ref| {
+                member.withdrawn.remove(slot_ref);
                 _ = member.retiring.remove(slot_ref) || member.given_up.remove(slot_ref)
             });
             member.owed.extend(slot_refs);
@@ -236,7 +304,7 @@ impl Context {
             by_node.entry(node).or_default().push(slot_ref);
         }
         for (node, abort) in by_node {
-            let settle = Settle { commit: Vec::new(), abort };
+            let settle = Settle { abort, ..Settle::default() };
             self.ask(node, MasterToMember::Settle(settle), Wait::Settle(Vec::new(), None));
         }
     }

@@ -32,6 +32,9 @@ pub(in crate::master) struct Cluster {
     pub(in crate::master) takes_at_once: bool,
     /// Nodes that connect from now on are on the master's host.
     pub(in crate::master) is_on_same_host: bool,
+    /// The master can withdraw copies of nodes that connect from now on; those that it has withdrawn.
+    pub(in crate::master) can_withdraw: bool,
+    pub(in crate::master) withdrawn: Vec<(ConnId, SlotRef)>,
     /// See [`super::test_disk`].
     pub(super) disks: Vec<TestDisk>,
     /// See [`super::repair`].
@@ -87,6 +90,8 @@ impl Cluster {
             notices: Vec::new(),
             takes_at_once: true,
             is_on_same_host: true,
+            can_withdraw: false,
+            withdrawn: Vec::new(),
             disks: Vec::new(),
             fetches: repair::TestFetches::default(),
             claimed: BTreeSet::new(),
@@ -131,6 +136,9 @@ impl Cluster {
         self.event(Event::Opened(self.links[index], hello));
         if self.is_on_same_host {
             self.event(Event::SameHost(self.links[index]));
+        }
+        if self.can_withdraw {
+            self.event(Event::CanWithdraw(self.links[index]));
         }
         let name = format!("node{}", index + 1);
         let info = NodeInfo { segment: SegmentId(index as u64 + 1), name, ..NodeInfo::default() };
@@ -225,6 +233,9 @@ impl Cluster {
                     }
                 }
                 Effect::Ask(conn, id, request) => self.deliver(conn, id, request),
+                Effect::Withdraw(conn, slot_refs) => {
+                    self.withdrawn.extend(slot_refs.into_iter().map(|it| (conn, it)));
+                }
             }
         }
     }

@@ -402,3 +402,116 @@ fn batch_is_one_message_per_node() {
     cluster.let_go(0);
     assert_eq!(cluster.inventory(0), ["a", "c"]);
 }
+
+/// A master that can withdraw the copies of its only node, which holds the first object of a name.
+fn withdrawing() -> (Cluster, Reservation) {
+    let mut cluster = Cluster::new(&[]);
+    cluster.can_withdraw = true;
+    cluster.add_node(10 * UNIT, |_| ());
+    let first = cluster.space("a");
+    let id = cluster.send_publish("a", plain(), &first);
+    assert_eq!(cluster.published(id), stored(1));
+    (cluster, first)
+}
+
+fn replaced(counter: u64) -> Option<Option<CommitOutcome>> {
+    Some(Some(CommitOutcome::Replaced(generation(counter))))
+}
+
+#[test]
+fn replaced_object_is_withdrawn_and_its_node_not_awaited() {
+    let (mut cluster, first) = withdrawing();
+    let second = cluster.space("a");
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &second);
+    assert_eq!(cluster.published(id), replaced(2), "the node has read nothing");
+    assert_eq!(cluster.withdrawn, [(cluster.links[0], first.location.slot_ref())]);
+    let usage = cluster.master.stat().nodes[0].usage;
+    assert_eq!((usage.objects, usage.free), (1, 9 * UNIT), "its memory counts as free");
+    let settles = cluster.held_up[0].iter().map(|(_, it)| match it {
+        MasterToMember::Settle(settle) => (settle.commit.len(), settle.retire.clone()),
+        other => panic!("{other:?}"),
+    });
+    let settles: Vec<_> = settles.collect();
+    let old = vec![first.location.slot_ref()];
+    assert_eq!(settles, [(1, vec![]), (0, old)], "the node stores the new object first");
+    cluster.let_go(0);
+    assert_eq!(cluster.inventory(0), ["a"]);
+    assert_eq!(cluster.nodes[0].usage().free, 9 * UNIT);
+    assert_eq!(cluster.delete("a", false), Some(DeleteOutcome::Deleted));
+    assert_eq!(cluster.nodes[0].usage().free, 10 * UNIT);
+}
+
+#[test]
+fn replacement_waits_until_the_retire_is_sent() {
+    let (mut cluster, _) = withdrawing();
+    let second = cluster.space("a");
+    cluster.takes_at_once = false;
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &second);
+    assert_eq!((cluster.published(id), cluster.withdrawn.len()), (None, 0));
+    cluster.let_go(0);
+    assert_eq!((cluster.published(id), cluster.withdrawn.len()), (replaced(2), 0), "the node has confirmed");
+    assert_eq!(cluster.inventory(0), ["a"]);
+}
+
+#[test]
+fn withdrawn_copies_are_not_retired_again_by_the_next_put() {
+    let (mut cluster, _) = withdrawing();
+    let spaces = [cluster.space("a"), cluster.space("a"), cluster.space("a")];
+    cluster.hold_up(0);
+    for (counter, space) in (2..).zip(&spaces) {
+        let id = cluster.send_publish("a", plain(), space);
+        assert_eq!(cluster.published(id), replaced(counter));
+    }
+    let retires = cluster.held_up[0].iter().map(|(_, it)| match it {
+        MasterToMember::Settle(settle) => settle.retire.len(),
+        _ => 0,
+    });
+    assert_eq!(retires.sum::<usize>(), 3);
+    cluster.let_go(0);
+    assert_eq!(cluster.nodes[0].usage().free, 9 * UNIT);
+    assert_eq!(cluster.master.unconfirmed_count(), 0);
+}
+
+#[test]
+fn node_that_lost_its_ledger_owes_the_retires() {
+    let (mut cluster, first) = withdrawing();
+    let second = cluster.space("a");
+    cluster.node_event(0, node::Event::Mapped(ClientId(7)));
+    cluster.hold_up(0);
+    let id = cluster.send_publish("a", plain(), &second);
+    assert_eq!(cluster.published(id), replaced(2));
+    cluster.held_up[0].clear();
+    cluster.unlink(0);
+    cluster.let_go(0);
+    cluster.link(0);
+    let slot_refs: Vec<_> = cluster.nodes[0].inventory().into_iter().map(|it| it.slot_ref).collect();
+    assert_eq!(slot_refs, [second.location.slot_ref()], "not {first:?}");
+    assert_eq!(cluster.nodes[0].usage().free, 9 * UNIT);
+}
+
+#[test]
+fn pinned_objects_are_kept_if_the_put_says_so() {
+    use crate::message::OnExists;
+    let with = |on_exists| PutOptions { on_exists, ..plain() };
+    let soft = PutOptions { soft_pin_ms: Some(100_000), ..plain() };
+    for (first, hard_kept, any_kept) in [(plain(), false, false), (soft, false, true), (pinned(), true, true)]
+    {
+        for (on_exists, is_kept) in [(OnExists::KeepHardPinned, hard_kept), (OnExists::KeepPinned, any_kept)]
+        {
+            let mut cluster = Cluster::new(&[10 * UNIT]);
+            cluster.put("a", 10, first.clone());
+            let space = cluster.space("a");
+            let id = cluster.send_publish("a", with(on_exists), &space);
+            let outcome = if is_kept {
+                CommitOutcome::Exists(generation(1))
+            } else {
+                CommitOutcome::Replaced(generation(2))
+            };
+            assert_eq!(cluster.published(id), Some(Some(outcome)), "{first:?} {on_exists:?}");
+            let reserved = cluster.reserve("a", 10, with(on_exists));
+            assert_eq!(matches!(reserved, ReserveOutcome::Exists(_)), is_kept, "before the bytes are copied");
+        }
+    }
+}

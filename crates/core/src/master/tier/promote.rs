@@ -480,7 +480,7 @@ impl Tier {
             return self.end_promotion(cx, id.generation, End::Failed);
         };
         promoting.settling = true;
-        let settle = Settle { commit: vec![record], abort: Vec::new() };
+        let settle = Settle { commit: vec![record], ..Settle::default() };
         if cx.ask(node, MasterToMember::Settle(settle), Wait::PromoteSettle(id)).is_none() {
             self.end_promotion(cx, id.generation, End::Failed);
         }
