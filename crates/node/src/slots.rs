@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{
     ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
-    attributes::Attributes,
+    attributes::{Attributes, Expiry},
     message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
     space_for,
@@ -572,6 +572,19 @@ impl Slots {
             self.objects += 1;
         }
         true
+    }
+
+    /// Records when a prepared object expires, which its writer does not know. The master is asked about an
+    /// object that is prepared after a crash, so the bytes may be overwritten in place; their length is the
+    /// same.
+    pub(super) fn set_expiry(&mut self, slot_ref: SlotRef, expiry: Expiry, effects: &mut VecDeque<Effect>) {
+        let Some(slot) = self.get_mut(slot_ref).filter(|it| it.state == SlotState::Prepared) else { return };
+        let Some(identity) = &mut slot.identity else { return };
+        if identity.attributes.expiry.is_some_and(|it| it != expiry) {
+            identity.attributes.expiry = Some(expiry);
+            let bytes = identity.attributes.to_bytes();
+            effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes });
+        }
     }
 
     /// Stores other attributes with an object. They are written before the slot points to them, so that a

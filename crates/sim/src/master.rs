@@ -103,6 +103,7 @@ impl World {
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,
+            wall_ms: WALL_MS + self.now - self.peek_clock().0.min(self.now),
             hash_seed: self.rng.any(),
             sabotage: self.sabotage,
         };

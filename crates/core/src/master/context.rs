@@ -68,12 +68,14 @@ pub(super) struct Context {
     pub(super) effects: VecDeque<Effect>,
     /// Objects evicted since the master started.
     pub(super) evictions: Evictions,
+    /// Objects expired since the master started.
+    pub(super) expired: Evicted,
     next_id: u64,
 }
 
 impl Context {
     pub(super) fn new(config: MasterConfig) -> Self {
-        let mut catalog = Catalog::new(config.hash_seed);
+        let mut catalog = Catalog::new(config.hash_seed, config.wall_ms, config.sabotage);
         if config.events {
             catalog.note_tiers();
         }
@@ -93,6 +95,7 @@ impl Context {
             held_retires: BTreeMap::new(),
             effects: VecDeque::new(),
             evictions: Evictions::default(),
+            expired: Evicted::default(),
             next_id: 0,
         }
     }
@@ -375,6 +378,7 @@ impl Context {
             soft_pin: object.soft_pin(),
             leased: object.leased(self.now),
             sample: object.is_sample(),
+            expires_in_ms: self.catalog.expires_in_ms(object, self.now),
         }
     }
 

@@ -156,10 +156,11 @@ pub(super) fn reason() -> impl Strategy<Value = Reason> {
 
 pub(super) fn options() -> impl Strategy<Value = PutOptions> {
     let on_exists = select(&[OnExists::Replace, OnExists::Keep][..]);
-    let attributes = (text(), option::of(consumption()), text(), number(), option::of(generation()));
+    let attributes =
+        (text(), option::of(consumption()), text(), number(), option::of(generation()), option::of(number()));
     (small(), on_exists, flag(), option::of(number()), texts(), attributes)
         .prop_map(|(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {
-            let (owner, sample, stream, elsewhere, replaces) = attributes;
+            let (owner, sample, stream, elsewhere, replaces, ttl_ms) = attributes;
             PutOptions {
                 replicas,
                 on_exists,
@@ -171,6 +172,7 @@ pub(super) fn options() -> impl Strategy<Value = PutOptions> {
                 stream,
                 elsewhere,
                 replaces,
+                ttl_ms,
             }
         })
         .boxed()
@@ -319,8 +321,8 @@ pub(super) fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
 
 pub(super) fn found() -> impl Strategy<Value = Found> {
     let flags = (flag(), flag(), flag(), flag());
-    (generation(), number(), vec(location(), 0..4), flags).prop_map(
-        |(generation, len, replicas, (hard_pin, soft_pin, leased, sample))| Found {
+    (generation(), number(), vec(location(), 0..4), flags, option::of(number())).prop_map(
+        |(generation, len, replicas, (hard_pin, soft_pin, leased, sample), expires_in_ms)| Found {
             generation,
             len,
             replicas,
@@ -328,6 +330,7 @@ pub(super) fn found() -> impl Strategy<Value = Found> {
             soft_pin,
             leased,
             sample,
+            expires_in_ms,
         },
     )
 }
@@ -362,8 +365,16 @@ pub(super) fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
 }
 
 pub(super) fn list_item() -> impl Strategy<Value = ListItem> {
-    (key(), generation(), number(), small(), texts())
-        .prop_map(|(key, generation, len, replicas, pins)| ListItem { key, generation, len, replicas, pins })
+    (key(), generation(), number(), small(), texts(), option::of(number())).prop_map(
+        |(key, generation, len, replicas, pins, expires_in_ms)| ListItem {
+            key,
+            generation,
+            len,
+            replicas,
+            pins,
+            expires_in_ms,
+        },
+    )
 }
 
 pub(super) fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
@@ -446,9 +457,9 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number(), number());
-    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3));
+    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3), evicted());
     (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), more).prop_map(
-        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams))| Stat {
+        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams, expired))| Stat {
             epoch: numbers.0,
             clients: numbers.1,
             nodes,
@@ -462,6 +473,7 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
             unreported,
             streams,
             undecided: numbers.5,
+            expired,
         },
     )
 }
@@ -474,8 +486,11 @@ fn named_stream() -> impl Strategy<Value = NamedStream> {
     })
 }
 
+fn evicted() -> impl Strategy<Value = Evicted> {
+    (number(), number()).prop_map(|(objects, bytes)| Evicted { objects, bytes })
+}
+
 fn evictions() -> impl Strategy<Value = Evictions> {
-    let evicted = || (number(), number()).prop_map(|(objects, bytes)| Evicted { objects, bytes });
     (evicted(), evicted(), evicted(), number()).prop_map(|(memory, quota, promotion, unread)| Evictions {
         memory,
         quota,
@@ -493,11 +508,9 @@ pub(super) fn attributes() -> impl Strategy<Value = Attributes> {
         (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
             SampleAttributes { consumption, acked, stream, elsewhere }
         });
-    (texts(), option::of(sample), 0u32..9).prop_map(|(pins, sample, copies)| Attributes {
-        pins,
-        sample,
-        copies,
-    })
+    let expiry = (number(), number()).prop_map(|(ttl_ms, ends_ms)| Expiry { ttl_ms, ends_ms });
+    (texts(), option::of(sample), 0u32..9, option::of(expiry))
+        .prop_map(|(pins, sample, copies, expiry)| Attributes { pins, sample, copies, expiry })
 }
 
 pub(super) fn ahead() -> impl Strategy<Value = Ahead> {
