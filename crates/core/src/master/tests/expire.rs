@@ -164,7 +164,7 @@ fn many_objects_expire_in_pieces_and_none_is_found() {
     assert!(!cluster.has("k19"));
     assert_eq!(left(&cluster), 11);
     assert_eq!(cluster.listed(), []);
-    let keys = [b"k18", b"k17", b"k00"].into_iter().collect();
+    let keys = [key("k18"), key("k17"), key("k0")].iter().collect();
     let present = cluster.ask(ClientToMaster::Exists(Exists { keys, ..Exists::default() }));
     assert_eq!(present, Some(Reply::Present(vec![Presence::Absent; 3])));
     while cluster.master.has_work() {
