@@ -574,16 +574,22 @@ impl Slots {
         true
     }
 
-    /// Records when a prepared object expires, which its writer does not know. The master is asked about an
-    /// object that is prepared after a crash, so the bytes may be overwritten in place; their length is the
-    /// same.
+    /// Records when an object expires, which its writer does not know. The master is asked about an object
+    /// that is prepared after a crash, so its bytes may be overwritten in place; their length is the same.
     pub(super) fn set_expiry(&mut self, slot_ref: SlotRef, expiry: Expiry, effects: &mut VecDeque<Effect>) {
-        let Some(slot) = self.get_mut(slot_ref).filter(|it| it.state == SlotState::Prepared) else { return };
+        let Some(slot) = self.get_mut(slot_ref) else { return };
+        let is_prepared = slot.state == SlotState::Prepared;
         let Some(identity) = &mut slot.identity else { return };
-        if identity.attributes.expiry.is_some_and(|it| it != expiry) {
-            identity.attributes.expiry = Some(expiry);
-            let bytes = identity.attributes.to_bytes();
+        if identity.attributes.expiry.is_none_or(|it| it == expiry) {
+            return;
+        }
+        let attributes = Attributes { expiry: Some(expiry), ..identity.attributes.clone() };
+        if is_prepared {
+            let bytes = attributes.to_bytes();
+            identity.attributes = attributes;
             effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes });
+        } else {
+            self.set_attributes(slot_ref, &attributes, effects);
         }
     }
 

@@ -105,7 +105,7 @@ message! {
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
         7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies, 11 => evictions, 12 => streams,
-        13 => undecided, 14 => expired,
+        13 => undecided, 14 => expired, 15 => expiring,
     }
     Evictions { 1 => memory, 2 => quota, 3 => promotion, 4 => unread }
     Evicted { 1 => objects, 2 => bytes }

@@ -402,6 +402,7 @@ impl Master {
             evicted_bytes: self.objects.cx.evictions.total().bytes,
             evictions: self.objects.cx.evictions,
             expired: self.objects.cx.expired,
+            expiring: self.objects.cx.catalog.expiries().len() as u64,
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
             undecided: self.undecided_count() as u64,

@@ -457,23 +457,26 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number(), number());
-    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3), evicted());
+    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3), evicted(), number());
     (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), more).prop_map(
-        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams, expired))| Stat {
-            epoch: numbers.0,
-            clients: numbers.1,
-            nodes,
-            namespaces,
-            evicted_objects: numbers.2,
-            evicted_bytes: numbers.3,
-            evictions,
-            soft_pinned: numbers.4,
-            tier: Box::new(tier),
-            copies,
-            unreported,
-            streams,
-            undecided: numbers.5,
-            expired,
+        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams, expired, expiring))| {
+            Stat {
+                epoch: numbers.0,
+                clients: numbers.1,
+                nodes,
+                namespaces,
+                evicted_objects: numbers.2,
+                evicted_bytes: numbers.3,
+                evictions,
+                soft_pinned: numbers.4,
+                tier: Box::new(tier),
+                copies,
+                unreported,
+                streams,
+                undecided: numbers.5,
+                expired,
+                expiring,
+            }
         },
     )
 }

@@ -43,6 +43,9 @@ impl Oracle {
         let Some(generation) = self.newest.get(&name).copied() else { return };
         let Some(history) = self.objects.get(&generation).filter(|it| !it.is_gone()) else { return };
         let (pinned, waits) = (history.is_protected(), history.sample);
+        if self.has_expired(generation, history) {
+            return;
+        }
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && waits) {
             return;
         }
@@ -108,6 +111,9 @@ impl Oracle {
         let generation = record.generation;
         let Some(history) = self.objects.get(&generation) else { return };
         let (name, pinned) = (history.name, history.is_protected());
+        if self.has_expired(generation, history) {
+            return;
+        }
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && history.sample) {
             return;
         }
@@ -157,6 +163,9 @@ impl Oracle {
         {
             return;
         }
+        if self.has_expired(newest, history) {
+            return;
+        }
         // The same copy may have been decided again, and its node does not know yet.
         let place = (segment, record.slot_ref);
         if [&self.generation_of, &self.decided_too].iter().any(|it| it.get(&place) == Some(&newest)) {
@@ -187,7 +196,11 @@ impl Oracle {
             let mut new = Vec::new();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                let Some(history) = self.objects.get_mut(generation) else { continue };
+                let has_expired =
+                    self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
+                let Some(history) = self.objects.get_mut(generation).filter(|_| !has_expired) else {
+                    continue;
+                };
                 if pin.on && !history.is_gone() && !self.has_unknown_evictions {
                     new.extend(history.pins.insert(pin.owner.clone()).then_some(*generation));
                 } else if !pin.on {

@@ -33,6 +33,8 @@ pub struct Stat {
     pub undecided: u64,
     /// Objects whose TTL ended since the master started.
     pub expired: Evicted,
+    /// The number of objects with a TTL that no pin keeps.
+    pub expiring: u64,
 }
 
 /// The most streams that a [`Stat`] lists.

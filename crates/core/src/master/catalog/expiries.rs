@@ -43,6 +43,11 @@ impl Expiries {
         }
     }
 
+    /// Number of listed objects.
+    pub(in crate::master) fn len(&self) -> usize {
+        self.listed.len()
+    }
+
     /// When the next object expires.
     pub(in crate::master) fn next(&self) -> Option<Tick> {
         self.listed.first().map(|it| it.0)
