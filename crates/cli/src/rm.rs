@@ -135,7 +135,9 @@ async fn dry_run(
                 if let Some(info) = info.map_err(|error| store.explain(&error))? {
                     let (key, replicas) = (key.clone(), info.replicas.len() as u32);
                     let (len, generation) = (info.len, info.generation);
-                    items.push(ListItem { key, generation, len, replicas, pins: Vec::new() });
+                    let (pins, expires_in) = (Vec::new(), info.expires_in);
+                    let expires_in_ms = expires_in.map(|it| it.as_millis() as u64);
+                    items.push(ListItem { key, generation, len, replicas, pins, expires_in_ms });
                 }
             }
             items

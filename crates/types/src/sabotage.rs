@@ -72,8 +72,6 @@ tiffin_sabotage::variants! {
         ForgetExpiry: "a TTL survives a restart";
         /// The home of an object does not learn the end of its TTL.
         ExpiryUntold: "the home learns the end of a TTL";
-        /// A restarted master ends TTLs before all members have reported.
-        ExpireUnreported: "nothing expires before all members have reported";
         /// Requests find objects whose TTL is over and that are about to be removed.
         FindOverdue: "no request finds an expired object";
         /// The master answers a publish before the message to the node is sent.
@@ -264,6 +262,8 @@ tiffin_sabotage::variants! {
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
+        /// A restarted master ends TTLs before all members have reported.
+        ExpireUnreported: "nothing expires before all members have reported";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

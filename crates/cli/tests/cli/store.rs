@@ -41,6 +41,34 @@ fn objects_are_put_listed_read_and_removed() {
 }
 
 #[test]
+fn object_with_a_ttl_expires() {
+    let store = Server::up(&[]);
+    store.run(["put", "long", "--value", "1", "--ttl", "2h"]).ok();
+    let listed = store.run(["ls"]).text();
+    assert!(listed.contains("expires in") && listed.contains("h"), "{listed}");
+    assert!(store.run(["stat", "long"]).text().contains("\nexpires     in "));
+    assert!(store.run(["why", "long"]).text().contains("\n  ttl      2h, of which "));
+    for command in ["get", "stat", "ls", "why"] {
+        let text = store.run([command, "long", "--json"]).text();
+        assert!(text.contains("\"expires_in_ms\":7"), "{text}");
+    }
+    store.run(["put", "short", "--value", "1", "--ttl", "1ms", "--pin"]).ok();
+    store.run(["put", "shorter", "--value", "1", "--ttl", "1ms"]).ok();
+    let is_gone = || store.run(["why", "shorter"]).text().contains("expired: its TTL was over");
+    crate::eventually(is_gone);
+    let why = store.run(["why", "short"]).text();
+    assert!(why.contains("1s, which is over: the object ends with its last pin"), "{why}");
+    store.run(["pin", "short", "--off"]).ok();
+    crate::eventually(|| !store.run(["ls"]).text().contains("short"));
+    let stat = store.run(["stat"]).text();
+    assert!(stat.contains("expired     2 (2 B); 1 more have a TTL"), "{stat}");
+    for wrong in ["0s", "-1s", "5x", "20years"] {
+        let ran = store.run(["put", "k", "--value", "1", "--ttl", wrong]);
+        assert!(ran.status != Some(0) && ran.stderr.contains("hint:"), "{wrong}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn json_output_of_every_command() {
     let store = Server::up(&["--name", "here"]);
     let run = |args: &[&str]| {

@@ -134,7 +134,10 @@ impl Oracle {
         self.tier.leaves((segment, slot_ref));
         // Or its retire is pending, and a later page would announce it.
         let generation = self.generation_of.get(&(segment, slot_ref));
-        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(ObjectHistory::is_gone) {
+        let is_gone = |(generation, it): (&Generation, &ObjectHistory)| {
+            it.is_gone() || self.has_expired(*generation, it)
+        };
+        if was_retired || generation.and_then(|it| Some((it, self.objects.get(it)?))).is_some_and(is_gone) {
             return;
         }
         // A disk may have written it after its announcement.

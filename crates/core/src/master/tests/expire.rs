@@ -200,6 +200,27 @@ fn ttl_survives_a_restart_of_the_master() {
     assert_eq!(cluster.times("a"), (Some(TTL_MS), Some(600)));
 }
 
+/// Whether an object survives whose TTL is over and whose pin is known to the last member only that reports.
+fn pin_survives_a_restart(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::with(&[10 * UNIT, 10 * UNIT], |config| {
+        (config.durable, config.sabotage) = (true, sabotage);
+    });
+    cluster.put("a", 10, PutOptions { replicas: 2, ..ttl(TTL_MS) });
+    cluster.unlink(0);
+    cluster.pin_as("a", true);
+    cluster.restart_later(cluster.wall_ms() + TTL_MS);
+    cluster.link(0);
+    cluster.wait(1);
+    cluster.link(1);
+    cluster.has("a")
+}
+
+#[test]
+fn nothing_expires_before_all_members_have_reported() {
+    assert!(pin_survives_a_restart(Sabotage::None));
+    assert!(!pin_survives_a_restart(Sabotage::ExpireUnreported));
+}
+
 #[test]
 fn clock_that_was_set_back_grants_one_more_ttl() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
