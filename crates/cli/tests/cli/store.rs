@@ -55,11 +55,11 @@ fn object_with_a_ttl_expires() {
     store.run(["put", "short", "--value", "1", "--ttl", "1ms", "--pin"]).ok();
     store.run(["put", "shorter", "--value", "1", "--ttl", "1ms"]).ok();
     let is_gone = || store.run(["why", "shorter"]).text().contains("expired: its TTL was over");
-    crate::eventually(is_gone);
+    while !is_gone() {}
     let why = store.run(["why", "short"]).text();
     assert!(why.contains("1s, which is over: the object ends with its last pin"), "{why}");
-    store.run(["pin", "short", "--off"]).ok();
-    crate::eventually(|| !store.run(["ls"]).text().contains("short"));
+    store.run(["unpin", "short"]).ok();
+    while store.run(["ls"]).text().contains("short") {}
     let stat = store.run(["stat"]).text();
     assert!(stat.contains("expired     2 (2 B); 1 more have a TTL"), "{stat}");
     for wrong in ["0s", "-1s", "5x", "20years"] {
