@@ -41,6 +41,19 @@ fn objects_are_put_listed_read_and_removed() {
 }
 
 #[test]
+fn everything_is_removed_only_if_asked_for() {
+    let store = Server::up(&[]);
+    store.run(["put", "a", "--value", "1"]).ok();
+    let refused = store.run(["rm", "--all"]);
+    assert_eq!(refused.status, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("this would remove every object in namespace `default`: 1 object, 1 B"));
+    assert!(refused.stderr.contains("hint: add `--yes`"));
+    assert!(store.run(["rm", "--all", "--dry-run"]).text().contains(" a\n"));
+    assert_eq!(store.run(["rm", "--all", "--yes"]).text(), "removed 1\n");
+    assert_eq!(store.run(["rm", "--all", "a"]).status, Some(2));
+}
+
+#[test]
 fn object_with_a_ttl_expires() {
     let store = Server::up(&[]);
     store.run(["put", "long", "--value", "1", "--ttl", "2h"]).ok();
