@@ -15,11 +15,13 @@
 //! **Invariant:** memory is freed only after its slot's stamp was withdrawn and the last reference to that
 //! use of the slot has ended.
 
+mod expiry;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{
     ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
-    attributes::{Attributes, Expiry},
+    attributes::Attributes,
     message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
     space_for,
@@ -572,25 +574,6 @@ impl Slots {
             self.objects += 1;
         }
         true
-    }
-
-    /// Records when an object expires, which its writer does not know. The master is asked about an object
-    /// that is prepared after a crash, so its bytes may be overwritten in place; their length is the same.
-    pub(super) fn set_expiry(&mut self, slot_ref: SlotRef, expiry: Expiry, effects: &mut VecDeque<Effect>) {
-        let Some(slot) = self.get_mut(slot_ref) else { return };
-        let is_prepared = slot.state == SlotState::Prepared;
-        let Some(identity) = &mut slot.identity else { return };
-        if identity.attributes.expiry.is_none_or(|it| it == expiry) {
-            return;
-        }
-        let attributes = Attributes { expiry: Some(expiry), ..identity.attributes.clone() };
-        if is_prepared {
-            let bytes = attributes.to_bytes();
-            identity.attributes = attributes;
-            effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes });
-        } else {
-            self.set_attributes(slot_ref, &attributes, effects);
-        }
     }
 
     /// Stores other attributes with an object. They are written before the slot points to them, so that a
