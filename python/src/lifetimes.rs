@@ -273,6 +273,8 @@ fn tell_here(fields: &Bound<'_, PyDict>, here: &Here) -> PyResult<()> {
     for (name, ms) in [("age", here.age_ms), ("idle", here.idle_ms), ("lease_left", here.lease_ms)] {
         fields.set_item(name, seconds(ms))?;
     }
+    fields.set_item("ttl", here.ttl_ms.map(seconds))?;
+    fields.set_item("expires_in", here.found.expires_in_ms.map(seconds))?;
     fields.set_item("generation", generation(here.found.generation))?;
     fields.set_item("size", here.found.len)?;
     fields.set_item("is_soft_pinned", here.found.soft_pin)?;
@@ -293,6 +295,7 @@ fn tell_gone(fields: &Bound<'_, PyDict>, gone: &Gone) -> PyResult<()> {
         Cause::NodeLost => "node lost",
         Cause::Consumed => "consumed",
         Cause::HeldTooLong => "held too long",
+        Cause::Expired => "expired",
     };
     fields.set_item("generation", generation(gone.generation))?;
     fields.set_item("cause", cause)?;

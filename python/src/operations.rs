@@ -12,7 +12,7 @@ use tiffin_client::{
     ListItem, ListOptions, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat,
     Stored, View,
 };
-use tiffin_types::REPLICAS_MAX;
+use tiffin_types::{REPLICAS_MAX, TTL_MS_MAX};
 
 use crate::cuda::DeviceBuffers;
 use crate::handle::Operation;
@@ -54,11 +54,12 @@ pub(crate) struct Keeping<'a, 'py> {
     pub(crate) pin: bool,
     pub(crate) soft_pin: Option<&'a Any<'py>>,
     pub(crate) owner: &'a str,
+    pub(crate) ttl: Option<&'a Any<'py>>,
 }
 
 impl Keeping<'_, '_> {
     pub(crate) fn options(self, py: Python<'_>) -> PyResult<PutOptions> {
-        let Self { on_exists, replicas, pin, soft_pin, owner } = self;
+        let Self { on_exists, replicas, pin, soft_pin, owner, ttl } = self;
         let replicas: u32 = keys::count(py, "replicas", replicas, 1)?;
         if replicas > REPLICAS_MAX {
             let hint = format!("give 1 to {REPLICAS_MAX} copies");
@@ -76,8 +77,16 @@ impl Keeping<'_, '_> {
             OnExists::Keep | OnExists::Error => tiffin_client::OnExists::Keep,
         };
         let soft_pin_ms = keys::milliseconds("soft_pin", soft_pin)?;
-        let owner = owner.to_owned();
-        Ok(PutOptions { replicas, on_exists, hard_pin: pin, soft_pin_ms, owner, ..PutOptions::default() })
+        let ttl_ms = keys::milliseconds("ttl", ttl)?;
+        if let Some(ttl) = ttl.filter(|_| ttl_ms.is_some_and(|it| !(1..=TTL_MS_MAX).contains(&it))) {
+            let days = TTL_MS_MAX / 86_400_000;
+            let hint = format!("give 0.001 seconds to {days} days; without `ttl` the object does not expire");
+            return Err(errors::invalid(py, format!("ttl={ttl}\n\nhint: {hint}")));
+        }
+        let (owner, hard_pin) = (owner.to_owned(), pin);
+        let options =
+            PutOptions { replicas, on_exists, hard_pin, soft_pin_ms, owner, ..PutOptions::default() };
+        Ok(PutOptions { ttl_ms, ..options })
     }
 }
 
@@ -274,7 +283,9 @@ impl Operation for InfoAll {
             None => Err(Error::NotFound { key: key.clone() }),
         });
         gather(py, self.keys.is_one, &self.missing, found.collect(), |(key, info)| {
-            types::object_info(py, key, info.len, info.replicas.len(), info.generation).map(Bound::unbind)
+            let left = info.expires_in.map(|it| it.as_secs_f64());
+            types::object_info(py, key, info.len, info.replicas.len(), info.generation, left)
+                .map(Bound::unbind)
         })
     }
 }

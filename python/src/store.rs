@@ -79,7 +79,8 @@ methods! {
     /// (`tiffin.Exists`). `replicas` is how many copies to make on different nodes; if there are fewer nodes,
     /// there are fewer copies. An object with `pin=True` is never evicted; one with `soft_pin=60` is evicted
     /// after all others, for the next 60 seconds. `owner` names the owner of the pin, for `unpin` and
-    /// `drop_pins`.
+    /// `drop_pins`. An object with `ttl=30` is removed 30 seconds after its put; if it is pinned then, with
+    /// its last pin. A put that replaces it has its own `ttl`, or none.
     ///
     /// If there is no space, the put raises `tiffin.Full` at once, or `tiffin.OverQuota` if the namespace may
     /// not hold more. With `wait=True` the put waits in a queue until there is space, or until its `timeout`.
@@ -103,11 +104,12 @@ methods! {
         key: &Any<'py>, value: Option<&Any<'py>> = None;
         on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
         pin: bool = false, soft_pin: Option<&Any<'py>> = None, owner: &str = "", wait: bool = false,
+        ttl: Option<&Any<'py>> = None,
     ) {
         let Pairs { keys, others } = Pairs::parse(key, value, "put", "value")?;
         let values = others.iter().map(Memory::to_read).collect::<PyResult<_>>()?;
         let on_exists = OnExists::parse(py, on_exists)?;
-        let options = Keeping { on_exists, replicas, pin, soft_pin, owner }.options(py)?;
+        let options = Keeping { on_exists, replicas, pin, soft_pin, owner, ttl }.options(py)?;
         let refuses_existing = on_exists == OnExists::Error;
         PutAll { keys, values, options, patience: patience(wait), refuses_existing }
     }
@@ -133,10 +135,11 @@ methods! {
         key: &Any<'py>, nbytes: Option<&Any<'py>> = None;
         on_exists: &str = "replace", #[pyo3(from_py_with = keys::whole)] replicas: Whole = 1,
         pin: bool = false, soft_pin: Option<&Any<'py>> = None, owner: &str = "", wait: bool = false,
+        ttl: Option<&Any<'py>> = None,
     ) {
         let pairs = Pairs::parse(key, nbytes, "reserve", "nbytes")?;
         let on_exists = OnExists::parse(py, on_exists)?;
-        let options = Keeping { on_exists, replicas, pin, soft_pin, owner }.options(py)?;
+        let options = Keeping { on_exists, replicas, pin, soft_pin, owner, ttl }.options(py)?;
         let refuses_existing = on_exists == OnExists::Error;
         ReserveAll::parse(pairs, &options, patience(wait), refuses_existing, self.caller.clone())?
     }
@@ -484,7 +487,7 @@ methods! {
     ) {
         let pairs = Pairs::parse(id, tensors, "put_sample", "tensors")?;
         let on_exists = if replace { OnExists::Replace } else { OnExists::Error };
-        let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner }.options(py)?;
+        let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner, ttl: None }.options(py)?;
         let elsewhere = keys::count(py, "elsewhere", elsewhere, 0)?;
         let options = PutOptions { stream: stream.to_owned(), elsewhere, ..options };
         PutSamples::parse(pairs, metadata, consume, options, patience(wait))?

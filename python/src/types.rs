@@ -17,14 +17,16 @@ pub(crate) fn object_info<'py>(
     len: u64,
     replicas: usize,
     generation: Generation,
+    expires_in: Option<f64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let generation = (generation.epoch, generation.counter);
-    class(py, &CLASS, "ObjectInfo")?.call1((show(py, key)?, len, replicas, generation))
+    class(py, &CLASS, "ObjectInfo")?.call1((show(py, key)?, len, replicas, generation, expires_in))
 }
 
 pub(crate) fn listed<'py>(py: Python<'py>, item: &ListItem) -> PyResult<Bound<'py, PyAny>> {
-    object_info(py, &item.key, item.len, item.replicas as usize, item.generation)
+    let left = item.expires_in_ms.map(|it| Duration::from_millis(it).as_secs_f64());
+    object_info(py, &item.key, item.len, item.replicas as usize, item.generation, left)
 }
 
 pub(crate) fn usage<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, PyAny>> {
@@ -57,7 +59,11 @@ pub(crate) fn stats<'py>(
     let nodes: Vec<_> = stat.nodes.iter().map(|stat| node(py, stat)).collect::<PyResult<_>>()?;
     let namespaces: Vec<_> =
         stat.namespaces.iter().map(|stat| namespace(py, stat)).collect::<PyResult<_>>()?;
-    class(py, &CLASS, "Stats")?.call1((
+    let more = PyDict::new(py);
+    more.set_item("expired_objects", stat.expired.objects)?;
+    more.set_item("expired_bytes", stat.expired.bytes)?;
+    more.set_item("expiring_objects", stat.expiring)?;
+    let stats = (
         usage(py, &living(false))?,
         nodes,
         namespaces,
@@ -68,7 +74,8 @@ pub(crate) fn stats<'py>(
         usage(py, &living(true))?,
         tier(py, &stat.tier)?,
         latencies(py, measures)?,
-    ))
+    );
+    class(py, &CLASS, "Stats")?.call(stats, Some(&more))
 }
 
 pub(crate) fn route<'py>(py: Python<'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {

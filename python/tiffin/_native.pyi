@@ -161,6 +161,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> bool: ...
     @overload
@@ -175,6 +176,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
@@ -189,6 +191,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
@@ -203,6 +206,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> Reservation: ...
     @overload
@@ -217,6 +221,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[Reservation]: ...
     @overload
@@ -231,6 +236,7 @@ class Store:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[Reservation]: ...
     @overload

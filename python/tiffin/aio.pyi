@@ -110,6 +110,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> bool: ...
     @overload
@@ -124,6 +125,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
@@ -138,6 +140,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[bool]: ...
     @overload
@@ -152,6 +155,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> _Opening[AsyncReservation]: ...
     @overload
@@ -166,6 +170,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, builtins.list[AsyncReservation]]: ...
     @overload
@@ -180,6 +185,7 @@ class AsyncStore:
         soft_pin: float | None = None,
         owner: str = "",
         wait: bool = False,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, builtins.list[AsyncReservation]]: ...
     @overload

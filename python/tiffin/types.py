@@ -48,6 +48,8 @@ class ObjectInfo(NamedTuple):
     replicas: int
     #: Its generation. Later puts compare greater; no two are equal.
     generation: tuple[int, int]
+    #: The seconds until it expires, if it has a TTL. If that is zero, a pin keeps it.
+    expires_in: float | None = None
 
 
 class Usage(NamedTuple):
@@ -286,6 +288,11 @@ class Stats(NamedTuple):
     tier: Tier = Tier()
     #: The latencies of this store's calls, by operation and path.
     latency: tuple[Latency, ...] = ()
+    #: The number of objects that expired since the master started, and their bytes.
+    expired_objects: int = 0
+    expired_bytes: int = 0
+    #: The number of objects with a TTL that no pin keeps.
+    expiring_objects: int = 0
 
     def __repr__(self) -> str:
         used = f"{_size(self.usage.used)} of {_size(self.usage.capacity)} in use"
@@ -297,6 +304,8 @@ class Stats(NamedTuple):
 
     def __str__(self) -> str:
         evicted = f"{_count(self.evicted_objects, 'object')} evicted ({_size(self.evicted_bytes)})"
+        if self.expired_objects:
+            evicted += f", {self.expired_objects} expired ({_size(self.expired_bytes)})"
         tables = [f"master  {_count(self.clients, 'client')}, {evicted}", self._nodes(), self._namespaces()]
         tier = [(name, str(count)) for name, count in self.tier._asdict().items() if count]
         moved = [(name, _size(count)) for name, count in self.traffic._asdict().items() if count]
@@ -458,10 +467,14 @@ class Why(NamedTuple):
     age: float | None = None
     idle: float | None = None
     lease_left: float | None = None
+    #: Its TTL, and the seconds until it expires. If they are zero, a pin keeps it.
+    ttl: float | None = None
+    expires_in: float | None = None
     #: The names of the clients that put it and that last read it.
     writer: str = ""
     reader: str = ""
-    #: If it is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed` or `held too long`.
+    #: If it is gone: `deleted`, `replaced`, `evicted`, `node lost`, `consumed`, `held too long` or
+    #: `expired`.
     cause: str | None = None
     #: The client that removed it, and the seconds since; of an eviction, the client whose put needed the
     #: space.
@@ -505,6 +518,7 @@ class Why(NamedTuple):
             ("kept", self._kept()),
             ("nodes", ", ".join(f"{_quote(node)}{away.get(node, '')}" for node in self.nodes)),
             ("pins", ", ".join(map(_quote, self.pins))),
+            ("ttl", self._ttl()),
             ("leases", ", ".join(map(_quote, self.leases))),
             ("views", self._views()),
             ("sends", f"{self.sends} in progress" if self.sends else ""),
@@ -519,6 +533,13 @@ class Why(NamedTuple):
             return ""
         names = [*map(_quote, self.viewers), *([f"{self.viewers_more} more"] if self.viewers_more else [])]
         return f"{self.views} open" + (f": {', '.join(names)}" if names else "")
+
+    def _ttl(self) -> str:
+        if self.ttl is None or self.expires_in is None:
+            return ""
+        if self.pins and not self.expires_in:
+            return f"{self.ttl:g} s, which is over: the object ends with its last pin"
+        return f"{self.ttl:g} s, of which {self.expires_in:.1f} s are left"
 
     def _kept(self) -> str:
         if self.pins:
@@ -551,6 +572,7 @@ _CAUSES = {
     "evicted": "was evicted to free space{place}{by}",
     "node lost": "was lost with its last node{on}",
     "consumed": "was consumed{by}",
+    "expired": "expired: its TTL was over",
     "held too long": "was dropped: no client leased it for longer than the namespace allows",
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
-use tiffin_client::{Generation, Part};
+use tiffin_client::{Generation, Part, ResolveOptions, View};
 use tiffin_server::config::{ClientArgs, size};
 use tiffin_types::Key;
 
@@ -77,10 +77,20 @@ pub(crate) async fn run(get: Get, context: &Context, console: &mut Console) -> R
             None if !console.json => write_out(bytes, console)?,
             None => {}
         }
-        report(&key, bytes, view.generation(), file.as_deref(), console)?;
+        let expires_in_ms = if console.json { expires_in_ms(&key, &view, &store).await } else { None };
+        report(&key, bytes, (view.generation(), expires_in_ms), file.as_deref(), console)?;
     }
     store.close().await;
     Ok(STATUS_OK)
+}
+
+/// The time until the value expires, if it has a TTL and has not been replaced since.
+async fn expires_in_ms(key: &Key, view: &View, store: &StoreClient) -> Option<u64> {
+    let options = ResolveOptions::default();
+    let found = store.client.resolve(std::slice::from_ref(key), options, store.deadline()).await.pop();
+    let info = found?.ok()??;
+    let left = info.expires_in.filter(|_| info.generation == view.generation());
+    left.map(|it| it.as_millis() as u64)
 }
 
 /// Parses a range from offset and length.
@@ -135,7 +145,7 @@ fn write_out(bytes: &[u8], console: &mut Console) -> Result<(), Failure> {
 fn report(
     key: &Key,
     bytes: &[u8],
-    generation: Generation,
+    (generation, expires_in_ms): (Generation, Option<u64>),
     file: Option<&Path>,
     console: &mut Console,
 ) -> Result<(), Failure> {
@@ -144,6 +154,9 @@ fn report(
         let mut value = show::keyed(key.as_bytes());
         value.insert("bytes".into(), len.into());
         value.insert("generation".into(), generation.to_string().into());
+        if let Some(left) = expires_in_ms {
+            value.insert("expires_in_ms".into(), left.into());
+        }
         match file {
             Some(path) => value.insert("file".into(), path.display().to_string().into()),
             None => {

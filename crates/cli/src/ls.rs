@@ -75,6 +75,9 @@ pub(crate) fn write(items: &[ListItem], console: &mut Console) -> Result<(), Fai
             object.insert("bytes".into(), item.len.into());
             object.insert("generation".into(), item.generation.to_string().into());
             object.insert("replicas".into(), item.replicas.into());
+            if let Some(left) = item.expires_in_ms {
+                object.insert("expires_in_ms".into(), left.into());
+            }
             console.value(&Value::from(object))?;
         }
         return Ok(());
@@ -82,11 +85,20 @@ pub(crate) fn write(items: &[ListItem], console: &mut Console) -> Result<(), Fai
     if items.is_empty() {
         return Ok(());
     }
-    // The key is last, so that a long key does not move the numbers.
-    let mut table = Table::new(&["size", "generation", "replicas", "key"]).last_left();
+    // The key is last, so that a long key does not move the numbers. Few namespaces have TTLs.
+    let has_ttls = items.iter().any(|it| it.expires_in_ms.is_some());
+    let head: &[_] = match has_ttls {
+        true => &["size", "generation", "replicas", "expires in", "key"],
+        false => &["size", "generation", "replicas", "key"],
+    };
+    let mut table = Table::new(head).last_left();
     for item in items {
         let (size, generation) = (show::size(item.len), item.generation.to_string());
-        table.row([size, generation, item.replicas.to_string(), show::key(item.key.as_bytes())]);
+        let mut row = vec![size, generation, item.replicas.to_string()];
+        let left = item.expires_in_ms.map_or_else(|| "-".to_owned(), tiffin_server::why::time);
+        row.extend(has_ttls.then_some(left));
+        row.push(show::key(item.key.as_bytes()));
+        table.row(row);
     }
     console.text(table)
 }

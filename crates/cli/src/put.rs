@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::Value;
 use tiffin_client::{Patience, Put as Item, PutEffect, Stored};
-use tiffin_server::config::ClientArgs;
-use tiffin_types::Key;
+use tiffin_server::config::{ClientArgs, duration};
 use tiffin_types::message::{OnExists, PutOptions};
+use tiffin_types::{Key, TTL_MS_MAX};
 
 use crate::Context;
 use crate::console::{Console, Failure, STATUS_OK};
@@ -58,6 +59,10 @@ pub(crate) struct Put {
     #[arg(long, requires = "pin", value_name = "NAME")]
     owner: Option<String>,
 
+    /// Remove it this long after the put, unless it is pinned then: for example `30s` or `12h`.
+    #[arg(long, value_name = "TIME", value_parser = ttl)]
+    ttl: Option<Duration>,
+
     /// If there is no space, wait for it until `--timeout`.
     #[arg(long)]
     wait: bool,
@@ -89,6 +94,7 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
         on_exists: if put.on_exists == IfExists::Replace { OnExists::Replace } else { OnExists::Keep },
         hard_pin: put.pin,
         owner: put.owner.unwrap_or_default(),
+        ttl_ms: put.ttl.map(|it| it.as_millis() as u64),
         ..PutOptions::default()
     };
     let patience = if put.wait { Patience::UntilDeadline } else { Patience::Never };
@@ -112,6 +118,16 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
     }
     store.close().await;
     Ok(STATUS_OK)
+}
+
+/// Parses a TTL.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let ttl = duration(text).map_err(|error| error.to_string())?;
+    if (1..=u128::from(TTL_MS_MAX)).contains(&ttl.as_millis()) {
+        return Ok(ttl);
+    }
+    let days = TTL_MS_MAX / 86_400_000;
+    Err(format!("invalid TTL `{text}`\n\nhint: write 1ms to {days} days, such as `--ttl 30s` or `--ttl 12h`"))
 }
 
 /// The keys of files: a prefix, and the name. Two files of one name would replace each other.

@@ -18,7 +18,7 @@ use crate::{ls, show};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rm {
     /// The keys.
-    #[arg(required_unless_present_any = ["prefix", "regex"], value_name = "KEY")]
+    #[arg(required_unless_present_any = ["prefix", "regex", "all"], value_name = "KEY")]
     keys: Vec<OsString>,
 
     /// All keys with this prefix. If these are all objects of the namespace, the command asks first.
@@ -29,6 +29,10 @@ pub(crate) struct Rm {
     /// asks first.
     #[arg(long, conflicts_with = "keys", value_name = "REGEX")]
     regex: Option<String>,
+
+    /// All objects of the namespace. The command asks first.
+    #[arg(long, conflicts_with_all = ["keys", "prefix", "regex"])]
+    all: bool,
 
     /// Remove leased objects too, where leases refuse removal.
     #[arg(long)]
@@ -54,7 +58,7 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
     let pattern = match (rm.prefix, rm.regex) {
         (Some(prefix), _) => Some(Pattern::Prefix(prefix.into_vec())),
         (None, Some(regex)) => Some(Pattern::Regex(regex)),
-        (None, None) => None,
+        (None, None) => rm.all.then_some(Pattern::All),
     };
     if rm.dry_run {
         dry_run(&keys, pattern, &store, console).await?;
@@ -135,7 +139,9 @@ async fn dry_run(
                 if let Some(info) = info.map_err(|error| store.explain(&error))? {
                     let (key, replicas) = (key.clone(), info.replicas.len() as u32);
                     let (len, generation) = (info.len, info.generation);
-                    items.push(ListItem { key, generation, len, replicas, pins: Vec::new() });
+                    let (pins, expires_in) = (Vec::new(), info.expires_in);
+                    let expires_in_ms = expires_in.map(|it| it.as_millis() as u64);
+                    items.push(ListItem { key, generation, len, replicas, pins, expires_in_ms });
                 }
             }
             items

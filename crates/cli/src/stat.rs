@@ -83,6 +83,9 @@ async fn object(key: &Key, store: &StoreClient, clear: &str, console: &mut Conso
         object.insert("pinned".into(), info.hard_pin.into());
         object.insert("soft_pinned".into(), info.soft_pin.into());
         object.insert("leased".into(), info.leased.into());
+        if let Some(left) = info.expires_in {
+            object.insert("expires_in_ms".into(), json!(left.as_millis() as u64));
+        }
         return console.value(&Value::from(object));
     }
     console.bytes(clear.as_bytes())?;
@@ -91,7 +94,14 @@ async fn object(key: &Key, store: &StoreClient, clear: &str, console: &mut Conso
     console.text(format!("size        {}{exact}", show::size(info.len)))?;
     console.text(format!("generation  {}", info.generation))?;
     console.text(format!("copies      {}", nodes.join(", ")))?;
-    console.text(format!("kept        {}", kept(&info)))
+    console.text(format!("kept        {}", kept(&info)))?;
+    match info.expires_in {
+        Some(Duration::ZERO) => console.text("expires     with its last pin: its TTL is over"),
+        Some(left) => {
+            console.text(format!("expires     in {}", tiffin_server::why::time(left.as_millis() as u64)))
+        }
+        None => Ok(()),
+    }
 }
 
 fn kept(info: &Info) -> &'static str {
@@ -124,6 +134,10 @@ async fn cluster(store: &StoreClient, clear: &str, console: &mut Console) -> Res
     }
     if let Some(line) = evictions(&stat) {
         console.text(line)?;
+    }
+    if stat.expired.objects > 0 || stat.expiring > 0 {
+        let (expired, bytes) = (stat.expired.objects, show::size(stat.expired.bytes));
+        console.text(format!("expired     {expired} ({bytes}); {} more have a TTL\n", stat.expiring))?;
     }
     if stat.undecided > 0 {
         console.text(format!(
@@ -377,6 +391,8 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
         "evicted": { "objects": stat.evicted_objects, "bytes": stat.evicted_bytes },
         "evictions": evictions.collect::<serde_json::Map<_, _>>(),
         "evicted_unread": stat.evictions.unread,
+        "expired": { "objects": stat.expired.objects, "bytes": stat.expired.bytes },
+        "expiring": stat.expiring,
         "soft_pinned": stat.soft_pinned,
         "unreported": stat.unreported,
         "undecided": stat.undecided,

@@ -103,6 +103,8 @@ fn here_json(here: &Here) -> Map<String, Value> {
         "age_ms": here.age_ms,
         "idle_ms": here.idle_ms,
         "lease_ms": here.lease_ms,
+        "ttl_ms": here.ttl_ms,
+        "expires_in_ms": here.found.expires_in_ms,
         "writer": here.writer,
         "reader": here.reader,
         "disk_bytes_max": (here.disk_bytes_max > 0).then_some(here.disk_bytes_max),
@@ -125,5 +127,6 @@ fn cause_word(cause: Cause) -> &'static str {
         Cause::NodeLost => "node_lost",
         Cause::Consumed => "consumed",
         Cause::HeldTooLong => "held_too_long",
+        Cause::Expired => "expired",
     }
 }

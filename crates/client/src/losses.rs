@@ -192,6 +192,7 @@ mod tests {
                 generation: Generation { epoch: 0, counter },
                 len: 7,
                 hard_pin: false,
+                expires_in: None,
                 soft_pin: false,
                 leased: false,
                 replicas: replicas.collect(),

@@ -212,6 +212,7 @@ fn info(found: Found, nodes: &BTreeMap<SegmentId, NodeInfo>) -> Info {
         generation: found.generation,
         len: found.len,
         hard_pin: found.hard_pin,
+        expires_in: found.expires_in_ms.map(Duration::from_millis),
         soft_pin: found.soft_pin,
         leased: found.leased,
         replicas: replicas.collect(),

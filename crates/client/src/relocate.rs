@@ -90,6 +90,8 @@ fn options(key: &Key, here: &Here, preferred: Vec<String>) -> Result<PutOptions,
         soft_pin_ms: here.found.soft_pin.then_some(SOFT_PIN_DEFAULT),
         preferred,
         replaces: Some(here.found.generation),
+        // Of a TTL that is over, and a pin, as much as nothing is left.
+        ttl_ms: here.found.expires_in_ms.map(|it| it.max(1)),
         ..PutOptions::default()
     })
 }

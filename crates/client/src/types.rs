@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use tiffin_transport::{SourceBuf, TargetBuf};
 use tiffin_types::message::{NodeInfo, PutOptions};
@@ -186,6 +187,8 @@ pub struct Info {
     pub soft_pin: bool,
     /// Protected from eviction by a recent read.
     pub leased: bool,
+    /// The time until it expires, if it has a TTL. If that is zero, a pin keeps it.
+    pub expires_in: Option<Duration>,
     /// The locations of its copies; empty unless requested. Copies on nodes that do not respond are
     /// omitted.
     pub replicas: Vec<Replica>,

@@ -766,13 +766,16 @@ impl Node {
     fn commit_all(&mut self, records: Vec<Record>) -> Vec<SlotRef> {
         let mut lost = Vec::new();
         for record in records {
-            let slot_ref = record.slot_ref;
+            let (slot_ref, expiry) = (record.slot_ref, record.attributes.expiry);
             let state = self.slots.state(slot_ref);
             let writer = state.and_then(SlotState::writer);
             if writer.is_some() || state == Some(SlotState::Ending) {
                 let identity =
                     Identity { namespace: record.namespace, key: record.key, attributes: record.attributes };
                 self.slots.prepare(None, slot_ref, record.len, identity, &mut self.effects);
+            }
+            if let Some(expiry) = expiry {
+                self.slots.set_expiry(slot_ref, expiry, &mut self.effects);
             }
             let prepared =
                 matches!(self.slots.state(slot_ref), Some(SlotState::Prepared | SlotState::Committed));

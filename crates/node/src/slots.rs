@@ -15,6 +15,8 @@
 //! **Invariant:** memory is freed only after its slot's stamp was withdrawn and the last reference to that
 //! use of the slot has ended.
 
+mod expiry;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{

@@ -3,7 +3,7 @@
 //! **Invariant:** a released number keeps its meaning for ever. A field that is no longer used is removed and
 //! its number is noted in a comment. A new field gets the next number, and its default must mean "as before".
 
-use tiffin_types::attributes::{Attributes, Consumption, SampleAttributes};
+use tiffin_types::attributes::{Attributes, Consumption, Expiry, SampleAttributes};
 use tiffin_types::message::{
     Ack, AckItem, AckOutcome, AdmitCluster, Ahead, Allocate, AllocateItem, Allocated, Announce, Announced,
     Attach, AttributesItem, Await, Backlog, CachedReads, CallPart, Cause, Commit, CommitItem, CommitOutcome,
@@ -48,7 +48,7 @@ choices! {
     // A member in an unknown state may still have objects.
     DrainState { Moving = 0, Empty = 1, Failed = 2; else Moving }
     Held { Reserved = 0, Leased = 1, Viewed = 2 }
-    Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5 }
+    Cause { Deleted = 0, Replaced = 1, Evicted = 2, NodeLost = 3, Consumed = 4, HeldTooLong = 5, Expired = 6 }
 }
 
 message! {
@@ -69,7 +69,7 @@ message! {
 
     PutOptions {
         1 => replicas, 2 => on_exists, 3 => hard_pin, 4 => soft_pin_ms, 5 => preferred,
-        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere, 10 => replaces,
+        6 => owner, 7 => sample, 8 => stream, 9 => elsewhere, 10 => replaces, 11 => ttl_ms,
     }
     Reserve { 1 => items, 2 => avoid, 3 => wait_ms, 4 => spare, 5 => report_wait_ms }
     Quota { 1 => used, 2 => limit, 3 => need }
@@ -90,19 +90,22 @@ message! {
     Resolved { 1 => items, 2 => nodes }
     Exists { 1 => keys, 2 => touch, 3 => lease, 4 => ahead, 5 => reads, 6 => report_wait_ms }
     CachedReads { 1 => singles, 2 => batches, 3 => items, 4 => bytes }
-    Found { 1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample }
+    Found {
+        1 => generation, 2 => len, 3 => replicas, 4 => hard_pin, 5 => soft_pin, 6 => leased, 7 => sample,
+        8 => expires_in_ms,
+    }
 
     Delete { 1 => keys, 2 => force, 3 => wait_ms }
     DeleteMatching { 1 => pattern, 2 => force, 3 => wait_ms }
     DeletedMatching { 1 => count, 2 => unconfirmed }
     List { 1 => pattern, 2 => cursor, 3 => limit, 4 => pinned_by, 5 => report_wait_ms }
     Listed { 1 => items, 2 => cursor }
-    ListItem { 1 => key, 2 => generation, 3 => len, 4 => replicas, 5 => pins }
+    ListItem { 1 => key, 2 => generation, 3 => len, 4 => replicas, 5 => pins, 6 => expires_in_ms }
 
     Stat {
         1 => epoch, 2 => clients, 3 => nodes, 4 => namespaces, 5 => evicted_objects, 6 => evicted_bytes,
         7 => soft_pinned, 8 => tier, 9 => unreported, 10 => copies, 11 => evictions, 12 => streams,
-        13 => undecided,
+        13 => undecided, 14 => expired, 15 => expiring,
     }
     Evictions { 1 => memory, 2 => quota, 3 => promotion, 4 => unread }
     Evicted { 1 => objects, 2 => bytes }
@@ -144,7 +147,8 @@ message! {
     Announce { 1 => items, 2 => last }
     Announced { 1 => retire, 2 => more }
     Record { 1 => slot_ref, 2 => namespace, 3 => key, 4 => generation, 5 => len, 6 => attributes }
-    Attributes { 1 => pins, 2 => sample, 3 => copies }
+    Attributes { 1 => pins, 2 => sample, 3 => copies, 4 => expiry }
+    Expiry { 1 => ttl_ms, 2 => ends_ms }
     SampleAttributes { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
     AttributesItem { 1 => slot_ref, 2 => attributes }
     Released { 1 => slot_refs, 2 => usage }
@@ -180,7 +184,7 @@ message! {
         1 => found, 2 => nodes, 3 => unreachable, 4 => pins, 5 => sample, 6 => acked, 7 => leases, 8 => views,
         9 => age_ms, 10 => idle_ms, 11 => lease_ms, 12 => writer, 13 => reader, 14 => viewers,
         15 => viewers_more, 16 => sends, 17 => disk_bytes_max, 18 => copies_wanted, 19 => copies_there,
-        20 => copying_to, 21 => copy_wait,
+        20 => copying_to, 21 => copy_wait, 22 => ttl_ms,
     }
     Gone {
         1 => generation, 2 => cause, 3 => by, 4 => ago_ms, 5 => node, 6 => for_key, 7 => reader,

@@ -55,6 +55,7 @@ fn here_text(key: &str, here: &Here) -> String {
     let named = |names: &[String]| names.iter().map(|it| name(it)).collect::<Vec<_>>().join(", ");
     for (title, text) in [
         ("pins", owners(&here.pins)),
+        ("ttl", here.ttl_ms.map_or_else(String::new, |it| ttl(it, here))),
         ("leases", named(&here.leases)),
         ("views", views(here)),
         ("sends", if here.sends == 0 { String::new() } else { format!("{} in progress", here.sends) }),
@@ -132,6 +133,16 @@ fn kept(here: &Here) -> String {
     }
 }
 
+/// When it expires.
+fn ttl(ttl_ms: u64, here: &Here) -> String {
+    match here.found.expires_in_ms {
+        Some(0) if !here.pins.is_empty() => {
+            format!("{}, which is over: the object ends with its last pin", time(ttl_ms))
+        }
+        left => format!("{}, of which {} are left", time(ttl_ms), time(left.unwrap_or(0))),
+    }
+}
+
 fn nodes(here: &Here) -> String {
     let away = |node: &String| if here.unreachable.contains(node) { " (cannot be reached)" } else { "" };
     here.nodes.iter().map(|node| format!("{}{}", name(node), away(node))).collect::<Vec<_>>().join(", ")
@@ -164,6 +175,7 @@ fn cause(gone: &Gone) -> String {
         Cause::NodeLost if gone.node.is_empty() => "was lost with its last node".to_owned(),
         Cause::NodeLost => format!("was lost with its last node, {}", name(&gone.node)),
         Cause::Consumed => format!("was consumed{by}"),
+        Cause::Expired => "expired: its TTL was over".to_owned(),
         Cause::HeldTooLong => {
             "was dropped: no client leased it for longer than the namespace allows".to_owned()
         }
@@ -191,7 +203,9 @@ fn ago(ms: u64) -> String {
 }
 
 /// Rounded up to seconds.
-fn time(ms: u64) -> String {
+/// A time in whole seconds, rounded up.
+#[must_use]
+pub fn time(ms: u64) -> String {
     humantime::format_duration(Duration::from_secs(ms.div_ceil(1000))).to_string()
 }
 
@@ -249,6 +263,7 @@ mod tests {
             (Cause::Evicted, "was evicted to free space on `n` for a put of `new` by `x`"),
             (Cause::NodeLost, "was lost with its last node, `n`"),
             (Cause::Consumed, "was consumed by `x`"),
+            (Cause::Expired, "expired: its TTL was over"),
             (Cause::HeldTooLong, "was dropped: no client leased it for longer than the namespace allows"),
         ] {
             let (by, node, reader) = ("x".to_owned(), "n".to_owned(), "r".to_owned());

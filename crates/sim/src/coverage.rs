@@ -435,6 +435,10 @@ points! {
     CheckedReadmission,
     /// The invariant was checked on something.
     CheckedEviction,
+    /// An object is removed because its TTL is over.
+    Expired,
+    /// The check that a found object has not expired.
+    CheckedExpiry,
     /// The invariant was checked on something.
     CheckedPinnedAbsence,
     /// The invariant was checked on something.

@@ -67,6 +67,7 @@ impl Oracle {
                 |it: &(SegmentId, DecideItem)| it.0 == *segment && it.1.item.slot_ref == item.item.slot_ref;
             let is_late = deciding.late || self.deciding.values().any(|it| it.items.iter().any(same));
             self.decided(*segment, item, outcome, is_late);
+            self.put_with_ttl(outcome, item.item.options.ttl_ms);
             self.supersedes(item, outcome, memories, coverage);
         }
         for (outcome, old) in outcomes.zip(&deciding.replaced) {

@@ -13,6 +13,7 @@ use tiffin_types::{
 
 use crate::{
     coverage::Point,
+    invariants::expiry::WallClock,
     keyspace,
     network::Way,
     oracle::Sender,
@@ -21,6 +22,10 @@ use crate::{
 
 /// Connection ids from here on belong to the simulation itself, one per namespace.
 const AUDITOR: u64 = u64::MAX / 2;
+
+/// The wall clock at the beginning of a world, and how far that of a master may be ahead.
+const WALL_MS: u64 = 1_000_000;
+const WALL_AHEAD_MS_MAX: u64 = 50;
 
 /// The counter of the generations before a start of the master. Generations of two starts differ even if
 /// their epochs do not.
@@ -91,6 +96,9 @@ impl World {
         self.oracle.tier.restart(self.plan.tier.protect_ms, &self.state);
         self.oracle.rules(self.plan.lease_ms, self.plan.lease_grace_ms, self.plan.strict_leases);
         self.log.line(self.now, "master starts", &[self.epoch], &[]);
+        let ahead_ms = if self.plan.ttl_percent > 0 { self.rng.below(WALL_AHEAD_MS_MAX) } else { 0 };
+        let (wall_ms, started) = (WALL_MS + ahead_ms, self.peek_clock());
+        self.oracle.clock = WallClock { wall_ms, started, now: started, stands: false };
         let config = MasterConfig {
             epoch: self.epoch,
             instance: self.master_incarnation,
@@ -109,6 +117,7 @@ impl World {
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
             tier: self.plan.tier,
+            wall_ms,
             hash_seed: self.rng.any(),
             sabotage: self.sabotage,
         };
@@ -342,6 +351,9 @@ impl World {
             if self.put_may_wait {
                 self.check_waiting_put(now, &effect, segment);
             }
+            if self.plan.ttl_percent > 0 {
+                self.oracle.clock.stands = self.master.as_ref().is_some_and(|it| !it.unreported().is_empty());
+            }
             self.oracle.on_effect(now, &effect, segment, &self.memories, &mut self.coverage);
             self.check_saved(&effect);
             match effect {
@@ -489,6 +501,7 @@ impl World {
             Notice::NodeDiscarded(_) => Point::NodeDiscarded,
             Notice::OtherCluster { .. } => Point::OtherCluster,
             Notice::Evicted(..) => Point::Evicted,
+            Notice::Expired(_) => Point::Expired,
             Notice::Prefetched { .. } => Point::Prefetched,
             Notice::AwaitingReports(_) => Point::AwaitedReports,
             Notice::AllReported => Point::AllReported,

@@ -9,7 +9,7 @@ use tiffin_core::master::{Effect, Notice, Saved, SavedMember};
 use tiffin_node::{SlotRecord, SlotState};
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
-    attributes::Consumption,
+    attributes::{Consumption, Expiry},
     message::{
         Announced, DecideItem, DeleteOutcome, DeletedMatching, MasterToMember, OnExists, Policy, Presence,
         Record, Registered, Reply, ResolveOutcome, Resolved,
@@ -19,6 +19,7 @@ use tiffin_types::{
 use crate::{
     coverage::{Coverage, Point},
     decisions::Deciding,
+    invariants::expiry::WallClock,
     invariants::full::SinglePut,
     invariants::p2::{Dead, Victim},
     invariants::r16::NamedRequest,
@@ -97,6 +98,9 @@ pub(crate) struct ObjectHistory {
     /// still be about to be removed.
     pub(crate) returns: u32,
     pub(crate) dead: Option<Dead>,
+    /// When it expires, as its nodes were told; and the latest time that it may.
+    pub(crate) expiry: Option<Expiry>,
+    pub(crate) ends_ms_max: Option<u64>,
 }
 
 impl ObjectHistory {
@@ -271,6 +275,7 @@ pub(crate) struct Oracle {
     pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
     pub(crate) tier: TierState,
+    pub(crate) clock: WallClock,
 }
 
 impl Oracle {
@@ -409,6 +414,7 @@ impl Oracle {
         let history = self.objects.get(&newest)?;
         let vanishes =
             self.has_unknown_evictions && !history.is_protected() || self.samples_expire && history.sample;
+        let vanishes = vanishes || self.has_expired(newest, history);
         (!history.is_gone() && history.returns == 0 && !vanishes).then_some(newest)
     }
 
@@ -509,6 +515,7 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
+        self.clock.now = self.clock.now.max(now);
         let evicting = std::mem::take(&mut self.cause.evicting);
         let retires = matches!(effect, Effect::Ask(_, _, MasterToMember::Retire(_)));
         self.has_unknown_evictions |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
@@ -571,6 +578,7 @@ impl Oracle {
             match outcome {
                 ResolveOutcome::Found(found) => {
                     self.found(name, found, coverage);
+                    self.found_in_time(name, found.generation, coverage);
                     let until = now.after(self.lease_ms);
                     let history = self.objects.get_mut(&found.generation).filter(|_| self.cause.lease);
                     if let Some(history) = history {
@@ -761,6 +769,7 @@ impl Oracle {
         }
         let history = self.seen(name, record.generation);
         history.sample |= record.attributes.sample.is_some();
+        history.expiry = history.expiry.or(record.attributes.expiry.filter(|it| it.ends_ms > 0));
         let consumption = record.attributes.sample.as_ref().map(|it| &it.consumption);
         history.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
         history.once |= matches!(consumption, Some(Consumption::Once));
@@ -798,6 +807,8 @@ impl Oracle {
             deletes: 0,
             returns: 0,
             dead: None,
+            expiry: None,
+            ends_ms_max: None,
         })
     }
 }

@@ -93,6 +93,9 @@ pub(crate) struct Plan {
     pub(crate) save_ms_max: u64,
     /// Percentage of puts that replace one generation only.
     pub(crate) replaces_percent: u64,
+    /// Percentage of puts with a TTL, and the longest one.
+    pub(crate) ttl_percent: u64,
+    pub(crate) ttl_ms_max: u64,
 }
 
 impl Plan {
@@ -207,6 +210,14 @@ impl Plan {
         if self.replaces_percent > 0 {
             let weight = self.faults.get_mut(Fault::MasterCrash as usize);
             weight.into_iter().for_each(|it| *it = (*it).max(4));
+        }
+    }
+
+    /// In some worlds many puts have a TTL. The wall clocks of their masters differ.
+    pub(crate) fn draw_ttls(&mut self, rng: &mut Rng) {
+        if rng.percent(20) {
+            self.ttl_percent = *rng.pick(&[30, 80]).unwrap_or(&30);
+            self.ttl_ms_max = *rng.pick(&[30, 150, 600]).unwrap_or(&150);
         }
     }
 
@@ -370,6 +381,8 @@ impl Plan {
             has_foreigner: false,
             save_ms_max: 40,
             replaces_percent: 0,
+            ttl_percent: 0,
+            ttl_ms_max: 0,
         }
     }
 }

@@ -50,7 +50,8 @@ impl Oracle {
             || self.deleting.values().any(dropped);
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !history.is_protected();
-        let explained = evicting || asked || unseen;
+        let expired = self.objects.get(&generation).is_some_and(|it| self.has_expired(generation, it));
+        let explained = evicting || asked || unseen || expired;
         // A sample that waited too long loses its other copies next.
         if !explained && self.is_surplus(generation, (segment, slot_ref)) {
             return coverage.hit(Point::SurplusDropped);

@@ -124,7 +124,9 @@ impl World {
                 stream: String::new(),
                 elsewhere: 0,
                 replaces: None,
+                ttl_ms: None,
             };
+            let options = self.maybe_expires(options);
             let options = self.maybe_replaces(options, name);
             let options = self.maybe_elsewhere(options);
             let options = self.maybe_in_stream(options);
@@ -142,6 +144,14 @@ impl World {
         let put = Put::new(requests).waiting(wait_ms).confirming(confirm_ms).publishing(same_host);
         self.begin_session(client, Kind::Put { put, values });
         self.order_usual_offers(client);
+    }
+
+    fn maybe_expires(&mut self, mut options: PutOptions) -> PutOptions {
+        let percent = self.plan.ttl_percent;
+        if percent > 0 && options.sample.is_none() && self.rng.percent(percent) {
+            options.ttl_ms = Some(self.rng.between(1, self.plan.ttl_ms_max));
+        }
+        options
     }
 
     /// Puts replace one generation only, usually the newest.

@@ -211,6 +211,7 @@ impl World {
         plan.draw_pools(&mut Rng::new((!seed).rotate_left(24)));
         plan.draw_strays(&mut Rng::new(seed.rotate_left(8)));
         plan.draw_replaces(&mut Rng::new(seed.rotate_left(40)));
+        plan.draw_ttls(&mut Rng::new((!seed).rotate_left(40)));
         plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
         let mut world = Self {
             sabotage,

@@ -1,10 +1,10 @@
 //! The attributes that members store with an object's name, so that they survive the master: the number of
-//! copies that it should have, its pins and, if it is a sample, its consumption state.
+//! copies that it should have, its pins, when it expires and, if it is a sample, its consumption state.
 //!
 //! The bytes in a node's memory are a list of (kind, length, text): one byte, four bytes little-endian,
 //! UTF-8.
 
-use crate::{ATTRIBUTES_MAX, OWNER_BYTES_MAX, REPLICAS_MAX, message::PutOptions};
+use crate::{ATTRIBUTES_MAX, OWNER_BYTES_MAX, REPLICAS_MAX, TTL_MS_MAX, message::PutOptions};
 
 const PIN: u8 = 1;
 const ONCE: u8 = 2;
@@ -14,6 +14,11 @@ const ACKED: u8 = 5;
 const STREAM: u8 = 6;
 const ELSEWHERE: u8 = 7;
 const COPIES: u8 = 8;
+const EXPIRY: u8 = 9;
+
+/// Hexadecimal digits of a number in the text of an expiry. All have the same length, so that the space for
+/// it can be reserved before its end is known.
+const DIGITS: usize = 16;
 
 /// Maximum number of bytes of one sample that are stored elsewhere.
 const ELSEWHERE_MAX: u64 = 1 << 44;
@@ -55,6 +60,30 @@ impl SampleAttributes {
     }
 }
 
+/// When an object with a TTL expires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expiry {
+    /// The TTL of its put, in milliseconds.
+    pub ttl_ms: u64,
+    /// The end of the TTL: milliseconds since the Unix epoch, on the wall clock of the master that decided
+    /// about the put. Zero before that.
+    pub ends_ms: u64,
+}
+
+impl Expiry {
+    fn to_text(self) -> String {
+        let Self { ttl_ms, ends_ms } = self;
+        format!("{ttl_ms:0DIGITS$x}{ends_ms:0DIGITS$x}")
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        let (ttl_ms, ends_ms) = text.split_at_checked(DIGITS).filter(|it| it.1.len() == DIGITS)?;
+        let number = |digits| u64::from_str_radix(digits, 16).ok();
+        let ttl_ms = number(ttl_ms).filter(|it| (1..=TTL_MS_MAX).contains(it))?;
+        Some(Self { ttl_ms, ends_ms: number(ends_ms)? })
+    }
+}
+
 /// The attributes of an object; see the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -64,6 +93,8 @@ pub struct Attributes {
     pub sample: Option<SampleAttributes>,
     /// On how many nodes it is to have a copy, if on more than one; else zero.
     pub copies: u32,
+    /// When it expires, if it has a TTL.
+    pub expiry: Option<Expiry>,
 }
 
 impl Attributes {
@@ -78,7 +109,8 @@ impl Attributes {
             elsewhere: options.elsewhere,
         });
         let copies = if options.replicas > 1 { options.replicas } else { 0 };
-        Self { pins, sample, copies }
+        let expiry = options.ttl_ms.map(|ttl_ms| Expiry { ttl_ms, ends_ms: 0 });
+        Self { pins, sample, copies, expiry }
     }
 
     /// What is wrong with the attributes that a put requests, if anything.
@@ -96,6 +128,15 @@ impl Attributes {
                 "only a sample that is consumed once, or by each of its groups, can be in the stream `{}`",
                 options.stream
             ));
+        }
+        if let Some(ttl_ms) = options.ttl_ms.filter(|it| !(1..=TTL_MS_MAX).contains(it)) {
+            return Some(format!(
+                "a TTL of {ttl_ms} ms: it must be 1 ms to {} days",
+                TTL_MS_MAX / 86_400_000
+            ));
+        }
+        if options.ttl_ms.is_some() && options.sample.is_some() {
+            return Some("a sample has no TTL: it exists until it is consumed".to_owned());
         }
         if options.elsewhere > ELSEWHERE_MAX || options.elsewhere > 0 && options.sample.is_none() {
             return Some(format!(
@@ -131,6 +172,9 @@ impl Attributes {
         if self.copies > 1 {
             push(&mut bytes, COPIES, &self.copies.to_string());
         }
+        if let Some(expiry) = self.expiry {
+            push(&mut bytes, EXPIRY, &expiry.to_text());
+        }
         let Some(sample) = &self.sample else { return bytes };
         match &sample.consumption {
             Consumption::Once => push(&mut bytes, ONCE, ""),
@@ -163,6 +207,10 @@ impl Attributes {
             }
             if kind == COPIES {
                 attributes.copies = text.parse().ok().filter(|it| (2..=REPLICAS_MAX).contains(it))?;
+                continue;
+            }
+            if kind == EXPIRY {
+                attributes.expiry = Some(Expiry::from_text(&text)?);
                 continue;
             }
             let mut it = sample(&mut attributes);
@@ -198,7 +246,8 @@ mod tests {
         let sample = PutOptions { sample: Some(Consumption::Once), ..PutOptions::default() };
         let copies = |replicas| PutOptions { replicas, ..PutOptions::default() };
         let soft_pin = PutOptions { soft_pin_ms: Some(1), owner: "run".into(), ..PutOptions::default() };
-        for options in [hard_pin, sample, soft_pin, copies(0), copies(1), copies(2)] {
+        let ttl = PutOptions { ttl_ms: Some(1), ..PutOptions::default() };
+        for options in [hard_pin, sample, soft_pin, ttl, copies(0), copies(1), copies(2)] {
             let has_none = Attributes::of(&options) == Attributes::default();
             assert_eq!(options.has_no_attributes(), has_none, "{options:?}");
         }
@@ -210,6 +259,7 @@ mod tests {
         let sample = |consumption, acked: &[&str]| {
             Some(SampleAttributes { consumption, acked: group(acked), ..SampleAttributes::default() })
         };
+        let expiry = |ttl_ms, ends_ms| Some(Expiry { ttl_ms, ends_ms });
         let streamed =
             SampleAttributes { stream: "train".into(), elsewhere: 7 << 30, ..SampleAttributes::default() };
         for attributes in [
@@ -223,7 +273,10 @@ mod tests {
                 pins: group(&["x"]),
                 sample: sample(Consumption::Groups(group(&["a", "b"])), &["b"]),
                 copies: 3,
+                expiry: None,
             },
+            Attributes { expiry: expiry(1, 0), ..Attributes::default() },
+            Attributes { pins: group(&["x"]), expiry: expiry(TTL_MS_MAX, u64::MAX), ..Attributes::default() },
         ] {
             assert_eq!(Attributes::from_bytes(&attributes.to_bytes()), Some(attributes));
         }
@@ -251,16 +304,30 @@ mod tests {
         for wrong in [elsewhere(None, 1), elsewhere(Some(Consumption::Once), ELSEWHERE_MAX + 1)] {
             assert!(wrong.is_some_and(|it| it.contains("bytes elsewhere")));
         }
+        let ttl = |sample, ttl_ms| {
+            Attributes::problem(&PutOptions { sample, ttl_ms: Some(ttl_ms), ..PutOptions::default() })
+        };
+        assert_eq!((ttl(None, 1), ttl(None, TTL_MS_MAX)), (None, None));
+        for wrong in [ttl(None, 0), ttl(None, TTL_MS_MAX + 1), ttl(Some(Consumption::Once), 1)] {
+            assert!(wrong.is_some_and(|it| it.contains("TTL")));
+        }
         let owner = PutOptions { owner: "x".repeat(OWNER_BYTES_MAX + 1), ..PutOptions::default() };
         assert!(Attributes::problem(&owner).is_some_and(|it| it.contains("owner")));
     }
 
     #[test]
     fn invalid_bytes_are_rejected() {
-        let bad = [&[9, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
+        let bad = [&[99, 0, 0, 0, 0][..], &[1, 5, 0, 0, 0, b'a'], &[1, 0], &[1, 1, 0, 0, 0, 0xff]];
         let bad_numbers = [&[7, 1, 0, 0, 0, b'x'][..], &[8, 1, 0, 0, 0, b'1'], &[8, 2, 0, 0, 0, b'9', b'9']];
         for bytes in bad.into_iter().chain(bad_numbers) {
             assert_eq!(Attributes::from_bytes(bytes), None);
+        }
+        let texts = ["", "1", "00000000000000010000000000000zz0", "00000000000000000000000000000001"];
+        for text in texts.into_iter().chain(["ffffffffffffffff0000000000000001", "éééééééééééééééé"])
+        {
+            let mut bytes = Vec::new();
+            push(&mut bytes, EXPIRY, text);
+            assert_eq!(Attributes::from_bytes(&bytes), None, "{text}");
         }
     }
 }

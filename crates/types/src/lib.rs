@@ -27,6 +27,8 @@ pub const NAMESPACE_BYTES_MAX: usize = 128;
 pub const BATCH_ITEMS_MAX: usize = 1 << 16;
 /// Maximum number of copies of one object.
 pub const REPLICAS_MAX: u32 = 16;
+/// Maximum TTL of an object: ten years.
+pub const TTL_MS_MAX: u64 = 10 * 365 * 86_400_000;
 /// Maximum number of extents of one object on one node.
 pub const EXTENTS_MAX: usize = 1 << 16;
 /// Maximum number of extents in one reply of a node, over all of its objects: messages are bounded.

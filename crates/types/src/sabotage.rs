@@ -62,6 +62,18 @@ tiffin_sabotage::variants! {
         KeepSurplus: "no more copies than wanted stay";
         /// The master forgets with a restart how many copies an object is to have.
         ForgetCopies: "the number of copies survives a restart";
+        /// The master removes no object whose TTL is over.
+        ExpireNever: "an object expires";
+        /// The master ends TTLs too early.
+        ExpireEarly: "an object exists until its TTL is over";
+        /// The master removes pinned objects whose TTL is over.
+        ExpirePinned: "a pinned object does not expire";
+        /// The master forgets TTLs when it restarts.
+        ForgetExpiry: "a TTL survives a restart";
+        /// The home of an object does not learn the end of its TTL.
+        ExpiryUntold: "the home learns the end of a TTL";
+        /// Requests find objects whose TTL is over and that are about to be removed.
+        FindOverdue: "no request finds an expired object";
         /// The master answers a publish before the message to the node is sent.
         AnswerUnsent: "a put is answered after its node's message is sent";
         /// The master does not resend published objects to a node that returns.
@@ -263,6 +275,8 @@ tiffin_sabotage::variants! {
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
         /// The late registration of an ended process makes the master lose the process that replaced it.
         ReplaceNewer: "a late registration replaces no newer node";
+        /// A restarted master ends TTLs before all members have reported.
+        ExpireUnreported: "nothing expires before all members have reported";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

@@ -41,6 +41,47 @@ fn objects_are_put_listed_read_and_removed() {
 }
 
 #[test]
+fn everything_is_removed_only_if_asked_for() {
+    let store = Server::up(&[]);
+    store.run(["put", "a", "--value", "1"]).ok();
+    let refused = store.run(["rm", "--all"]);
+    assert_eq!(refused.status, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("this would remove every object in namespace `default`: 1 object, 1 B"));
+    assert!(refused.stderr.contains("hint: add `--yes`"));
+    assert!(store.run(["rm", "--all", "--dry-run"]).text().contains(" a\n"));
+    assert_eq!(store.run(["rm", "--all", "--yes"]).text(), "removed 1\n");
+    assert_eq!(store.run(["rm", "--all", "a"]).status, Some(2));
+}
+
+#[test]
+fn object_with_a_ttl_expires() {
+    let store = Server::up(&[]);
+    store.run(["put", "long", "--value", "1", "--ttl", "2h"]).ok();
+    let listed = store.run(["ls"]).text();
+    assert!(listed.contains("expires in") && listed.contains("h"), "{listed}");
+    assert!(store.run(["stat", "long"]).text().contains("\nexpires     in "));
+    assert!(store.run(["why", "long"]).text().contains("\n  ttl      2h, of which "));
+    for command in ["get", "stat", "ls", "why"] {
+        let text = store.run([command, "long", "--json"]).text();
+        assert!(text.contains("\"expires_in_ms\":7"), "{text}");
+    }
+    store.run(["put", "short", "--value", "1", "--ttl", "1ms", "--pin"]).ok();
+    store.run(["put", "shorter", "--value", "1", "--ttl", "1ms"]).ok();
+    let is_gone = || store.run(["why", "shorter"]).text().contains("expired: its TTL was over");
+    while !is_gone() {}
+    let why = store.run(["why", "short"]).text();
+    assert!(why.contains("1s, which is over: the object ends with its last pin"), "{why}");
+    store.run(["unpin", "short"]).ok();
+    while store.run(["ls"]).text().contains("short") {}
+    let stat = store.run(["stat"]).text();
+    assert!(stat.contains("expired     2 (2 B); 1 more have a TTL"), "{stat}");
+    for wrong in ["0s", "-1s", "5x", "20years"] {
+        let ran = store.run(["put", "k", "--value", "1", "--ttl", wrong]);
+        assert!(ran.status != Some(0) && ran.stderr.contains("hint:"), "{wrong}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn json_output_of_every_command() {
     let store = Server::up(&["--name", "here"]);
     let run = |args: &[&str]| {

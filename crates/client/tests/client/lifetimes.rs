@@ -366,3 +366,35 @@ async fn expired_deadline_changes_nothing() {
     only(client.put(&[Put::new(key("n"), b"v")], soon()).await).unwrap();
     assert!(client.list_with(Pattern::All, &ListOptions::pinned_by("run"), soon()).await.unwrap().is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_object_is_absent_and_its_views_stay() {
+    let cluster = Cluster::one(4 << 20).await;
+    let (one, other) = (cluster.client().await, cluster.tcp_client().await);
+    let bytes = pattern(1, MIB);
+    let mut put = Put::new(key("a"), &bytes);
+    put.options.ttl_ms = Some(200);
+    only(one.put(&[put.clone()], soon()).await).unwrap();
+    let view = only(one.view(&[key("a")], soon()).await);
+    // The time may have been over before the view began.
+    let Ok(view) = view else { return };
+    for client in [&one, &other] {
+        let gone = || async {
+            let got = only(client.get(&[key("a")], GetOptions::default(), soon()).await);
+            matches!(got, Err(Error::NotFound { .. }))
+        };
+        while !gone().await {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(view.bytes().unwrap() == bytes);
+    let Why::Gone(gone) = only(one.why(&[key("a")], soon()).await).unwrap() else { panic!() };
+    assert_eq!(gone.cause, Cause::Expired);
+    let held = || cluster.master.stat().nodes.iter().map(|it| it.usage.held).sum::<u64>();
+    eventually("the view holds the memory", || held() == MIB as u64).await;
+    drop(view);
+    eventually("the memory is free", || held() == 0).await;
+    put.options.ttl_ms = Some(0);
+    let refused = only(one.put(&[put], soon()).await);
+    assert!(matches!(&refused, Err(Error::Invalid { what }) if what.contains("TTL")), "{refused:?}");
+}

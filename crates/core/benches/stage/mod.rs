@@ -52,6 +52,7 @@ impl Stage {
             tenants: false,
             events: false,
             tier: TierConfig::default(),
+            wall_ms: 0,
             hash_seed: 0x5eed,
             sabotage: Sabotage::None,
         };

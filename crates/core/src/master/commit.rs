@@ -146,11 +146,13 @@ impl Objects {
         // The home stores the object before its predecessor is retired, so that one stays if the master dies.
         let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
         let Some((index, object)) = existing else {
-            let home_asks = home_asks && (before.is_empty() || retires_first);
+            let learns_less = (before.is_empty() || retires_first) && !self.tells_expiry(&item.options);
+            let home_asks = home_asks && learns_less;
             let generation = self.name(Written { home_asks, ..written }, replicas, others);
             return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
+        let expires = object.attributes().is_some_and(|it| it.expiry.is_some());
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
             // settled the other copies. Or the home copy was removed since and others were not; then the
@@ -160,7 +162,7 @@ impl Objects {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
             // A copy that the node must retire is not stored again: another copy has the object.
-            if home_asks && !before.is_empty() && !is_leaving && !retires_first {
+            if home_asks && !is_leaving && (!before.is_empty() && !retires_first || expires) {
                 self.tell_again(home, index, item.slot_ref, others);
             }
             return (CommitOutcome::Stored(generation), before);
@@ -172,7 +174,7 @@ impl Objects {
         let mut old = self.take_replaced(index, &label);
         let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
-        let home_asks = home_asks && retires_first;
+        let home_asks = home_asks && retires_first && !self.tells_expiry(&item.options);
         let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
     }
@@ -186,6 +188,12 @@ impl Objects {
             member.into_iter().for_each(|it| it.count_replaced(space));
         }
         old
+    }
+
+    /// Whether the object of a put expires. Then its home is told when, with the other nodes: the reply has
+    /// only the generation.
+    fn tells_expiry(&self, options: &PutOptions) -> bool {
+        options.ttl_ms.is_some() && !sabotaged!(self.cx.config.sabotage, ExpiryUntold)
     }
 
     /// Adds the message to a node about its copy of an object that has its name already.
@@ -289,7 +297,7 @@ impl Objects {
         let Written { namespace, client, item, home_asks } = written;
         let (writer, _) = self.cx.connections.writer(client);
         let generation = self.mint_generation();
-        let attributes = Attributes::of(&item.options);
+        let attributes = self.new_attributes(&item.options);
         let record = |slot_ref| Record {
             slot_ref,
             namespace: self.cx.catalog.namespace_name(namespace).to_owned(),

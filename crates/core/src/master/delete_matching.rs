@@ -296,7 +296,9 @@ impl Master {
     /// Whether a piece of work can be done now.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.retires.has_work(&self.objects) || self.objects.tier.has_repair_work(&self.objects.cx)
+        self.retires.has_work(&self.objects)
+            || self.objects.has_overdue()
+            || self.objects.tier.has_repair_work(&self.objects.cx)
     }
 
     /// Does one piece of work, if there is any. Jobs take turns. The shell drains the effects, serves other

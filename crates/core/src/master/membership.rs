@@ -315,12 +315,14 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         return Err(name);
     }
     let copies = if sabotaged!(o.cx.config.sabotage, ForgetCopies) { 0 } else { record.attributes.copies };
+    let forgets_expiry = sabotaged!(o.cx.config.sabotage, ForgetExpiry);
+    let expiry = record.attributes.expiry.filter(|_| !forgets_expiry);
     let new = NewObject {
         namespace,
         key: name.key,
         generation: record.generation,
         len: record.len,
-        attributes: Attributes { copies, ..record.attributes },
+        attributes: Attributes { copies, expiry, ..record.attributes },
         writer: LabelIndex::default(),
         soft_until: Tick(0),
         replicas: vec![(node, record.slot_ref)],

@@ -19,6 +19,7 @@ mod deadlines;
 mod delete;
 mod delete_matching;
 mod drain;
+mod expire;
 mod leases;
 mod members;
 mod membership;
@@ -62,7 +63,7 @@ use watches::Watches;
 use why::Explanations;
 
 use crate::{
-    ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
+    ClientId, ConnId, Generation, Key, RequestId, SegmentId, SlotRef, Tick,
     attributes::Attributes,
     message::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
@@ -107,10 +108,14 @@ pub struct MasterConfig {
     /// Maximum number of retires in one reply to a returning member, not counting those of announced
     /// objects.
     pub owed_page_max: usize,
-    /// Maximum number of objects that one piece of a drop removes, see [`Master::work`].
+    /// Maximum number of objects that one piece of a drop removes, and that expire at one event, see
+    /// [`Master::work`].
     pub piece_objects_max: usize,
     /// How the disks are used.
     pub tier: TierConfig,
+    /// The wall clock at tick 0, in milliseconds since the Unix epoch. Only the ends of TTLs depend on it: they
+    /// are wall-clock times, because ticks end with the process.
+    pub wall_ms: u64,
     /// Drawn at random by the shell, so that no client can choose keys that collide.
     pub hash_seed: u64,
     /// Fault injection, for the simulation only.
@@ -309,7 +314,7 @@ impl Master {
         self.serve();
     }
 
-    /// Applies the passage of time. It ends soft pins and leases, detects silent members, and answers
+    /// Applies the passage of time. It ends soft pins, leases and TTLs, detects silent members, and answers
     /// requests whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Tick) {
         self.objects.cx.now = self.objects.cx.now.max(now);
@@ -320,6 +325,7 @@ impl Master {
         self.notice_silence();
         self.end_waiting();
         self.objects.end_leases();
+        self.objects.expire();
         self.objects.tier.handle_timeout(&mut self.objects.cx);
         self.serve();
     }
@@ -375,6 +381,7 @@ impl Master {
         }
         let wishes = [
             self.objects.cx.catalog.next_soft_pin_end(),
+            self.objects.next_expiry(),
             membership::next_silence(&self.objects.cx),
             self.next_end_of_waiting(),
             self.objects.leases.next_timeout(&self.objects.cx),
@@ -401,6 +408,8 @@ impl Master {
             evicted_objects: self.objects.cx.evictions.total().objects,
             evicted_bytes: self.objects.cx.evictions.total().bytes,
             evictions: self.objects.cx.evictions,
+            expired: self.objects.cx.expired,
+            expiring: self.objects.cx.catalog.expiries().len() as u64,
             soft_pinned: self.objects.cx.catalog.soft_pinned(),
             unreported: self.unreported(),
             undecided: self.undecided_count() as u64,
@@ -449,6 +458,7 @@ impl Master {
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
         self.read(now, namespace, |objects, namespace| {
+            objects.expire_keys(namespace, resolve.keys.iter().map(Key::as_bytes));
             let page = Caller {
                 client: ClientId::default(),
                 namespace,
@@ -495,14 +505,14 @@ impl Master {
 
     /// The generation that has a name, according to this master. For tests and simulations.
     #[must_use]
-    pub fn generation(&self, namespace: &str, key: &crate::Key) -> Option<Generation> {
+    pub fn generation(&self, namespace: &str, key: &Key) -> Option<Generation> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
         Some(self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?.generation())
     }
 
     /// When an object was last used, and the end of its lease. For tests and simulations.
     #[must_use]
-    pub fn last_use(&self, namespace: &str, key: &crate::Key) -> Option<(Tick, Tick)> {
+    pub fn last_use(&self, namespace: &str, key: &Key) -> Option<(Tick, Tick)> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
         let object = self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?;
         Some((object.touched(), object.lease_until()))
@@ -510,7 +520,7 @@ impl Master {
 
     /// When an object was last used, if it was read in this epoch. For tests and simulations.
     #[must_use]
-    pub fn last_read(&self, namespace: &str, key: &crate::Key) -> Option<Tick> {
+    pub fn last_read(&self, namespace: &str, key: &Key) -> Option<Tick> {
         let namespace = self.objects.cx.catalog.namespace_index(namespace)?;
         let object = self.objects.cx.catalog.get(self.objects.cx.catalog.find(namespace, key)?)?;
         Some(object.touched()).filter(|_| object.was_read())
@@ -620,6 +630,7 @@ impl Master {
         let namespace = caller.namespace;
         let Some(request) = self.park(conn, id, namespace, request) else { return };
         let o = &mut self.objects;
+        o.expire_named(namespace, &request);
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
                 return self.reservations.reserve(o, conn, id, caller, reserve);

@@ -1,6 +1,6 @@
 //! Notices: events that the master reports to its operator.
 
-use crate::{ClusterId, ConnId, Key, RequestId};
+use crate::{ClusterId, ConnId, Key, RequestId, message::Evicted};
 
 /// An event for the operator's log and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub enum Notice {
     Superseded(String, u64),
     /// An object left memory in favour of another one.
     Evicted(Eviction),
+    /// The TTL of these objects is over, and they are removed.
+    Expired(Evicted),
     /// Objects were requested ahead of a get, by outcome.
     Prefetched {
         /// Number of all requested keys.

@@ -50,8 +50,9 @@ impl Retires {
             attributes_set.clear();
         }
         let generation = |index| o.cx.catalog.get(index).map(Object::generation);
-        let pinned =
-            attributes_set.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?)));
+        // A pin that has ended may have kept an object that expires now.
+        let pinned = attributes_set.iter().filter(|_| pin.on);
+        let pinned = pinned.filter_map(|&(item, index)| Some((item, index, generation(index)?)));
         let answer = Answer::Pin(outcomes, pinned.collect());
         self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, pin.wait_ms);
     }
@@ -179,6 +180,9 @@ impl Objects {
         };
         merge(&mut attributes.pins, &written.pins);
         attributes.copies = attributes.copies.max(written.copies);
+        // A node that was away when the object got its name may not know the end of its TTL.
+        attributes.expiry =
+            [attributes.expiry, written.expiry].into_iter().flatten().max_by_key(|it| it.ends_ms);
         if let (Some(sample), Some(told)) = (&mut attributes.sample, &written.sample) {
             merge(&mut sample.acked, &told.acked);
         }

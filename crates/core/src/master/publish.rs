@@ -182,8 +182,12 @@ impl Context {
                 key: object.key().clone(),
                 generation: *generation,
                 len: object.len(),
-                // Pins added since are written when the node announces the object.
-                attributes: Attributes::default(),
+                // Pins added since are written when the node announces the object. It learns when a prepared
+                // object expires, whose other attributes it has.
+                attributes: Attributes {
+                    expiry: object.attributes().and_then(|it| it.expiry),
+                    ..Attributes::default()
+                },
             })
         });
         records.collect()

@@ -184,9 +184,11 @@ impl Objects {
         let limit = (list.limit as usize).clamp(1, BATCH_ITEMS_MAX);
         let mut items = Vec::new();
         let mut bytes = 0;
+        let has_overdue = self.has_overdue();
         let cursor = self.cx.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
             let pins = |owner: &String| object.attributes().is_some_and(|it| it.pins.contains(owner));
-            let wanted = list.pinned_by.as_ref().is_none_or(pins);
+            let is_over = has_overdue && self.cx.catalog.expiries().is_due(object, self.cx.now);
+            let wanted = list.pinned_by.as_ref().is_none_or(pins) && !is_over;
             if object.namespace() != namespace || !wanted || !matcher.matches(object.key()) {
                 return true;
             }
@@ -194,23 +196,24 @@ impl Objects {
                 return false;
             }
             bytes += object.key().as_bytes().len();
-            items.push(list_item(object));
+            items.push(self.list_item(object));
             true
         });
         Reply::Listed(Listed { items, cursor })
     }
 
+    fn list_item(&self, object: &Object) -> ListItem {
+        ListItem {
+            key: object.key().clone(),
+            generation: object.generation(),
+            len: object.len(),
+            replicas: object.copies().count() as u32,
+            pins: object.attributes().map(|it| it.pins.clone()).unwrap_or_default(),
+            expires_in_ms: self.cx.catalog.expires_in_ms(object, self.cx.now),
+        }
+    }
+
     pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
         self.cx.catalog.namespace_indexes().map(|index| self.namespace_stat(index)).collect()
-    }
-}
-
-fn list_item(object: &Object) -> ListItem {
-    ListItem {
-        key: object.key().clone(),
-        generation: object.generation(),
-        len: object.len(),
-        replicas: object.copies().count() as u32,
-        pins: object.attributes().map(|it| it.pins.clone()).unwrap_or_default(),
     }
 }

@@ -123,6 +123,7 @@ impl Objects {
                 soft_pin: object.soft_pin(),
                 leased: object.leased(self.cx.now),
                 sample: object.is_sample(),
+                expires_in_ms: self.cx.catalog.expires_in_ms(object, self.cx.now),
             },
             unreachable: nodes.iter().filter(|&&node| !readable(node)).map(|&node| name(node)).collect(),
             nodes: nodes.into_iter().map(name).collect(),
@@ -144,6 +145,7 @@ impl Objects {
             copies_there: copies_there as u32,
             copying_to: copying_to.map(name).unwrap_or_default(),
             copy_wait,
+            ttl_ms: attributes.expiry.map(|it| it.ttl_ms),
         }))
     }
 

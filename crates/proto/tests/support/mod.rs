@@ -289,7 +289,7 @@ fn lifetime_reply() -> impl Strategy<Value = Reply> {
 
 fn why() -> impl Strategy<Value = Why> {
     use Cause::*;
-    let cause = select(&[Deleted, Replaced, Evicted, NodeLost, Consumed, HeldTooLong][..]);
+    let cause = select(&[Deleted, Replaced, Evicted, NodeLost, Consumed, HeldTooLong, Expired][..]);
     let due = (text(), option::of(key()), text(), number());
     let gone = (generation(), cause, text(), number(), due).prop_map(
         |(generation, cause, by, ago_ms, (node, for_key, reader, disk_bytes_max))| Gone {

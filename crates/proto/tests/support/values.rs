@@ -157,10 +157,11 @@ pub(super) fn reason() -> impl Strategy<Value = Reason> {
 pub(super) fn options() -> impl Strategy<Value = PutOptions> {
     use OnExists::*;
     let on_exists = select(&[Replace, Keep, KeepHardPinned, KeepPinned][..]);
-    let attributes = (text(), option::of(consumption()), text(), number(), option::of(generation()));
+    let attributes =
+        (text(), option::of(consumption()), text(), number(), option::of(generation()), option::of(number()));
     (small(), on_exists, flag(), option::of(number()), texts(), attributes)
         .prop_map(|(replicas, on_exists, hard_pin, soft_pin_ms, preferred, attributes)| {
-            let (owner, sample, stream, elsewhere, replaces) = attributes;
+            let (owner, sample, stream, elsewhere, replaces, ttl_ms) = attributes;
             PutOptions {
                 replicas,
                 on_exists,
@@ -172,6 +173,7 @@ pub(super) fn options() -> impl Strategy<Value = PutOptions> {
                 stream,
                 elsewhere,
                 replaces,
+                ttl_ms,
             }
         })
         .boxed()
@@ -320,8 +322,8 @@ pub(super) fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
 
 pub(super) fn found() -> impl Strategy<Value = Found> {
     let flags = (flag(), flag(), flag(), flag());
-    (generation(), number(), vec(location(), 0..4), flags).prop_map(
-        |(generation, len, replicas, (hard_pin, soft_pin, leased, sample))| Found {
+    (generation(), number(), vec(location(), 0..4), flags, option::of(number())).prop_map(
+        |(generation, len, replicas, (hard_pin, soft_pin, leased, sample), expires_in_ms)| Found {
             generation,
             len,
             replicas,
@@ -329,6 +331,7 @@ pub(super) fn found() -> impl Strategy<Value = Found> {
             soft_pin,
             leased,
             sample,
+            expires_in_ms,
         },
     )
 }
@@ -363,8 +366,16 @@ pub(super) fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
 }
 
 pub(super) fn list_item() -> impl Strategy<Value = ListItem> {
-    (key(), generation(), number(), small(), texts())
-        .prop_map(|(key, generation, len, replicas, pins)| ListItem { key, generation, len, replicas, pins })
+    (key(), generation(), number(), small(), texts(), option::of(number())).prop_map(
+        |(key, generation, len, replicas, pins, expires_in_ms)| ListItem {
+            key,
+            generation,
+            len,
+            replicas,
+            pins,
+            expires_in_ms,
+        },
+    )
 }
 
 pub(super) fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
@@ -447,22 +458,26 @@ pub(super) fn stat() -> impl Strategy<Value = Stat> {
     let node =
         node.prop_map(|(info, alive, usage, owed, holders)| NodeStat { info, alive, usage, owed, holders });
     let numbers = (number(), number(), number(), number(), number(), number());
-    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3));
+    let more = (copy_stat(), evictions(), vec(named_stream(), 0..3), evicted(), number());
     (vec(node, 0..3), vec(namespace_stat(), 0..3), numbers, tier_stat(), texts(), more).prop_map(
-        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams))| Stat {
-            epoch: numbers.0,
-            clients: numbers.1,
-            nodes,
-            namespaces,
-            evicted_objects: numbers.2,
-            evicted_bytes: numbers.3,
-            evictions,
-            soft_pinned: numbers.4,
-            tier: Box::new(tier),
-            copies,
-            unreported,
-            streams,
-            undecided: numbers.5,
+        |(nodes, namespaces, numbers, tier, unreported, (copies, evictions, streams, expired, expiring))| {
+            Stat {
+                epoch: numbers.0,
+                clients: numbers.1,
+                nodes,
+                namespaces,
+                evicted_objects: numbers.2,
+                evicted_bytes: numbers.3,
+                evictions,
+                soft_pinned: numbers.4,
+                tier: Box::new(tier),
+                copies,
+                unreported,
+                streams,
+                undecided: numbers.5,
+                expired,
+                expiring,
+            }
         },
     )
 }
@@ -475,8 +490,11 @@ fn named_stream() -> impl Strategy<Value = NamedStream> {
     })
 }
 
+fn evicted() -> impl Strategy<Value = Evicted> {
+    (number(), number()).prop_map(|(objects, bytes)| Evicted { objects, bytes })
+}
+
 fn evictions() -> impl Strategy<Value = Evictions> {
-    let evicted = || (number(), number()).prop_map(|(objects, bytes)| Evicted { objects, bytes });
     (evicted(), evicted(), evicted(), number()).prop_map(|(memory, quota, promotion, unread)| Evictions {
         memory,
         quota,
@@ -494,11 +512,9 @@ pub(super) fn attributes() -> impl Strategy<Value = Attributes> {
         (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
             SampleAttributes { consumption, acked, stream, elsewhere }
         });
-    (texts(), option::of(sample), 0u32..9).prop_map(|(pins, sample, copies)| Attributes {
-        pins,
-        sample,
-        copies,
-    })
+    let expiry = (number(), number()).prop_map(|(ttl_ms, ends_ms)| Expiry { ttl_ms, ends_ms });
+    (texts(), option::of(sample), 0u32..9, option::of(expiry))
+        .prop_map(|(pins, sample, copies, expiry)| Attributes { pins, sample, copies, expiry })
 }
 
 pub(super) fn ahead() -> impl Strategy<Value = Ahead> {

@@ -305,7 +305,9 @@ impl<T: FromStr> FromStr for OffOr<T> {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The settings file cannot be read.
-    #[error("cannot read the settings file `{path}`: {source}\n\nhint: check the path that `--config` names")]
+    #[error(
+        "cannot read the settings file `{path}`: {source}\n\nhint: check the path, and that this user may read it"
+    )]
     Unreadable {
         /// The path of the file.
         path: String,

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ha::Ha;
 pub(crate) use ha::HaStat;
@@ -330,6 +330,7 @@ impl Shared {
             owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
             tier: config.tier.core(),
+            wall_ms: wall_ms_before(Duration::ZERO),
             hash_seed: draw()?,
             sabotage: Sabotage::default(),
         };
@@ -569,7 +570,8 @@ impl Shared {
                 return false;
             }
             let now = self.now();
-            let config = CoreConfig { epoch, ..self.config };
+            let wall_ms = wall_ms_before(Duration::from_millis(now.0));
+            let config = CoreConfig { epoch, wall_ms, ..self.config };
             state.core = match leads {
                 true => state.core.succeed(now, config, saved),
                 false => Master::recover_at(now, config, saved),
@@ -647,6 +649,12 @@ impl Shared {
         conns.into_values().for_each(Conn::close);
         ledgers.into_values().for_each(|it| it.close());
     }
+}
+
+/// The wall clock that long ago, in milliseconds since the Unix epoch.
+fn wall_ms_before(time: Duration) -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.saturating_sub(time).as_millis()).unwrap_or(u64::MAX)
 }
 
 impl State {

@@ -13,6 +13,11 @@ impl Shared {
             Notice::Evicted(eviction) => {
                 self.evicted(eviction);
             }
+            Notice::Expired(expired) => {
+                // Objects may expire all the time, so equal texts are one event.
+                self.watched.journal.add(Kind::Expired, "", "objects expired: their TTL was over");
+                tracing::debug!(objects = expired.objects, bytes = expired.bytes, "objects expired");
+            }
             Notice::Prefetched { keys, resident, running, failed, skipped } => {
                 tracing::info!(keys, resident, running, failed, skipped, "prefetch requested");
             }
@@ -162,6 +167,7 @@ impl Shared {
                 );
             }
             Notice::Evicted(..)
+            | Notice::Expired(_)
             | Notice::Prefetched { .. }
             | Notice::Got { .. }
             | Notice::DemotionRefused { .. }

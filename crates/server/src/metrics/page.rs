@@ -269,6 +269,11 @@ fn lifetimes(page: &mut Page, snapshot: &Snapshot<'_>) {
         "Objects that were evicted unread, without a disk copy",
         lost,
     );
+    let stat = snapshot.stat;
+    let help = "Objects that were removed because their TTL was over";
+    page.counter("tiffin_expired_objects_total", help, stat.expired.objects);
+    page.counter("tiffin_expired_bytes_total", "Their bytes", stat.expired.bytes);
+    page.gauge("tiffin_expiring_objects", "Objects with a TTL that no pin keeps", stat.expiring);
     let over = get(&counters.over_quota);
     page.counter("tiffin_puts_over_quota_total", "Objects of puts that exceeded the quota", over);
     let behind = get(&counters.behind);

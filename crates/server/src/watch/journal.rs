@@ -38,13 +38,14 @@ pub(crate) enum Kind {
     StoreFull,
     StreamFull,
     EvictedUnread,
+    Expired,
     DemotionRefused,
     SlowRequest,
 }
 
 impl Kind {
     /// All kinds.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::MasterStarted,
         Self::MasterLeads,
         Self::MasterStandsBy,
@@ -63,6 +64,7 @@ impl Kind {
         Self::StoreFull,
         Self::StreamFull,
         Self::EvictedUnread,
+        Self::Expired,
         Self::DemotionRefused,
         Self::SlowRequest,
     ];
@@ -88,6 +90,7 @@ impl Kind {
             Self::StoreFull => "store_full",
             Self::StreamFull => "stream_full",
             Self::EvictedUnread => "evicted_unread",
+            Self::Expired => "expired",
             Self::DemotionRefused => "demotion_refused",
             Self::SlowRequest => "slow_request",
         }
@@ -101,6 +104,7 @@ impl Kind {
             | Self::MasterStandsBy
             | Self::MemberReady
             | Self::MemberLeft
+            | Self::Expired
             | Self::ReportsAwaited
             | Self::AllReported => "info",
             Self::MemberSilent

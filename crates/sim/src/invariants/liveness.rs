@@ -25,7 +25,9 @@ impl World {
     /// Ends the faults, and checks that everything ends.
     pub(crate) fn end_faults_and_check(&mut self) {
         self.end_faults();
+        let expires = |it: &Master| it.stat().expiring > 0;
         if !self.wait_for("every session to end", |it| it.is_calm())
+            || !self.wait_for("TTLs to end", |it| !it.master.as_ref().is_some_and(expires))
             || !self.deliver_messages()
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
             // A node may learn only now that a client has died.

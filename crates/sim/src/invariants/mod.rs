@@ -10,11 +10,13 @@
 //! | [`r16`] | absent is never guessed |
 //! | [`tier`] | disk copies survive crashes (P8); probes and promotions have no side effects |
 //! | [`copies`] | lost copies are made again, and none too many stays |
+//! | [`expiry`] | an object exists until its TTL is over, and not after that |
 //! | [`full`] | `Full` is answered only when nothing is left to evict (R19) |
 //! | [`memory`] | usage counters are correct, memory is used once, nothing leaks |
 //! | [`liveness`] | after the faults stop, everything ends |
 
 mod copies;
+pub(crate) mod expiry;
 pub(crate) mod full;
 mod liveness;
 mod memory;

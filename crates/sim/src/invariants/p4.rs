@@ -46,6 +46,9 @@ impl Oracle {
         let Some(generation) = self.newest.get(&name).copied() else { return };
         let Some(history) = self.objects.get(&generation).filter(|it| !it.is_gone()) else { return };
         let (pinned, waits) = (history.is_protected(), history.sample);
+        if self.has_expired(generation, history) {
+            return;
+        }
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && waits) {
             return;
         }
@@ -131,6 +134,9 @@ impl Oracle {
         let generation = record.generation;
         let Some(history) = self.objects.get(&generation) else { return };
         let (name, pinned) = (history.name, history.is_protected());
+        if self.has_expired(generation, history) {
+            return;
+        }
         if (self.has_unknown_evictions && !pinned) || (self.samples_expire && history.sample) {
             return;
         }
@@ -155,8 +161,10 @@ impl Oracle {
         // the node returns.
         let generation = self.generation_of.get(&(segment, slot_ref));
         let unseen = |it: &ObjectHistory| self.has_unknown_evictions && !it.is_protected();
-        let is_gone = |it: &ObjectHistory| it.is_gone() || unseen(it);
-        if was_retired || generation.and_then(|it| self.objects.get(it)).is_some_and(is_gone) {
+        let is_gone = |(generation, it): (&Generation, &ObjectHistory)| {
+            it.is_gone() || unseen(it) || self.has_expired(*generation, it)
+        };
+        if was_retired || generation.and_then(|it| Some((it, self.objects.get(it)?))).is_some_and(is_gone) {
             return;
         }
         // A disk may have written it after its announcement.
@@ -183,6 +191,9 @@ impl Oracle {
         let Some(history) = self.objects.get(&newest).filter(|it| !it.is_gone()) else { return };
         if (self.has_unknown_evictions && !history.is_protected()) || (self.samples_expire && history.sample)
         {
+            return;
+        }
+        if self.has_expired(newest, history) {
             return;
         }
         // The same copy may have been decided again, and its node does not know yet.
@@ -218,7 +229,11 @@ impl Oracle {
             let known: BTreeSet<_> = at_members.map(|it| *it.1).chain(newest).collect();
             // After a late decision the newest object is not known; older ones are gone.
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                let Some(history) = self.objects.get_mut(generation) else { continue };
+                let has_expired =
+                    self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
+                let Some(history) = self.objects.get_mut(generation).filter(|_| !has_expired) else {
+                    continue;
+                };
                 let is_pinned = pin.on && known.contains(generation);
                 if is_pinned && !history.is_gone() && !self.has_unknown_evictions {
                     new.extend(history.pins.insert(pin.owner.clone()).then_some(*generation));

@@ -320,6 +320,8 @@ pub struct ListItem {
     pub replicas: u32,
     /// The owners of its pins.
     pub pins: Vec<String>,
+    /// See [`Found::expires_in_ms`](super::Found::expires_in_ms).
+    pub expires_in_ms: Option<u64>,
 }
 
 /// See [`ClientToMaster::AdmitCluster`].

@@ -46,6 +46,8 @@ pub struct Found {
     pub leased: bool,
     /// It is a sample.
     pub sample: bool,
+    /// The time until it expires, in milliseconds, if it has a TTL. If that is zero, a pin keeps it.
+    pub expires_in_ms: Option<u64>,
 }
 
 /// What a put does when the key exists.
@@ -92,12 +94,14 @@ pub struct PutOptions {
     /// key has another object, a sample or none, nothing is stored, and the outcome is `Exists` with the
     /// generation of that object, or zero.
     pub replaces: Option<Generation>,
+    /// It expires this many milliseconds after its commit, unless it is pinned then.
+    pub ttl_ms: Option<u64>,
 }
 
 impl PutOptions {
     /// Whether the object will have no [`Attributes`](crate::attributes::Attributes).
     #[must_use]
     pub fn has_no_attributes(&self) -> bool {
-        !self.hard_pin && self.sample.is_none() && self.replicas <= 1
+        !self.hard_pin && self.sample.is_none() && self.replicas <= 1 && self.ttl_ms.is_none()
     }
 }

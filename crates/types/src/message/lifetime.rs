@@ -202,6 +202,8 @@ pub struct Here {
     pub copying_to: String,
     /// What the next copy waits for.
     pub copy_wait: CopyWait,
+    /// The TTL of its put, in milliseconds, if it has one.
+    pub ttl_ms: Option<u64>,
 }
 
 /// What a missing copy waits for.
@@ -259,6 +261,8 @@ pub enum Cause {
     Consumed,
     /// It was without a lease for longer than the namespace's policy allows.
     HeldTooLong,
+    /// Its TTL was over.
+    Expired,
 }
 
 /// See [`ClientToMaster::Lease`](super::ClientToMaster::Lease).

@@ -31,6 +31,10 @@ pub struct Stat {
     pub streams: Vec<NamedStream>,
     /// Commits that wait for members which have not reported: their memory stays reserved.
     pub undecided: u64,
+    /// Objects whose TTL ended since the master started.
+    pub expired: Evicted,
+    /// The number of objects with a TTL that no pin keeps.
+    pub expiring: u64,
 }
 
 /// The most streams that a [`Stat`] lists.
@@ -49,7 +53,7 @@ pub struct Evictions {
     pub unread: u64,
 }
 
-/// Evicted objects.
+/// Evicted or expired objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
     /// Their number.

@@ -10,6 +10,7 @@
 //! **Invariant:** no hash table is ever iterated; pages of objects follow the indexes.
 
 mod eviction_lists;
+mod expiries;
 mod object;
 mod slab;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) use eviction_lists::{Eviction, Scope};
 use eviction_lists::{EvictionList, EvictionLists};
+use expiries::Expiries;
 pub(super) use object::Object;
 use object::Replica;
 use slab::Slab;
@@ -29,6 +31,7 @@ use crate::{
     Generation, Key, SlotRef, Tick,
     attributes::Attributes,
     names::{NIL, Names},
+    sabotage::Sabotage,
 };
 
 /// The index of a node in the master's table. Reused only after all references to it are gone.
@@ -121,6 +124,7 @@ pub(super) struct Catalog {
     namespace_names: BTreeMap<String, NamespaceIndex>,
     /// Objects with a soft pin, by the time it ends.
     soft: BTreeSet<(Tick, u32)>,
+    expiries: Expiries,
     /// Hard pins, by owner.
     pins: BTreeSet<(NamespaceIndex, String, u32)>,
     /// The totals of the hard pins, by owner.
@@ -143,7 +147,8 @@ pub(super) struct TierChange {
 }
 
 impl Catalog {
-    pub(super) fn new(hash_seed: u64) -> Self {
+    /// `wall_ms` is the wall clock at the first tick.
+    pub(super) fn new(hash_seed: u64, wall_ms: u64, sabotage: Sabotage) -> Self {
         Self {
             hash_seed,
             names: Names::default(),
@@ -152,6 +157,7 @@ impl Catalog {
             namespaces: Vec::new(),
             namespace_names: BTreeMap::new(),
             soft: BTreeSet::new(),
+            expiries: Expiries::new(wall_ms, sabotage),
             pins: BTreeSet::new(),
             owners: Owners::new(),
             tier_changes: None,
@@ -208,7 +214,11 @@ impl Catalog {
     }
 
     pub(super) fn find(&self, namespace: NamespaceIndex, key: &Key) -> Option<ObjectIndex> {
-        let key = key.as_bytes();
+        self.find_bytes(namespace, key.as_bytes())
+    }
+
+    /// The same for bytes that may not be a valid key.
+    pub(super) fn find_bytes(&self, namespace: NamespaceIndex, key: &[u8]) -> Option<ObjectIndex> {
         self.find_hashed(self.hash(namespace, key), namespace, key)
     }
 
@@ -252,10 +262,14 @@ impl Catalog {
         if soft_until > Tick(0) {
             self.soft.insert((soft_until, index));
         }
-        let attributes = self.objects.get(index).and_then(Object::attributes);
-        for owner in attributes.into_iter().flat_map(|it| &it.pins) {
-            self.pins.insert((namespace, owner.clone(), index));
-            self.owners.entry((namespace, owner.clone())).or_default().add(len);
+        if let Some((object, attributes)) =
+            self.objects.get(index).and_then(|it| Some((it, it.attributes()?)))
+        {
+            self.expiries.list(index, object);
+            for owner in &attributes.pins {
+                self.pins.insert((namespace, owner.clone(), index));
+                self.owners.entry((namespace, owner.clone())).or_default().add(len);
+            }
         }
         self.names.insert(hash, index);
         self.lists.enlist(&mut self.objects, ObjectIndex(index));
@@ -271,9 +285,12 @@ impl Catalog {
         if object.soft_pin() {
             self.soft.remove(&(object.soft_until(), index.0));
         }
-        for owner in object.attributes().into_iter().flat_map(|it| &it.pins) {
-            self.pins.remove(&(object.namespace(), owner.clone(), index.0));
-            subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
+        if let Some(attributes) = object.attributes() {
+            self.expiries.strike(index.0, &object);
+            for owner in &attributes.pins {
+                self.pins.remove(&(object.namespace(), owner.clone(), index.0));
+                subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
+            }
         }
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
             namespace.objects -= 1;
@@ -337,10 +354,21 @@ impl Catalog {
         self.soft.first().map(|it| it.0)
     }
 
+    /// The objects that expire.
+    pub(super) fn expiries(&self) -> &Expiries {
+        &self.expiries
+    }
+
+    /// The time until an object expires, if it has a TTL; zero if only a pin keeps it.
+    pub(super) fn expires_in_ms(&self, object: &Object, now: Tick) -> Option<u64> {
+        Some(object.expires(self.expiries.wall_ms())?.0.saturating_sub(now.0))
+    }
+
     /// Replaces the attributes of an object, and moves it to the matching eviction list.
     pub(super) fn set_attributes(&mut self, index: ObjectIndex, attributes: Attributes) {
         let Some(object) = self.objects.get_mut(index.0) else { return };
         let (namespace, len, before) = (object.namespace(), object.len(), object.space());
+        self.expiries.strike(index.0, object);
         self.copied = self.copied + u64::from(attributes.copies > 1) - u64::from(object.copies_wanted() > 1);
         for owner in &attributes.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
@@ -353,6 +381,7 @@ impl Catalog {
                 subtract(&mut self.owners, (namespace, owner), len);
             }
         }
+        self.objects.get(index.0).into_iter().for_each(|it| self.expiries.list(index.0, it));
         let now = self.objects.get(index.0).map_or(before, Object::space);
         self.charge(namespace, now.wrapping_sub(before), u64::wrapping_add);
         self.relist(index);

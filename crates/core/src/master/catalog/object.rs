@@ -2,7 +2,10 @@
 
 use super::{EvictionList, LabelIndex, NIL, NamespaceIndex, NewObject, NodeIndex};
 use crate::{
-    Generation, Key, SlotId, SlotRef, Stamp, Tick, attributes::Attributes, message::OnExists, space_for,
+    Generation, Key, SlotId, SlotRef, Stamp, Tick,
+    attributes::{Attributes, Expiry},
+    message::OnExists,
+    space_for,
 };
 
 /// A tick in six bytes, which is enough for eight thousand years.
@@ -184,6 +187,13 @@ impl Object {
     /// On how many nodes it is to have a copy.
     pub(in crate::master) fn copies_wanted(&self) -> usize {
         self.attributes().map_or(1, |it| it.copies.max(1) as usize)
+    }
+    /// When it expires, if it has a TTL, pinned or not. `wall_ms` is the wall clock at the first tick. If
+    /// that clock was set back since its put, it does not live longer than its TTL from now on.
+    pub(in crate::master) fn expires(&self, wall_ms: u64) -> Option<Tick> {
+        let Expiry { ttl_ms, ends_ms } = self.attributes()?.expiry?;
+        let longest = self.put().after(ttl_ms);
+        Some(if ends_ms == 0 { longest } else { Tick(ends_ms.saturating_sub(wall_ms)).min(longest) })
     }
     pub(super) fn soft_until(&self) -> Tick {
         self.extra.as_ref().map_or(Tick(0), |it| it.soft_until)

@@ -81,12 +81,14 @@ pub(in crate::master) struct Context {
     pub(in crate::master) effects: VecDeque<Effect>,
     /// Objects evicted since the master started.
     pub(in crate::master) evictions: Evictions,
+    /// Objects expired since the master started.
+    pub(in crate::master) expired: Evicted,
     next_id: u64,
 }
 
 impl Context {
     pub(in crate::master) fn new(config: MasterConfig) -> Self {
-        let mut catalog = Catalog::new(config.hash_seed);
+        let mut catalog = Catalog::new(config.hash_seed, config.wall_ms, config.sabotage);
         if config.events {
             catalog.note_tiers();
         }
@@ -106,6 +108,7 @@ impl Context {
             held_retires: BTreeMap::new(),
             effects: VecDeque::new(),
             evictions: Evictions::default(),
+            expired: Evicted::default(),
             next_id: 0,
         }
     }
@@ -459,6 +462,7 @@ impl Context {
             soft_pin: object.soft_pin(),
             leased: object.leased(self.now),
             sample: object.is_sample(),
+            expires_in_ms: self.catalog.expires_in_ms(object, self.now),
         }
     }
 

@@ -73,6 +73,7 @@ impl Cluster {
             tenants: false,
             events: false,
             tier: TierConfig::default(),
+            wall_ms: 1_000_000,
             hash_seed: 3,
             sabotage: Sabotage::None,
         };

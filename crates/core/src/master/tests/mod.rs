@@ -6,6 +6,7 @@ mod conditional;
 mod confirmed;
 mod drain;
 mod drops;
+mod expire;
 mod identity;
 mod lifetimes;
 mod lost_answers;

@@ -1,0 +1,127 @@
+//! The end of objects with a TTL: the master deletes them when their time is over.
+//!
+//! An expiry is a delete without a client: the name is removed, the copies are retired, and each node frees
+//! the memory after the last view or transfer. If the master ends before a node has retired its copy, the
+//! next master learns the end of the TTL from that copy, and deletes it again.
+//!
+//! Many TTLs may end at once. Each event removes a bounded number of objects, and the others follow in
+//! [`Master::work`](super::Master::work). Meanwhile no request finds them: an object that a request names
+//! is removed before the request is handled.
+//!
+//! **Invariant:** a pinned object does not expire before its last pin ends.
+//!
+//! **Invariant:** nothing expires while a member has yet to report: only that member may know of a pin.
+
+use super::{
+    Notice, Objects,
+    catalog::{NamespaceIndex, ObjectIndex},
+};
+use crate::{
+    Key, Tick,
+    attributes::{Attributes, Expiry},
+    message::{Cause, ClientToMaster, Evicted, PutOptions},
+    sabotage::sabotaged,
+};
+
+impl Objects {
+    /// The attributes of a new object. Its TTL begins now.
+    pub(super) fn new_attributes(&self, options: &PutOptions) -> Attributes {
+        let mut attributes = Attributes::of(options);
+        if let Some(Expiry { ttl_ms, ends_ms }) = &mut attributes.expiry {
+            let wall_ms = self.cx.config.wall_ms.saturating_add(self.cx.now.0);
+            *ends_ms = wall_ms.saturating_add(*ttl_ms).max(1);
+        }
+        attributes
+    }
+
+    /// Removes objects whose TTL is over, a bounded number of them.
+    pub(super) fn expire(&mut self) {
+        if self.has_overdue() {
+            let due = self.cx.catalog.expiries().due(self.horizon(), self.cx.config.piece_objects_max.max(1));
+            self.expire_all(due);
+        }
+    }
+
+    /// Whether the TTL of an object is over that is still in the catalog.
+    pub(super) fn has_overdue(&self) -> bool {
+        self.cx.catalog.expiries().next().is_some_and(|at| at <= self.horizon()) && self.may_expire()
+    }
+
+    /// When the next TTL ends. Those that are over already are left to [`Self::has_overdue`].
+    pub(super) fn next_expiry(&self) -> Option<Tick> {
+        self.cx.catalog.expiries().next().filter(|at| *at > self.cx.now)
+    }
+
+    /// Removes the objects that a request names, if their TTL is over.
+    pub(super) fn expire_named(&mut self, namespace: NamespaceIndex, request: &ClientToMaster) {
+        if !self.has_overdue() || sabotaged!(self.cx.config.sabotage, FindOverdue) {
+            return;
+        }
+        match request {
+            ClientToMaster::Resolve(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Exists(it) => self.expire_keys(namespace, it.keys.iter()),
+            ClientToMaster::Pin(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Prefetch(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Why(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Delete(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Reserve(it) => {
+                self.expire_keys(namespace, it.items.iter().map(|it| it.key.as_bytes()));
+            }
+            ClientToMaster::Publish(it) => {
+                self.expire_keys(namespace, it.items.iter().map(|it| it.item.key.as_bytes()));
+            }
+            // A listing leaves them out. The others name no object, or only samples, which have no TTL.
+            _ => (),
+        }
+    }
+
+    /// Removes these objects, if their TTL is over.
+    pub(super) fn expire_keys<'a>(
+        &mut self,
+        namespace: NamespaceIndex,
+        keys: impl Iterator<Item = &'a [u8]>,
+    ) {
+        if !self.has_overdue() {
+            return;
+        }
+        let catalog = &self.cx.catalog;
+        let due = keys.filter_map(|key| {
+            let index = catalog.find_bytes(namespace, key)?;
+            catalog.get(index).is_some_and(|it| catalog.expiries().is_due(it, self.cx.now)).then_some(index)
+        });
+        // A key may be named twice.
+        let due: std::collections::BTreeSet<_> = due.collect();
+        self.expire_all(due.into_iter().collect());
+    }
+
+    fn expire_all(&mut self, due: Vec<ObjectIndex>) {
+        let mut expired = Evicted::default();
+        let mut gone = Vec::new();
+        for index in due {
+            expired.objects += 1;
+            expired.bytes += self.cx.catalog.get(index).map_or(0, |it| it.len());
+            gone.extend(self.take_out(index, Cause::Expired, ""));
+        }
+        if expired.objects > 0 {
+            let total = &mut self.cx.expired;
+            (total.objects, total.bytes) = (total.objects + expired.objects, total.bytes + expired.bytes);
+            self.cx.notice(Notice::Expired(expired));
+            self.cx.retire(gone, None);
+        }
+    }
+
+    /// TTLs that end until then are over.
+    fn horizon(&self) -> Tick {
+        match sabotaged!(self.cx.config.sabotage, ExpireEarly) {
+            true => self.cx.now.after(20),
+            false => self.cx.now,
+        }
+    }
+
+    fn may_expire(&self) -> bool {
+        if sabotaged!(self.cx.config.sabotage, ExpireNever) {
+            return false;
+        }
+        self.unreported.is_empty() || sabotaged!(self.cx.config.sabotage, ExpireUnreported)
+    }
+}
