@@ -32,6 +32,7 @@ from ._native import (
     __version__,
 )
 from ._native import connect as _connect
+from ._trace import trace
 from .errors import (
     Behind,
     Closed,
@@ -75,6 +76,7 @@ from .types import (
     Policy,
     Route,
     SampleRef,
+    Spans,
     Stats,
     Stream,
     TensorInfo,
@@ -119,6 +121,7 @@ __all__ = [
     "Reservation",
     "Route",
     "SampleRef",
+    "Spans",
     "Stats",
     "Store",
     "Stream",
@@ -141,6 +144,7 @@ __all__ = [
     "WrongGroup",
     "__version__",
     "connect",
+    "trace",
 ]
 
 
