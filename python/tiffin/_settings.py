@@ -106,9 +106,7 @@ def trace_endpoint() -> tuple[str, str] | None:
     if own:
         return None if own == "off" else (own, service)
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    said = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or (
-        base and f"{base.rstrip('/')}/v1/traces"
-    )
+    said = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or (base and f"{base.rstrip('/')}/v1/traces")
     return (said, service) if said and _is_usable(said) else None
 
 

@@ -17,8 +17,8 @@ def trace(traceparent: str | bytes | None) -> Iterator[str | None]:
     """Continue a trace: calls inside this block belong to the span that the W3C `traceparent` names.
 
     Gives the trace context that calls carry. An invalid `traceparent` is ignored, as the standard wants, and
-    so is `None`: then it gives the context of the surroundings, or `None`. Tasks that the block starts inherit
-    the context; threads do not.
+    so is `None`: then it gives the context of the surroundings, or `None`. Tasks that the block starts
+    inherit the context; threads do not.
 
     Without this, calls continue the current span of OpenTelemetry, if TIFFIN_TRACE_ENDPOINT names a collector
     and the package `opentelemetry` is in use.
