@@ -15,6 +15,8 @@ import pytest
 import tiffin
 import tiffin.aio
 
+import helpers
+
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE, SPAN = PARENT.split("-")[1:3]
 UNSAMPLED = PARENT[:-2] + "00"
@@ -262,3 +264,27 @@ print("fine")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "fine\n", done.stderr
+
+
+def test_slow_requests_name_namespace_and_trace(tmp_path):
+    """And the servers of another process export spans, too."""
+    collector, log = Collector(), tmp_path / "log"
+    environment = {"TIFFIN_TRACE_ENDPOINT": collector.url}
+    flags = ("--slow", "1ns", "--log-format", "json", "--memory", "64MiB")
+    with log.open("w") as file, helpers.up(*flags, stderr=file, **environment) as (address, _):
+        with tiffin.connect(address, namespace="tenant-7") as store, tiffin.trace(PARENT):
+
+            def is_told():
+                store.delete(SECRETS[0])
+                return TRACE in log.read_text()
+
+            helpers.eventually(is_told)
+    lines = [json.loads(line)["fields"] for line in log.read_text().splitlines() if "slow request" in line]
+    told = next(it for it in lines if it["trace"] == TRACE)
+    assert (told["operation"], told["namespace"]) == ("delete", "tenant-7")
+    assert SECRETS[0] not in log.read_text()
+    spans, _ = collector.spans()
+    assert spans and all(service == "tiffin-master" for service, _ in spans)
+    # This client exports nothing, so that the master's spans are children of the caller's.
+    assert {span["parentSpanId"] for _, span in spans} == {SPAN}
+    collector.close()

@@ -31,9 +31,10 @@ pub(crate) fn tracer(endpoint: Option<&Endpoint>, service: &str) -> Option<Trace
 }
 
 /// Sends the last spans when a server stops.
-pub(crate) async fn flush(tracer: Option<&Tracer>) {
+pub(crate) async fn flush(tracer: Option<&Tracer>, deadline: Option<Instant>) {
     if let Some(tracer) = tracer {
-        tracer.flush(Instant::now() + FLUSH_TIME_MAX).await;
+        let until = Instant::now() + FLUSH_TIME_MAX;
+        tracer.flush(deadline.map_or(until, |it| it.min(until))).await;
     }
 }
 

@@ -280,7 +280,7 @@ impl MasterServer {
         if let Some(ha) = self.shared.ha() {
             ha.resign().await;
         }
-        traced::flush(self.shared.tracer.as_ref()).await;
+        traced::flush(self.shared.tracer.as_ref(), None).await;
         tracing::info!(epoch = self.shared.epoch(), "master is down");
     }
 }

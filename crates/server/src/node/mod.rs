@@ -378,7 +378,7 @@ impl NodeServer {
         }
         self.tasks.shutdown().await;
         self.shared.close_all();
-        traced::flush(self.shared.tracer.as_ref()).await;
+        traced::flush(self.shared.tracer.as_ref(), Some(deadline)).await;
         let ends: Vec<_> = self.disks.iter().map(|it| it.end()).collect();
         drop(std::mem::take(&mut self.disks));
         for end in ends {
