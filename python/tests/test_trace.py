@@ -271,14 +271,18 @@ def test_slow_requests_name_namespace_and_trace(tmp_path):
     collector, log = Collector(), tmp_path / "log"
     environment = {"TIFFIN_TRACE_ENDPOINT": collector.url}
     flags = ("--slow", "1ns", "--log-format", "json", "--memory", "64MiB")
-    with log.open("w") as file, helpers.up(*flags, stderr=file, **environment) as (address, _):
-        with tiffin.connect(address, namespace="tenant-7") as store, tiffin.trace(PARENT):
+    with (
+        log.open("w") as file,
+        helpers.up(*flags, stderr=file, **environment) as (address, _),
+        tiffin.connect(address, namespace="tenant-7") as store,
+        tiffin.trace(PARENT),
+    ):
 
-            def is_told():
-                store.delete(SECRETS[0])
-                return TRACE in log.read_text()
+        def is_told():
+            store.delete(SECRETS[0])
+            return TRACE in log.read_text()
 
-            helpers.eventually(is_told)
+        helpers.eventually(is_told)
     lines = [json.loads(line)["fields"] for line in log.read_text().splitlines() if "slow request" in line]
     told = next(it for it in lines if it["trace"] == TRACE)
     assert (told["operation"], told["namespace"]) == ("delete", "tenant-7")

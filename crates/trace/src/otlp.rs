@@ -46,7 +46,7 @@ pub(crate) fn rejected(answer: &[u8]) -> u64 {
 fn span(span: &Ended) -> Json {
     let Ended { name, kind, context, parent, began, took, attributes, failed } = span;
     let (name, request) = match name {
-        Name::Step(name) => ((*name).to_owned(), Vec::new()),
+        Name::Step(name) => (format!("tiffin.{name}"), Vec::new()),
         Name::Request(service, method) => {
             let parts = [("rpc.system", "tiffin"), ("rpc.service", *service), ("rpc.method", *method)];
             (format!("{service}/{method}"), parts.map(|(key, it)| word(key, it)).to_vec())

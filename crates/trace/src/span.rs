@@ -7,7 +7,7 @@ use crate::{Current, TraceContext, Tracer};
 /// What a span is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// A call of the client, or a step of one.
+    /// A call of the client, or a step of one. Spans have `tiffin.` before it.
     Step(&'static str),
     /// A request, by the names of the server and of the message. Client and server use the same.
     Request(&'static str, &'static str),

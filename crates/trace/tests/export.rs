@@ -102,7 +102,7 @@ async fn spans_reach_the_collector() {
     let request = received.recv().await.unwrap();
     let found = spans(&request);
     assert_eq!(found[0]["name"], "tiffin.Master/Reserve");
-    assert_eq!(found[1]["name"], "outer");
+    assert_eq!(found[1]["name"], "tiffin.outer");
     assert_eq!(found[0]["parentSpanId"], found[1]["spanId"]);
     assert_eq!(found[1]["parentSpanId"], "00f067aa0ba902b7");
     for span in found {
