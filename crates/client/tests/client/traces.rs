@@ -51,7 +51,8 @@ impl Collector {
         tokio::spawn(async move {
             let mut silent = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
-                received.lock().unwrap().push(read_request(&mut stream).await);
+                let request = read_request(&mut stream).await;
+                received.lock().unwrap().push(request);
                 if answers {
                     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
                 } else {
