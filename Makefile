@@ -13,7 +13,7 @@ TESTED_CRATES := --workspace --exclude tiffin-python
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
-.PHONY: help run test wheel wheel-310 release check-release bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
+.PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
 .PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
@@ -124,6 +124,14 @@ release: .venv-release/ready ## Wheels and binaries for x86-64 and aarch64 with 
 
 check-release: # What is in dist/release: names, metadata, symbols, and a smoke test with each Python of this machine
 	$(PYTHON) python/check_release.py dist/release
+
+check-release-aarch64: target/aarch64-root/ready # The same, and the wheel and the binary for aarch64 run under qemu-user; installs Debian's qemu-user
+	@command -v qemu-aarch64 >/dev/null || apt-get install -y --no-install-recommends qemu-user || \
+	  { echo 'check-release-aarch64: qemu-aarch64 is missing, and it cannot be installed' >&2; exit 1; }
+	$(PYTHON) python/check_release.py dist/release --emulate aarch64=target/aarch64-root
+
+target/aarch64-root/ready: .ci/aarch64-root
+	.ci/aarch64-root $(@D)
 
 # Tests take wheels that are built in a fifth of the time, and notice where numbers overflow.
 dist/.built: PROFILE := dist

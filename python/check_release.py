@@ -1,13 +1,15 @@
 """Checks what `make release` has built: names, metadata, symbols, and each Python of this machine.
 
-    python check_release.py dist/release [GLIBC]
+    python check_release.py dist/release [--glibc 2.17] [--emulate aarch64=FOLDER]
 
 Every wheel is installed into a fresh environment of every interpreter that it is for and that is found here,
-where a store is opened, used and closed. Wheels for other processors are only inspected.
+where a store is opened, used and closed. Wheels for other processors are only inspected, unless a folder is
+given that `.ci/aarch64-root` has made: then qemu-user runs the wheel with the Python of that folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import email
 import glob
 import hashlib
@@ -100,8 +102,46 @@ def try_wheel(wheel: pathlib.Path, python: str) -> str:
         return done.stdout.strip()
 
 
+class Emulator:
+    """Runs programs for another processor, with the system in a folder."""
+
+    def __init__(self, said: str) -> None:
+        self.machine, _, folder = said.partition("=")
+        self.root = pathlib.Path(folder).resolve() / "root"
+        self.program = shutil.which(f"qemu-{self.machine}")
+        if self.program is None:
+            raise SystemExit(f"qemu-{self.machine} is not installed\n\nhint: on Debian, it is in qemu-user")
+
+    def run(
+        self, program: pathlib.Path, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = [str(self.program), "-L", str(self.root), str(program), *arguments]
+        return subprocess.run(command, env=environment, **QUIET)
+
+    def python(self) -> pathlib.Path:
+        """The interpreter itself: a link would be followed outside the folder."""
+        return next(it for it in sorted(self.root.glob("usr/bin/python3.*")) if not it.is_symlink())
+
+    def try_wheel(self, wheel: pathlib.Path) -> str:
+        """A wheel is an archive of what an interpreter imports, so that it need not be installed."""
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+            done = self.run(self.python(), "-S", "-c", SMOKE, PYTHONPATH=folder)
+            return f"FAILED\n{done.stderr}" if done.returncode else done.stdout.strip()
+
+    def try_binary(self, binary: pathlib.Path) -> str:
+        done = self.run(binary, "--version")
+        return f"FAILED\n{done.stderr}" if done.returncode else done.stdout.strip()
+
+
 def main() -> int:
-    folder, glibc = pathlib.Path(sys.argv[1]), (sys.argv[2:] or ["2.17"])[0]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--glibc", default="2.17")
+    parser.add_argument("--emulate", type=Emulator, metavar="MACHINE=FOLDER")
+    options = parser.parse_args()
+    folder, glibc, emulator = options.folder, options.glibc, options.emulate
     failed = False
 
     def tell(name: str, problem: str, good: str) -> None:
@@ -118,6 +158,9 @@ def main() -> int:
     for wheel in wheels:
         tell(wheel.name, "; ".join(check_wheel(wheel, glibc)), "metadata and symbols")
         if not wheel.stem.endswith(platform.machine()):
+            if emulator and wheel.stem.endswith(emulator.machine) and "-abi3-" in wheel.stem:
+                told = emulator.try_wheel(wheel)
+                tell(f"  emulated {emulator.machine}", told if told.startswith("FAILED") else "", told)
             continue
         minor, abi = int(wheel.stem.split("-")[2].removeprefix("cp3")), wheel.stem.split("-")[3]
         for version, python in sorted(interpreters().items(), key=lambda it: int(it[0].partition(".")[2])):
@@ -129,6 +172,10 @@ def main() -> int:
         needed = glibc_needed(binary)
         late = needed != "none" and int(needed.split(".")[1]) > int(glibc.split(".")[1])
         tell(binary.name, f"it needs glibc {needed}" if late else "", f"glibc {needed}")
+        if emulator and emulator.machine in binary.name:
+            binary.chmod(0o755)
+            told = emulator.try_binary(binary.resolve())
+            tell(f"  emulated {emulator.machine}", told if told.startswith("FAILED") else "", told)
     return int(failed)
 
 

@@ -11,7 +11,7 @@ use tiffin_server::{Embedded, NodeConfig};
 use crate::handle::{Handle, Opened, Servers};
 use crate::methods::{Any, Caller};
 use crate::store::Store;
-use crate::{errors, keys, promise};
+use crate::{errors, keys, promise, trace};
 
 /// Connects to a store inside this process if no address is given, otherwise to the cluster of that master.
 #[pyfunction]
@@ -34,10 +34,12 @@ pub(crate) fn connect<'py>(
     options.connect_time = time;
     options.namespace = namespace.unwrap_or(options.namespace);
     options.token = token.unwrap_or_default();
+    options.trace = trace::settings(py)?;
     let is_embedded = address.is_none();
     let ssd = ssd.iter().map(|text| text.parse()).collect::<Result<Vec<SsdConfig>, _>>();
     let ssd = ssd.map_err(|error| errors::invalid(py, error.to_string()))?;
-    let node = NodeConfig { memory, ssd, ..NodeConfig::default() };
+    let collector = options.trace.as_ref().map(|it| it.endpoint.clone());
+    let node = NodeConfig { memory, ssd, trace: collector, ..NodeConfig::default() };
     let opening = async move { if is_embedded { start(node, options).await } else { join(options).await } };
     let store = move |py: Python<'_>, handle| {
         Ok(Py::new(py, Store { caller: Caller { handle, time, is_async }, is_embedded })?.into_any())

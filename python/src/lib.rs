@@ -13,6 +13,7 @@
 //! | `connect`, `closing`, `store`, `operations`, `mapping`, `view` | the native API |
 //! | `lifetimes`, `reservation`, `samples` | pins and limits, reserved space, and samples |
 //! | `prefetch` | promotion of objects that are only on a disk |
+//! | `trace` | the trace context of the caller |
 //! | `kv` | the KV hierarchy: its engine over memory of Python, and stores and devices of the user |
 //! | `mooncake` | the drop-in for `mooncake.store` |
 
@@ -40,6 +41,7 @@ mod runtime;
 mod samples;
 mod store;
 mod streams;
+mod trace;
 mod types;
 mod view;
 
@@ -65,6 +67,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
+    module.add_function(wrap_pyfunction!(trace::accept_traceparent, module)?)?;
+    module.add_function(wrap_pyfunction!(trace::trace_endpoint_problem, module)?)?;
     let leave = wrap_pyfunction!(runtime::leave, module)?;
     module.py().import("atexit")?.call_method1("register", (leave,))?;
     let forked = PyDict::new(module.py());

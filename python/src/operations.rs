@@ -359,7 +359,7 @@ impl Operation for Describe {
     }
 
     fn answer(self, py: Python<'_>, (stat, client): (Stat, Client)) -> PyResult<Py<PyAny>> {
-        types::stats(py, &stat, client.counters(), client.measures()).map(Bound::unbind)
+        types::stats(py, &stat, &client).map(Bound::unbind)
     }
 }
 

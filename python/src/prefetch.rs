@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome};
+use tiffin_client::{Ahead, Client, Deadline, Error, Key, PrefetchOutcome, trace};
 use tiffin_types::units::Count;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -53,6 +53,8 @@ impl Operation for Begin {
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Self::Outcome, Error> {
         let (tell, told) = watch::channel(None);
         let work = work(client.clone(), self.keys.list.clone(), self.ahead, deadline, tell);
+        // The task continues the trace of the caller.
+        let work = trace::scoped(trace::current(), work);
         Ok((told, tokio::spawn(work).abort_handle()))
     }
 

@@ -9,9 +9,10 @@ use pyo3::exceptions::{PyBaseException, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use tiffin_client::trace::scoped;
 use tokio::task::AbortHandle;
 
-use crate::runtime;
+use crate::{runtime, trace};
 
 /// Starts work, and returns the future of its answer. It needs a running event loop.
 pub(crate) fn start<T: Send + 'static>(
@@ -21,8 +22,9 @@ pub(crate) fn start<T: Send + 'static>(
 ) -> PyResult<Py<PyAny>> {
     let promise = Promise::new(py)?;
     let future = promise.future.clone_ref(py);
+    let traced = trace::current(py);
     let task = runtime::runtime()?.spawn(async move {
-        let outcome = work.await;
+        let outcome = scoped(traced, work).await;
         runtime::run_attached(Box::new(move |py| promise.settle(py, answer(py, outcome))));
     });
     let stop = Py::new(py, Stop { task: task.abort_handle() })?;

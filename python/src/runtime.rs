@@ -20,11 +20,13 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use tiffin_client::trace::scoped;
 use tiffin_client::{Blocking, with_blocking};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::process::{self, PerProcess, Poller};
+use crate::trace;
 
 /// The number of threads for messages. The caller's own thread copies the bytes of a blocking call.
 const WORKERS_MAX: usize = 4;
@@ -77,11 +79,12 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
 /// raises, as that of Ctrl-C does, the work is dropped and the exception is passed on.
 pub(crate) fn block_on<T: Send>(py: Python<'_>, work: impl AsyncFnOnce() -> T + Send) -> PyResult<T> {
     let engine = engine()?;
+    let traced = trace::current(py);
     if is_main_thread() {
-        return py.detach(|| block_on_with_signals(engine, work));
+        return py.detach(|| block_on_with_signals(engine, async || scoped(traced, work()).await));
     }
     let (result, entry) = py.detach(|| {
-        let result = with_blocking(Blocking::Now, || engine.runtime.block_on(work()));
+        let result = with_blocking(Blocking::Now, || engine.runtime.block_on(scoped(traced, work())));
         match engine.entry() {
             Some(entry) => (result, entry),
             None => stay_outside(),

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use tiffin_client::measure::Series;
-use tiffin_client::{Counters, Generation, Key, Losses, Measures, Route, gpu};
+use tiffin_client::trace::Tracer;
+use tiffin_client::{Client, Counters, Generation, Key, Losses, Measures, Route, gpu};
 use tiffin_types::message::{
     Demotion, Held, Holder, ListItem, NamespaceStat, NodeStat, Resource, Stat, TierStat, Usage,
 };
@@ -45,12 +46,7 @@ pub(crate) fn resource(lacks: Resource) -> &'static str {
     }
 }
 
-pub(crate) fn stats<'py>(
-    py: Python<'py>,
-    stat: &Stat,
-    counters: &Counters,
-    measures: &Measures,
-) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn stats<'py>(py: Python<'py>, stat: &Stat, client: &Client) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let living = |is_disk: bool| {
         let nodes = stat.nodes.iter().filter(move |it| it.alive && it.info.beside.is_some() == is_disk);
@@ -63,6 +59,7 @@ pub(crate) fn stats<'py>(
     more.set_item("expired_objects", stat.expired.objects)?;
     more.set_item("expired_bytes", stat.expired.bytes)?;
     more.set_item("expiring_objects", stat.expiring)?;
+    more.set_item("spans", spans(py, client.tracer())?)?;
     let stats = (
         usage(py, &living(false))?,
         nodes,
@@ -70,12 +67,17 @@ pub(crate) fn stats<'py>(
         stat.clients,
         stat.evicted_objects,
         stat.evicted_bytes,
-        traffic(py, counters)?,
+        traffic(py, client.counters())?,
         usage(py, &living(true))?,
         tier(py, &stat.tier)?,
-        latencies(py, measures)?,
+        latencies(py, client.measures())?,
     );
     class(py, &CLASS, "Stats")?.call(stats, Some(&more))
+}
+
+fn spans<'py>(py: Python<'py>, tracer: Option<&Tracer>) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    class(py, &CLASS, "Spans")?.call1(tracer.map_or((0, 0), |it| (it.exported(), it.dropped())))
 }
 
 pub(crate) fn route<'py>(py: Python<'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {

@@ -17,13 +17,14 @@ SECONDS_MAX = 600
 
 
 @contextlib.contextmanager
-def server(*arguments, **environment):
+def server(*arguments, stderr=None, **environment):
     """A process of the command `tiffin`, which keeps its state in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "tiffin", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             # Named nodes would leave their memory behind, for a next start that never comes.
             env=os.environ | {"XDG_STATE_HOME": folder, "TIFFIN_NODE_POOL": "off"} | environment,
@@ -41,10 +42,10 @@ def server(*arguments, **environment):
 
 
 @contextlib.contextmanager
-def up(*arguments, **environment):
+def up(*arguments, stderr=None, **environment):
     """Address and process id of a store in a process of its own, reached over TCP on loopback."""
     command = ("up", "--listen", "127.0.0.1:0", "--http", "off", "--json", *arguments)
-    with server(*command, **environment) as process:
+    with server(*command, stderr=stderr, **environment) as process:
         yield json.loads(process.stdout.readline())["master"], process.pid
 
 

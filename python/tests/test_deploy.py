@@ -108,7 +108,7 @@ def test_compose_file():
         for volume in service.get("volumes", []):
             assert volume.partition(":")[0] in compose["volumes"]
         for config in service.get("configs", []):
-            yaml.safe_load(compose["configs"][config["source"]]["content"])
+            assert provided(compose, config["source"])
         # Nothing is open to other hosts without a decision of the operator.
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     # Two nodes need names of their own, to find their memory again.
@@ -116,6 +116,46 @@ def test_compose_file():
     assert len(set(names)) == 2
     # Without a token nothing starts.
     assert services["node-1"]["environment"]["TIFFIN_TOKEN"].startswith("${TIFFIN_TOKEN:?")
+
+
+def provided(compose, name):
+    """The contents of a file that Compose puts into a container. JSON is YAML, too."""
+    config = compose["configs"][name]
+    text = config["content"] if "content" in config else (DEPLOY / "compose" / config["file"]).read_text()
+    return yaml.safe_load(text)
+
+
+def test_compose_provisions_the_dashboard_and_the_alerts():
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+
+    def files(service):
+        """What a service finds at its start, by path."""
+        configs = compose["services"][service]["configs"]
+        return {config["target"]: provided(compose, config["source"]) for config in configs}
+
+    prometheus, grafana = files("prometheus"), files("grafana")
+    scraped = prometheus["/etc/prometheus/prometheus.yml"]
+    for rules in scraped["rule_files"]:
+        assert prometheus[rules]["groups"]
+    targets = [
+        it for job in scraped["scrape_configs"] for group in job["static_configs"] for it in group["targets"]
+    ]
+    # Only the master is scraped: nodes and clients report to it.
+    assert targets == ["master:7401"]
+    assert compose["services"]["master"]["environment"]["TIFFIN_MASTER_HTTP"].endswith(":7401")
+    provisioning = "/etc/grafana/provisioning"
+    source = grafana[f"{provisioning}/datasources/tiffin.yaml"]["datasources"][0]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert host in compose["services"] and f":{port}:{port}" in compose["services"][host]["ports"][0]
+    folder = grafana[f"{provisioning}/dashboards/tiffin.yaml"]["providers"][0]["options"]["path"]
+    dashboards = [
+        it for path, it in grafana.items() if pathlib.PurePath(path).parent == pathlib.PurePath(folder)
+    ]
+    assert [it["uid"] for it in dashboards] == ["tiffin"]
+    # The dashboard takes its data from the source that is provisioned.
+    variable = dashboards[0]["templating"]["list"][0]
+    assert (variable["type"], variable["query"]) == ("datasource", source["type"])
+    assert {panel["datasource"]["uid"] for panel in dashboards[0]["panels"]} == {f"${{{variable['name']}}}"}
 
 
 def test_chart_values_fit_their_schema():

@@ -127,6 +127,7 @@ def test_prefetch_all_includes_every_key():
         "Store",
         "View",
         "connect",
+        "trace",
         "__version__",
     }
     assert set(tiffin.__all__) == public

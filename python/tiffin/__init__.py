@@ -32,6 +32,7 @@ from ._native import (
     __version__,
 )
 from ._native import connect as _connect
+from ._trace import trace
 from .errors import (
     Behind,
     Closed,
@@ -75,6 +76,7 @@ from .types import (
     Policy,
     Route,
     SampleRef,
+    Spans,
     Stats,
     Stream,
     TensorInfo,
@@ -119,6 +121,7 @@ __all__ = [
     "Reservation",
     "Route",
     "SampleRef",
+    "Spans",
     "Stats",
     "Store",
     "Stream",
@@ -141,6 +144,7 @@ __all__ = [
     "WrongGroup",
     "__version__",
     "connect",
+    "trace",
 ]
 
 
@@ -171,7 +175,8 @@ def connect(
 
     Only the address decides which store it is. For other arguments that are not given, environment variables
     apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
-    `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+    `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`). TIFFIN_TRACE_ENDPOINT
+    names the collector of spans, and OTEL_SERVICE_NAME this process in them: see `tiffin.trace`.
 
     >>> import tiffin
     >>> with tiffin.connect(memory="64MiB", timeout=2.5) as store:

@@ -6,10 +6,13 @@ program that wants a store of its own never writes into a cluster by accident.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Mapping
 
+from ._native import trace_endpoint_problem
 from .errors import InvalidArgument
 
 #: The shared secret of the servers.
@@ -20,6 +23,12 @@ NAMESPACE = "TIFFIN_NAMESPACE"
 SHARED_MEMORY = "TIFFIN_CLIENT_SHARED_MEMORY"
 #: The time limit of a call, such as `10s` or `500ms`. Unset: `10s`.
 TIMEOUT = "TIFFIN_TIMEOUT"
+
+#: The collector that receives spans by OTLP over HTTP, such as `http://127.0.0.1:4318`, or `off`. Unset:
+#: that of OpenTelemetry's own variables.
+TRACE_ENDPOINT = "TIFFIN_TRACE_ENDPOINT"
+#: The name of this process in traces. Unset: `tiffin-client`.
+SERVICE_NAME = "OTEL_SERVICE_NAME"
 
 #: The default time limit of a call, in seconds.
 TIMEOUT_DEFAULT = 10.0
@@ -88,6 +97,27 @@ def seconds(given: float | None, variable: str) -> float:
     if not said:
         return TIMEOUT_DEFAULT
     return _measure(said, _TIMES, f"invalid duration {variable}={said!r}", "such as `10s` or `500ms`")
+
+
+def trace_endpoint() -> tuple[str, str] | None:
+    """The URL of the collector, and the name of this process in traces; `None` if no spans are exported."""
+    service = os.environ.get(SERVICE_NAME) or "tiffin-client"
+    own = os.environ.get(TRACE_ENDPOINT)
+    if own:
+        return None if own == "off" else (own, service)
+    base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    said = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or (base and f"{base.rstrip('/')}/v1/traces")
+    return (said, service) if said and _is_usable(said) else None
+
+
+@functools.cache
+def _is_usable(url: str) -> bool:
+    """Whether spans can be sent there. These variables may be meant for others, so that is no error."""
+    problem = trace_endpoint_problem(url)
+    if problem is not None:
+        hint = f"set {TRACE_ENDPOINT} to a collector that accepts OTLP over HTTP, or to `off`"
+        logging.getLogger("tiffin").warning("no spans are sent to %s: %s\n\nhint: %s", url, problem, hint)
+    return problem is None
 
 
 def size(given: int | str) -> int:

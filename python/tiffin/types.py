@@ -19,6 +19,7 @@ __all__ = [
     "Policy",
     "Route",
     "SampleRef",
+    "Spans",
     "Stats",
     "Stream",
     "TensorInfo",
@@ -263,6 +264,15 @@ class Tier(NamedTuple):
         return _without_defaults(self)
 
 
+class Spans(NamedTuple):
+    """The spans of this store's traced calls."""
+
+    #: The number of spans that the collector has accepted.
+    exported: int = 0
+    #: The number of spans that were lost, because the collector was away or rejected them.
+    dropped: int = 0
+
+
 class Stats(NamedTuple):
     """The state of the cluster as the master sees it, and the traffic of this store.
 
@@ -293,6 +303,8 @@ class Stats(NamedTuple):
     expired_bytes: int = 0
     #: The number of objects with a TTL that no pin keeps.
     expiring_objects: int = 0
+    #: The spans of this store's traced calls.
+    spans: Spans = Spans()
 
     def __repr__(self) -> str:
         used = f"{_size(self.usage.used)} of {_size(self.usage.capacity)} in use"

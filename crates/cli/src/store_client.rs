@@ -87,7 +87,7 @@ pub(crate) fn explain_connect(error: &Error, address: &str) -> Failure {
 
 /// Converts an error of a call.
 pub(crate) fn explain(error: &Error) -> Failure {
-    let mut failure = Failure::new(code(error), error);
+    let mut failure = Failure::new(error.code(), error);
     if let Error::Full { lacks, never, .. } = error {
         failure.facts.insert("lacks".to_owned(), resource(*lacks).into());
         failure.facts.insert("never".to_owned(), (*never).into());
@@ -105,38 +105,5 @@ fn resource(lacks: Resource) -> &'static str {
         Resource::Slots => "slots",
         Resource::KeySpace => "key space",
         Resource::Contiguous => "contiguous space",
-    }
-}
-
-/// The stable code of an error, for programs.
-fn code(error: &Error) -> &'static str {
-    match error {
-        Error::NotFound { .. } => "not_found",
-        Error::Full { .. } => "full",
-        Error::NoNode { .. } => "no_node",
-        Error::OverQuota { .. } => "over_quota",
-        Error::Behind { .. } => "behind",
-        Error::TooSmall { .. } => "too_small",
-        Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "timeout",
-        Error::Unreachable { .. } | Error::NoHandshake { is_silent: false, .. } => "unreachable",
-        Error::Device { .. } => "device",
-        Error::UnknownHost { .. } => "unknown_host",
-        Error::WrongPort { .. } => "wrong_port",
-        Error::NodeDown { .. } => "node_down",
-        Error::Unavailable { .. } => "unavailable",
-        Error::Leased { .. } => "leased",
-        Error::Unconfirmed { .. } => "unconfirmed",
-        Error::Contended { .. } => "contended",
-        Error::OutOfRange { .. } => "out_of_range",
-        Error::Exists { .. } => "exists",
-        Error::Superseded { .. } => "superseded",
-        Error::Consumed { .. } => "consumed",
-        Error::NotASample { .. } => "not_a_sample",
-        Error::WrongGroup { .. } => "wrong_group",
-        Error::Invalid { .. } => "invalid",
-        Error::Unauthenticated { .. } => "unauthenticated",
-        Error::Refused { .. } => "refused",
-        Error::Closed => "closed",
-        Error::Forked => "forked",
     }
 }

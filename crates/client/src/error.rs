@@ -217,6 +217,40 @@ pub enum Error {
 }
 
 impl Error {
+    /// The stable code of the error, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not_found",
+            Self::Full { .. } => "full",
+            Self::NoNode { .. } => "no_node",
+            Self::OverQuota { .. } => "over_quota",
+            Self::Behind { .. } => "behind",
+            Self::TooSmall { .. } => "too_small",
+            Self::Timeout { .. } | Self::NoHandshake { is_silent: true, .. } => "timeout",
+            Self::Unreachable { .. } | Self::NoHandshake { is_silent: false, .. } => "unreachable",
+            Self::Device { .. } => "device",
+            Self::UnknownHost { .. } => "unknown_host",
+            Self::WrongPort { .. } => "wrong_port",
+            Self::NodeDown { .. } => "node_down",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Leased { .. } => "leased",
+            Self::Unconfirmed { .. } => "unconfirmed",
+            Self::Contended { .. } => "contended",
+            Self::OutOfRange { .. } => "out_of_range",
+            Self::Exists { .. } => "exists",
+            Self::Superseded { .. } => "superseded",
+            Self::Consumed { .. } => "consumed",
+            Self::NotASample { .. } => "not_a_sample",
+            Self::WrongGroup { .. } => "wrong_group",
+            Self::Invalid { .. } => "invalid",
+            Self::Unauthenticated { .. } => "unauthenticated",
+            Self::Refused { .. } => "refused",
+            Self::Closed => "closed",
+            Self::Forked => "forked",
+        }
+    }
+
     /// What may help, in one sentence for people.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tiffin_measure::{Operation, Path};
 use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
 use tiffin_session::{BackoffLimits, CallFailure};
+use tiffin_trace::{Kind, Name, Span, Tracer};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Ping, Reason, Refusal, Release, Reply,
@@ -34,6 +35,7 @@ use crate::paces::Paces;
 use crate::reservations::{Held, Reservations};
 use crate::route::{OpenRoute, Traveller};
 use crate::running::Running;
+use crate::traced::Traced;
 use crate::{ConnectOptions, Deadline, Error, host};
 
 /// How long the master is left alone that could not be reached. A restart is to be noticed soon.
@@ -50,6 +52,8 @@ const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
 const PING_PAUSE: Duration = Duration::from_millis(250);
 /// See [`PING_PAUSE`].
 const PING_TIME_MAX: Duration = Duration::from_secs(5);
+/// Time limit for sending the last spans when a client closes.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time limit for the `Goodbye` of a dropped client.
 const GOODBYE_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -80,6 +84,7 @@ pub(crate) struct Inner {
     pub(crate) options: ConnectOptions,
     pub(crate) counters: Arc<Counters>,
     pub(crate) measured: OwnMeasures,
+    pub(crate) tracer: Option<Tracer>,
     pub(crate) runtime: Handle,
     pub(crate) reservations: Reservations,
     pub(crate) leases: Leases,
@@ -102,6 +107,8 @@ pub(crate) struct Inner {
 /// An operation in progress.
 pub(crate) struct Busy<'a> {
     inner: &'a Inner,
+    /// Its span, if it is traced.
+    pub(crate) span: Option<Span>,
     /// The operation that is measured until this is dropped, and when it began.
     measured: Option<(Operation, Instant)>,
 }
@@ -141,6 +148,7 @@ impl Inner {
         let inner = Arc::new_cyclic(|me| Self {
             counters,
             measured: OwnMeasures::default(),
+            tracer: options.trace.clone().map(Tracer::start_export),
             runtime: Handle::current(),
             reservations: Reservations::default(),
             leases: Leases::default(),
@@ -173,7 +181,7 @@ impl Inner {
 
     /// Begins an operation. Fails if the client is closed, belongs to another process, or the deadline has
     /// passed.
-    pub(crate) fn enter(&self, deadline: Deadline) -> Result<Busy<'_>, Error> {
+    pub(crate) fn enter(&self, call: &'static str, deadline: Deadline) -> Result<Busy<'_>, Error> {
         if deadline.has_passed() {
             return Err(Error::timeout("the call"));
         }
@@ -181,16 +189,24 @@ impl Inner {
             return Err(Error::Forked);
         }
         self.busy.fetch_add(1, Ordering::SeqCst);
-        let busy = Busy { inner: self, measured: None };
+        let span = if tiffin_trace::is_active() { self.start_span(call) } else { None };
+        let busy = Busy { inner: self, span, measured: None };
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(busy) }
     }
 
     /// The same for a call that moves no bytes. It is measured until the result is dropped.
     pub(crate) fn enter_for(&self, operation: Operation, deadline: Deadline) -> Result<Busy<'_>, Error> {
         let began = Instant::now();
-        let mut busy = self.enter(deadline)?;
+        let mut busy = self.enter(operation.name(), deadline)?;
         busy.measured = Some((operation, began));
         Ok(busy)
+    }
+
+    /// The span of a call, if its caller traces it and this client exports spans.
+    #[cold]
+    fn start_span(&self, call: &'static str) -> Option<Span> {
+        let tracer = self.tracer.as_ref()?;
+        tracer.start(Name::Step(call), Kind::Internal, tiffin_trace::current()?.context)
     }
 
     /// Whether it was closed: it has disconnected, or is about to.
@@ -380,6 +396,9 @@ impl Inner {
         quiet.await.map_err(|_| Error::timeout("waiting for calls in progress"))?;
         goodbye(self.leave(), deadline.instant()).await;
         self.give_up_room(deadline).await;
+        if let Some(tracer) = &self.tracer {
+            tracer.flush(deadline.instant().min(Instant::now() + FLUSH_TIME_MAX)).await;
+        }
         Ok(())
     }
 
@@ -555,6 +574,13 @@ impl Drop for Inner {
         if !connections.is_empty() {
             self.runtime.spawn(goodbye(connections, Instant::now() + GOODBYE_TIME_MAX));
         }
+    }
+}
+
+impl<'a> Busy<'a> {
+    /// Runs the work of the operation, inside its span.
+    pub(crate) fn run<F>(self, work: F) -> Traced<'a, F> {
+        Traced::new(self, work)
     }
 }
 

@@ -100,8 +100,9 @@ impl Lease {
         tensors: Vec<(String, Vec<TargetBuf<'_>>)>,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let _busy = self.guard.inner.enter(deadline)?;
-        let results = read(&self.guard.inner, &[LeaseRead { lease: self, tensors }], deadline).await;
+        let busy = self.guard.inner.enter("read_leased", deadline)?;
+        let reads = [LeaseRead { lease: self, tensors }];
+        let results = busy.run(read(&self.guard.inner, &reads, deadline)).await;
         results.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
     }
 
@@ -119,14 +120,14 @@ impl Lease {
     /// otherwise copies them. Borrowed bytes do not change while the view exists, even if the lease or the
     /// sample ends.
     pub async fn view(&self, names: &[&str], deadline: Deadline) -> Result<Vec<View>, Error> {
-        let _busy = self.guard.inner.enter(deadline)?;
+        let busy = self.guard.inner.enter("view", deadline)?;
         self.check_held()?;
         let mut parts = Vec::with_capacity(names.len());
         for name in names {
             let Tensor { offset, bytes, .. } = *self.tensor(name)?;
             parts.push(Part { key: self.key.clone(), range: Some(offset..offset.saturating_add(bytes)) });
         }
-        let views = view::view(&self.guard.inner, &parts, deadline).await;
+        let views = busy.run(view::view(&self.guard.inner, &parts, deadline)).await;
         views.into_iter().map(|view| self.check_generation(view)).collect()
     }
 

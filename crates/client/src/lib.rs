@@ -120,6 +120,7 @@ mod running;
 mod sample;
 mod stream;
 mod tend;
+mod traced;
 mod types;
 mod view;
 
@@ -142,6 +143,7 @@ pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, Seen, StreamEnd};
 pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
+pub use tiffin_trace as trace;
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, this_process};
 pub use tiffin_types::attributes::Consumption;
@@ -204,8 +206,8 @@ impl Client {
         patience: Patience,
         deadline: Deadline,
     ) -> Vec<Result<Stored, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => put::put(&self.inner, puts, patience, deadline).await,
+        match self.inner.enter("put", deadline) {
+            Ok(busy) => busy.run(put::put(&self.inner, puts, patience, deadline)).await,
             Err(error) => batch::all(puts.len(), &error),
         }
     }
@@ -221,8 +223,8 @@ impl Client {
         patience: Patience,
         deadline: Deadline,
     ) -> Vec<Result<Reserved, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => reserved::reserve(&self.inner, spaces, patience, deadline).await,
+        match self.inner.enter("reserve", deadline) {
+            Ok(busy) => busy.run(reserved::reserve(&self.inner, spaces, patience, deadline)).await,
             Err(error) => batch::all(spaces.len(), &error),
         }
     }
@@ -233,8 +235,8 @@ impl Client {
         puts: &[(&Reserved, Vec<SourceBuf<'_>>)],
         deadline: Deadline,
     ) -> Vec<Result<Stored, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => reserved::put_reserved(&self.inner, puts, deadline).await,
+        match self.inner.enter("put_reserved", deadline) {
+            Ok(busy) => busy.run(reserved::put_reserved(&self.inner, puts, deadline)).await,
             Err(error) => batch::all(puts.len(), &error),
         }
     }
@@ -246,8 +248,8 @@ impl Client {
         pieces: &[(&Reserved, Piece<'_>)],
         deadline: Deadline,
     ) -> Vec<Result<(), Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => pieces::write(&self.inner, pieces, deadline).await,
+        match self.inner.enter("write_reserved", deadline) {
+            Ok(busy) => busy.run(pieces::write(&self.inner, pieces, deadline)).await,
             Err(error) => batch::all(pieces.len(), &error),
         }
     }
@@ -260,8 +262,8 @@ impl Client {
         reserved: &[&Reserved],
         deadline: Deadline,
     ) -> Vec<Result<Stored, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => pieces::commit(&self.inner, reserved, deadline).await,
+        match self.inner.enter("commit_reserved", deadline) {
+            Ok(busy) => busy.run(pieces::commit(&self.inner, reserved, deadline)).await,
             Err(error) => batch::all(reserved.len(), &error),
         }
     }
@@ -273,8 +275,8 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Object, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => buffers::get_owned(&self.inner, keys, Vec::new(), options, deadline).await,
+        match self.inner.enter("get", deadline) {
+            Ok(busy) => busy.run(buffers::get_owned(&self.inner, keys, Vec::new(), options, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -288,8 +290,8 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Fetched, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => get::get_into(&self.inner, items, options, deadline).await,
+        match self.inner.enter("get", deadline) {
+            Ok(busy) => busy.run(get::get_into(&self.inner, items, options, deadline)).await,
             Err(error) => batch::all(items.len(), &error),
         }
     }
@@ -303,8 +305,8 @@ impl Client {
         options: GetOptions,
         deadline: Deadline,
     ) -> Vec<Result<Fetched, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => get::drive(&self.inner, keys, landing, options, deadline).await,
+        match self.inner.enter("get", deadline) {
+            Ok(busy) => busy.run(get::drive(&self.inner, keys, landing, options, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -319,10 +321,10 @@ impl Client {
     /// Views ranges of objects, as [`Self::view`] does whole objects. A borrowed view keeps the memory of
     /// the whole object.
     pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => {
+        match self.inner.enter("view", deadline) {
+            Ok(busy) => {
                 let began = Instant::now();
-                let views = view::view(&self.inner, parts, deadline).await;
+                let views = busy.run(view::view(&self.inner, parts, deadline)).await;
                 // Those that cannot be viewed in place are copied: a get measures its path.
                 let is_borrowed = |it: &Result<View, Error>| it.as_ref().is_ok_and(View::is_borrowed);
                 let path = if views.iter().all(is_borrowed) { Path::SharedMemory } else { Path::Tcp };
@@ -342,7 +344,7 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Option<Info>, Error>> {
         match self.inner.enter_for(Operation::Exists, deadline) {
-            Ok(_busy) => names::resolve(&self.inner, keys, options, deadline).await,
+            Ok(busy) => busy.run(names::resolve(&self.inner, keys, options, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -361,7 +363,7 @@ impl Client {
     /// available as keys.
     pub async fn exists_packed(&self, keys: &Keys, options: ResolveOptions, deadline: Deadline) -> Presences {
         match self.inner.enter_for(Operation::Exists, deadline) {
-            Ok(_busy) => names::exists(&self.inner, keys, options, deadline).await,
+            Ok(busy) => busy.run(names::exists(&self.inner, keys, options, deadline)).await,
             Err(error) => Presences::failed(keys.len(), &error),
         }
     }
@@ -375,7 +377,7 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<PrefetchOutcome, Error>> {
         match self.inner.enter_for(Operation::Prefetch, deadline) {
-            Ok(_busy) => prefetch::prefetch(&self.inner, keys, ahead, deadline).await,
+            Ok(busy) => busy.run(prefetch::prefetch(&self.inner, keys, ahead, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -387,8 +389,8 @@ impl Client {
         keys: &[Key],
         deadline: Deadline,
     ) -> Vec<Result<PrefetchOutcome, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => prefetch::cancel(&self.inner, keys, deadline).await,
+        match self.inner.enter("cancel_prefetch", deadline) {
+            Ok(busy) => busy.run(prefetch::cancel(&self.inner, keys, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -404,7 +406,7 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
         match self.inner.enter_for(Operation::Delete, deadline) {
-            Ok(_busy) => names::delete(&self.inner, keys, options, deadline).await,
+            Ok(busy) => busy.run(names::delete(&self.inner, keys, options, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -416,8 +418,8 @@ impl Client {
         options: DeleteOptions,
         deadline: Deadline,
     ) -> Result<DeletedMatching, Error> {
-        let _busy = self.inner.enter_for(Operation::Delete, deadline)?;
-        names::delete_matching(&self.inner, pattern, options, deadline).await
+        let busy = self.inner.enter_for(Operation::Delete, deadline)?;
+        busy.run(names::delete_matching(&self.inner, pattern, options, deadline)).await
     }
 
     /// Lists all objects that match, in the order of their keys.
@@ -437,8 +439,8 @@ impl Client {
         options: &ListOptions,
         deadline: Deadline,
     ) -> Result<Vec<ListItem>, Error> {
-        let _busy = self.inner.enter_for(Operation::List, deadline)?;
-        names::list(&self.inner, pattern, options, deadline).await
+        let busy = self.inner.enter_for(Operation::List, deadline)?;
+        busy.run(names::list(&self.inner, pattern, options, deadline)).await
     }
 
     /// Lists some of the objects that match, in arbitrary order, from the cursor of the previous page on.
@@ -452,14 +454,14 @@ impl Client {
         (cursor, limit): (u64, u32),
         deadline: Deadline,
     ) -> Result<Listed, Error> {
-        let _busy = self.inner.enter_for(Operation::List, deadline)?;
-        names::page(&self.inner, pattern, pinned_by, (cursor, limit), deadline).await
+        let busy = self.inner.enter_for(Operation::List, deadline)?;
+        busy.run(names::page(&self.inner, pattern, pinned_by, (cursor, limit), deadline)).await
     }
 
     /// Describes the cluster as the master sees it.
     pub async fn stat(&self, deadline: Deadline) -> Result<Stat, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        names::stat(&self.inner, deadline).await
+        let busy = self.inner.enter("stat", deadline)?;
+        busy.run(names::stat(&self.inner, deadline)).await
     }
 
     /// Protects objects from eviction, on behalf of an owner. Pinning twice has no further effect.
@@ -467,9 +469,9 @@ impl Client {
     /// After `Ok` the nodes have recorded the pin, and it survives a restart of the master. It ends with
     /// [`Self::unpin`], [`Self::drop_pins`], or the object. Pinned objects can be deleted.
     pub async fn pin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<(), Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => {
-                let pinned = lifetimes::pin(&self.inner, keys, owner, true, deadline).await;
+        match self.inner.enter("pin", deadline) {
+            Ok(busy) => {
+                let pinned = busy.run(lifetimes::pin(&self.inner, keys, owner, true, deadline)).await;
                 pinned.into_iter().map(|it| it.map(|_| ())).collect()
             }
             Err(error) => batch::all(keys.len(), &error),
@@ -479,49 +481,49 @@ impl Client {
     /// Ends an owner's pins of these objects, and returns for each whether the owner had pinned it. The
     /// objects stay.
     pub async fn unpin(&self, keys: &[Key], owner: &str, deadline: Deadline) -> Vec<Result<bool, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => lifetimes::pin(&self.inner, keys, owner, false, deadline).await,
+        match self.inner.enter("unpin", deadline) {
+            Ok(busy) => busy.run(lifetimes::pin(&self.inner, keys, owner, false, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
 
     /// Ends all pins of an owner. Returns their number, and the nodes that could not confirm.
     pub async fn drop_pins(&self, owner: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lifetimes::drop_pins(&self.inner, owner, deadline).await
+        let busy = self.inner.enter("drop_pins", deadline)?;
+        busy.run(lifetimes::drop_pins(&self.inner, owner, deadline)).await
     }
 
     /// Changes the limits of this client's namespace that the change names. Existing objects stay.
     pub async fn set_policy(&self, change: PolicyChange, deadline: Deadline) -> Result<(), Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lifetimes::set_policy(&self.inner, change, deadline).await
+        let busy = self.inner.enter("set_policy", deadline)?;
+        busy.run(lifetimes::set_policy(&self.inner, change, deadline)).await
     }
 
     /// Declares the disconnected node or disk of that name, or of that segment id, lost: objects that only it
     /// holds are removed. A lost node that returns starts empty. A name that several of them have is refused.
     pub async fn forget_node(&self, name: &str, deadline: Deadline) -> Result<Forgotten, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lifetimes::forget_node(&self.inner, name, deadline).await
+        let busy = self.inner.enter("forget_node", deadline)?;
+        busy.run(lifetimes::forget_node(&self.inner, name, deadline)).await
     }
 
     /// Lets the members of another cluster join this one, with their objects. For a cluster whose master has
     /// lost its state after a new node had joined.
     pub async fn admit_cluster(&self, cluster: ClusterId, deadline: Deadline) -> Result<(), Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lifetimes::admit_cluster(&self.inner, cluster, deadline).await
+        let busy = self.inner.enter("admit_cluster", deadline)?;
+        busy.run(lifetimes::admit_cluster(&self.inner, cluster, deadline)).await
     }
 
     /// Waits until the usage of the namespace reaches a mark, and returns the usage. The master sends a
     /// notification; there is no polling. Fails with [`Error::Timeout`] at the deadline.
     pub async fn wait_usage(&self, until: Watermark, deadline: Deadline) -> Result<NamespaceStat, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lifetimes::wait_usage(&self.inner, until, deadline).await
+        let busy = self.inner.enter("wait_usage", deadline)?;
+        busy.run(lifetimes::wait_usage(&self.inner, until, deadline)).await
     }
 
     /// Explains what keeps objects, or how they were removed.
     pub async fn why(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<Why, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => lifetimes::why(&self.inner, keys, deadline).await,
+        match self.inner.enter("why", deadline) {
+            Ok(busy) => busy.run(lifetimes::why(&self.inner, keys, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -536,8 +538,8 @@ impl Client {
         patience: Patience,
         deadline: Deadline,
     ) -> Vec<Result<SampleRef, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => sample::put_samples(&self.inner, samples, patience, deadline).await,
+        match self.inner.enter("put_samples", deadline) {
+            Ok(busy) => busy.run(sample::put_samples(&self.inner, samples, patience, deadline)).await,
             Err(error) => batch::all(samples.len(), &error),
         }
     }
@@ -551,7 +553,7 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Lease, Error>> {
         match self.inner.enter_for(Operation::Lease, deadline) {
-            Ok(_busy) => lease::lease(&self.inner, samples, group, deadline).await,
+            Ok(busy) => busy.run(lease::lease(&self.inner, samples, group, deadline)).await,
             Err(error) => batch::all(samples.len(), &error),
         }
     }
@@ -562,8 +564,8 @@ impl Client {
         keys: &[Key],
         deadline: Deadline,
     ) -> Vec<Result<(Manifest, Generation), Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => lease::manifests(&self.inner, keys, deadline).await,
+        match self.inner.enter("manifests", deadline) {
+            Ok(busy) => busy.run(lease::manifests(&self.inner, keys, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
         }
     }
@@ -575,8 +577,8 @@ impl Client {
         reads: &[LeaseRead<'_, '_>],
         deadline: Deadline,
     ) -> Vec<Result<(), Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => lease::read(&self.inner, reads, deadline).await,
+        match self.inner.enter("read_leased", deadline) {
+            Ok(busy) => busy.run(lease::read(&self.inner, reads, deadline)).await,
             Err(error) => batch::all(reads.len(), &error),
         }
     }
@@ -584,8 +586,8 @@ impl Client {
     /// Ends leases of this client without consuming the samples. A lease that has already ended is not an
     /// error.
     pub async fn release(&self, leases: &[&Lease], deadline: Deadline) -> Result<(), Error> {
-        let _busy = self.inner.enter(deadline)?;
-        lease::release(&self.inner, leases, deadline).await
+        let busy = self.inner.enter("release", deadline)?;
+        busy.run(lease::release(&self.inner, leases, deadline)).await
     }
 
     /// Acknowledges samples on behalf of a consumer group; no lease is needed. A sample that every group
@@ -597,7 +599,9 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
         match self.inner.enter_for(Operation::Ack, deadline) {
-            Ok(_busy) => lease::ack(&self.inner, samples, group, lease::How::default(), deadline).await,
+            Ok(busy) => {
+                busy.run(lease::ack(&self.inner, samples, group, lease::How::default(), deadline)).await
+            }
             Err(error) => batch::all(samples.len(), &error),
         }
     }
@@ -611,15 +615,9 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<Acked, Error>> {
         match self.inner.enter_for(Operation::Ack, deadline) {
-            Ok(_busy) => {
-                lease::ack(
-                    &self.inner,
-                    samples,
-                    group,
-                    lease::How { unless_leased: true, abort: false },
-                    deadline,
-                )
-                .await
+            Ok(busy) => {
+                let how = lease::How { unless_leased: true, abort: false };
+                busy.run(lease::ack(&self.inner, samples, group, how, deadline)).await
             }
             Err(error) => batch::all(samples.len(), &error),
         }
@@ -630,8 +628,8 @@ impl Client {
     ///
     /// A stream is made of the samples that were put with its name ([`PutOptions::stream`]), in that order.
     pub async fn open_stream(&self, open: OpenStream, deadline: Deadline) -> Result<StreamStat, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        stream::open(&self.inner, open, deadline).await
+        let busy = self.inner.enter("open_stream", deadline)?;
+        busy.run(stream::open(&self.inner, open, deadline)).await
     }
 
     /// Ends a stream: nothing can be appended. Readers see the end after the last sample. They see a
@@ -642,15 +640,15 @@ impl Client {
         failure: Option<String>,
         deadline: Deadline,
     ) -> Result<StreamStat, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        stream::end(&self.inner, name, failure, deadline).await
+        let busy = self.inner.enter("end_stream", deadline)?;
+        busy.run(stream::end(&self.inner, name, failure, deadline)).await
     }
 
     /// Deletes all remaining samples of a stream. Returns their number, and the nodes that could not
     /// confirm. Its readers see a failure.
     pub async fn drop_stream(&self, name: &str, deadline: Deadline) -> Result<DeletedMatching, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        stream::drop_all(&self.inner, name, deadline).await
+        let busy = self.inner.enter("drop_stream", deadline)?;
+        busy.run(stream::drop_all(&self.inner, name, deadline)).await
     }
 
     /// Leases the next samples of a stream that no other client of the group has leased or acknowledged.
@@ -659,8 +657,8 @@ impl Client {
     ///
     /// A pulled sample is delivered to the group again if its lease ends without an acknowledgement.
     pub async fn pull(&self, pull: &Pull, deadline: Deadline) -> Result<Pulled, Error> {
-        let _busy = self.inner.enter_for(Operation::Pull, deadline)?;
-        stream::pull(&self.inner, pull, deadline).await
+        let busy = self.inner.enter_for(Operation::Pull, deadline)?;
+        busy.run(stream::pull(&self.inner, pull, deadline)).await
     }
 
     /// Lists the samples of a stream after a position, leased or not, without leasing any. Waits for the
@@ -672,8 +670,8 @@ impl Client {
         at_most: u32,
         deadline: Deadline,
     ) -> Result<Seen, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        stream::look(&self.inner, stream, behind, at_most, deadline).await
+        let busy = self.inner.enter("look", deadline)?;
+        busy.run(stream::look(&self.inner, stream, behind, at_most, deadline)).await
     }
 
     /// Aborts samples: no group is to consume them. When this returns, they are removed for every process
@@ -685,10 +683,10 @@ impl Client {
         unless_leased: bool,
         deadline: Deadline,
     ) -> Vec<Result<bool, Error>> {
-        match self.inner.enter(deadline) {
-            Ok(_busy) => {
+        match self.inner.enter("abort", deadline) {
+            Ok(busy) => {
                 let how = lease::How { abort: true, unless_leased };
-                let acked = lease::ack(&self.inner, samples, "", how, deadline).await;
+                let acked = busy.run(lease::ack(&self.inner, samples, "", how, deadline)).await;
                 acked.into_iter().map(|it| it.map(|acked| acked == Acked::Freed)).collect()
             }
             Err(error) => batch::all(samples.len(), &error),
@@ -697,7 +695,7 @@ impl Client {
 
     /// Connects to nodes before they are needed, and returns how each is reached.
     pub async fn meet(&self, nodes: &[NodeInfo], deadline: Deadline) -> Vec<Route> {
-        match self.inner.enter(deadline) {
+        match self.inner.enter("meet", deadline) {
             Ok(_busy) => self.inner.nodes.meet(nodes, deadline).await,
             Err(_) => Vec::new(),
         }
@@ -739,6 +737,12 @@ impl Client {
     #[must_use]
     pub fn disk_reads(&self) -> u64 {
         self.inner.nodes.disk_reads()
+    }
+
+    /// Exports the spans of traced calls, if a collector is set ([`ConnectOptions::trace`]).
+    #[must_use]
+    pub fn tracer(&self) -> Option<&trace::Tracer> {
+        self.inner.tracer.as_ref()
     }
 
     /// The id of this client. It never changes.

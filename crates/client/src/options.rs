@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tiffin_trace::TracerSettings;
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::NodeMemory;
 use tiffin_types::NAMESPACE_DEFAULT;
@@ -117,6 +118,9 @@ pub struct ConnectOptions {
     /// Time limit for connecting. [`Client::connect`](crate::Client::connect) applies it to the master.
     /// Later calls apply it when they reconnect to the master or to a node, within their own deadline.
     pub connect_time: Duration,
+    /// The collector of spans, if there is one. Only calls of callers that trace have spans
+    /// ([`trace::scoped`](crate::trace::scoped)).
+    pub trace: Option<TracerSettings>,
 }
 
 impl ConnectOptions {
@@ -133,6 +137,7 @@ impl ConnectOptions {
             home_memory: None,
             home_disks: Vec::new(),
             connect_time: CONNECT_TIME,
+            trace: None,
         }
     }
 }

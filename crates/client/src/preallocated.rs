@@ -57,7 +57,7 @@ async fn fetch(client: Weak<Inner>, order: OfferOrder) {
 /// Requests offers and keeps them. Returns whether a task must be started to maintain them.
 async fn fill(inner: &Inner, order: OfferOrder) -> bool {
     // A closed client does not reconnect, and a client that closes waits for this call first.
-    let Ok(_busy) = inner.enter(Deadline::after(ASK_TIME_MAX)) else { return false };
+    let Ok(_busy) = inner.enter("preallocate", Deadline::after(ASK_TIME_MAX)) else { return false };
     let offers = reserve(inner, order).await;
     let all = &inner.offers;
     let (left, needs_task) = all.lock().stock(order, offers, all.now_us());

@@ -85,15 +85,16 @@ impl Reserved {
     /// With another number of bytes it fails with [`Error::Invalid`], and the space stays reserved.
     /// Otherwise the space is used up: if the put fails or its future is dropped, the space is released.
     pub async fn put(&self, parts: Vec<SourceBuf<'_>>, deadline: Deadline) -> Result<Stored, Error> {
-        let _busy = self.inner.enter(deadline)?;
-        let stored = put_reserved(&self.inner, &[(self, parts)], deadline).await;
+        let busy = self.inner.enter("put_reserved", deadline)?;
+        let parts = [(self, parts)];
+        let stored = busy.run(put_reserved(&self.inner, &parts, deadline)).await;
         stored.into_iter().next().unwrap_or_else(|| Err(Error::misfit()))
     }
 
     /// Releases the space, and waits until the nodes have confirmed it. After an error the client keeps
     /// trying in the background. Releasing twice, or after use, is harmless.
     pub async fn release(&self, deadline: Deadline) -> Result<(), Error> {
-        let _busy = self.inner.enter(deadline)?;
+        let _busy = self.inner.enter("release", deadline)?;
         let alone = timeout_at(deadline.instant(), self.gate.write()).await;
         let _alone = alone.map_err(|_| Error::timeout("waiting to release"))?;
         let reserved_space = self.reserved_space().take();

@@ -183,6 +183,8 @@ impl OpenRoute {
     }
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
+        let sources = ops.iter().flat_map(|op| &op.sources);
+        let _span = crate::traced::transfer("write", self, sources.map(|it| it.len() as u64));
         match &self.mover {
             Mover::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
             // Only its node writes to a disk.

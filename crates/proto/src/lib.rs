@@ -12,15 +12,18 @@ pub mod frame;
 mod keys;
 mod messages;
 mod state;
+mod trace;
 
 use tiffin_types::RequestId;
 use tiffin_types::message::{
     ClientToMaster, ClientToNode, MasterToMember, MemberToMaster, Reply, Request, RequestRef,
 };
+use tiffin_types::trace::TraceContext;
 
 use crate::codec::{EncodeError, Malformed, Message, Reader, Writer};
 use crate::frame::Header;
 pub use crate::state::{STATE_BYTES_MAX, StateError, decode_state, encode_state, with_state_header};
+pub use crate::trace::trace_of;
 
 /// A message that was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +93,17 @@ impl Kind {
 
 /// The frame of a request.
 pub fn encode_request<'a>(id: RequestId, request: impl Into<RequestRef<'a>>) -> Result<Vec<u8>, EncodeError> {
+    encode_traced_request(id, request, None)
+}
+
+/// The same for a request that continues a trace.
+pub fn encode_traced_request<'a>(
+    id: RequestId,
+    request: impl Into<RequestRef<'a>>,
+    trace: Option<&TraceContext>,
+) -> Result<Vec<u8>, EncodeError> {
     let mut out = Writer::new(frame::begin());
+    trace.into_iter().for_each(|it| trace::encode(it, &mut out));
     let kind = encode_request_body(request.into(), &mut out);
     let mut bytes = out.finish()?;
     frame::finish(&mut bytes, kind, false, id);

@@ -12,8 +12,11 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tiffin_proto::codec::{EncodeError, Fault};
 use tiffin_proto::frame::{self, Decoder, HEADER_BYTES, PAYLOAD_BYTES_MAX};
-use tiffin_proto::{DecodeError, Incoming, decode, encode_reply, encode_request, kinds};
+use tiffin_proto::{
+    DecodeError, Incoming, decode, encode_reply, encode_request, encode_traced_request, kinds, trace_of,
+};
 use tiffin_types::message::*;
+use tiffin_types::trace::TraceContext;
 use tiffin_types::*;
 
 fn incoming(bytes: &[u8]) -> Result<Incoming, DecodeError> {
@@ -61,6 +64,13 @@ proptest! {
             });
             prop_assert_eq!(&incoming(&later).unwrap(), &sent);
         }
+        // With a trace context, which is skipped as any other field that a receiver does not know.
+        let Incoming::Request(_, request) = &sent else { unreachable!() };
+        let trace = TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+        let traced = encode_traced_request(id, request, trace.as_ref()).unwrap();
+        prop_assert_eq!(&incoming(&traced).unwrap(), &sent);
+        prop_assert_eq!(trace_of(&traced[HEADER_BYTES..]), trace);
+        prop_assert_eq!(trace_of(&bytes[HEADER_BYTES..]), None);
     }
 
     #[test]
@@ -89,6 +99,21 @@ fn generators_cover_every_kind() {
         seen.insert(tiffin_proto::reply_kind(&reply).number);
     }
     assert_eq!(seen, all);
+}
+
+#[test]
+fn damaged_trace_context_is_ignored() {
+    let trace = TraceContext::new([1; 16], [2; 8], 1).unwrap();
+    let bytes = encode_traced_request(RequestId(1), RequestRef::Goodbye, Some(&trace)).unwrap();
+    let payload = &bytes[HEADER_BYTES..];
+    assert_eq!(trace_of(payload), Some(trace));
+    for cut in 0..payload.len() {
+        assert_eq!(trace_of(&payload[..cut]), None, "cut at {cut}");
+    }
+    let zero = [&payload[..3], &[0; TraceContext::BYTES]].concat();
+    assert_eq!(trace_of(&zero), None, "its ids are zero");
+    let longer = [&[0xc2, 0x3e, 26], &payload[3..], &[0]].concat();
+    assert_eq!(trace_of(&longer), None, "it has another length");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tiffin_trace::{Kind, Name, Span, TraceContext};
 use tiffin_types::RequestId;
 use tiffin_types::message::{ClientToMaster, Hello, Reply, RequestRef, Welcome};
 use tokio::sync::oneshot;
@@ -33,6 +34,10 @@ struct Shared {
     lanes: Arc<Lanes>,
 }
 
+/// The name of the master in spans.
+pub const MASTER_SERVICE: &str = "tiffin.Master";
+/// The name of nodes in spans.
+pub const NODE_SERVICE: &str = "tiffin.Node";
 /// The most late replies at a time. A peer that owes more is disconnected.
 const LATE_MAX: usize = 4096;
 
@@ -116,7 +121,7 @@ impl Connection {
 
     /// Says goodbye, after all messages sent before. Nothing else may be called meanwhile or afterwards.
     pub async fn goodbye(&self, deadline: Instant) -> Result<(), CallError> {
-        self.shared.call(&[], RequestRef::Goodbye, deadline, None).await.map(drop)
+        self.shared.call(&[], (RequestRef::Goodbye, None), deadline, None).await.map(drop)
     }
 
     /// Where it was connected to.
@@ -148,10 +153,49 @@ impl Connection {
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
+        let mut traced = Traced::begin(request);
+        let trace = traced.context.as_ref();
         let lane = if blocking() == Blocking::Never { None } else { self.shared.lanes.begin() };
-        match lane {
-            Some(lane) => self.shared.call_on(lane, told, request, deadline, late).await,
-            None => self.shared.call(told, request, deadline, late).await,
+        let reply = match lane {
+            Some(lane) => self.shared.call_on(lane, told, (request, trace), deadline, late).await,
+            None => self.shared.call(told, (request, trace), deadline, late).await,
+        };
+        traced.end(&reply);
+        reply
+    }
+}
+
+/// The span of a call, and the context that its request carries; nothing if the call is not traced.
+struct Traced {
+    context: Option<TraceContext>,
+    span: Option<Span>,
+}
+
+impl Traced {
+    #[inline]
+    fn begin(request: RequestRef<'_>) -> Self {
+        if tiffin_trace::is_active() {
+            Self::begin_active(request)
+        } else {
+            Self { context: None, span: None }
+        }
+    }
+
+    #[cold]
+    fn begin_active(request: RequestRef<'_>) -> Self {
+        let Some(current) = tiffin_trace::current() else { return Self { context: None, span: None } };
+        let service =
+            if matches!(request, RequestRef::ClientToNode(_)) { NODE_SERVICE } else { MASTER_SERVICE };
+        let name = Name::Request(service, tiffin_proto::request_kind(request).name);
+        let span = current.tracer.and_then(|it| it.start(name, Kind::Client, current.context));
+        // Without a span of its own, the server's span is a child of the caller's.
+        let below = span.as_ref().and_then(Span::current);
+        Self { context: Some(below.map_or(current.context, |it| it.context)), span }
+    }
+
+    fn end(&mut self, reply: &Result<Reply, CallError>) {
+        if let (Some(span), Err(error)) = (&mut self.span, reply) {
+            span.fail(error.kind());
         }
     }
 }
@@ -167,7 +211,7 @@ impl Shared {
     async fn call(
         &self,
         told: &[ClientToMaster],
-        request: RequestRef<'_>,
+        (request, trace): (RequestRef<'_>, Option<&TraceContext>),
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
@@ -176,7 +220,7 @@ impl Shared {
         for it in told {
             frames.push(tiffin_proto::encode_request(self.next_id(), it)?);
         }
-        frames.push(tiffin_proto::encode_request(id, request)?);
+        frames.push(tiffin_proto::encode_traced_request(id, request, trace)?);
         let mut call = self.enter(id, late, is_cancellable(request)).ok_or_else(|| self.lost())?;
         let sending = async {
             let mut ticket = None;
@@ -208,7 +252,7 @@ impl Shared {
         &self,
         mut lane: LaneCall,
         told: &[ClientToMaster],
-        request: RequestRef<'_>,
+        (request, trace): (RequestRef<'_>, Option<&TraceContext>),
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
@@ -216,7 +260,7 @@ impl Shared {
         for it in told {
             frames.push(tiffin_proto::encode_request(lane.next_id(), it)?);
         }
-        frames.push(tiffin_proto::encode_request(lane.id(), request)?);
+        frames.push(tiffin_proto::encode_traced_request(lane.id(), request, trace)?);
         let sending = async {
             let mut ticket = None;
             for frame in frames {

@@ -37,7 +37,7 @@ use tiffin_types::message::{Reason, Refusal};
 
 pub use address::{Address, AddressError};
 pub use blocking::{Blocking, blocking, with_blocking};
-pub use connection::Connection;
+pub use connection::{Connection, MASTER_SERVICE, NODE_SERVICE};
 pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;
 pub use local::Reach;
@@ -140,6 +140,24 @@ pub enum CallError {
     /// The request must not be sent, so nothing was done.
     #[error(transparent)]
     TooLarge(#[from] EncodeError),
+}
+
+impl CallError {
+    /// The kind of the failure in one word, for spans.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Connect { .. } => "connect",
+            Self::Resolve { .. } => "resolve",
+            Self::Timeout { .. } => "timeout",
+            Self::Lost { .. } => "lost",
+            Self::Unanswered { .. } => "unanswered",
+            Self::Refused(_) => "refused",
+            Self::Protocol { .. } => "protocol",
+            Self::Foreign { .. } => "foreign",
+            Self::NoLeader { .. } => "no_leader",
+            Self::TooLarge(_) => "too_large",
+        }
+    }
 }
 
 /// Compares two secrets in a time that depends on their lengths only, so that a token cannot be guessed byte

@@ -19,6 +19,7 @@ use tiffin_proto::frame::{self, FrameError, HEADER_BYTES, Header};
 use tiffin_proto::{DecodeError, Incoming};
 use tiffin_types::RequestId;
 use tiffin_types::message::{Reason, Refusal, Reply, RequestRef};
+use tiffin_types::trace::TraceContext;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
@@ -63,6 +64,8 @@ pub struct Inbox {
     taken: usize,
     payload_bytes_max: usize,
     side: Side,
+    /// The trace context of the message that was decoded last.
+    trace: Option<TraceContext>,
 }
 
 /// The side of a connection.
@@ -162,7 +165,9 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Ou
         runtime: Handle::current(),
     });
     let outbox = Outbox { shared: shared.clone() };
-    (outbox, Inbox { shared, readable: None, buffer: Vec::new(), taken: 0, payload_bytes_max, side })
+    let inbox =
+        Inbox { shared, readable: None, buffer: Vec::new(), taken: 0, payload_bytes_max, side, trace: None };
+    (outbox, inbox)
 }
 
 impl Outbox {
@@ -306,6 +311,12 @@ impl Inbox {
         }
     }
 
+    /// The trace context of the request that was received last, if it has one.
+    #[must_use]
+    pub fn trace(&self) -> Option<TraceContext> {
+        self.trace
+    }
+
     /// From now on no task is woken by incoming bytes, until one waits for them again.
     pub fn unwatch(&mut self) {
         self.readable = None;
@@ -414,6 +425,7 @@ impl Inbox {
             }
             let Some(payload) = rest.get(..len) else { return Ok(None) };
             frame::verify(&header, payload)?;
+            self.trace = tiffin_proto::trace_of(payload);
             let decoded = tiffin_proto::decode(&header, payload);
             self.taken += HEADER_BYTES + len;
             if self.taken == self.buffer.len() {

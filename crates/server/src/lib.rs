@@ -28,6 +28,7 @@ pub mod node;
 mod reply_path;
 pub mod supervise;
 mod tenants;
+mod traced;
 pub mod up;
 mod watch;
 pub mod why;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
+use tiffin_trace::TraceContext;
 use tiffin_types::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
 use tiffin_types::{ClientId, ConnId, RequestId};
 use tokio::time::Instant;
@@ -92,7 +93,7 @@ pub(crate) async fn serve_lane(
     greeting: Greeting,
     welcome: Welcome,
     client: Result<ConnId, Refusal>,
-    serve: impl Fn(ConnId, RequestId, Request, &Outbox),
+    serve: impl Fn((ConnId, RequestId), Request, Option<TraceContext>, &Outbox),
 ) {
     let conn = match client {
         Ok(conn) => conn,
@@ -102,7 +103,9 @@ pub(crate) async fn serve_lane(
     let (outbox, mut inbox) = greeting.welcome(welcome);
     while let Some(message) = inbox.next().await {
         match message {
-            Incoming::Request(id, request) if id.lane() == lane => serve(conn, id, request, &outbox),
+            Incoming::Request(id, request) if id.lane() == lane => {
+                serve((conn, id), request, inbox.trace(), &outbox);
+            }
             Incoming::Request(id, _) => {
                 let message = format!("request {} does not belong to lane {lane}", id.0);
                 outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }));

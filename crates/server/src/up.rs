@@ -43,7 +43,8 @@ impl Embedded {
         let drawn =
             host::draw().map_err(|source| StartError::System { what: "drawing a random number", source })?;
         let address = Address::Unix { name: format!("tiffin-{drawn:016x}") };
-        let master = MasterConfig { listen: vec![address], ..MasterConfig::default() };
+        let trace = node.trace.clone();
+        let master = MasterConfig { listen: vec![address], trace, ..MasterConfig::default() };
         let master = MasterServer::start(master).await?;
         let node = NodeConfig { master: master.address().clone().into(), listen: None, ..node };
         let node = NodeServer::start_with(node, counters).await?;

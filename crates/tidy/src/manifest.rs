@@ -8,7 +8,7 @@ use crate::tree::File;
 const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 28] = [
+pub const DIRECTION: [(&str, &[&str]); 29] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-measure", &[]),
@@ -28,6 +28,7 @@ pub const DIRECTION: [(&str, &[&str]); 28] = [
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),
     ("tiffin-proto", &["tiffin-types"]),
+    ("tiffin-trace", &["tiffin-types"]),
     ("tiffin-report", &["tiffin-types", "tiffin-kv-replay"]),
     (
         "tiffin-sim",
@@ -41,7 +42,7 @@ pub const DIRECTION: [(&str, &[&str]); 28] = [
             "tiffin-types",
         ],
     ),
-    ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-transport"]),
+    ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-trace", "tiffin-transport"]),
     (
         "tiffin-server",
         &[
@@ -51,6 +52,7 @@ pub const DIRECTION: [(&str, &[&str]); 28] = [
             "tiffin-etcd",
             "tiffin-measure",
             "tiffin-proto",
+            "tiffin-trace",
             "tiffin-transport",
             "tiffin-rpc",
             "tiffin-ssd",
@@ -63,6 +65,7 @@ pub const DIRECTION: [(&str, &[&str]); 28] = [
             "tiffin-session",
             "tiffin-measure",
             "tiffin-proto",
+            "tiffin-trace",
             "tiffin-transport",
             "tiffin-rpc",
         ],

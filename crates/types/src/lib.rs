@@ -12,6 +12,7 @@ pub mod message;
 pub mod names;
 pub mod sabotage;
 pub mod saved;
+pub mod trace;
 pub mod units;
 
 use std::fmt;

@@ -25,16 +25,18 @@ const HELP: [&str; 9] = [
     "?                this help",
 ];
 
+/// The smallest width of the first column.
+const NAME_WIDTH_MIN: u16 = 12;
+/// The smallest width of a column of numbers, with the space before it.
+const NUMBER_WIDTH_MIN: u16 = 11;
+
 /// Draws everything.
 pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
-    let [top, gauges, tabs, body, keys] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Min(3),
-        Constraint::Length(1),
-    ])
-    .areas(frame.area());
+    // In a low terminal the list comes first: the keys, the tiers and the names of the lists give way.
+    let height = frame.area().height;
+    let line = |least: u16| Constraint::Length(u16::from(height >= least));
+    let [top, gauges, tabs, body, keys] =
+        Layout::vertical([line(4), line(6), line(5), Constraint::Fill(1), line(7)]).areas(frame.area());
     frame.render_widget(title(state), top);
     draw_tiers(&state.snapshot, frame, gauges);
     let titles = TABS.iter().enumerate().map(|(at, it)| format!("{} {}", at + 1, it.title));
@@ -98,8 +100,12 @@ fn draw_tiers(snapshot: &Value, frame: &mut Frame<'_>, area: Rect) {
 fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
     let list = state.list();
     let Some(tab) = TABS.get(state.tab) else { return };
+    let lines = u16::from(list.more > 0 && area.height > 2);
+    let [area, last] = Layout::vertical([Constraint::Fill(1), Constraint::Length(lines)]).areas(area);
+    frame.render_widget(Paragraph::new(format!("and {} more", list.more)).dim(), last);
+    let columns = columns_that_fit(tab, area.width);
     let (sorted, is_reversed) = state.order.get(state.tab).copied().unwrap_or_default();
-    let head = tab.columns.iter().enumerate().map(|(at, name)| {
+    let head = tab.columns.iter().take(columns).enumerate().map(|(at, name)| {
         let mark = if at != sorted {
             ""
         } else if is_reversed {
@@ -110,16 +116,15 @@ fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
         Cell::from(Text::from(format!("{name}{mark}")).alignment(alignment(tab, at)))
     });
     let rows = list.rows.iter().map(|row| {
-        let cells = row.cells.iter().enumerate();
+        let cells = row.cells.iter().take(columns).enumerate();
         let cells =
             cells.map(|(at, it)| Cell::from(Text::from(it.text.clone()).alignment(alignment(tab, at))));
         Row::new(cells).style(if row.is_bad { Style::new().yellow() } else { Style::new() })
     });
-    let widths = tab.columns.iter().enumerate().map(|(at, name)| match (at, *name) {
-        (0, _) => Constraint::Fill(3),
-        (_, "state" | "path" | "quota") => Constraint::Length(16),
-        (_, "tier" | "by" | "fill") => Constraint::Length(8),
-        _ => Constraint::Fill(1),
+    let widths = tab.columns.iter().take(columns).enumerate().map(|(at, name)| match width(at, name) {
+        Width::Name => Constraint::Fill(3),
+        Width::Fixed(width) => Constraint::Length(width),
+        Width::Number => Constraint::Fill(1),
     });
     let table = Table::new(rows, widths)
         .header(Row::new(head).bold())
@@ -129,6 +134,38 @@ fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
     } else {
         frame.render_stateful_widget(table, area, &mut state.table);
     }
+}
+
+/// The width of a column.
+enum Width {
+    Name,
+    Number,
+    Fixed(u16),
+}
+
+fn width(column: usize, name: &str) -> Width {
+    match (column, name) {
+        (0, _) => Width::Name,
+        (_, "state" | "path" | "quota") => Width::Fixed(16),
+        (_, "tier" | "by" | "fill") => Width::Fixed(8),
+        _ => Width::Number,
+    }
+}
+
+/// The number of columns, from the left, that can be read in a terminal of this width; at least the first.
+fn columns_that_fit(tab: &rows::Tab, terminal: u16) -> usize {
+    let mut left = terminal;
+    let fits = |(at, name): &(usize, &&str)| {
+        let needed = match width(*at, name) {
+            Width::Name => NAME_WIDTH_MIN,
+            Width::Number => NUMBER_WIDTH_MIN,
+            Width::Fixed(width) => width + 1,
+        };
+        let fits = needed <= left;
+        left = left.saturating_sub(needed);
+        fits
+    };
+    tab.columns.iter().enumerate().take_while(fits).count().max(1)
 }
 
 /// Names and states are on the left, numbers on the right.
@@ -196,7 +233,11 @@ mod tests {
     }
 
     fn screen(state: &mut State) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(110, 16)).unwrap();
+        screen_of(state, 110, 16)
+    }
+
+    fn screen_of(state: &mut State, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(state, frame)).unwrap();
         terminal.backend().to_string()
     }
@@ -258,6 +299,53 @@ mod tests {
         shows(&mut state, &["rates of the last five minutes", "█"]);
         press(&mut state, KeyCode::Char('?'));
         shows(&mut state, &["sort by the next column"]);
+    }
+
+    #[test]
+    fn small_terminal_shows_what_fits() {
+        let mut state = State::new(snapshot());
+        for (width, height, shown, hidden) in [
+            (40, 10, vec!["alpha", "memory", "not reachable", "tiffin ready"], vec!["capacity"]),
+            (40, 4, vec!["alpha", "tiffin ready"], vec!["quit"]),
+            (20, 5, vec!["alpha", "1 nodes"], vec!["quit", "50 %", "state"]),
+            (12, 2, vec!["alpha"], vec!["tiffin"]),
+        ] {
+            let screen = screen_of(&mut state, width, height);
+            for word in shown {
+                assert!(screen.contains(word), "{word} is not in\n{screen}");
+            }
+            for word in hidden {
+                assert!(!screen.contains(word), "{word} is in\n{screen}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_size_of_the_terminal_is_too_small() {
+        for tab in 0..TABS.len() {
+            for (is_open, is_help) in [(false, false), (true, false), (false, true)] {
+                let mut state = State { tab, is_open, is_help, ..State::new(snapshot()) };
+                for (width, height) in (0..=24).flat_map(|width| (0..=9).map(move |height| (width, height))) {
+                    screen_of(&mut state, width, height);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_list_says_how_many_are_missing() {
+        let named = |at: usize| json!({"name": format!("ns-{at:04}"), "used": 5000 - at});
+        let namespaces: Vec<_> = (0..5000).map(named).collect();
+        let more = json!({"nodes": 0, "namespaces": 1234});
+        let mut state = State::new(json!({"namespaces": namespaces, "more": more}));
+        press(&mut state, KeyCode::Char('2'));
+        let screen = screen_of(&mut state, 40, 10);
+        assert!(screen.contains("ns-0000") && screen.contains("and 1234 more"), "{screen}");
+        press(&mut state, KeyCode::End);
+        let screen = screen_of(&mut state, 40, 10);
+        assert!(screen.contains("ns-4999") && !screen.contains("ns-0000"), "{screen}");
+        press(&mut state, KeyCode::Char('1'));
+        assert!(!screen_of(&mut state, 40, 10).contains("more"));
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) const TABS: [Tab; 5] = [
 /// The rows of a list.
 pub(super) struct List {
     pub(super) rows: Vec<Row>,
+    /// The number of rows that the server has left out.
+    pub(super) more: u64,
 }
 
 /// A cell: its text, and its value for sorting.
@@ -84,7 +86,8 @@ pub(super) fn list(snapshot: &Value, tab: usize) -> List {
         3 => ("operations", operation),
         _ => ("events", event),
     };
-    List { rows: snapshot[name].as_array().into_iter().flatten().map(row).collect() }
+    let rows = snapshot[name].as_array().into_iter().flatten().map(row).collect();
+    List { rows, more: number(&snapshot["more"], name) }
 }
 
 /// A text of the snapshot, escaped.

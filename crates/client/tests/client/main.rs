@@ -19,3 +19,4 @@ mod store;
 mod streams;
 mod support;
 mod tiers;
+mod traces;

@@ -14,6 +14,7 @@ pub mod nearest;
 pub mod page;
 pub(crate) mod storage;
 mod tier;
+mod trace;
 mod values;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use tiffin_rpc::{Address, Masters};
+use tiffin_trace::Endpoint;
 use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 use tiffin_types::NAMESPACE_DEFAULT;
@@ -91,6 +93,22 @@ pub struct CommonArgs {
     /// The format of a log line. Default: `text`.
     #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true)]
     pub log_format: Option<LogFormat>,
+
+    /// The collector that receives a server's spans by OTLP over HTTP, such as `http://127.0.0.1:4318`; `off`
+    /// for none.
+    /// Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else none.
+    #[arg(long, env = "TIFFIN_TRACE_ENDPOINT", value_name = "URL", global = true)]
+    pub trace_endpoint: Option<String>,
+
+    /// Not a setting of Tiffin: the default of `trace_endpoint`.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", hide = true, global = true)]
+    #[serde(skip)]
+    pub otel_traces_endpoint: Option<String>,
+
+    /// Not a setting of Tiffin: its default, without the path.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", hide = true, global = true)]
+    #[serde(skip)]
+    pub otel_endpoint: Option<String>,
 }
 
 /// Settings of a master.
@@ -413,6 +431,8 @@ pub struct MasterConfig {
     pub tenant_file: Option<PathBuf>,
     /// How events about stored and removed objects are published, if they are.
     pub events: Option<EventsConfig>,
+    /// Where spans are sent, if anywhere.
+    pub trace: Option<Endpoint>,
 }
 
 /// The settings of a node.
@@ -446,6 +466,8 @@ pub struct NodeConfig {
     pub token: String,
     /// Accept a non-loopback address without a token. Only stores that replace Mooncake's set it.
     pub exposed: bool,
+    /// Where spans are sent, if anywhere.
+    pub trace: Option<Endpoint>,
 }
 
 /// The settings of `tiffin up`.
@@ -498,7 +520,7 @@ impl CommonArgs {
             None => SettingsFile::default(),
         };
         let (mut args, said) = (self, file.common.clone());
-        fill!(args from said: token, log_level, log_format);
+        fill!(args from said: token, log_level, log_format, trace_endpoint);
         Ok((args, file))
     }
 
@@ -568,6 +590,7 @@ impl MasterArgs {
             tenants: false,
             tenant_file: None,
             events: None,
+            trace: common.trace()?,
         };
         config.check()?;
         Ok(config)
@@ -653,6 +676,7 @@ impl Default for MasterConfig {
             tenants: false,
             tenant_file: None,
             events: None,
+            trace: None,
         }
     }
 }
@@ -675,6 +699,7 @@ impl Default for NodeConfig {
             pool_on_stop: PoolEnd::Keep,
             token: String::new(),
             exposed: false,
+            trace: None,
         }
     }
 }

@@ -86,6 +86,7 @@ fn master_has_defaults() {
                 tenants: false,
                 tenant_file: None,
                 events: None,
+                trace: None,
             }"#]],
     );
 }
@@ -126,6 +127,7 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
                 pool_on_stop: Keep,
                 token: "secret",
                 exposed: false,
+                trace: None,
             }"#]],
     );
 }

@@ -32,6 +32,7 @@ use tiffin_core::master::{
     Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_rpc::{Address, Listener, Outbox, SendError};
+use tiffin_trace::Tracer;
 use tiffin_transport::peer::process_of;
 use tiffin_types::message::{List, Reason, Refusal, Reply, Resolve, Stat};
 use tiffin_types::sabotage::Sabotage;
@@ -48,7 +49,7 @@ use crate::reply_path::ReplyPath;
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::watch::Kind;
-use crate::{StartError, host, http};
+use crate::{StartError, host, http, traced};
 
 /// The number of heartbeats within the silence limit.
 const BEATS_PER_SILENCE: u32 = 4;
@@ -95,6 +96,8 @@ pub(crate) struct Shared {
     watched: Watched,
     /// Requests that take longer are logged; zero for none.
     slow: Duration,
+    /// Exports the spans of requests that continue a trace, if a collector is set.
+    tracer: Option<Tracer>,
     /// The file with the quotas of tenants, if there is one. It is locked while it is written.
     tenant_file: tokio::sync::Mutex<Option<PathBuf>>,
     /// The event queue, if events are published.
@@ -277,6 +280,7 @@ impl MasterServer {
         if let Some(ha) = self.shared.ha() {
             ha.resign().await;
         }
+        traced::flush(self.shared.tracer.as_ref(), None).await;
         tracing::info!(epoch = self.shared.epoch(), "master is down");
     }
 }
@@ -373,6 +377,7 @@ impl Shared {
             counters: Counters::default(),
             watched: Watched::default(),
             slow: config.slow,
+            tracer: traced::tracer(config.trace.as_ref(), "tiffin-master"),
             tenant_file: tokio::sync::Mutex::new(config.tenant_file.clone().filter(|_| config.tenants)),
             events: config.events.clone().map(|it| Arc::new(Events::new(it))),
             is_stopping: AtomicBool::new(false),

@@ -9,12 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
+use tiffin_rpc::MASTER_SERVICE;
+use tiffin_trace::{Name, TraceContext};
 use tiffin_types::message::{ClientToMaster, MemberToMaster, Reply, Request, Stat};
 use tiffin_types::{ConnId, RequestId, SegmentId};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::{Shared, State};
+use super::{Conn, Shared, State};
 use crate::metrics::{self, Asked, RequestKind, Shortage};
+use crate::traced;
 use crate::watch::{self, History, Journal, Kind, Live};
 
 /// The maximum number of requests that are timed while they wait for an answer.
@@ -50,18 +53,37 @@ pub(super) struct Timed {
     kind: RequestKind,
     may_wait: bool,
     began: Instant,
+    trace: Option<Box<RequestTrace>>,
     is_answered: Cell<bool>,
+}
+
+/// The trace that a request continues, and the name of its span.
+#[derive(Clone, Debug)]
+struct RequestTrace {
+    context: TraceContext,
+    name: Name,
+}
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+struct Waiting {
+    kind: RequestKind,
+    may_wait: bool,
+    began: Instant,
+    trace: Option<Box<RequestTrace>>,
 }
 
 /// Requests that wait for their answer.
 #[derive(Debug, Default)]
-pub(super) struct Unanswered(BTreeMap<(ConnId, RequestId), (RequestKind, bool, Instant)>);
+pub(super) struct Unanswered(BTreeMap<(ConnId, RequestId), Waiting>);
 
 impl Unanswered {
     /// Begins to time a request that was not answered at once.
     pub(super) fn add(&mut self, timed: &Timed) {
         if !timed.is_answered.get() && self.0.len() < UNANSWERED_MAX {
-            self.0.insert((timed.conn, timed.id), (timed.kind, timed.may_wait, timed.began));
+            let Timed { kind, may_wait, began, .. } = *timed;
+            let waiting = Waiting { kind, may_wait, began, trace: timed.trace.clone() };
+            self.0.insert((timed.conn, timed.id), waiting);
         }
     }
 
@@ -75,7 +97,7 @@ impl Unanswered {
 
 impl Shared {
     /// Counts a request and passes it to the core.
-    pub(super) fn asked(&self, conn: ConnId, id: RequestId, request: Request) {
+    pub(super) fn asked(&self, conn: ConnId, id: RequestId, request: Request, trace: Option<TraceContext>) {
         if let Request::ClientToMaster(ClientToMaster::Ping(ping)) = &request {
             self.counters.client_measured(&ping.measured);
         }
@@ -86,6 +108,10 @@ impl Shared {
             kind: RequestKind::of(&request),
             may_wait: RequestKind::may_wait(&request),
             began: Instant::now(),
+            trace: trace.map(|context| {
+                let name = Name::Request(MASTER_SERVICE, tiffin_proto::request_kind(&request).name);
+                Box::new(RequestTrace { context, name })
+            }),
             is_answered: Cell::new(false),
         };
         self.handle(super::Event::Request(conn, id, request), Some(&timed));
@@ -114,18 +140,43 @@ impl Shared {
             self.note_shortage(state.conns.get(&conn).map_or("", |it| &it.namespace), shortage);
         }
         match timed {
-            Some(it) if !it.is_answered.replace(true) => self.took(it.kind, it.may_wait, it.began),
+            Some(it) if !it.is_answered.replace(true) => {
+                self.took(
+                    (it.kind, it.may_wait),
+                    it.began,
+                    it.trace.as_deref(),
+                    state.conns.get(&conn),
+                    reply,
+                );
+            }
             Some(_) => {}
             None => {
-                let waited = state.unanswered.0.remove(&(conn, id));
-                waited.into_iter().for_each(|(kind, may_wait, began)| self.took(kind, may_wait, began));
+                if let Some(it) = state.unanswered.0.remove(&(conn, id)) {
+                    self.took(
+                        (it.kind, it.may_wait),
+                        it.began,
+                        it.trace.as_deref(),
+                        state.conns.get(&conn),
+                        reply,
+                    );
+                }
             }
         }
     }
 
-    fn took(&self, kind: RequestKind, may_wait: bool, began: Instant) {
+    fn took(
+        &self,
+        (kind, may_wait): (RequestKind, bool),
+        began: Instant,
+        trace: Option<&RequestTrace>,
+        conn: Option<&Conn>,
+        reply: &Reply,
+    ) {
         let took = began.elapsed();
         self.counters.took(kind, took);
+        if let (Some(trace), Some(tracer)) = (trace, &self.tracer) {
+            tracer.record(trace.name, trace.context, took, traced::failure(reply));
+        }
         if self.slow.is_zero() || took < self.slow || may_wait {
             return;
         }
@@ -137,7 +188,9 @@ impl Shared {
         if now.saturating_sub(last) >= SLOW_LINE_REST_MS || last == 0 {
             self.watched.slow_line_ms.store(now.max(1), Ordering::Relaxed);
             let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-            tracing::warn!(operation = kind.name(), ms, "slow request");
+            let namespace = conn.map_or("", |it| &it.namespace);
+            let trace = trace.map(|it| it.context.trace_id()).unwrap_or_default();
+            tracing::warn!(operation = kind.name(), namespace, ms, trace, "slow request");
         }
     }
 
@@ -164,6 +217,7 @@ impl Shared {
             waiting: waiting as u64,
             undecided: undecided as u64,
             events: self.watched.journal.counts(),
+            spans: self.tracer.as_ref().map_or((0, 0), |it| (it.exported(), it.dropped())),
             ..self.snapshot(&stat)
         };
         metrics::render(&snapshot)
@@ -259,6 +313,7 @@ mod tests {
             kind: RequestKind::of(&Request::Goodbye),
             may_wait: false,
             began: Instant::now(),
+            trace: None,
             is_answered: Cell::new(false),
         }
     }

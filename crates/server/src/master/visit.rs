@@ -39,16 +39,19 @@ impl Host for Shared {
         let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {
             let clients = reply_path::add_lane(self.lock().clients(), &greeting);
-            return reply_path::serve_lane(greeting, welcome, clients, |conn, id, request, outbox| {
-                match request {
-                    Request::ClientToMaster(request) => self.asked(conn, id, request.into()),
+            return reply_path::serve_lane(
+                greeting,
+                welcome,
+                clients,
+                |(conn, id), request, trace, outbox| match request {
+                    Request::ClientToMaster(request) => self.asked(conn, id, request.into(), trace),
                     Request::Hello(_)
                     | Request::Goodbye
                     | Request::MemberToMaster(_)
                     | Request::MasterToMember(_)
                     | Request::ClientToNode(_) => outbox.reply(id, &wrong_direction("a lane to the master")),
-                }
-            })
+                },
+            )
             .await;
         }
         if hello.role == Role::Ledger {
@@ -75,7 +78,7 @@ impl Host for Shared {
             match message {
                 Incoming::Request(id, request) => {
                     self.measured(visit.segment, &request);
-                    self.asked(visit.conn, id, request);
+                    self.asked(visit.conn, id, request, inbox.trace());
                 }
                 Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
             }

@@ -117,6 +117,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) counters: &'a Counters,
     pub(crate) waiting: u64,
     pub(crate) undecided: u64,
+    /// Spans that were exported, and those that were lost.
+    pub(crate) spans: (u64, u64),
     pub(crate) connections: u64,
     pub(crate) refused: u64,
     pub(crate) uptime: Duration,
@@ -134,6 +136,7 @@ impl<'a> Snapshot<'a> {
             events: Vec::new(),
             waiting: 0,
             undecided: 0,
+            spans: (0, 0),
             connections: 0,
             refused: 0,
             uptime: Duration::ZERO,

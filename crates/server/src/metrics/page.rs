@@ -444,6 +444,14 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.gauge("tiffin_commits_undecided", help, snapshot.undecided);
     let slow = get(&snapshot.counters.slow);
     page.counter("tiffin_slow_requests_total", "Requests that took longer than `--slow`", slow);
+    let (exported, dropped) = snapshot.spans;
+    page.counter(
+        "tiffin_spans_exported_total",
+        "Spans of requests that the collector has accepted",
+        exported,
+    );
+    let help = "Spans of requests that were lost, because the collector was away or rejected them";
+    page.counter("tiffin_spans_dropped_total", help, dropped);
     page.head("tiffin_events_total", "counter", &["kind"], "Events in `tiffin events`, by kind");
     for (kind, count) in &snapshot.events {
         page.sample("tiffin_events_total", &[("kind", kind)], *count);

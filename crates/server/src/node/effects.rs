@@ -124,6 +124,7 @@ impl State {
                 }
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
+                    self.traced.end((conn, id), &reply);
                     if let Some(replies) = self.conns.get(&conn) {
                         answers.push((replies.of(id).clone(), id, reply));
                     }

@@ -28,7 +28,8 @@ use std::time::Duration;
 use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, Masters, Outbox};
+use tiffin_rpc::{Greeting, Masters, NODE_SERVICE, Outbox};
+use tiffin_trace::{Name, TraceContext, Tracer};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
@@ -57,6 +58,7 @@ use crate::config::{NodeConfig, PoolEnd, SsdConfig};
 use crate::listen::{self, Door, Host};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
+use crate::traced::{self, TracedRequests};
 use crate::{StartError, host};
 
 /// The step in which the memory for slot records and names grows, at the expense of the memory for objects.
@@ -134,6 +136,8 @@ pub(crate) struct Shared {
     mapped_by: Mutex<BTreeSet<ClientId>>,
     sources: fetch::Sources,
     pool_on_stop: PoolEnd,
+    /// Exports spans, if a collector is set.
+    tracer: Option<Tracer>,
 }
 
 struct State {
@@ -153,6 +157,8 @@ struct State {
     reported: Vec<Series>,
     /// Copies of other members' objects that are to be read.
     fetches: mpsc::Sender<FetchItem>,
+    /// Requests that continue the trace of a client.
+    traced: TracedRequests,
 }
 
 impl NodeServer {
@@ -176,6 +182,7 @@ impl NodeServer {
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
         let supervisor = Supervisor::new();
+        let tracer = traced::tracer(config.trace.as_ref(), "tiffin-node");
         let state = State {
             core,
             supervisor: Arc::clone(&supervisor),
@@ -189,6 +196,7 @@ impl NodeServer {
             counters: Arc::clone(&counters),
             reported: Vec::new(),
             fetches,
+            traced: TracedRequests::new(tracer.clone()),
         };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
@@ -210,6 +218,7 @@ impl NodeServer {
             mapped_by: Mutex::new(mapped_by),
             sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
+            tracer,
         });
         shared.may_register_before(&config.ssd);
         // What the core says of adopted memory is written before a client is served.
@@ -369,6 +378,7 @@ impl NodeServer {
         }
         self.tasks.shutdown().await;
         self.shared.close_all();
+        traced::flush(self.shared.tracer.as_ref(), Some(deadline)).await;
         let ends: Vec<_> = self.disks.iter().map(|it| it.end()).collect();
         drop(std::mem::take(&mut self.disks));
         for end in ends {
@@ -423,19 +433,18 @@ impl Host for Shared {
             let client = greeting.hello.client;
             let conn = reply_path::add_lane(self.lock().clients(), &greeting);
             let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
-            return reply_path::serve_lane(
-                greeting,
-                welcome,
-                conn,
-                |conn, id, request, outbox| match request {
-                    Request::ClientToNode(request) => self.serve((conn, client), outbox, id, request),
+            return reply_path::serve_lane(greeting, welcome, conn, |(conn, id), request, trace, outbox| {
+                match request {
+                    Request::ClientToNode(request) => {
+                        self.serve((conn, client), outbox, id, request, trace);
+                    }
                     Request::Hello(_)
                     | Request::Goodbye
                     | Request::ClientToMaster(_)
                     | Request::MemberToMaster(_)
                     | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
-                },
-            )
+                }
+            })
             .await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
@@ -447,7 +456,7 @@ impl Host for Shared {
             let Incoming::Request(id, request) = message else { continue };
             match request {
                 Request::ClientToNode(request) => {
-                    self.serve((visit.conn, visit.client), &visit.outbox, id, request);
+                    self.serve((visit.conn, visit.client), &visit.outbox, id, request, inbox.trace());
                 }
                 Request::Goodbye => {
                     self.handle(Event::Goodbye { conn: visit.conn, id });
@@ -495,7 +504,11 @@ impl Drop for Visit<'_> {
         if self.shared.state.has_failed() {
             return;
         }
-        let replies = self.shared.lock().conns.remove(&self.conn);
+        let replies = {
+            let mut state = self.shared.lock();
+            state.traced.forget(self.conn);
+            state.conns.remove(&self.conn)
+        };
         replies.into_iter().for_each(|replies| replies.close());
         self.shared.handle(Event::Closed(self.conn));
     }
@@ -509,7 +522,12 @@ impl Shared {
         outbox: &Outbox,
         id: RequestId,
         request: ClientToNode,
+        trace: Option<TraceContext>,
     ) {
+        if let Some(trace) = trace {
+            let name = Name::Request(NODE_SERVICE, tiffin_proto::request_kind(&request).name);
+            self.lock().traced.begin((conn, id), name, trace);
+        }
         let request = match request {
             ClientToNode::Store(store) => self.write_down(client, store).map(ClientToNode::Commit),
             ClientToNode::Commit(_)
@@ -521,7 +539,13 @@ impl Shared {
         };
         match request {
             Ok(request) => self.handle(Event::Request { conn, id, request }),
-            Err(refusal) => outbox.reply(id, &Reply::Refused(refusal)),
+            Err(refusal) => {
+                let reply = Reply::Refused(refusal);
+                if trace.is_some() {
+                    self.lock().traced.end((conn, id), &reply);
+                }
+                outbox.reply(id, &reply);
+            }
         }
     }
 
