@@ -654,7 +654,7 @@ fn reservation_that_cannot_be_committed_ends_with_its_master() {
     let slot_ref = allocated.items[0].as_ref().unwrap().location.slot_ref();
     let attributes = Attributes { pins: vec!["set since".into()], ..Attributes::default() };
     let commit = vec![Record { len: 10, attributes, ..record(slot_ref) }];
-    let settle = MasterToMember::Settle(Settle { commit, abort: vec![] });
+    let settle = MasterToMember::Settle(Settle { commit, abort: vec![], retire: vec![] });
     let Reply::Settled(settled) = bench.master(settle) else { panic!() };
     assert_eq!((settled.lost, bench.free()), (vec![slot_ref], 7));
     bench.handle(Event::Unlinked);

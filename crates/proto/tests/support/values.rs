@@ -119,7 +119,7 @@ pub(super) fn node_info() -> impl Strategy<Value = NodeInfo> {
 pub(super) fn hello() -> impl Strategy<Value = Hello> {
     let role = select(&[Role::Client, Role::Node, Role::Ledger, Role::Lane][..]);
     let numbers = (small(), small(), number(), option::of(segment()), small(), number());
-    (numbers, role, text(), text(), text(), text(), text())
+    (numbers, role, text(), text(), text(), text(), text(), text())
         .prop_map(
             |(
                 (major, minor, client, home, lane, journal_id),
@@ -129,6 +129,7 @@ pub(super) fn hello() -> impl Strategy<Value = Hello> {
                 label,
                 host,
                 journal,
+                memory,
             )| {
                 Hello {
                     major,
@@ -143,6 +144,7 @@ pub(super) fn hello() -> impl Strategy<Value = Hello> {
                     lane,
                     journal,
                     journal_id,
+                    memory,
                 }
             },
         )
