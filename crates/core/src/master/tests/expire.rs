@@ -218,6 +218,11 @@ fn pin_survives_a_restart(sabotage: Sabotage) -> bool {
 #[test]
 fn nothing_expires_before_all_members_have_reported() {
     assert!(pin_survives_a_restart(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn expiry_before_all_reports_is_noticed() {
     assert!(!pin_survives_a_restart(Sabotage::ExpireUnreported));
 }
 
