@@ -22,12 +22,6 @@ use crate::{
 /// Connection ids from here on belong to the simulation itself, one per namespace.
 const AUDITOR: u64 = u64::MAX / 2;
 
-/// The counter of the generations before a start of the master. Generations of two starts differ even if
-/// their epochs do not.
-pub(crate) fn first_counter(incarnation: u64) -> u64 {
-    incarnation << 32
-}
-
 impl World {
     /// Sends a request to the master without a network; only at the end. Returns an immediate answer.
     pub(crate) fn audit(&mut self, namespace: u8, request: ClientToMaster) -> Option<Reply> {
@@ -94,7 +88,7 @@ impl World {
         let config = MasterConfig {
             epoch: self.epoch,
             instance: self.master_incarnation,
-            first_counter: first_counter(self.master_incarnation),
+            first_counter: keyspace::first_counter(self.master_incarnation),
             durable: true,
             confirms: false,
             silence_ms_max: self.plan.silence_ms_max,

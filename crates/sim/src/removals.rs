@@ -50,12 +50,11 @@ impl Oracle {
             || self.deleting.values().any(dropped);
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !history.is_protected();
-        let explained = evicting || asked || unseen;
         // A sample that waited too long loses its other copies next.
-        if !explained && self.is_surplus(generation, (segment, slot_ref)) {
+        if !(evicting || asked || unseen) && self.is_surplus(generation, (segment, slot_ref)) {
             return coverage.hit(Point::SurplusDropped);
         }
-        let explained = explained || waited;
+        let explained = evicting || asked || waited || unseen;
         let Some(history) = self.objects.get_mut(&generation) else { return };
         history.gone = true;
         if let Some(left) = &mut self.left {

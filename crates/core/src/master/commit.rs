@@ -154,12 +154,11 @@ impl Objects {
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
             // settled the other copies. Or the home copy was removed since and others were not; then the
-            // node has not received that retire yet.
+            // node has not received that retire yet, and must not store the copy again.
             let is_leaving = self.cx.was_removed(&[(home, item.slot_ref)]);
             if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
                 self.cx.catalog.add_replica(index, home, item.slot_ref);
             }
-            // A copy that the node must retire is not stored again: another copy has the object.
             if home_asks && !before.is_empty() && !is_leaving && !retires_first {
                 self.tell_again(home, index, item.slot_ref, others);
             }
