@@ -50,3 +50,9 @@ pub(crate) fn matches(pattern: &Pattern, name: Name) -> bool {
         Pattern::Regex(_) => name.key.is_multiple_of(2),
     }
 }
+
+/// The counter of the generations before a start of the master. Generations of two starts differ even if
+/// their epochs do not.
+pub(crate) fn first_counter(incarnation: u64) -> u64 {
+    incarnation << 32
+}

@@ -28,6 +28,7 @@ mod oracle;
 mod plan;
 mod removals;
 mod requests;
+mod restarts;
 mod run_log;
 mod transfer;
 mod workload;

@@ -27,12 +27,6 @@ const AUDITOR: u64 = u64::MAX / 2;
 const WALL_MS: u64 = 1_000_000;
 const WALL_AHEAD_MS_MAX: u64 = 50;
 
-/// The counter of the generations before a start of the master. Generations of two starts differ even if
-/// their epochs do not.
-pub(crate) fn first_counter(incarnation: u64) -> u64 {
-    incarnation << 32
-}
-
 impl World {
     /// Sends a request to the master without a network; only at the end. Returns an immediate answer.
     pub(crate) fn audit(&mut self, namespace: u8, request: ClientToMaster) -> Option<Reply> {
@@ -102,7 +96,7 @@ impl World {
         let config = MasterConfig {
             epoch: self.epoch,
             instance: self.master_incarnation,
-            first_counter: first_counter(self.master_incarnation),
+            first_counter: keyspace::first_counter(self.master_incarnation),
             durable: true,
             confirms: false,
             silence_ms_max: self.plan.silence_ms_max,

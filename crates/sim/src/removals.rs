@@ -51,12 +51,11 @@ impl Oracle {
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !history.is_protected();
         let expired = self.objects.get(&generation).is_some_and(|it| self.has_expired(generation, it));
-        let explained = evicting || asked || unseen || expired;
         // A sample that waited too long loses its other copies next.
-        if !explained && self.is_surplus(generation, (segment, slot_ref)) {
+        if !(evicting || asked || unseen || expired) && self.is_surplus(generation, (segment, slot_ref)) {
             return coverage.hit(Point::SurplusDropped);
         }
-        let explained = explained || waited;
+        let explained = evicting || asked || waited || unseen || expired;
         let Some(history) = self.objects.get_mut(&generation) else { return };
         history.gone = true;
         if let Some(left) = &mut self.left {

@@ -156,13 +156,10 @@ impl Objects {
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
             // settled the other copies. Or the home copy was removed since and others were not; then the
-            // node has not received that retire yet.
-            let is_leaving = self.cx.was_removed(&[(home, item.slot_ref)]);
-            if !object.replicas().any(|(node, _)| node == home) && !is_leaving {
-                self.cx.catalog.add_replica(index, home, item.slot_ref);
-            }
+            // node has not received that retire yet, and must not store the copy again.
             // A copy that the node must retire is not stored again: another copy has the object.
-            if home_asks && !is_leaving && (!before.is_empty() && !retires_first || expires) {
+            let stays = self.keep_copy(index, home, item.slot_ref);
+            if home_asks && stays && (!before.is_empty() && !retires_first || expires) {
                 self.tell_again(home, index, item.slot_ref, others);
             }
             return (CommitOutcome::Stored(generation), before);
@@ -177,6 +174,15 @@ impl Objects {
         let home_asks = home_asks && retires_first && !self.tells_expiry(&item.options);
         let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
+    }
+
+    /// Adds a copy to its object, unless it is there already or must be retired. Returns whether it stays.
+    fn keep_copy(&mut self, index: ObjectIndex, home: NodeIndex, slot_ref: SlotRef) -> bool {
+        let stays = !self.cx.was_removed(&[(home, slot_ref)]);
+        if stays && self.cx.catalog.get(index).is_some_and(|it| !it.is_on(home)) {
+            self.cx.catalog.add_replica(index, home, slot_ref);
+        }
+        stays
     }
 
     /// Removes an object that is replaced, and counts its memory as free where it need not be waited for.

@@ -314,15 +314,12 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         o.raise_floor_above(&Arc::new(name.clone()), record.generation);
         return Err(name);
     }
-    let copies = if sabotaged!(o.cx.config.sabotage, ForgetCopies) { 0 } else { record.attributes.copies };
-    let forgets_expiry = sabotaged!(o.cx.config.sabotage, ForgetExpiry);
-    let expiry = record.attributes.expiry.filter(|_| !forgets_expiry);
     let new = NewObject {
         namespace,
         key: name.key,
         generation: record.generation,
         len: record.len,
-        attributes: Attributes { copies, expiry, ..record.attributes },
+        attributes: adopted_attributes(&o.cx, record.attributes),
         writer: LabelIndex::default(),
         soft_until: Tick(0),
         replicas: vec![(node, record.slot_ref)],
@@ -335,6 +332,13 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         o.streams.enter(&o.cx, index, false);
     }
     Ok(())
+}
+
+/// What a restarted master takes over of the attributes that a node has written.
+fn adopted_attributes(cx: &Context, written: Attributes) -> Attributes {
+    let copies = if sabotaged!(cx.config.sabotage, ForgetCopies) { 0 } else { written.copies };
+    let forgets_expiry = sabotaged!(cx.config.sabotage, ForgetExpiry);
+    Attributes { copies, expiry: written.expiry.filter(|_| !forgets_expiry), ..written }
 }
 
 /// The node has announced everything, so it does not have the other copies. It may have their bytes, if it

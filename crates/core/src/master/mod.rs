@@ -113,8 +113,8 @@ pub struct MasterConfig {
     pub piece_objects_max: usize,
     /// How the disks are used.
     pub tier: TierConfig,
-    /// The wall clock at tick 0, in milliseconds since the Unix epoch. Only the ends of TTLs depend on it: they
-    /// are wall-clock times, because ticks end with the process.
+    /// The wall clock at tick 0, in milliseconds since the Unix epoch. Only the ends of TTLs depend on it:
+    /// they are wall-clock times, because ticks end with the process.
     pub wall_ms: u64,
     /// Drawn at random by the shell, so that no client can choose keys that collide.
     pub hash_seed: u64,

@@ -324,7 +324,8 @@ impl<T: FromStr> FromStr for OffOr<T> {
 pub enum ConfigError {
     /// The settings file cannot be read.
     #[error(
-        "cannot read the settings file `{path}`: {source}\n\nhint: check the path, and that this user may read it"
+        "cannot read the settings file `{path}`: {source}\n\nhint: check the path, and that this user may \
+         read it"
     )]
     Unreadable {
         /// The path of the file.

@@ -311,6 +311,15 @@ async fn open_store(
     Ok((Some(Store::Folder(Arc::new(folder))), saved))
 }
 
+/// The time between two heartbeats. Where a standby may take over, nodes and clients notice soon that this
+/// master is silent.
+fn heartbeat(config: &MasterConfig) -> Duration {
+    match config.ha {
+        Some(_) => ha::BEAT,
+        None => HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE),
+    }
+}
+
 impl Shared {
     fn new(config: &MasterConfig, store: Option<Store>, saved: Saved) -> Result<Self, StartError> {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -367,12 +376,7 @@ impl Shared {
             config: core_config,
             store,
             strict_leases: config.lease_mode == LeaseMode::Strict,
-            // Where a standby may take over, nodes and clients notice soon that this master is silent.
-            heartbeat: if config.ha.is_some() {
-                ha::BEAT
-            } else {
-                HEARTBEAT_MAX.min(config.silence / BEATS_PER_SILENCE)
-            },
+            heartbeat: heartbeat(config),
             door: Door::new(config.token.clone(), true),
             counters: Counters::default(),
             watched: Watched::default(),

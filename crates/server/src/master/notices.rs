@@ -10,9 +10,7 @@ use crate::watch::Kind;
 impl Shared {
     pub(super) fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Evicted(eviction) => {
-                self.evicted(eviction);
-            }
+            Notice::Evicted(eviction) => self.evicted(eviction),
             Notice::Expired(expired) => {
                 // Objects may expire all the time, so equal texts are one event.
                 self.watched.journal.add(Kind::Expired, "", "objects expired: their TTL was over");

@@ -31,8 +31,8 @@ impl Oracle {
         self.clock.wall_ms.saturating_add(self.clock.now.0)
     }
 
-    /// Whether the TTL of an object is over, and no pin keeps it. If the clock of this epoch is behind that of
-    /// the epoch of its put, its whole TTL may have begun again.
+    /// Whether the TTL of an object is over, and no pin keeps it. If the clock of this epoch is behind that
+    /// of the epoch of its put, its whole TTL may have begun again.
     pub(crate) fn has_expired(&self, generation: Generation, history: &ObjectHistory) -> bool {
         let Some(Expiry { ttl_ms, ends_ms }) = history.expiry.filter(|_| !history.is_protected()) else {
             return false;

@@ -14,8 +14,7 @@ use tiffin_types::{
 
 use crate::{
     coverage::{Coverage, Point},
-    keyspace::Name,
-    master::first_counter,
+    keyspace::{Name, first_counter},
     memory::Memory,
     node::name_in_heap,
     oracle::{Memories, Oracle, copies, name_of},

@@ -312,7 +312,12 @@ fn copy_that_was_given_up_is_not_stored_again() {
     let asked = MemberToMaster::Decide(Decide { items: vec![decide], wait_ms: 500 });
     cluster.master.handle(cluster.now, Event::Request(conn, RequestId(77), asked.into()));
     let effects: Vec<_> = std::iter::from_fn(|| cluster.master.poll_effect()).collect();
-    let retires = |it: &Effect| matches!(it, Effect::Ask(to, _, MasterToMember::Retire(it)) if *to == conn && it.slot_refs == [home.slot_ref()]);
+    let is_retire = |request: &MasterToMember| match request {
+        MasterToMember::Retire(retire) => retire.slot_refs == [home.slot_ref()],
+        _ => false,
+    };
+    let retires =
+        |it: &Effect| matches!(it, Effect::Ask(to, _, request) if *to == conn && is_retire(request));
     assert!(effects.iter().any(retires), "{effects:?}");
     let stores = |it: &Effect| matches!(it, Effect::SendLedger(..));
     assert!(!effects.iter().any(stores), "{effects:?}");
