@@ -48,6 +48,11 @@ impl TracedRequests {
         Self { tracer, waiting: BTreeMap::new() }
     }
 
+    /// Where spans go, if anywhere.
+    pub(crate) fn tracer(&self) -> Option<Tracer> {
+        self.tracer.clone()
+    }
+
     /// Begins the span of a request.
     pub(crate) fn begin(&mut self, of: (ConnId, RequestId), name: Name, trace: TraceContext) {
         if self.tracer.is_some() && trace.is_sampled() && self.waiting.len() < TRACED_MAX {

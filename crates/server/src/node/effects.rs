@@ -125,9 +125,8 @@ impl State {
                 Effect::Membership(is_member) => self.writer.set_member(is_member),
                 Effect::Reply { conn, id, reply } => {
                     self.traced.end((conn, id), &reply);
-                    if let Some(replies) = self.conns.get(&conn) {
-                        answers.push((replies.of(id).clone(), id, reply));
-                    }
+                    let replies = self.conns.get(&conn);
+                    answers.extend(replies.map(|it| (it.of(id).clone(), id, reply)));
                 }
                 Effect::AskMaster(id, mut request) => {
                     if let MemberToMaster::Heartbeat(beat) = &mut request

@@ -29,7 +29,7 @@ use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, Masters, NODE_SERVICE, Outbox};
-use tiffin_trace::{Name, TraceContext, Tracer};
+use tiffin_trace::{Name, TraceContext};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::{Geometry, HEAP_BYTES_MAX, SLOTS_MAX};
@@ -136,8 +136,6 @@ pub(crate) struct Shared {
     mapped_by: Mutex<BTreeSet<ClientId>>,
     sources: fetch::Sources,
     pool_on_stop: PoolEnd,
-    /// Exports spans, if a collector is set.
-    tracer: Option<Tracer>,
 }
 
 struct State {
@@ -170,9 +168,8 @@ impl NodeServer {
     /// The same, with counters for moved bytes that the caller can read.
     pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         config.check()?;
-        let drawn = host::draw();
-        let segment =
-            drawn.map_err(|source| StartError::System { what: "drawing a random number", source })?;
+        let failed = |source| StartError::System { what: "drawing a random number", source };
+        let segment = host::draw().map_err(failed)?;
         let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
         let geometry = memory.geometry();
         let segment = SegmentId(geometry.segment);
@@ -182,7 +179,6 @@ impl NodeServer {
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
         let supervisor = Supervisor::new();
-        let tracer = traced::tracer(config.trace.as_ref(), "tiffin-node");
         let state = State {
             core,
             supervisor: Arc::clone(&supervisor),
@@ -196,7 +192,7 @@ impl NodeServer {
             counters: Arc::clone(&counters),
             reported: Vec::new(),
             fetches,
-            traced: TracedRequests::new(tracer.clone()),
+            traced: TracedRequests::new(traced::tracer(config.trace.as_ref(), "tiffin-node")),
         };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
@@ -218,7 +214,6 @@ impl NodeServer {
             mapped_by: Mutex::new(mapped_by),
             sources: fetch::Sources::default(),
             pool_on_stop: config.pool_on_stop,
-            tracer,
         });
         shared.may_register_before(&config.ssd);
         // What the core says of adopted memory is written before a client is served.
@@ -378,7 +373,8 @@ impl NodeServer {
         }
         self.tasks.shutdown().await;
         self.shared.close_all();
-        traced::flush(self.shared.tracer.as_ref(), Some(deadline)).await;
+        let tracer = self.shared.lock().traced.tracer();
+        traced::flush(tracer.as_ref(), Some(deadline)).await;
         let ends: Vec<_> = self.disks.iter().map(|it| it.end()).collect();
         drop(std::mem::take(&mut self.disks));
         for end in ends {
