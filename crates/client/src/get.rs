@@ -21,9 +21,9 @@ use crate::hedge::Flights;
 use crate::inner::{Inner, call_failure};
 use crate::link::InPauses;
 use crate::put::{Failures, unreachable};
-use crate::route::OpenRoute;
+use crate::route::{self, OpenRoute};
 use crate::running::Running;
-use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch, traced};
+use crate::{Deadline, Error, Fetched, GetInto, GetOptions, batch};
 
 /// Provides memory for an object when its size is known.
 pub trait Landing<'a>: Sync {
@@ -314,7 +314,7 @@ impl<'a> ToRead<'a> {
                 return vec![Err(lost); ops.len()];
             }
         };
-        let _span = traced::transfer("read", &route, ops.iter().map(ReadOp::bytes));
+        let _span = route::transfer_span("read", &route, ops.iter().map(ReadOp::bytes));
         let epoch = inner.current_master().map(|it| it.epoch);
         let read = async |ops: &[ReadOp<'_>]| match (self.cached_epoch, epoch) {
             (None, _) => route.read(ops, watch, deadline).await,

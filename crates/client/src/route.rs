@@ -14,6 +14,7 @@ use std::time::Duration;
 use tiffin_measure::Path;
 use tiffin_rpc::{Address, Blocking, Connection, blocking};
 use tiffin_session::{Seen, SeenState, is_valid_cached};
+use tiffin_trace::{Kind, Name, Span};
 use tiffin_transport::control::{ControlReader, SlotState};
 use tiffin_transport::hedge::ReadControl;
 use tiffin_transport::local::{Local, LocalDisk};
@@ -184,7 +185,7 @@ impl OpenRoute {
 
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         let sources = ops.iter().flat_map(|op| &op.sources);
-        let _span = crate::traced::transfer("write", self, sources.map(|it| it.len() as u64));
+        let _span = transfer_span("write", self, sources.map(|it| it.len() as u64));
         match &self.mover {
             Mover::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
             // Only its node writes to a disk.
@@ -383,4 +384,20 @@ async fn attached(
         AttachError::Refused { reason, .. } => reason,
         error => error.to_string(),
     })
+}
+
+/// The span of a transfer of bytes, if the call is traced.
+#[inline]
+pub(crate) fn transfer_span(
+    name: &'static str,
+    route: &OpenRoute,
+    sizes: impl Iterator<Item = u64>,
+) -> Option<Span> {
+    if !tiffin_trace::is_active() {
+        return None;
+    }
+    let mut span = tiffin_trace::start(Name::Step(name), Kind::Internal)?;
+    span.word("tiffin.path", route.path().name());
+    span.number("tiffin.bytes", sizes.fold(0, u64::saturating_add));
+    Some(span)
 }

@@ -7,10 +7,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
-use tiffin_trace::{Kind, Name, Scoped, Span};
+use tiffin_trace::{Scoped, Span};
 
 use crate::inner::Busy;
-use crate::route::OpenRoute;
 use crate::{Error, Presences};
 
 /// The result of a call, as its span tells it.
@@ -84,20 +83,4 @@ fn describe(span: &mut Span, outcome: &impl Outcome) {
             span.number(name, count);
         }
     }
-}
-
-/// The span of a transfer of bytes, if the call is traced.
-#[inline]
-pub(crate) fn transfer(
-    name: &'static str,
-    route: &OpenRoute,
-    sizes: impl Iterator<Item = u64>,
-) -> Option<Span> {
-    if !tiffin_trace::is_active() {
-        return None;
-    }
-    let mut span = tiffin_trace::start(Name::Step(name), Kind::Internal)?;
-    span.word("tiffin.path", route.path().name());
-    span.number("tiffin.bytes", sizes.fold(0, u64::saturating_add));
-    Some(span)
 }

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::endpoint::Refused;
-use crate::span::Ended;
+use crate::record::Ended;
 use crate::{Endpoint, Kind, Name, Span, TraceContext, activate, otlp};
 
 /// The maximum number of spans that wait for their export.

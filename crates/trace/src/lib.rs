@@ -13,11 +13,13 @@
 mod endpoint;
 mod export;
 mod otlp;
+mod record;
 mod scope;
 mod span;
 
 pub use endpoint::{Endpoint, EndpointError};
 pub use export::{Tell, Tracer, TracerSettings};
+pub use record::{Kind, Name};
 pub use scope::{Current, Scoped, activate, current, is_active, scoped, start};
-pub use span::{Kind, Name, Span};
+pub use span::Span;
 pub use tiffin_types::trace::TraceContext;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-use crate::span::{Ended, Value};
+use crate::record::{Ended, Value};
 use crate::{Kind, Name};
 
 /// The request that exports a batch.

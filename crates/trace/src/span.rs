@@ -1,49 +1,9 @@
 //! One timed step of a trace.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
-use crate::{Current, TraceContext, Tracer};
-
-/// What a span is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
-    /// A call of the client, or a step of one. Spans have `tiffin.` before it.
-    Step(&'static str),
-    /// A request, by the names of the server and of the message. Client and server use the same.
-    Request(&'static str, &'static str),
-}
-
-/// The side that a span describes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Inside one process.
-    Internal,
-    /// The side that answers a request.
-    Server,
-    /// The side that sends a request.
-    Client,
-}
-
-/// The value of an attribute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
-    Number(u64),
-    Word(&'static str),
-}
-
-/// A span that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    pub(crate) name: Name,
-    pub(crate) kind: Kind,
-    pub(crate) context: TraceContext,
-    pub(crate) parent: TraceContext,
-    pub(crate) began: SystemTime,
-    pub(crate) took: Duration,
-    /// Only names and numbers of this code, so that no key and no byte of an object is among them.
-    pub(crate) attributes: Vec<(&'static str, Value)>,
-    pub(crate) failed: Option<&'static str>,
-}
+use crate::record::{Ended, Value};
+use crate::{Current, Tracer};
 
 /// A span that has begun. It ends when it is dropped.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! The export to a collector: what it receives, and a collector that fails, rejects or never answers.
 
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
