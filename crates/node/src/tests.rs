@@ -731,6 +731,18 @@ fn replaced_connection_is_closed_and_ignored() {
 }
 
 #[test]
+#[cfg(feature = "sabotage")]
+fn node_that_hears_a_replaced_connection_is_noticed() {
+    assert_eq!(Sabotage::OF_NODES, [Sabotage::NodeHearsOldConnections]);
+    let mut bench = Bench::new();
+    bench.node.config.sabotage = Sabotage::NodeHearsOldConnections;
+    let location = bench.reserve(10).unwrap().location;
+    bench.handle(Event::Opened { conn: ConnId(2), client: WRITER, namespace: "default".into() });
+    assert_ne!(bench.effects, [Effect::Disconnect(CONN)]);
+    assert_ne!(bench.commit(location, 10), None);
+}
+
+#[test]
 fn other_master_with_smaller_or_equal_epoch_is_rejected() {
     for (epoch, instance, accepts) in [(4, 1, false), (5, 1, false), (5, 0, true), (6, 1, true)] {
         let mut bench = Bench::new();

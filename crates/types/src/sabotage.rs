@@ -84,8 +84,6 @@ tiffin_sabotage::variants! {
         CommitWithoutFence: "fence of writers";
         /// The master accepts messages of replaced connections.
         HearOldConnections: "fence of connections, master";
-        /// The node accepts messages of replaced connections.
-        NodeHearsOldConnections: "fence of connections, node";
         /// The master answers a delete before the nodes have confirmed it.
         DeleteWithoutConfirmation: "delete waits for the nodes";
         /// The master answers a repeated delete although the object's copies may still be read.
@@ -250,6 +248,11 @@ tiffin_sabotage::variants! {
         AvoidTheRestarted: "a newer registration ends the pause";
         /// A call fails although its only node is tried again before its deadline.
         FailInPauses: "a call without another way waits for the next attempt";
+    }
+    /// Mutants that the tests of `node` must notice: simulated clients rarely use a replaced connection.
+    OF_NODES {
+        /// The node accepts messages of replaced connections.
+        NodeHearsOldConnections: "fence of connections, node";
     }
     /// Mutants that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
     OF_DISKS {

@@ -325,7 +325,7 @@ mod tests {
         for tab in 0..TABS.len() {
             for (is_open, is_help) in [(false, false), (true, false), (false, true)] {
                 let mut state = State { tab, is_open, is_help, ..State::new(snapshot()) };
-                for (width, height) in (0..=24).flat_map(|width| (0..=9).map(move |height| (width, height))) {
+                for (width, height) in (1..=24).flat_map(|width| (1..=9).map(move |height| (width, height))) {
                     screen_of(&mut state, width, height);
                 }
             }

@@ -37,7 +37,7 @@ fn invalid_settings_are_named() {
         expect(&error, "config", message, hint);
         assert!(error["message"].as_str().unwrap().contains(config), "{error}");
     }
-    expect(&refused(&["ls", "--config", "/nowhere/at/all"]), "config", "/nowhere/at/all", "`--config`");
+    expect(&refused(&["ls", "--config", "/nowhere/at/all"]), "config", "/nowhere/at/all", "check the path");
     expect(&refused(&["up", "--memory", "7B"]), "config", "memory is 7 B", "typical");
     expect(&refused(&["ls", "--timeout", "0s"]), "config", "timeout is 0s", "typical");
     expect(&refused(&["quota", "--max-hold", "0s"]), "invalid", "--max-hold", "`--no-max-hold`");

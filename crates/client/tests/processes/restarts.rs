@@ -210,7 +210,8 @@ pub(crate) fn a_master_with_an_old_state_folder(runtime: &Runtime) {
         let waiting = Deadline::waiting(Duration::from_millis(300), LONG);
         (put(&client, "early", &newer, waiting).await, client.stat(soon()).await.unwrap().epoch)
     });
-    assert_eq!(second.unconfirmed, ["late"]);
+    // The master withdraws the old copy itself, in the memory of its host.
+    assert!(second.unconfirmed.is_empty(), "{:?}", second.unconfirmed);
     assert!(second.generation > first.generation);
     master.kill();
     std::fs::remove_dir_all(path("state")).unwrap();
