@@ -43,8 +43,9 @@ async fn failed_store_returns_errors_and_program_continues() {
         let key = [Key::new(b"before").unwrap()];
         let get = store.client.get(&key, GetOptions::default(), Deadline::after(PATIENCE));
         drop(timeout(PATIENCE / 2, get).await.expect("a get hangs"));
-        let puts = timeout(PATIENCE / 2, put(&store, "later")).await.expect("a put hangs");
-        puts.unwrap_err();
+        // A put may succeed before all parts have noticed it.
+        let puts_fail = async { while put(&store, "later").await.is_ok() {} };
+        timeout(PATIENCE / 2, puts_fail).await.expect("a put hangs, or puts still succeed");
         // Stopping returns, too.
         let stopped = timeout(PATIENCE / 2, store.stop(Deadline::after(Duration::from_secs(5))));
         let _closed = stopped.await.expect("stopping hangs");

@@ -182,6 +182,11 @@ fn json_output_of_every_command() {
               "objects": 0
             }
           },
+          "expired": {
+            "bytes": 0,
+            "objects": 0
+          },
+          "expiring": 0,
           "namespaces": [
             {
               "bytes": 3,
