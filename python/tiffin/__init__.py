@@ -176,7 +176,8 @@ def connect(
     Only the address decides which store it is. For other arguments that are not given, environment variables
     apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
     `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
-    TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see `tiffin.trace`.
+    TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see
+    `tiffin.trace`.
 
     >>> import tiffin
     >>> with tiffin.connect(memory="64MiB", timeout=2.5) as store:
