@@ -1,7 +1,8 @@
 //! The trace context of Python callers, and the export of spans.
 //!
 //! `tiffin._trace` knows the context of the current task: that of `tiffin.trace`, or that of OpenTelemetry.
-//! It is asked only in a process that has met a trace context or a collector. Tracing never makes a call fail.
+//! It is asked only in a process that has met a trace context or a collector. Tracing never makes a call
+//! fail.
 
 use std::sync::Arc;
 

@@ -29,9 +29,9 @@ def test_object_expires(store):
 def test_remaining_time_is_told(store):
     store.put("a", b"1", ttl=3600)
     store.put("b", b"2")
-    for info in (store.stat("a"), store.list()[0]):
+    for info in (store.info("a"), store.list()[0]):
         assert 3000 < info.expires_in <= 3600
-    assert store.stat("b").expires_in is None
+    assert store.info("b").expires_in is None
     why = store.why("a")
     assert why.ttl == 3600 and 3000 < why.expires_in <= 3600
     assert "  ttl      3600 s, of which " in str(why)
@@ -47,7 +47,7 @@ def test_put_that_replaces_has_its_own_ttl(store):
     store.put("a", b"3")
     assert store.why("a").ttl is None
     store["a"] = b"4"
-    assert store.stat("a").expires_in is None
+    assert store.info("a").expires_in is None
 
 
 def test_pinned_object_expires_with_its_last_pin(store):

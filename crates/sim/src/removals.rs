@@ -58,8 +58,7 @@ impl Oracle {
         let explained = evicting || asked || waited || unseen || expired;
         let Some(history) = self.objects.get_mut(&generation) else { return };
         history.gone = true;
-        if let Some(left) = &mut self.left {
-            let newest = left.entry(history.name).or_default();
+        if let Some(newest) = self.left.as_mut().map(|it| it.entry(history.name).or_default()) {
             *newest = (*newest).max(generation);
         }
         // A removal that another client forced may only be unconfirmed yet.

@@ -299,8 +299,8 @@ impl Exporter {
             return;
         }
         let endpoint = &self.settings.endpoint;
-        let hint = "start a collector that accepts OTLP over HTTP there (its port is usually 4318), or switch \
-                    tracing off with TIFFIN_TRACE_ENDPOINT=off";
+        let hint = "start a collector that accepts OTLP over HTTP there (its port is usually 4318), or \
+                    switch tracing off with TIFFIN_TRACE_ENDPOINT=off";
         (self.settings.tell)(&format!("cannot export spans to {endpoint}: {why}\n\nhint: {hint}"));
     }
 }
