@@ -19,6 +19,12 @@ TOKEN = "a-long-random-secret-of-this-test"
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 #: Ends a step that hangs, in seconds. No result depends on it.
 STEP_TIME_MAX = 300
+#: What the browser answers if the page is left during a call.
+NAVIGATED = "Inspected target navigated or closed"
+
+
+class NavigatedError(Exception):
+    """The page was left during a call."""
 
 
 class Browser:
@@ -85,12 +91,17 @@ class Browser:
             answer = json.loads(one)
             if answer.get("id") == self._number:
                 if "error" in answer:
+                    if answer["error"].get("message") == NAVIGATED:
+                        raise NavigatedError
                     sys.exit(f"{method}: {answer['error']}")
                 return answer["result"]
 
     def run(self, script: str) -> object:
-        """Evaluate an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        """Evaluate an expression in the page. It is None if the page is left meanwhile."""
+        try:
+            found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        except NavigatedError:
+            return None
         if "exceptionDetails" in found:
             sys.exit(f"{script}: {found['exceptionDetails']}")
         return found["result"].get("value")
