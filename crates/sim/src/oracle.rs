@@ -501,7 +501,7 @@ impl Oracle {
             match outcome {
                 ResolveOutcome::Found(found) => {
                     self.found(name, found, coverage);
-                    self.found_in_time(name, found.generation, coverage);
+                    self.found_in_time(name, found, coverage);
                     let until = now.after(self.lease_ms);
                     let history = self.objects.get_mut(&found.generation).filter(|_| self.cause.lease);
                     if let Some(history) = history {

@@ -63,7 +63,8 @@ impl Oracle {
         }
         // A removal that another client forced may only be unconfirmed yet.
         let by_another = history.dead.is_some() || history.deletes > 1;
-        let (name, leased) = (history.name, history.lease_until > now && !by_another);
+        // A lease does not keep an object whose TTL is over.
+        let (name, leased) = (history.name, history.lease_until > now && !by_another && !expired);
         if self.cause.is_refusable && !evicting {
             coverage.hit(Point::CheckedRefusal);
             if leased {

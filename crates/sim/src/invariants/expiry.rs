@@ -4,7 +4,7 @@
 use tiffin_types::{
     Generation, Tick,
     attributes::Expiry,
-    message::{CommitOutcome, Replacement},
+    message::{CommitOutcome, Found, Replacement},
 };
 
 use crate::{
@@ -41,7 +41,7 @@ impl Oracle {
         self.wall_ms() >= ends_ms || begins_again && self.clock.now.0 >= self.clock.started.0 + ttl_ms
     }
 
-    /// A put is answered: its TTL began before.
+    /// A put is answered: its TTL began before. The wall clock of an earlier epoch may have been ahead.
     pub(crate) fn put_with_ttl(&mut self, outcome: &CommitOutcome, ttl_ms: Option<u64>) {
         let (CommitOutcome::Stored(generation)
         | CommitOutcome::Replaced(generation)
@@ -49,6 +49,9 @@ impl Oracle {
         else {
             return;
         };
+        if generation.epoch != self.epoch {
+            return;
+        }
         let ends_ms = self.wall_ms();
         if let Some((history, ttl_ms)) = self.objects.get_mut(generation).zip(ttl_ms) {
             let latest = history.ends_ms_max.get_or_insert(u64::MAX);
@@ -56,14 +59,16 @@ impl Oracle {
         }
     }
 
-    /// A lookup finds an object.
-    pub(crate) fn found_in_time(&mut self, name: Name, generation: Generation, coverage: &mut Coverage) {
+    /// A lookup finds an object. The master knows of pins that are not certain here, because a delete of
+    /// their object is in progress.
+    pub(crate) fn found_in_time(&mut self, name: Name, found: &Found, coverage: &mut Coverage) {
+        let generation = found.generation;
         let Some(history) = self.objects.get(&generation).filter(|it| it.ends_ms_max.is_some()) else {
             return;
         };
         coverage.hit(Point::CheckedExpiry);
         let is_late = history.ends_ms_max.is_some_and(|it| it <= self.wall_ms()) && !self.clock.stands;
-        if is_late && !history.is_protected() {
+        if is_late && !found.hard_pin && !history.is_protected() {
             let (history, now) = (history.clone(), self.wall_ms());
             self.fail("ttl", || format!("{name:?} {generation} is found at {now}: {history:?}"));
         }

@@ -227,10 +227,11 @@ impl Oracle {
             // A member that has not reported may have a later object, which the master cannot pin.
             let at_members = self.generation_of.iter().filter(|((at, _), _)| self.joined.contains(at));
             let known: BTreeSet<_> = at_members.map(|it| *it.1).chain(newest).collect();
-            // After a late decision the newest object is not known; older ones are gone.
+            // After a late decision the newest object is not known; older ones are gone. An object whose TTL
+            // is over can be pinned while nothing expires.
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                let has_expired =
-                    self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
+                let is_over = self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
+                let has_expired = is_over && !self.clock.stands;
                 let Some(history) = self.objects.get_mut(generation).filter(|_| !has_expired) else {
                     continue;
                 };
