@@ -52,7 +52,8 @@ impl Oracle {
         let unseen = self.has_unknown_evictions && !history.is_protected();
         let expired = self.objects.get(&generation).is_some_and(|it| self.has_expired(generation, it));
         // A sample that waited too long loses its other copies next.
-        if !(evicting || asked || unseen || expired) && self.is_surplus(generation, (segment, slot_ref)) {
+        let may_be_surplus = self.is_surplus(generation, (segment, slot_ref));
+        if !(evicting || asked || unseen || expired) && may_be_surplus {
             return coverage.hit(Point::SurplusDropped);
         }
         let explained = evicting || asked || waited || unseen || expired;
@@ -75,7 +76,9 @@ impl Oracle {
             self.given_up(name, generation, now, coverage);
         }
         // Leases end with their object, also if a returning node restores it.
-        self.leases.retain(|_, (_, leased)| *leased != generation);
+        if !may_be_surplus {
+            self.leases.retain(|_, (_, leased)| *leased != generation);
+        }
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is removed without a reason"));
         }

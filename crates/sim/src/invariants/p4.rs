@@ -230,7 +230,8 @@ impl Oracle {
             // After a late decision the newest object is not known; older ones are gone. An object whose TTL
             // is over can be pinned while nothing expires.
             for generation in self.of_name.get(&name).into_iter().flatten() {
-                let is_over = self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
+                let is_over =
+                    self.objects.get(generation).is_some_and(|it| self.has_expired(*generation, it));
                 let has_expired = is_over && !self.clock.stands;
                 let Some(history) = self.objects.get_mut(generation).filter(|_| !has_expired) else {
                     continue;

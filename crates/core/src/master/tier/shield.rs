@@ -31,10 +31,12 @@ impl Shields {
         Some(times)
     }
 
-    /// All protected objects without a lease of their own, the oldest protection first.
+    /// All protected objects without a lease of their own, the oldest protection first. Objects whose
+    /// protection has ended are evicted like others, and must not be counted twice.
     pub(super) fn unleased(&self, now: Tick) -> impl Iterator<Item = ObjectIndex> + '_ {
         let is_leased = move |it: &ObjectIndex| self.all.get(it).is_some_and(|(before, _)| *before > now);
-        self.ends.iter().map(|it| it.1).filter(move |it| !is_leased(it))
+        let protected = self.ends.range((now.after(1), ObjectIndex::MIN)..);
+        protected.map(|it| it.1).filter(move |it| !is_leased(it))
     }
 }
 
@@ -51,6 +53,9 @@ mod tests {
         shields.insert(Tick(6), other, (Tick(0), Tick(16)));
         assert_eq!(shields.unleased(Tick(7)).collect::<Vec<_>>(), [one, other]);
         assert_eq!(shields.unleased(Tick(6)).collect::<Vec<_>>(), [other]);
+        assert_eq!(shields.unleased(Tick(14)).collect::<Vec<_>>(), [one, other]);
+        assert_eq!(shields.unleased(Tick(15)).collect::<Vec<_>>(), [other]);
+        assert_eq!(shields.unleased(Tick(16)).count(), 0);
         assert_eq!((shields.remove(one), shields.remove(one)), (Some((Tick(7), Tick(15))), None));
         shields.insert(Tick(16), one, (Tick(0), Tick(26)));
         assert_eq!(shields.unleased(Tick(16)).collect::<Vec<_>>(), [one]);
