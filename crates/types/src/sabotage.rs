@@ -272,6 +272,8 @@ tiffin_sabotage::variants! {
         FreeWithoutSurplus: "a consumed sample has no copies left";
         /// The master makes a lost copy again and again on a node that has no space for it.
         RepairAtOneNode: "a copy that failed is made on another node";
+        /// The master does not make a copy on a node again where one has failed.
+        RepairNeverAgain: "a node that failed is tried again if no other has memory";
         /// The master does not send a drain job again to a node that returns without it.
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.

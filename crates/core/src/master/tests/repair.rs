@@ -293,3 +293,28 @@ fn a_copy_that_failed_is_made_on_another_node() {
 fn mutant_of_failed_copies_is_noticed() {
     assert_eq!(made_beside_a_node_without_heap(Sabotage::RepairAtOneNode), 0);
 }
+
+/// The number of copies that are made within some seconds, if a copy fails on the only node with memory.
+fn made_on_the_node_that_failed(sabotage: Sabotage) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+    cluster.put("a", 2 * UNIT, twice());
+    cluster.lose(1);
+    cluster.add_node(8 * UNIT, |_| ());
+    cluster.add_node(UNIT, |_| ());
+    cluster.fetches.held_up = true;
+    cluster.repair_after(DELAY_MS);
+    cluster.end_fetches(false);
+    cluster.fetches.held_up = false;
+    (0..10).map(|_| cluster.repair_after(1_100).made).max().unwrap()
+}
+
+#[test]
+fn a_node_that_failed_is_tried_again_if_no_other_has_memory() {
+    assert_eq!(made_on_the_node_that_failed(Sabotage::None), 1);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_a_node_that_failed_is_noticed() {
+    assert_eq!(made_on_the_node_that_failed(Sabotage::RepairNeverAgain), 0);
+}

@@ -286,6 +286,10 @@ impl Tier {
             || is_protected && has_quota && self.free_cold_memory(cx, node, need, cx.now);
         if !has_quota || !has_memory {
             self.repairs.throttle.finish(cx.now.0, token, End::Cancelled);
+            // A node on which a copy failed may be the only one with memory.
+            if !sabotaged!(cx.config.sabotage, RepairNeverAgain) {
+                self.repairs.failed.remove(&generation);
+            }
             return Err(if has_quota { CopyWait::Memory } else { CopyWait::Quota });
         }
         let (purpose, requested, wanted_by) = (Purpose::Repair, cx.now, None);
@@ -361,7 +365,7 @@ impl Tier {
     }
 
     /// From which member an object can be copied, and to which node. A node on which that has failed comes
-    /// last: it may have memory, and no space for the name.
+    /// last: it may have memory, and no space for the name. If the others have no memory, all are tried again.
     fn repair_path(
         &self,
         cx: &Context,
@@ -461,7 +465,7 @@ fn copies(cx: &Context, object: &Object) -> Copies {
 }
 
 /// From which member an object can be copied, and to which node: the emptiest that has none of it, on a host
-/// that has none if there is one.
+/// that has none if such a node has memory.
 fn path(
     cx: &Context,
     object: &Object,
@@ -476,8 +480,10 @@ fn path(
     };
     let targets = cx.members.iter().filter(|(node, it)| is_target(*node, it));
     let is_elsewhere = |it: &Member| !hosts.contains(it.info.host.as_str());
-    let target = targets
-        .max_by_key(|(node, it)| (!has_failed(*node), is_elsewhere(it), it.free, std::cmp::Reverse(*node)));
+    let has_memory = |it: &Member| it.free >= object.space_of_one();
+    let target = targets.max_by_key(|(node, it)| {
+        (!has_failed(*node), has_memory(it), is_elsewhere(it), it.free, std::cmp::Reverse(*node))
+    });
     let Some((target, _)) = target else { return Err(CopyWait::Node) };
     let mut sources = object.copies().filter(|(node, _)| cx.is_ready(*node));
     sources.next().map(|source| (source, target)).ok_or(CopyWait::Source)
