@@ -11,7 +11,7 @@
 //! puts as it made, and requests more in a pause, or when three quarters are used.
 //!
 //! **Invariant:** at most [`SIZES_MAX`] sizes, and of each at most [`OfferLimits::offers_max`] offers and
-//! [`BYTES_MAX`] bytes are requested.
+//! [`BYTES_MAX`] bytes, or [`LARGE_OFFERS_MAX`] offers, are requested.
 
 use std::collections::BTreeMap;
 
@@ -20,11 +20,12 @@ use tiffin_types::{
     message::{PutOptions, Reserve, ReserveItem},
 };
 
-/// Maximum length of objects that memory is preallocated for; larger ones take longer to copy than to
-/// reserve.
-const LEN_MAX: u64 = 2 << 20;
-/// Maximum number of bytes of the offers of one size.
+/// Maximum length of objects that memory is preallocated for. A device copies 16 MiB while two calls are made.
+const LEN_MAX: u64 = 64 << 20;
+/// Maximum number of bytes of the offers of one size, unless [`LARGE_OFFERS_MAX`] have more.
 const BYTES_MAX: u64 = 32 << 20;
+/// Maximum number of offers of a large size: one is used while the next is requested.
+const LARGE_OFFERS_MAX: u64 = 2;
 /// Maximum number of sizes.
 const SIZES_MAX: usize = 8;
 /// After this time without a put there is a pause, and a request disturbs no put.
@@ -131,7 +132,8 @@ impl Stock {
     fn order(&mut self, limits: &OfferLimits, len: u64, (part, of): (u64, u64), now_us: u64) -> Option<u64> {
         let is_expected = self.puts >= limits.puts_min;
         let expected = if is_expected { self.puts.saturating_mul(limits.puts_ahead) } else { 0 };
-        let wanted = limits.offers_max.min(BYTES_MAX / len.max(1)).min(expected);
+        let offers_max = limits.offers_max.min((BYTES_MAX / len.max(1)).max(LARGE_OFFERS_MAX));
+        let wanted = offers_max.min(expected);
         let there = self.offers.len() as u64;
         if self.is_asking || now_us < self.asks_from_us || wanted == 0 || there * of > wanted * part {
             return None;
@@ -316,8 +318,8 @@ mod tests {
 
     #[test]
     fn bytes_of_one_size_are_limited() {
-        let (_, count) = stocked(size(LEN_MAX), OFFERS_MAX);
-        assert_eq!(count, BYTES_MAX / LEN_MAX);
+        let count = |len| stocked(size(len), OFFERS_MAX).1;
+        assert_eq!((count(BYTES_MAX / 8), count(LEN_MAX)), (8, LARGE_OFFERS_MAX));
     }
 
     #[test]
