@@ -766,7 +766,7 @@ impl Node {
     fn commit_all(&mut self, records: Vec<Record>) -> Vec<SlotRef> {
         let mut lost = Vec::new();
         for record in records {
-            let (slot_ref, expiry) = (record.slot_ref, record.attributes.expiry);
+            let (slot_ref, expiry) = (record.slot_ref, record.attributes.expiry.clone());
             let state = self.slots.state(slot_ref);
             let writer = state.and_then(SlotState::writer);
             if writer.is_some() || state == Some(SlotState::Ending) {
