@@ -84,8 +84,8 @@ impl Expiry {
     }
 }
 
-/// The attributes of an object; see the module. Most objects have none, and records of objects are moved often,
-/// so rare parts are boxed.
+/// The attributes of an object; see the module. Most objects have none, and records of objects are moved
+/// often, so rare parts are boxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The owners of its hard pins, each once. The empty name is a valid owner.
