@@ -15,7 +15,7 @@ pub const LARGER: [(&str, &str, usize); 6] = [
     ("crates/core/src/master/mod.rs", "Master", 75),
     ("crates/core/src/master/objects/mod.rs", "Objects", 79),
     ("crates/core/src/master/tier/mod.rs", "Tier", 75),
-    ("crates/kv/src/engine/mod.rs", "Engine", 128),
+    ("crates/kv/src/engine/mod.rs", "Engine", 67),
     ("crates/kv/src/inventory/mod.rs", "Inventory", 61),
     ("crates/node/src/lib.rs", "Node", 73),
 ];

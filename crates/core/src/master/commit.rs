@@ -310,8 +310,8 @@ impl Objects {
             attributes: attributes.clone(),
         };
         let heard = usize::from(home_asks);
-        let records: Vec<_> =
-            replicas.iter().skip(heard).map(|&(node, slot_ref)| (node, record(slot_ref))).collect();
+        let told = replicas.get(heard..).unwrap_or_default();
+        let records: Vec<_> = told.iter().map(|&(node, slot_ref)| (node, record(slot_ref))).collect();
         for &(node, _) in &replicas {
             if let Some(member) = self.cx.members.get_mut(node) {
                 member.count_commit(space_for(item.len).unwrap_or(0));

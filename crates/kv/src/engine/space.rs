@@ -3,19 +3,24 @@
 //! Pages under a root that is gone cannot be found from that moment on, however many they are: the root's id
 //! is a part of every lookup. They are removed step by step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::requests::Requests;
 use super::{
-    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, SpaceId, State, Tick, Tier, policy,
+    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, Slot, SpaceId, State, Tick, Tier,
+    policy,
 };
 use crate::cell::{CellId, Stored};
+use crate::config::Config;
 use crate::hash::Namespace;
+use crate::inventory::Inventory;
 use crate::message::RetractReason;
+use crate::sabotage::Sabotage;
 
 /// A namespace that the store is to delete. Until it has, the engine neither probes nor writes under that
 /// root, also if the namespace was defined again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Clearing {
+struct Clearing {
     space: SpaceId,
     /// When to issue the operation, once no backup under the root is in flight.
     at: Tick,
@@ -32,21 +37,93 @@ pub(super) struct Space {
     pub(super) root_hash: ChainHash,
 }
 
+/// The namespaces, and those that are being deleted.
+#[derive(Clone, Debug, Default, Hash)]
+pub(super) struct Spaces {
+    spaces: BTreeMap<SpaceId, Space>,
+    /// Namespaces that the store is to delete, by the root of their keys.
+    clearing: BTreeMap<ChainHash, Clearing>,
+}
+
+impl Spaces {
+    pub(super) fn find(&self, id: SpaceId) -> Option<&Space> {
+        self.spaces.get(&id)
+    }
+
+    /// Defines a namespace. Returns what it was before.
+    fn set(&mut self, id: SpaceId, space: Space) -> Option<Space> {
+        self.spaces.insert(id, space)
+    }
+
+    /// The namespace of a root, unless it has another one by now.
+    pub(super) fn of_root(&self, inventory: &Inventory, root: RootId) -> Option<(SpaceId, ChainHash)> {
+        let id = inventory.space_of(root)?;
+        self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
+    }
+
+    /// The store is to delete a namespace. If it is cleared again before the store has answered, one operation
+    /// is enough.
+    fn clear(&mut self, space: SpaceId, root: ChainHash, now: Tick) {
+        let clearing = Clearing { space, at: now, failures: 0, told: None };
+        self.clearing.entry(root).or_insert(clearing);
+    }
+
+    pub(super) fn is_clearing(&self, root: ChainHash) -> bool {
+        self.clearing.contains_key(&root)
+    }
+
+    /// The roots whose deletion is to be issued.
+    fn due(&self, now: Tick) -> Vec<ChainHash> {
+        let is_due = |it: &Clearing| it.told.is_none() && it.at <= now;
+        self.clearing.iter().filter(|(_, it)| is_due(it)).map(|(root, _)| *root).collect()
+    }
+
+    /// The deletion of a root is issued.
+    fn start_drop(&mut self, root: ChainHash, op: OpId) -> Option<(SpaceId, RootId)> {
+        let clearing = self.clearing.get_mut(&root)?;
+        clearing.told = Some(op);
+        let space = clearing.space;
+        self.spaces.get(&space).map(|it| (space, it.root))
+    }
+
+    /// The store has deleted a namespace, or is asked again, with exponential backoff. The engine never gives
+    /// up: pages that were cleared would be found again.
+    pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool, now: Tick, config: &Config) {
+        let (first, most) = (config.hint_patience, config.op_patience);
+        let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
+            return;
+        };
+        if is_done {
+            self.clearing.remove(&op.root_hash);
+            return;
+        }
+        clearing.failures = clearing.failures.saturating_add(1);
+        let pause = policy::pause_after(clearing.failures, first, most);
+        (clearing.told, clearing.at) = (None, now.saturating_add(pause));
+    }
+
+    /// When the store is asked again, if that depends on time.
+    pub(super) fn next_drop(&self, now: Tick) -> Option<Tick> {
+        let waits = |it: &&Clearing| it.told.is_none() && it.at > now;
+        self.clearing.values().filter(waits).map(|it| it.at).min()
+    }
+}
+
 impl Engine {
     pub(super) fn define(&mut self, id: SpaceId, namespace: &Namespace) {
         let root_hash = namespace.root_with(self.config.page_tokens, self.config.sabotage);
-        if self.spaces.get(&id).is_some_and(|space| space.root_hash == root_hash) {
+        if self.spaces.find(id).is_some_and(|space| space.root_hash == root_hash) {
             return;
         }
         let root = self.inventory.add_root(id);
-        if let Some(old) = self.spaces.insert(id, Space { root, root_hash }) {
+        if let Some(old) = self.spaces.set(id, Space { root, root_hash }) {
             self.inventory.retire_root(old.root);
             self.leave_root(id, Some(RetractReason::Redefined));
         }
     }
 
     pub(super) fn clear(&mut self, id: SpaceId) {
-        let Some(old) = self.spaces.get(&id).cloned() else {
+        let Some(old) = self.spaces.find(id).cloned() else {
             self.stats.ignored += 1;
             return;
         };
@@ -55,11 +132,10 @@ impl Engine {
         }
         self.inventory.retire_root(old.root);
         let root = self.inventory.add_root(id);
-        self.spaces.insert(id, Space { root, ..old });
+        let root_hash = old.root_hash;
+        self.spaces.set(id, Space { root, ..old });
         if self.config.store.is_some() {
-            // If it is cleared again before the store has answered, one operation is enough.
-            let now = Clearing { space: id, at: self.now, failures: 0, told: None };
-            self.clearing.entry(old.root_hash).or_insert(now);
+            self.spaces.clear(id, root_hash, self.now);
         }
         self.leave_root(id, None);
     }
@@ -82,57 +158,25 @@ impl Engine {
         }
     }
 
-    pub(super) fn space_of(&self, root: RootId) -> Option<(SpaceId, ChainHash)> {
-        let id = self.inventory.space_of(root)?;
-        self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
-    }
-
     /// Asks the store to delete cleared namespaces, when no backup of them is in flight any more.
     pub(super) fn pump_clears(&mut self) {
-        let is_due = |it: &Clearing| it.told.is_none() && it.at <= self.now;
-        let due: Vec<_> = self.clearing.iter().filter(|(_, it)| is_due(it)).map(|(root, _)| *root).collect();
-        for root_hash in due {
+        for root_hash in self.spaces.due(self.now) {
             let is_written = |op: &LiveOp| op.kind == OpKind::Backup && op.root_hash == root_hash;
             if self.ledger.iter().any(is_written) {
                 continue;
             }
             let id = self.ledger.next_id();
-            let Some(clearing) = self.clearing.get_mut(&root_hash) else { continue };
-            clearing.told = Some(id);
-            let space = clearing.space;
-            let Some(root) = self.spaces.get(&space).map(|it| it.root) else { continue };
+            let Some((space, root)) = self.spaces.start_drop(root_hash, id) else { continue };
             let deadline = self.now + self.config.op_patience;
             let (kind, items, waiter) = (OpKind::Drop, vec![], None);
             self.issue(Order { id, kind, space, root, root_hash, items, deadline, waiter });
         }
     }
 
-    /// The store has deleted a namespace, or is asked again, with exponential backoff. The engine never gives
-    /// up: pages that were cleared would be found again.
-    pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool) {
-        let (first, most) = (self.config.hint_patience, self.config.op_patience);
-        let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
-            return;
-        };
-        if is_done {
-            self.clearing.remove(&op.root_hash);
-            return;
-        }
-        clearing.failures = clearing.failures.saturating_add(1);
-        let pause = policy::pause_after(clearing.failures, first, most);
-        (clearing.told, clearing.at) = (None, self.now.saturating_add(pause));
-    }
-
-    /// When the store is asked again, if that depends on time.
-    pub(super) fn next_drop(&self) -> Option<Tick> {
-        let waits = |it: &&Clearing| it.told.is_none() && it.at > self.now;
-        self.clearing.values().filter(waits).map(|it| it.at).min()
-    }
-
     /// These copies are lost. Requests that use them are retracted, in every state (L4); operations that read
     /// them no longer count (V2).
     pub(super) fn vanished(&mut self, space: SpaceId, medium: Medium, hashes: &[ChainHash]) {
-        let Some(root) = self.spaces.get(&space).map(|it| it.root) else {
+        let Some(root) = self.spaces.find(space).map(|it| it.root) else {
             self.stats.ignored += 1;
             return;
         };
@@ -159,7 +203,9 @@ impl Engine {
             }
             Medium::Tier(tier) => {
                 if tier == Tier::Device {
-                    self.retract_holders(&cells);
+                    for id in holders(&self.requests, &cells, self.config.sabotage) {
+                        self.take_off_device(id, Some(RetractReason::Vanished));
+                    }
                 }
                 cells
                     .iter()
@@ -171,18 +217,12 @@ impl Engine {
             }
         }
     }
+}
 
-    fn retract_holders(&mut self, cells: &BTreeSet<CellId>) {
-        let holds = |slot: &super::Slot| matches!(slot, super::Slot::Shared(id, _) if cells.contains(id));
-        let holders: Vec<_> = self
-            .requests
-            .iter()
-            .filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds))
-            .filter(|(_, it)| self.config.sabotage.learns_of_loss(it.state == State::Decoding))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in holders {
-            self.take_off_device(id, Some(RetractReason::Vanished));
-        }
-    }
+/// The requests on the device that use some of these pages.
+fn holders(requests: &Requests, cells: &BTreeSet<CellId>, sabotage: Sabotage) -> Vec<ReqId> {
+    let holds = |slot: &Slot| matches!(slot, Slot::Shared(id, _) if cells.contains(id));
+    let holders = requests.iter().filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds));
+    let holders = holders.filter(|(_, it)| sabotage.learns_of_loss(it.state == State::Decoding));
+    holders.map(|(id, _)| *id).collect()
 }
