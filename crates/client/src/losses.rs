@@ -115,8 +115,8 @@ async fn ask(
         namespace: namespace.to_owned(),
         connect_time: options.connect_time.min(deadline.remaining()),
         home: None,
-        home_memory: None,
-        home_disks: Vec::new(),
+        own_memory: None,
+        own_disks: Vec::new(),
         ..options.clone()
     };
     let client = Client::connect(options).await?;
