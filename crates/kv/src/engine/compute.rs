@@ -94,7 +94,7 @@ impl Engine {
         while !self.inventory.free_up(Tier::Device, missing) && !self.inventory.free_up_clean(missing) {
             // The last one of the lowest priority is retracted first: the first one always makes progress.
             let Some(last) = self.requests.last_running() else { return };
-            self.take_off_device(last, Some(RetractReason::NoRoom));
+            self.take_off_device(last, Some(RetractReason::NoSpace));
             if last == id {
                 return;
             }
