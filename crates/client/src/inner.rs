@@ -46,8 +46,7 @@ const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 const GATE_TIME_MAX: Duration = Duration::from_secs(3);
 /// How much longer than the attempt to connect a caller waits for its outcome.
 const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
-/// Where there are several masters: how often the leader is asked for a sign of life, and how long that may
-/// take.
+/// Where there are several masters: how often the leader is pinged, and how long a ping may take.
 const PING_PAUSE: Duration = Duration::from_millis(250);
 /// See [`PING_PAUSE`].
 const PING_TIME_MAX: Duration = Duration::from_secs(5);
