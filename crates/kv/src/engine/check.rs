@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::requests::Requests;
+use super::violation::{Violation, broken};
 use super::{Engine, Inventory, Ledger, ReqId, Slot, source_tier, target_tier};
 use crate::cell::Stored;
 use crate::digest::Digest;
@@ -10,16 +11,6 @@ use crate::hash::ChainHash;
 use crate::inventory::Uses;
 use crate::message::{PageId, SpaceId, Tier};
 use crate::pool::PageState;
-
-/// A violated invariant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{invariant}: {what}")]
-pub struct Violation {
-    /// Its name.
-    pub invariant: &'static str,
-    /// What was found.
-    pub what: String,
-}
 
 /// A copy that can be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +25,6 @@ pub struct Resident {
     pub page: PageId,
     /// Whether the store is believed to have it.
     pub is_stored: bool,
-}
-
-pub(super) fn broken(invariant: &'static str, what: impl Into<String>) -> Result<(), Violation> {
-    Err(Violation { invariant, what: what.into() })
 }
 
 impl Engine {

@@ -17,16 +17,19 @@ mod prefetch;
 mod request;
 mod requests;
 mod space;
+mod spaces;
+mod violation;
 mod write;
 
 use std::collections::BTreeMap;
 
-pub use check::{Resident, Violation};
+pub use check::Resident;
 use complete::{source_tier, target_tier};
 pub use request::State;
 use request::{Request, Slot, Source};
 use requests::Requests;
-use space::Spaces;
+use spaces::Spaces;
+pub use violation::Violation;
 use write::Writes;
 
 use crate::cell::{CellId, Residency, RootId};

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use super::space::Space;
+use super::spaces::Space;
 use crate::cell::{CellId, RootId};
 use crate::config::Config;
 use crate::hash::{ChainHash, Media, chain_with};

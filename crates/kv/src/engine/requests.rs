@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::check::{Violation, broken};
 use super::request::{Request, Slot, State, Turn};
-use super::space::Spaces;
+use super::spaces::Spaces;
+use super::violation::{Violation, broken};
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::hash::chain_with;
@@ -186,8 +186,8 @@ impl Requests {
         slots
     }
 
-    /// The request has all its tokens. Returns its private pages, which are freed at once. It keeps its shared
-    /// pages until they are being saved.
+    /// The request has all its tokens. Returns its private pages, which are freed at once. It keeps its
+    /// shared pages until they are being saved.
     pub(super) fn start_draining(&mut self, id: ReqId) -> Vec<u32> {
         let (mut shared, mut private) = (Vec::new(), Vec::new());
         for slot in self.take_slots(id) {

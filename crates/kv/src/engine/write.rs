@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::space::Spaces;
+use super::spaces::Spaces;
 use super::{
     CellId, Config, Ending, Engine, Inventory, Item, Ledger, OpId, OpKind, Order, ReqId, Request, Residency,
     Slot, State, Tier, mutants, policy,
