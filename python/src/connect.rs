@@ -61,8 +61,8 @@ async fn start(node: NodeConfig, options: ConnectOptions) -> Result<Opened, Embe
     let server = Embedded::start_node(node, Arc::default()).await?;
     let here = tiffin_embedded::Embedded::options(&server);
     let again = ConnectOptions { address: here.address, ..options };
-    let ConnectOptions { home, home_memory, home_disks, .. } = here;
-    let here = ConnectOptions { home, home_memory, home_disks, ..again.clone() };
+    let ConnectOptions { home, own_memory, own_disks, .. } = here;
+    let here = ConnectOptions { home, own_memory, own_disks, ..again.clone() };
     let client = Client::connect(here).await?;
     Ok(Opened { client, again, servers: Servers::Embedded(server) })
 }

@@ -25,7 +25,7 @@ use crate::operations::{
 use crate::prefetch::{self, Begin};
 use crate::reservation::ReserveAll;
 use crate::samples::{AbortAll, AckAll, LeaseAll, Manifests, PutSamples, Samples};
-use crate::streams::{DropAll, End, Look, Open, PullNext};
+use crate::streams::{DropAll, End, ListSamples, Open, PullNext};
 
 /// A store: in this process, or a cluster that it is connected to. Made by `tiffin.connect`.
 ///
@@ -651,7 +651,7 @@ methods! {
         #[pyo3(from_py_with = keys::whole)] at_most: Whole = 256,
     ) {
         let at_most = keys::count(py, "at_most", at_most, 1)?;
-        Look { stream: stream.to_owned(), behind: behind.unwrap_or_default(), at_most }
+        ListSamples { stream: stream.to_owned(), after: behind.unwrap_or_default(), limit: at_most }
     }
 
     /// The objects that are lost if the store is closed now, as `tiffin.Losses`: those whose only copy is in

@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 use tiffin_client::{
-    Attach, Client, Deadline, DeletedMatching, Error, Generation, OpenStream, Pull, Pulled, Seen, StreamEnd,
-    StreamLimits, StreamStat,
+    Attach, Client, Deadline, DeletedMatching, Error, Generation, OpenStream, Pull, Pulled, StreamEnd,
+    StreamLimits, StreamPage, StreamStat,
 };
 
 use crate::errors;
@@ -122,24 +122,24 @@ impl Operation for PullNext {
 }
 
 /// Lists samples of a stream.
-pub(crate) struct Look {
+pub(crate) struct ListSamples {
     pub(crate) stream: String,
-    pub(crate) behind: Generation,
-    pub(crate) at_most: u32,
+    pub(crate) after: Generation,
+    pub(crate) limit: u32,
 }
 
-impl Operation for Look {
-    type Outcome = Seen;
+impl Operation for ListSamples {
+    type Outcome = StreamPage;
 
     fn waits(&self) -> bool {
         true
     }
 
-    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Seen, Error> {
-        client.look(&self.stream, self.behind, self.at_most, deadline).await
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<StreamPage, Error> {
+        client.list_samples(&self.stream, self.after, self.limit, deadline).await
     }
 
-    fn answer(self, py: Python<'_>, outcome: Seen) -> PyResult<Py<PyAny>> {
+    fn answer(self, py: Python<'_>, outcome: StreamPage) -> PyResult<Py<PyAny>> {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         if let Some(end) = outcome.end {
             return Err(ended(py, &self.stream, &end));

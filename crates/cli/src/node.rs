@@ -36,7 +36,7 @@ pub(crate) struct Node {
     args: NodeArgs,
 }
 
-/// What else there is to do with nodes.
+/// Commands about nodes.
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Forget(Forget),

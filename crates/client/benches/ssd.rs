@@ -98,8 +98,8 @@ impl Store {
         let options = match is_near {
             true => ConnectOptions {
                 home: Some(self.node.segment()),
-                home_memory: Some(self.node.memory().clone()),
-                home_disks: self.node.local_disks(),
+                own_memory: Some(self.node.memory().clone()),
+                own_disks: self.node.local_disks(),
                 ..options
             },
             false => options,

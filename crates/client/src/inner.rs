@@ -7,19 +7,19 @@
 //! operation is in progress, and no view is left.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tiffin_measure::{Operation, Path};
 use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
-use tiffin_session::{BackoffLimits, CallFailure};
+use tiffin_session::{BackoffLimits, CallFailure, OfferSize, Preallocation};
 use tiffin_trace::{Kind, Name, Span, Tracer};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Ping, Reason, Refusal, Release, Reply,
     Reserve, ReserveOutcome, Reserved, Role,
 };
-use tiffin_types::{ClientId, Location, SegmentId};
+use tiffin_types::{ClientId, Location, Reservation, SegmentId};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -30,13 +30,12 @@ use crate::link::{InPauses, Link, Usable};
 use crate::locations::{Locations, REPORTED_MAX};
 use crate::measured::OwnMeasures;
 use crate::nodes::Nodes;
-use crate::offers::Offers;
 use crate::paces::Paces;
 use crate::reservations::{Held, Reservations};
-use crate::route::{OpenRoute, Traveller};
+use crate::route::{OpenRoute, RouteContext};
 use crate::running::Running;
 use crate::traced::Traced;
-use crate::{ConnectOptions, Deadline, Error, host};
+use crate::{ConnectOptions, Deadline, Error, Put, host};
 
 /// How long the master is left alone that could not be reached. A restart is to be noticed soon.
 const MASTER_BACKOFF: BackoffLimits = BackoffLimits { free: 4, first_ms: 25, longest_ms: 400 };
@@ -47,8 +46,7 @@ const KEEP_TIME_MAX: Duration = Duration::from_secs(2);
 const GATE_TIME_MAX: Duration = Duration::from_secs(3);
 /// How much longer than the attempt to connect a caller waits for its outcome.
 const ATTEMPT_GRACE: Duration = Duration::from_secs(1);
-/// Where there are several masters: how often the leader is asked for a sign of life, and how long that may
-/// take.
+/// Where there are several masters: how often the leader is pinged, and how long a ping may take.
 const PING_PAUSE: Duration = Duration::from_millis(250);
 /// See [`PING_PAUSE`].
 const PING_TIME_MAX: Duration = Duration::from_secs(5);
@@ -135,11 +133,11 @@ impl Inner {
             host: host::identity(),
             ..Hello::default()
         };
-        let traveller = Traveller {
+        let context = RouteContext {
             hello: hello.clone(),
             shared_memory: options.shared_memory,
-            home_memory: options.home_memory.clone(),
-            home_disks: options.home_disks.clone(),
+            own_memory: options.own_memory.clone(),
+            own_disks: options.own_disks.clone(),
             connect_time: options.connect_time,
             counters: Arc::clone(&counters),
             disk_reads: Arc::default(),
@@ -156,7 +154,7 @@ impl Inner {
             locations: Locations::new(drawn),
             paces: Paces::new(),
             offers: Offers::new(),
-            nodes: Nodes::new(traveller, Handle::current()),
+            nodes: Nodes::new(context, Handle::current()),
             hello,
             master: Arc::new(Link::new(format!("`{masters}`"), MASTER_BACKOFF)),
             masters,
@@ -674,4 +672,38 @@ async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
         });
     }
     running.all().await;
+}
+
+/// The preallocated memory of a client: offers that its next small puts may use.
+#[derive(Debug)]
+pub(crate) struct Offers {
+    state: Mutex<Preallocation>,
+    /// The origin of its times.
+    start: Instant,
+}
+
+impl Offers {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::default(), start: Instant::now() }
+    }
+
+    /// Notes a put, and takes an offer for it if there is one.
+    pub(crate) fn take(&self, put: &Put<'_>) -> Option<Reservation> {
+        let size = size_of(put)?;
+        self.lock().take(size, self.now_us())
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Preallocation> {
+        // Each use is a single change of one size, so a panic leaves no partial state.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which offers fit a put.
+pub(crate) fn size_of(put: &Put<'_>) -> Option<OfferSize> {
+    OfferSize::of(&put.key, put.len()?, &put.options)
 }

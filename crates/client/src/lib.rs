@@ -105,7 +105,6 @@ mod manifest;
 mod measured;
 mod names;
 mod nodes;
-mod offers;
 mod options;
 mod paces;
 mod pieces;
@@ -140,7 +139,7 @@ pub use options::{
 pub use pieces::Piece;
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
-pub use stream::{Pull, Pulled, Seen, StreamEnd};
+pub use stream::{Pull, Pulled, StreamEnd, StreamPage};
 pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_trace as trace;
@@ -663,15 +662,15 @@ impl Client {
 
     /// Lists the samples of a stream after a position, leased or not, without leasing any. Waits for the
     /// first one.
-    pub async fn look(
+    pub async fn list_samples(
         &self,
         stream: &str,
-        behind: Generation,
-        at_most: u32,
+        after: Generation,
+        limit: u32,
         deadline: Deadline,
-    ) -> Result<Seen, Error> {
-        let busy = self.inner.enter("look", deadline)?;
-        busy.run(stream::look(&self.inner, stream, behind, at_most, deadline)).await
+    ) -> Result<StreamPage, Error> {
+        let busy = self.inner.enter("list_samples", deadline)?;
+        busy.run(stream::list_samples(&self.inner, stream, after, limit, deadline)).await
     }
 
     /// Aborts samples: no group is to consume them. When this returns, they are removed for every process

@@ -153,7 +153,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
         if in_pauses == InPauses::Wait {
             self.pause(deadline).await;
         }
-        let mut attempt = match self.look(runtime, open) {
+        let mut attempt = match self.attempt(runtime, open) {
             Ok(attempt) => attempt,
             Err(known) => return known,
         };
@@ -167,7 +167,7 @@ impl<T: Usable + Send + Sync + 'static> Link<T> {
     }
 
     /// The known result, or the attempt in progress.
-    fn look<F>(
+    fn attempt<F>(
         self: &Arc<Self>,
         runtime: &Handle,
         open: impl FnOnce(Option<Arc<T>>) -> F,

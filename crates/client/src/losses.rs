@@ -115,8 +115,8 @@ async fn ask(
         namespace: namespace.to_owned(),
         connect_time: options.connect_time.min(deadline.remaining()),
         home: None,
-        home_memory: None,
-        home_disks: Vec::new(),
+        own_memory: None,
+        own_disks: Vec::new(),
         ..options.clone()
     };
     let client = Client::connect(options).await?;
@@ -161,7 +161,7 @@ impl fmt::Display for Losses {
 
 #[cfg(test)]
 mod tests {
-    use tiffin_types::attributes::{Attributes, SampleAttributes};
+    use tiffin_types::attributes::Attributes;
     use tiffin_types::message::NodeInfo;
     use tiffin_types::{Generation, Location, SlotId, Stamp};
 
@@ -219,11 +219,7 @@ mod tests {
             "a",
             Attributes { pins: vec!["run".to_owned()], ..Attributes::default() },
         ));
-        losses.count(record(
-            "b",
-            "b",
-            Attributes { sample: Some(SampleAttributes::default()), ..Attributes::default() },
-        ));
+        losses.count(record("b", "b", Attributes { sample: Some(Box::default()), ..Attributes::default() }));
         let named = ", among them 1 pinned and 1 unconsumed: `a`, `b` of namespace `b`";
         assert_eq!(losses.to_string(), format!("3 objects (21 B) have their only copy here{named}"));
         for number in 0..NAMES_MAX {

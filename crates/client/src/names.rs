@@ -68,7 +68,7 @@ pub(crate) async fn exists(
         if options.ahead == Ahead::LeadingRun && asked.there.contains(&false) {
             options.ahead = Ahead::Nothing;
         }
-        answers.take_in(places, asked);
+        answers.insert_answers(places, asked);
     }
     answers
 }

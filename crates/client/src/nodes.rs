@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::link::{InPauses, Link};
-use crate::route::{self, OpenRoute, Traveller};
+use crate::route::{self, OpenRoute, RouteContext};
 use crate::running::Running;
 use crate::{Deadline, Error, Route};
 
@@ -38,15 +38,15 @@ type AllViews = Mutex<BTreeMap<SegmentId, Views>>;
 
 /// The nodes that a client knows.
 pub(crate) struct Nodes {
-    traveller: Traveller,
+    context: RouteContext,
     runtime: Handle,
     nodes: Mutex<BTreeMap<SegmentId, Node>>,
     views: Arc<AllViews>,
 }
 
 impl Nodes {
-    pub(crate) fn new(traveller: Traveller, runtime: Handle) -> Self {
-        Self { traveller, runtime, nodes: Mutex::default(), views: Arc::default() }
+    pub(crate) fn new(context: RouteContext, runtime: Handle) -> Self {
+        Self { context, runtime, nodes: Mutex::default(), views: Arc::default() }
     }
 
     /// A route to a node, for requests only. It does not check whether the node's memory is still mapped: a
@@ -87,13 +87,13 @@ impl Nodes {
         let Some(link) = link else {
             return Err(Error::Unreachable { what: format!("the node of segment {segment} is not known") });
         };
-        let (traveller, views) = (self.traveller.clone(), Arc::clone(&self.views));
+        let (context, views) = (self.context.clone(), Arc::clone(&self.views));
         // The addresses are those that are known when the attempt begins, after a pause.
         let info = || self.lock().get(&segment).map(|node| node.info.clone()).unwrap_or_default();
         let open = |last| {
             let info = info();
             async move {
-                let route = route::open(traveller, info, last).await?;
+                let route = route::open(context, info, last).await?;
                 list_views(&views, segment, &route).await?;
                 Ok(route)
             }
@@ -175,12 +175,12 @@ impl Nodes {
 
     /// Counts bytes that were sent to a node inside a request.
     pub(crate) fn count_carried(&self, bytes: u64) {
-        self.traveller.counters.tcp.add_written(bytes);
+        self.context.counters.tcp.add_written(bytes);
     }
 
     /// Number of objects read from disks.
     pub(crate) fn disk_reads(&self) -> u64 {
-        self.traveller.disk_reads.load(Ordering::Relaxed)
+        self.context.disk_reads.load(Ordering::Relaxed)
     }
 
     /// The distance of a node: zero is closest.
@@ -194,7 +194,7 @@ impl Nodes {
         match node.link.current().map(|route| route.attachment().is_some()) {
             Some(true) => 0,
             // A node that was not tried yet may be on this host.
-            None if node.link.failure().is_none() && self.traveller.may_share(&node.info) => 1,
+            None if node.link.failure().is_none() && self.context.may_share(&node.info) => 1,
             Some(false) => 2,
             None => 3,
         }

@@ -112,9 +112,9 @@ pub struct ConnectOptions {
     /// The node in this process, if there is one: the preferred node for puts.
     pub home: Option<SegmentId>,
     /// The memory of that node, so that it is not mapped a second time.
-    pub home_memory: Option<Arc<NodeMemory>>,
+    pub own_memory: Option<Arc<NodeMemory>>,
     /// The disks of that node, so that they are read without a socket.
-    pub home_disks: Vec<Arc<dyn LocalDisk>>,
+    pub own_disks: Vec<Arc<dyn LocalDisk>>,
     /// Time limit for connecting. [`Client::connect`](crate::Client::connect) applies it to the master.
     /// Later calls apply it when they reconnect to the master or to a node, within their own deadline.
     pub connect_time: Duration,
@@ -134,8 +134,8 @@ impl ConnectOptions {
             label: format!("process {}", std::process::id()),
             shared_memory: true,
             home: None,
-            home_memory: None,
-            home_disks: Vec::new(),
+            own_memory: None,
+            own_disks: Vec::new(),
             connect_time: CONNECT_TIME,
             trace: None,
         }

@@ -15,7 +15,7 @@ use tiffin_types::{Reservation, SegmentId};
 
 use crate::chores::Chore;
 use crate::inner::Inner;
-use crate::offers::size_of;
+use crate::inner::size_of;
 use crate::reservations::Held;
 use crate::{Deadline, Put};
 
@@ -132,7 +132,7 @@ mod tests {
         let store = tiffin_server::Embedded::start(memory).await.unwrap();
         let options = ConnectOptions {
             home: Some(store.node().segment()),
-            home_memory: Some(store.node().memory().clone()),
+            own_memory: Some(store.node().memory().clone()),
             ..ConnectOptions::new(store.address().to_string())
         };
         (store, Client::connect(options).await.unwrap())

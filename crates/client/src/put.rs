@@ -47,17 +47,17 @@ pub(crate) struct Written {
 
 /// When memory for the next puts is preallocated.
 #[derive(PartialEq, Eq)]
-enum StocksUp {
+enum PreallocateWhen {
     /// These puts take a while to copy; the preallocation runs meanwhile.
-    DuringTheCopy,
+    DuringCopy,
     /// The call of these puts would have to wait for the preallocation, so it is sent first.
-    BehindTheCall,
+    AfterCall,
 }
 
-impl StocksUp {
+impl PreallocateWhen {
     fn with(puts: &[Put<'_>]) -> Self {
         let bytes = puts.iter().fold(0_u64, |sum, put| sum.saturating_add(put.len().unwrap_or(u64::MAX)));
-        if bytes >= LONG_COPY { Self::DuringTheCopy } else { Self::BehindTheCall }
+        if bytes >= LONG_COPY { Self::DuringCopy } else { Self::AfterCall }
     }
 }
 
@@ -106,13 +106,13 @@ async fn drive(
     let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.nodes.same_host());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
-    let stock_up = |_: &StocksUp| preallocated::restock(inner, puts);
+    let restock = |_: &PreallocateWhen| preallocated::restock(inner, puts);
     let mut failures = Failures::new();
     let mut unwritten = Unwritten::default();
     let mut running = Running::new();
     let began = Instant::now();
     let mut is_late = deadline.instant() <= began;
-    let mut stocks_up = Some(StocksUp::with(puts));
+    let mut preallocate = Some(PreallocateWhen::with(puts));
     let (mut writes, mut last_resorts) = (Writes::new(), BTreeSet::new());
     let mut carried = Carried::default();
     while !is_late {
@@ -120,13 +120,13 @@ async fn drive(
             match need {
                 Need::AskMaster { id, request } => {
                     if !matches!(request, ClientToMaster::Reserve(_)) {
-                        stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
+                        preallocate.take_if(|it| *it == PreallocateWhen::AfterCall).inspect(restock);
                     }
                     running.push(ask_master(inner, held, id, request, deadline));
                 }
                 Need::AskNode { id, segment, request, waits } => {
                     let bytes = carried.bytes(puts, segment, &request);
-                    stocks_up.take_if(|it| *it == StocksUp::BehindTheCall).inspect(stock_up);
+                    preallocate.take_if(|it| *it == PreallocateWhen::AfterCall).inspect(restock);
                     running.push(ask_node(inner, held, id, (segment, waits), request, bytes, deadline));
                 }
                 Need::Write { id, item, reservation, waits } => {
@@ -137,7 +137,7 @@ async fn drive(
             }
         }
         for (segment, writes) in std::mem::take(&mut writes) {
-            stocks_up.take_if(|it| *it == StocksUp::DuringTheCopy).inspect(stock_up);
+            preallocate.take_if(|it| *it == PreallocateWhen::DuringCopy).inspect(restock);
             running.push(write(inner, puts, (segment, last_resorts.contains(&segment)), writes, deadline));
         }
         match timeout_at(deadline.instant(), running.next()).await {
@@ -489,7 +489,7 @@ mod tests {
         let memory = store.node().memory().clone();
         let options = crate::ConnectOptions {
             home: Some(store.node().segment()),
-            home_memory: Some(memory.clone()),
+            own_memory: Some(memory.clone()),
             ..crate::ConnectOptions::new(store.address().to_string())
         };
         let client = crate::Client::connect(options).await.unwrap();

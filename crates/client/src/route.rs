@@ -33,26 +33,26 @@ const ATTACH_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Settings and counters that all routes of one client share.
 #[derive(Clone)]
-pub(crate) struct Traveller {
+pub(crate) struct RouteContext {
     pub(crate) hello: Hello,
     pub(crate) shared_memory: bool,
-    pub(crate) home_memory: Option<Arc<NodeMemory>>,
-    pub(crate) home_disks: Vec<Arc<dyn LocalDisk>>,
+    pub(crate) own_memory: Option<Arc<NodeMemory>>,
+    pub(crate) own_disks: Vec<Arc<dyn LocalDisk>>,
     pub(crate) connect_time: Duration,
     pub(crate) counters: Arc<Counters>,
     /// Number of reads from disks: see [`Client::disk_reads`](crate::Client::disk_reads).
     pub(crate) disk_reads: Arc<AtomicU64>,
 }
 
-impl Traveller {
+impl RouteContext {
     /// Whether the memory of a node may be mapped.
     pub(crate) fn may_share(&self, info: &NodeInfo) -> bool {
         self.shared_memory && !info.memory.is_empty() && info.host == self.hello.host
     }
 
     /// The disk, if it belongs to a node in this process.
-    fn home_disk(&self, info: &NodeInfo) -> Option<&Arc<dyn LocalDisk>> {
-        self.home_disks.iter().find(|it| it.segment() == info.segment.0)
+    fn own_disk(&self, info: &NodeInfo) -> Option<&Arc<dyn LocalDisk>> {
+        self.own_disks.iter().find(|it| it.segment() == info.segment.0)
     }
 }
 
@@ -61,14 +61,14 @@ pub(crate) struct OpenRoute {
     pub(crate) connection: Connection,
     /// Its number among the connections on which views were listed.
     pub(crate) views_connection: AtomicU64,
-    mover: Mover,
+    data_path: DataPath,
     /// Why the memory is not mapped.
     pub(crate) why_not_shared: Option<String>,
     /// Where reads are counted, if this leads to a disk.
     disk_reads: Option<Arc<AtomicU64>>,
 }
 
-enum Mover {
+enum DataPath {
     Local(Local, Arc<Attachment>),
     Disk(Arc<dyn LocalDisk>, Arc<Counters>),
     Shm(Shm),
@@ -88,10 +88,10 @@ impl Usable for OpenRoute {
 
 impl OpenRoute {
     pub(crate) fn way(&self) -> Way {
-        match self.mover {
-            Mover::Local(..) | Mover::Disk(..) => Way::Local,
-            Mover::Shm(_) => Way::SharedMemory,
-            Mover::Tcp(_) => Way::Tcp,
+        match self.data_path {
+            DataPath::Local(..) | DataPath::Disk(..) => Way::Local,
+            DataPath::Shm(_) => Way::SharedMemory,
+            DataPath::Tcp(_) => Way::Tcp,
         }
     }
 
@@ -106,10 +106,10 @@ impl OpenRoute {
     }
 
     pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
-        match &self.mover {
-            Mover::Local(_, attachment) => Some(attachment),
-            Mover::Shm(shm) => Some(shm.attachment()),
-            Mover::Tcp(_) | Mover::Disk(..) => None,
+        match &self.data_path {
+            DataPath::Local(_, attachment) => Some(attachment),
+            DataPath::Shm(shm) => Some(shm.attachment()),
+            DataPath::Tcp(_) | DataPath::Disk(..) => None,
         }
     }
 
@@ -125,7 +125,7 @@ impl OpenRoute {
 
     /// Whether bytes arrive through a network, so that a read may stall.
     pub(crate) fn can_stall(&self) -> bool {
-        matches!(self.mover, Mover::Tcp(_))
+        matches!(self.data_path, DataPath::Tcp(_))
     }
 
     pub(crate) async fn read(
@@ -135,17 +135,17 @@ impl OpenRoute {
         deadline: Deadline,
     ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
-        match &self.mover {
-            Mover::Tcp(tcp) => {
+        match &self.data_path {
+            DataPath::Tcp(tcp) => {
                 let read = tcp.read_controlled(ops, manner(None), watch, deadline.instant()).await;
                 self.counted(ops, since, read)
             }
-            Mover::Disk(disk, counters) => {
+            DataPath::Disk(disk, counters) => {
                 let read = disk.read(ops, None, counters, deadline.instant()).await;
                 self.counted(ops, since, read)
             }
-            Mover::Local(local, _) => self.unless_gone(local.read(ops, deadline.instant()).await),
-            Mover::Shm(shm) => shm.read(ops, deadline.instant()).await,
+            DataPath::Local(local, _) => self.unless_gone(local.read(ops, deadline.instant()).await),
+            DataPath::Shm(shm) => shm.read(ops, deadline.instant()).await,
         }
     }
 
@@ -161,16 +161,16 @@ impl OpenRoute {
         deadline: Deadline,
     ) -> Vec<Outcome> {
         let since = self.disk_reads.as_ref().map(|_| Instant::now());
-        match &self.mover {
-            Mover::Tcp(tcp) => {
+        match &self.data_path {
+            DataPath::Tcp(tcp) => {
                 let read = tcp.read_controlled(ops, manner(Some(epoch)), watch, deadline.instant()).await;
                 return self.counted(ops, since, read);
             }
-            Mover::Disk(disk, counters) => {
+            DataPath::Disk(disk, counters) => {
                 let read = disk.read(ops, Some(epoch), counters, deadline.instant()).await;
                 return self.counted(ops, since, read);
             }
-            Mover::Local(..) | Mover::Shm(_) => (),
+            DataPath::Local(..) | DataPath::Shm(_) => (),
         }
         let uses = || ops.iter().map(|op| (op.slot, op.stamp));
         let stale = || vec![Err(TransferError::Stale); ops.len()];
@@ -186,12 +186,12 @@ impl OpenRoute {
     pub(crate) async fn write(&self, ops: &[WriteOp<'_>], deadline: Deadline) -> Vec<Outcome> {
         let sources = ops.iter().flat_map(|op| &op.sources);
         let _span = transfer_span("write", self, sources.map(|it| it.len() as u64));
-        match &self.mover {
-            Mover::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
+        match &self.data_path {
+            DataPath::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
             // Only its node writes to a disk.
-            Mover::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
-            Mover::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
-            Mover::Shm(shm) => shm.write(ops, deadline.instant()).await,
+            DataPath::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
+            DataPath::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
+            DataPath::Shm(shm) => shm.write(ops, deadline.instant()).await,
         }
     }
 
@@ -224,7 +224,7 @@ impl OpenRoute {
                 objects = ops.len(),
                 read,
                 bytes = ops.iter().map(ReadOp::bytes).sum::<u64>(),
-                here = matches!(self.mover, Mover::Disk(..)),
+                here = matches!(self.data_path, DataPath::Disk(..)),
                 us = since.elapsed().as_micros() as u64,
                 "get served from a disk"
             );
@@ -233,26 +233,26 @@ impl OpenRoute {
     }
 
     fn control(&self) -> Option<&ControlReader> {
-        match &self.mover {
-            Mover::Local(local, _) => Some(local.control()),
-            Mover::Shm(shm) => Some(shm.attachment().reader()),
-            Mover::Tcp(_) | Mover::Disk(..) => None,
+        match &self.data_path {
+            DataPath::Local(local, _) => Some(local.control()),
+            DataPath::Shm(shm) => Some(shm.attachment().reader()),
+            DataPath::Tcp(_) | DataPath::Disk(..) => None,
         }
     }
 
     /// The bytes of a slot in place, if they are mapped and contiguous. The caller holds a view at the
     /// node.
     pub(crate) fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
-        match &self.mover {
-            Mover::Local(local, _) => local.view(slot, stamp),
-            Mover::Shm(shm) => shm.view(slot, stamp),
-            Mover::Tcp(_) | Mover::Disk(..) => None,
+        match &self.data_path {
+            DataPath::Local(local, _) => local.view(slot, stamp),
+            DataPath::Shm(shm) => shm.view(slot, stamp),
+            DataPath::Tcp(_) | DataPath::Disk(..) => None,
         }
     }
 
     /// A stopped node of this process no longer changes stamps, so its stamps prove nothing.
     fn unless_gone(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
-        let Mover::Local(_, attachment) = &self.mover else { return outcomes };
+        let DataPath::Local(_, attachment) = &self.data_path else { return outcomes };
         if attachment.is_connected() {
             return outcomes;
         }
@@ -280,22 +280,22 @@ fn manner(cached_epoch: Option<u64>) -> ReadOptions {
 
 /// Opens the route to a node. `last` is the broken route, if there was one.
 pub(crate) async fn open(
-    traveller: Traveller,
+    context: RouteContext,
     info: NodeInfo,
     last: Option<Arc<OpenRoute>>,
 ) -> Result<OpenRoute, Error> {
-    let deadline = Instant::now() + traveller.connect_time;
-    let (attached, why_not_shared) = match attached(&traveller, &info, last, deadline).await {
+    let deadline = Instant::now() + context.connect_time;
+    let (attached, why_not_shared) = match attached(&context, &info, last, deadline).await {
         Ok(attachment) => (Some(attachment), None),
         Err(why) => (None, Some(why)),
     };
     // A disk has no sockets of its own: requests go to its node. This client may be connected there
     // already, and a node accepts one connection per client id; so it uses another id for the disk.
-    let mut hello = traveller.hello.clone();
+    let mut hello = context.hello.clone();
     if info.beside.is_some() {
         hello.client.0 ^= info.segment.0;
     }
-    let is_near = info.beside.is_some() && traveller.shared_memory && info.host == hello.host;
+    let is_near = info.beside.is_some() && context.shared_memory && info.host == hello.host;
     let address = match &attached {
         Some(_) => format!("unix:@{}", info.unix),
         None if is_near && !info.unix.is_empty() => format!("unix:@{}", info.unix),
@@ -321,30 +321,30 @@ pub(crate) async fn open(
     let opened = Connection::open(&address, hello, deadline).await;
     let (connection, welcome) = opened.map_err(|error| named(error.into()))?;
     check_segment(&info, &welcome, &address)?;
-    let mover = mover(&traveller, &info, attached);
-    let disk_reads = info.beside.map(|_| Arc::clone(&traveller.disk_reads));
+    let data_path = data_path(&context, &info, attached);
+    let disk_reads = info.beside.map(|_| Arc::clone(&context.disk_reads));
     let views_connection = AtomicU64::new(0);
-    Ok(OpenRoute { connection, views_connection, mover, why_not_shared, disk_reads })
+    Ok(OpenRoute { connection, views_connection, data_path, why_not_shared, disk_reads })
 }
 
-fn mover(traveller: &Traveller, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> Mover {
-    let counters = Arc::clone(&traveller.counters);
-    if let Some(disk) = traveller.home_disk(info) {
-        return Mover::Disk(Arc::clone(disk), counters);
+fn data_path(context: &RouteContext, info: &NodeInfo, attached: Option<Arc<Attachment>>) -> DataPath {
+    let counters = Arc::clone(&context.counters);
+    if let Some(disk) = context.own_disk(info) {
+        return DataPath::Disk(Arc::clone(disk), counters);
     }
-    let token = traveller.hello.token.clone();
-    let identity = Identity { client: traveller.hello.client.0, segment: info.segment.0, token };
+    let token = context.hello.token.clone();
+    let identity = Identity { client: context.hello.client.0, segment: info.segment.0, token };
     if info.beside.is_some() {
-        return Mover::Tcp(Tcp::to_disk(info.data.clone(), identity, counters, attached));
+        return DataPath::Tcp(Tcp::to_disk(info.data.clone(), identity, counters, attached));
     }
     let Some(attachment) = attached else {
-        return Mover::Tcp(Tcp::new(info.data.clone(), identity, counters));
+        return DataPath::Tcp(Tcp::new(info.data.clone(), identity, counters));
     };
-    match &traveller.home_memory {
+    match &context.own_memory {
         Some(memory) if memory.geometry().segment == info.segment.0 => {
-            Mover::Local(Local::new(Arc::clone(memory), counters), attachment)
+            DataPath::Local(Local::new(Arc::clone(memory), counters), attachment)
         }
-        _ => Mover::Shm(Shm::new(attachment, counters)),
+        _ => DataPath::Shm(Shm::new(attachment, counters)),
     }
 }
 
@@ -358,25 +358,25 @@ fn check_segment(info: &NodeInfo, welcome: &Welcome, address: &Address) -> Resul
 
 /// Maps the node's memory, or returns why it is not mapped.
 async fn attached(
-    traveller: &Traveller,
+    context: &RouteContext,
     info: &NodeInfo,
     last: Option<Arc<OpenRoute>>,
     deadline: Instant,
 ) -> Result<Arc<Attachment>, String> {
-    if !traveller.shared_memory {
+    if !context.shared_memory {
         return Err("switched off".to_owned());
     }
     if info.memory.is_empty() || info.unix.is_empty() {
         return Err("the node shares no memory".to_owned());
     }
-    if traveller.home_disk(info).is_some() {
+    if context.own_disk(info).is_some() {
         return Err("its disk is read in this process".to_owned());
     }
     if let Some(attachment) = last.as_ref().and_then(|it| it.attachment()).filter(|it| it.is_connected()) {
         return Ok(Arc::clone(attachment));
     }
     let deadline = deadline.min(Instant::now() + ATTACH_TIME_MAX);
-    let Hello { client, token, host, .. } = &traveller.hello;
+    let Hello { client, token, host, .. } = &context.hello;
     let attached = attach(&info.memory, info.segment.0, client.0, token, deadline).await;
     attached.map(Arc::new).map_err(|error| match error {
         AttachError::Unreachable { .. } if info.host != *host => "another host".to_owned(),

@@ -42,7 +42,7 @@ pub struct Pulled {
 
 /// The samples that a caller sees without leasing them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct StreamPage {
     /// Keys, generations and lengths of the samples, in the order of the stream.
     pub samples: Vec<(Key, Generation, u64)>,
     /// The end of the stream, or its failure.
@@ -111,20 +111,20 @@ pub(crate) async fn pull(inner: &Arc<Inner>, pull: &Pull, deadline: Deadline) ->
     }
 }
 
-pub(crate) async fn look(
+pub(crate) async fn list_samples(
     inner: &Inner,
     stream: &str,
-    behind: Generation,
-    at_most: u32,
+    after: Generation,
+    limit: u32,
     deadline: Deadline,
-) -> Result<Seen, Error> {
+) -> Result<StreamPage, Error> {
     let request = ClientToMaster::Pull(message::Pull {
         stream: stream.to_owned(),
         group: String::new(),
         items_min: 1,
-        items_max: at_most,
+        items_max: limit,
         wait_ms: deadline.wait_ms(),
-        behind: Some(behind),
+        behind: Some(after),
     });
     match inner.ask(&request, deadline).await? {
         Reply::Pulled(pulled) => {
@@ -133,7 +133,7 @@ pub(crate) async fn look(
                 _ => None,
             });
             let samples = pulled.keys.into_iter().zip(found).map(|(key, (it, len))| (key, it, len)).collect();
-            Ok(Seen { samples, end: pulled.end })
+            Ok(StreamPage { samples, end: pulled.end })
         }
         _ => Err(Error::misfit()),
     }

@@ -66,7 +66,7 @@ impl Presences {
     }
 
     /// Inserts answers for some of the indices, in their order.
-    pub(crate) fn take_in(&mut self, places: &[usize], mut answers: Self) {
+    pub(crate) fn insert_answers(&mut self, places: &[usize], mut answers: Self) {
         for (at, (&place, &there)) in places.iter().zip(&answers.there).enumerate() {
             self.set(place, answers.failures.remove(&at).map_or(Ok(there), Err));
         }

@@ -58,9 +58,8 @@ struct Run<'a> {
 
 /// Serves the drain jobs of a node until the node ends. `options` say how to reach the master.
 pub async fn serve(mut duty: DrainDuty, options: ConnectOptions) {
-    let options =
-        ConnectOptions { label: duty.info().name.clone(), home: None, home_memory: None, ..options };
-    let options = ConnectOptions { home_disks: Vec::new(), ..options };
+    let options = ConnectOptions { label: duty.info().name.clone(), home: None, own_memory: None, ..options };
+    let options = ConnectOptions { own_disks: Vec::new(), ..options };
     loop {
         if let Some(job) = duty.job() {
             let watched = duty.clone();

@@ -67,8 +67,8 @@ impl Embedded {
     pub fn options(server: &tiffin_server::Embedded) -> ConnectOptions {
         ConnectOptions {
             home: Some(server.node().segment()),
-            home_memory: Some(server.node().memory().clone()),
-            home_disks: server.node().local_disks(),
+            own_memory: Some(server.node().memory().clone()),
+            own_disks: server.node().local_disks(),
             connect_time: CONNECT_TIME,
             ..ConnectOptions::new(server.address().to_string())
         }

@@ -17,7 +17,7 @@ const CASES: &[&str] = &[
     "joined a fetch",
     "stopped prefetch late",
     "must recompute",
-    "retracted for room",
+    "retracted for space",
     "retracted for loss",
     "retracted for redefinition",
     "refused",

@@ -195,7 +195,7 @@ impl World {
             Effect::MustRecompute { .. } => self.coverage.hit("must recompute"),
             Effect::Retracted(request, why) => {
                 self.coverage.hit(match why {
-                    RetractReason::NoRoom => "retracted for room",
+                    RetractReason::NoSpace => "retracted for space",
                     RetractReason::Vanished => "retracted for loss",
                     RetractReason::Redefined => "retracted for redefinition",
                 });

@@ -107,6 +107,17 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Number of cached pages that a request of this length may use: one token is always computed (K5).
+    pub(crate) fn usable_pages(&self, tokens: u32) -> u32 {
+        let left = self.sabotage.tokens_left_to_compute();
+        tokens.saturating_sub(left) / self.page_tokens
+    }
+
+    /// Number of pages of a request of this length.
+    pub(crate) fn pages_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.page_tokens)
+    }
+
     /// Checks the configuration.
     ///
     /// # Errors

@@ -273,7 +273,7 @@ pub enum Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetractReason {
     /// A request that goes first needs its pages.
-    NoRoom,
+    NoSpace,
     /// Pages that it uses are lost (L4).
     Vanished,
     /// Its namespace was redefined.

@@ -30,7 +30,7 @@ const NEVER: Generation = Generation { epoch: u64::MAX, counter: u64::MAX };
 /// One slot that is in use, as the memory describes it.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Which.
+    /// Its number in the control segment.
     pub slot: SlotId,
     /// What it says. A retired use has the stamp that it had.
     pub record: SlotRecord,
@@ -69,7 +69,7 @@ pub enum Damage {
     /// A slot makes no sense.
     #[error("slot {slot}: {what}", slot = slot.0)]
     Slot {
-        /// Which.
+        /// Its number in the control segment.
         slot: SlotId,
         /// What is wrong with it.
         what: &'static str,
@@ -123,7 +123,7 @@ impl Node {
             node.commit_unread(settle);
         }
         for client in node.clients.unreachable_ones() {
-            node.strip(client);
+            node.release_all(client);
         }
         let offers = node.slots.offers();
         if !offers.is_empty() {

@@ -43,7 +43,7 @@ pub(super) struct Clients {
 
 /// What a client leaves when it ends or disconnects.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Leavings {
+pub(super) struct ClientHoldings {
     pub(super) reservations: Vec<SlotRef>,
     pub(super) views: Vec<SlotRef>,
 }
@@ -211,8 +211,8 @@ impl Clients {
     }
 
     /// Removes all reservations and views of a client, and forgets it if it is not connected.
-    pub(super) fn strip(&mut self, client: ClientId) -> Leavings {
-        let Some(it) = self.clients.get_mut(&client) else { return Leavings::default() };
+    pub(super) fn release_all(&mut self, client: ClientId) -> ClientHoldings {
+        let Some(it) = self.clients.get_mut(&client) else { return ClientHoldings::default() };
         let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
         let views = std::mem::take(&mut it.views);
         views.keys().for_each(|slot_ref| _ = self.by_view.remove(&(*slot_ref, client)));
@@ -221,7 +221,7 @@ impl Clients {
         if self.unreachable(client) {
             self.clients.remove(&client);
         }
-        Leavings { reservations, views }
+        ClientHoldings { reservations, views }
     }
 
     /// Number of clients.
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(views, Views { count, clients: named, more: extra as u64, sends: 0 });
         assert!(clients.end_view(ClientId(0), SLOT_REF));
         assert_eq!(clients.views(SLOT_REF).more, extra as u64, "one of its two views is left");
-        clients.strip(ClientId(0));
+        clients.release_all(ClientId(0));
         assert_eq!(clients.views(SLOT_REF).more, extra as u64 - 1);
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let viewer = |client, objects, bytes| Viewer { client: ClientId(client), objects, bytes };
         let held = || [(SLOT_REF, 64), (other, 128)].into_iter();
         assert_eq!(clients.viewers_of(held()), [viewer(2, 2, 192), viewer(1, 1, 64)]);
-        clients.strip(ClientId(2));
+        clients.release_all(ClientId(2));
         assert_eq!(clients.viewers_of(held()), [viewer(1, 1, 64)]);
     }
 
@@ -324,16 +324,16 @@ mod tests {
     }
 
     #[test]
-    fn leavings_are_returned_once() {
+    fn holdings_are_returned_once() {
         let mut clients = Clients::default();
         clients.reserved(WHO, SLOT_REF);
         clients.begin_view(WHO, SLOT_REF);
         clients.begin_view(WHO, SLOT_REF);
         assert_eq!(
-            clients.strip(WHO),
-            Leavings { reservations: vec![SLOT_REF], views: vec![SLOT_REF, SLOT_REF] }
+            clients.release_all(WHO),
+            ClientHoldings { reservations: vec![SLOT_REF], views: vec![SLOT_REF, SLOT_REF] }
         );
-        assert_eq!(clients.strip(WHO), Leavings::default());
+        assert_eq!(clients.release_all(WHO), ClientHoldings::default());
         assert_eq!(clients.count(), 0);
     }
 }

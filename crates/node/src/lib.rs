@@ -163,12 +163,12 @@ pub enum Effect {
     /// Withdraw this slot's stamp, as above. Its memory is still viewed or copied, so the slot keeps saying
     /// which memory that is, and which stamp it had.
     Park {
-        /// Which.
+        /// The retired slot.
         slot: SlotId,
     },
     /// The memory of this parked slot is not in use any more.
     Reclaim {
-        /// Which.
+        /// The retired slot.
         slot: SlotId,
     },
     /// Recall these offers, by one compare-and-swap of each claim word, and pass in an [`Event::Recalled`]
@@ -180,9 +180,9 @@ pub enum Effect {
     Fetch(FetchItem),
     /// Write these bytes into the heap.
     Heap {
-        /// The offset.
+        /// Where they begin, in bytes from the start of the heap.
         offset: u64,
-        /// The bytes.
+        /// A name, spilled extents or attributes.
         bytes: Vec<u8>,
     },
     /// No object may use these bytes of the data segment, because records or names take as many: return
@@ -337,7 +337,7 @@ impl Node {
             }
             Event::Linked(info) => self.linked(info),
             Event::MasterRequest(id, request) => self.master_request(id, request),
-            Event::LedgerRead(words) => self.apply_ledger(words),
+            Event::LedgerRead(entries) => self.apply_ledger(entries),
             Event::MasterReply(id, reply) => self.master_reply(id, reply),
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
@@ -569,23 +569,23 @@ impl Node {
 
     fn dead(&mut self, client: ClientId) {
         self.clients.unmap(client);
-        self.strip(client);
+        self.release_all(client);
         self.list_views(client, Vec::new());
     }
 
     /// A hint that the client has ended. It is proof only if the client cannot access the memory.
     fn maybe_gone(&mut self, client: ClientId) {
         if self.clients.unreachable(client) {
-            self.strip(client);
+            self.release_all(client);
         }
     }
 
-    fn strip(&mut self, client: ClientId) {
-        let leavings = self.clients.strip(client);
-        for slot_ref in leavings.reservations {
+    fn release_all(&mut self, client: ClientId) {
+        let holdings = self.clients.release_all(client);
+        for slot_ref in holdings.reservations {
             self.end_reservation(slot_ref);
         }
-        for slot_ref in leavings.views {
+        for slot_ref in holdings.views {
             self.slots.end_use(slot_ref, &mut self.effects);
         }
     }
@@ -730,9 +730,9 @@ impl Node {
     }
 
     /// Settles all messages, with one reply.
-    fn apply_ledger(&mut self, words: Vec<(RequestId, Settle)>) {
-        let (mut lost, mut also) = (Vec::new(), Vec::with_capacity(words.len()));
-        for (id, settle) in words {
+    fn apply_ledger(&mut self, entries: Vec<(RequestId, Settle)>) {
+        let (mut lost, mut also) = (Vec::new(), Vec::with_capacity(entries.len()));
+        for (id, settle) in entries {
             lost.extend(self.settle(settle));
             also.push(id);
         }
@@ -766,7 +766,7 @@ impl Node {
     fn commit_all(&mut self, records: Vec<Record>) -> Vec<SlotRef> {
         let mut lost = Vec::new();
         for record in records {
-            let (slot_ref, expiry) = (record.slot_ref, record.attributes.expiry);
+            let (slot_ref, expiry) = (record.slot_ref, record.attributes.expiry.clone());
             let state = self.slots.state(slot_ref);
             let writer = state.and_then(SlotState::writer);
             if writer.is_some() || state == Some(SlotState::Ending) {

@@ -138,7 +138,7 @@ impl Node {
         // ended, may have been lost with the old connection. A client that connects later finds its
         // reservation stale, and reserves again.
         for client in self.clients.unreachable_ones() {
-            self.strip(client);
+            self.release_all(client);
         }
         self.unlinked();
         let id = self.link.next_id();
@@ -174,7 +174,7 @@ impl Node {
                 self.retire_all(announced.retire);
                 match next {
                     Some(first) => self.announce(first),
-                    None => self.taken_in(),
+                    None => self.joined(),
                 }
             }
             (_, MemberReply::Decided(outcomes)) => self.decided(id, outcomes),
@@ -205,7 +205,7 @@ impl Node {
         self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
     }
 
-    fn taken_in(&mut self) {
+    fn joined(&mut self) {
         self.link.stage = Stage::Member;
         self.effects.push_back(Effect::Membership(true));
         self.present_unasked();

@@ -277,7 +277,7 @@ impl Slots {
         }
     }
 
-    /// The prepared uses: who they are, and how long.
+    /// The prepared uses: their identity and length.
     pub(super) fn prepared(&self) -> Vec<(SlotRef, Identity, u64)> {
         let numbered = self.slots.iter().zip(0..);
         let prepared = numbered.filter_map(|(slot, number)| {
@@ -499,11 +499,11 @@ impl Slots {
         identity: Identity,
         effects: &mut VecDeque<Effect>,
     ) -> bool {
-        let anybody = sabotaged!(self.config.sabotage, CommitWithoutFence);
+        let ignores_writer = sabotaged!(self.config.sabotage, CommitWithoutFence);
         let Some(slot) = self.get_mut(slot_ref) else { return false };
         let mine = match slot.state {
             SlotState::Reserved(client) | SlotState::Offered(client) => {
-                writer.is_none_or(|it| it == client) || anybody
+                writer.is_none_or(|it| it == client) || ignores_writer
             }
             SlotState::Ending => writer.is_none(),
             SlotState::Prepared | SlotState::Committed => false,

@@ -31,7 +31,7 @@ pub struct Dialed {
 
 /// Connects and sends the hello. The versions in `hello` are filled in here.
 ///
-/// For calls there is [`crate::Connection`]; this is for those who handle every message themselves.
+/// For calls there is [`crate::Connection`]; this is for callers that handle every message themselves.
 pub async fn dial(
     address: &Address,
     reach: Reach,

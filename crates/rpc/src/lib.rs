@@ -107,7 +107,7 @@ pub enum CallError {
     Refused(Refusal),
     /// The peer does not follow the protocol.
     #[error(
-        "`{address}` does not speak as expected: {detail}\n\nhint: check the port, and that both sides run \
+        "`{address}` violates the protocol: {detail}\n\nhint: check the port, and that both sides run \
          compatible versions"
     )]
     Protocol {

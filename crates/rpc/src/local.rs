@@ -2,7 +2,7 @@
 //!
 //! A round trip through it costs about half of one through loopback TCP. Abstract names belong to a network
 //! namespace, as loopback does, and are free when their socket is closed, so a name never leads to another
-//! server than the port would; but anybody may take one.
+//! server than the port would; but any process may bind it.
 //!
 //! **Invariant:** a local socket is an optimization only. A listener goes on without one if the name is
 //! taken. A client uses it only if the system says that its owner is the client's own user; in every other

@@ -43,8 +43,8 @@ const HELLO_READ_BYTES: usize = 1 << 10;
 const IDLE_BYTES_MAX: usize = 1 << 20;
 /// How many frames one system call writes.
 const VECTOR_MAX: usize = 64;
-/// While more requests of a peer have been read, so many bytes of replies may be gathered before they are
-/// sent.
+/// Maximum bytes of replies that are gathered before they are sent, while more requests of the peer have been
+/// read.
 const GATHER_BYTES_MAX: usize = 64 << 10;
 
 /// Sends messages to one peer. Clones send to the same one.
@@ -128,7 +128,7 @@ struct Shared {
     // Guards the order of the bytes in the socket. It is held over one write that does not block and never
     // over an await, hence a std mutex.
     queue: Mutex<Queue>,
-    // Wakes those who wait for space in the queue, or for its end.
+    // Wakes the tasks that wait for space in the queue, or for its end.
     drained: Notify,
     closed: watch::Sender<bool>,
     // Frames may be sent from threads outside the runtime.

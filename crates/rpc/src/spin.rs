@@ -1,9 +1,9 @@
 //! Whether a thread that waits for a reply spins for a moment before it sleeps.
 //!
 //! To be woken takes about as long as most replies do, so spinning pays where replies come meanwhile. It does
-//! not where many call at once or other programs compute: the thread then takes the processor from those who
-//! would reply. So spins without a reply make later calls sleep at once. A single one is ignored; each
-//! further one doubles the calls that do not spin, up to 63 of 64.
+//! not where many call at once or other programs compute: the thread then takes the processor from the
+//! process that would reply. So spins without a reply make later calls sleep at once. A single one is
+//! ignored; each further one doubles the calls that do not spin, up to 63 of 64.
 
 use std::time::Duration;
 

@@ -32,8 +32,8 @@ const LITTLE_BYTES: usize = 4 << 10;
 /// A connected stream. Reading and writing need no exclusive access: one reads while others write.
 ///
 /// The socket is a blocking one and is not registered with the runtime; callers that must not wait pass a
-/// flag with each system call. So a thread can wait in the kernel for its reply (`read_until`), and nobody
-/// else is woken for the bytes that it reads.
+/// flag with each system call. So a thread can wait in the kernel for its reply (`read_until`), and no
+/// other thread is woken for the bytes that it reads.
 #[derive(Debug)]
 pub struct Stream {
     socket: Arc<OwnedFd>,
@@ -239,7 +239,7 @@ impl Stream {
         Ok(sockopt::set_socket_send_buffer_size(&*self.socket, bytes)?)
     }
 
-    /// Ends both directions at once and wakes everybody who waits for this stream.
+    /// Ends both directions at once and wakes all threads and tasks that wait for it.
     pub(crate) fn shutdown(&self) {
         // It fails only if the peer was faster.
         let _gone = rustix::net::shutdown(self, Shutdown::Both);

@@ -40,7 +40,7 @@ pub(crate) async fn writable(stream: &Stream) -> io::Result<()> {
 }
 
 fn register(file: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
-    // SAFETY: the descriptor is owned by the value that goes into the registration, and nobody can take it
+    // SAFETY: the descriptor is owned by the value that goes into the registration, and no code can take it
     // out of an `Arc` of which that is one holder: it stays open for as long as it is registered.
     unsafe { AsyncFd::register_with_interest(file, interest) }.map_err(io::Error::from)
 }

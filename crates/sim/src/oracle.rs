@@ -692,7 +692,8 @@ impl Oracle {
         }
         let history = self.seen(name, record.generation);
         history.sample |= record.attributes.sample.is_some();
-        history.expiry = history.expiry.or(record.attributes.expiry.filter(|it| it.ends_ms > 0));
+        history.expiry =
+            history.expiry.or(record.attributes.expiry.as_deref().copied().filter(|it| it.ends_ms > 0));
         let consumption = record.attributes.sample.as_ref().map(|it| &it.consumption);
         history.by_groups |= matches!(consumption, Some(Consumption::Groups(_)));
         history.once |= matches!(consumption, Some(Consumption::Once));

@@ -10,5 +10,6 @@ pub mod licence;
 pub mod linkage;
 pub mod links;
 pub mod manifest;
+pub mod methods;
 pub mod source;
 pub mod tree;

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use tiffin_tidy::{circles, documents, licence, linkage, links, manifest, source, tree};
+use tiffin_tidy::{circles, documents, licence, linkage, links, manifest, methods, source, tree};
 
 #[track_caller]
 fn expect_none(problems: &[String]) {
@@ -48,6 +48,11 @@ fn dependencies_point_down() {
 #[test]
 fn few_files_import_each_other() {
     expect_none(&circles::check(&tree::files(&tree::root()).unwrap(), &circles::LARGER));
+}
+
+#[test]
+fn no_type_has_too_many_methods() {
+    expect_none(&methods::check(&tree::files(&tree::root()).unwrap(), &methods::LARGER));
 }
 
 #[test]

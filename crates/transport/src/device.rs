@@ -211,8 +211,8 @@ impl Access {
 /// The pages of a memory file that exist.
 ///
 /// A device would keep using a page that the node returns to the system and later allocates anew. So the
-/// owner of a registration holds a shared lock of the file, and the node returns pages only while nobody
-/// does.
+/// owner of a registration holds a shared lock of the file, and the node returns pages only while there is
+/// no such lock.
 struct Pages {
     /// An open file description of its own, which owns the lock.
     file: Option<OwnedFd>,

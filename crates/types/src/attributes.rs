@@ -71,7 +71,7 @@ pub struct Expiry {
 }
 
 impl Expiry {
-    fn to_text(self) -> String {
+    fn to_text(&self) -> String {
         let Self { ttl_ms, ends_ms } = self;
         format!("{ttl_ms:0DIGITS$x}{ends_ms:0DIGITS$x}")
     }
@@ -84,17 +84,18 @@ impl Expiry {
     }
 }
 
-/// The attributes of an object; see the module.
+/// The attributes of an object; see the module. Most objects have none, and records of objects are moved
+/// often, so rare parts are boxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The owners of its hard pins, each once. The empty name is a valid owner.
     pub pins: Vec<String>,
     /// It is a sample: never evicted before it is consumed.
-    pub sample: Option<SampleAttributes>,
+    pub sample: Option<Box<SampleAttributes>>,
     /// On how many nodes it is to have a copy, if on more than one; else zero.
     pub copies: u32,
     /// When it expires, if it has a TTL.
-    pub expiry: Option<Expiry>,
+    pub expiry: Option<Box<Expiry>>,
 }
 
 impl Attributes {
@@ -102,14 +103,16 @@ impl Attributes {
     #[must_use]
     pub fn of(options: &PutOptions) -> Self {
         let pins = if options.hard_pin { vec![options.owner.clone()] } else { Vec::new() };
-        let sample = options.sample.clone().map(|consumption| SampleAttributes {
-            consumption,
-            acked: Vec::new(),
-            stream: options.stream.clone(),
-            elsewhere: options.elsewhere,
+        let sample = options.sample.clone().map(|consumption| {
+            Box::new(SampleAttributes {
+                consumption,
+                acked: Vec::new(),
+                stream: options.stream.clone(),
+                elsewhere: options.elsewhere,
+            })
         });
         let copies = if options.replicas > 1 { options.replicas } else { 0 };
-        let expiry = options.ttl_ms.map(|ttl_ms| Expiry { ttl_ms, ends_ms: 0 });
+        let expiry = options.ttl_ms.map(|ttl_ms| Box::new(Expiry { ttl_ms, ends_ms: 0 }));
         Self { pins, sample, copies, expiry }
     }
 
@@ -172,7 +175,7 @@ impl Attributes {
         if self.copies > 1 {
             push(&mut bytes, COPIES, &self.copies.to_string());
         }
-        if let Some(expiry) = self.expiry {
+        if let Some(expiry) = &self.expiry {
             push(&mut bytes, EXPIRY, &expiry.to_text());
         }
         let Some(sample) = &self.sample else { return bytes };
@@ -210,7 +213,7 @@ impl Attributes {
                 continue;
             }
             if kind == EXPIRY {
-                attributes.expiry = Some(Expiry::from_text(&text)?);
+                attributes.expiry = Some(Box::new(Expiry::from_text(&text)?));
                 continue;
             }
             let mut it = sample(&mut attributes);
@@ -257,9 +260,10 @@ mod tests {
     fn attributes_decode_to_what_was_encoded() {
         let group = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         let sample = |consumption, acked: &[&str]| {
-            Some(SampleAttributes { consumption, acked: group(acked), ..SampleAttributes::default() })
+            let acked = group(acked);
+            Some(Box::new(SampleAttributes { consumption, acked, ..SampleAttributes::default() }))
         };
-        let expiry = |ttl_ms, ends_ms| Some(Expiry { ttl_ms, ends_ms });
+        let expiry = |ttl_ms, ends_ms| Some(Box::new(Expiry { ttl_ms, ends_ms }));
         let streamed =
             SampleAttributes { stream: "train".into(), elsewhere: 7 << 30, ..SampleAttributes::default() };
         for attributes in [
@@ -267,7 +271,7 @@ mod tests {
             Attributes { pins: group(&["", "run-7"]), ..Attributes::default() },
             Attributes { copies: REPLICAS_MAX, ..Attributes::default() },
             Attributes { sample: sample(Consumption::Once, &[]), copies: 2, ..Attributes::default() },
-            Attributes { sample: Some(streamed), ..Attributes::default() },
+            Attributes { sample: Some(Box::new(streamed)), ..Attributes::default() },
             Attributes { sample: sample(Consumption::Retained, &["a"]), ..Attributes::default() },
             Attributes {
                 pins: group(&["x"]),

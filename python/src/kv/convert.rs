@@ -214,7 +214,7 @@ pub(super) fn kind_word(kind: OpKind) -> &'static str {
 
 fn reason_word(reason: RetractReason) -> &'static str {
     match reason {
-        RetractReason::NoRoom => "no-room",
+        RetractReason::NoSpace => "no-space",
         RetractReason::Vanished => "vanished",
         RetractReason::Redefined => "redefined",
     }

@@ -183,8 +183,8 @@ impl Open {
         joined.map_err(|error| Failure::new(name.code(), error.to_string()))?;
         let here = ConnectOptions {
             home: Some(node.segment()),
-            home_memory: Some(Arc::clone(node.memory())),
-            home_disks: node.local_disks(),
+            own_memory: Some(Arc::clone(node.memory())),
+            own_disks: node.local_disks(),
             label: hostname.clone(),
             ..options.clone()
         };

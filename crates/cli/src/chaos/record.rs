@@ -252,7 +252,7 @@ impl Recorded {
     }
 }
 
-/// What an answer is worth of a master that does not know its nodes: an object that it takes for absent may
+/// Weakens an answer of a master that does not know its nodes yet: an object that it takes for absent may
 /// be on one of them, and one that it removes or replaces may be there in an older version.
 fn weaken(operation: Operation) -> Option<Operation> {
     match (operation.guard, operation.change) {

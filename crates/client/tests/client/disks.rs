@@ -69,8 +69,8 @@ impl Store {
         let node = self.node.as_ref().unwrap();
         let options = ConnectOptions {
             home: Some(node.segment()),
-            home_memory: Some(node.memory().clone()),
-            home_disks: node.local_disks(),
+            own_memory: Some(node.memory().clone()),
+            own_disks: node.local_disks(),
             ..ConnectOptions::new(self.master.address().to_string())
         };
         Client::connect(options).await.unwrap()

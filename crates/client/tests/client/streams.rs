@@ -71,7 +71,7 @@ async fn wait_without_events_returns_a_result() {
     for ms in [0, 1] {
         let pulled = client.pull(&pull(1), waiting_ms(ms)).await.unwrap();
         assert!(pulled.leases.is_empty() && pulled.end.is_none());
-        let seen = client.look("train", Generation::default(), 9, waiting_ms(ms)).await.unwrap();
+        let seen = client.list_samples("train", Generation::default(), 9, waiting_ms(ms)).await.unwrap();
         assert!(seen.samples.is_empty() && seen.end.is_none());
         // This call reports that the mark was not reached, with the numbers.
         let used = client.wait_usage(Watermark::AtLeast(1), waiting_ms(ms)).await;
@@ -87,7 +87,7 @@ async fn expired_pull_takes_nothing_and_released_samples_return() {
     let nothing = client.pull(&pull(1), waiting_ms(20)).await;
     assert!(nothing.is_ok_and(|it| it.leases.is_empty() && it.end.is_none()));
     let first = put(&client, "a", Patience::Never).await.unwrap();
-    let seen = client.look("train", Generation::default(), 9, soon()).await.unwrap();
+    let seen = client.list_samples("train", Generation::default(), 9, soon()).await.unwrap();
     assert_eq!(seen.samples, [(key("a"), first.generation, first.len)]);
     let pulled = client.pull(&pull(1), soon()).await.unwrap();
     assert_eq!(pulled.leases.len(), 1);

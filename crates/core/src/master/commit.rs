@@ -167,7 +167,7 @@ impl Objects {
         if object.is_kept(item.options.on_exists) {
             return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
         }
-        let (_, label) = self.cx.connections.writer(client);
+        let label = self.cx.connections.writer(client).1.to_owned();
         let mut old = self.take_replaced(index, &label);
         let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
@@ -265,14 +265,11 @@ impl Objects {
             return Vec::new();
         }
         let mut leaving = self.cx.pending_retires.of(namespace, key);
-        let is_withdrawn = |node: NodeIndex, slot_ref: &SlotRef| {
-            self.cx.members.get(node).is_some_and(|it| it.withdrawn.contains(slot_ref))
-        };
-        leaving.retain(|(node, slot_ref)| !is_withdrawn(*node, slot_ref));
         let is_joining = |it: &Member| it.standing == Standing::Joining && it.announces;
         leaving.retain(|(node, slot_ref)| {
-            let member = self.cx.members.get(*node);
-            member.is_some_and(|it| !is_joining(it) || it.retiring.contains(slot_ref))
+            let may_be_read = |it: &Member| !is_joining(it) || it.retiring.contains(slot_ref);
+            let member = self.cx.members.get(*node).filter(|it| !it.withdrawn.contains(slot_ref));
+            member.is_some_and(may_be_read)
         });
         leaving
     }
@@ -313,8 +310,8 @@ impl Objects {
             attributes: attributes.clone(),
         };
         let heard = usize::from(home_asks);
-        let records: Vec<_> =
-            replicas.iter().skip(heard).map(|&(node, slot_ref)| (node, record(slot_ref))).collect();
+        let told = replicas.get(heard..).unwrap_or_default();
+        let records: Vec<_> = told.iter().map(|&(node, slot_ref)| (node, record(slot_ref))).collect();
         for &(node, _) in &replicas {
             if let Some(member) = self.cx.members.get_mut(node) {
                 member.count_commit(space_for(item.len).unwrap_or(0));

@@ -127,8 +127,8 @@ impl Connections {
     }
 
     /// The index and the name of a client that wrote an object.
-    pub(super) fn writer(&self, client: ClientId) -> (LabelIndex, String) {
-        self.caller(client).map(|it| (it.index, it.label.clone())).unwrap_or_default()
+    pub(super) fn writer(&self, client: ClientId) -> (LabelIndex, &str) {
+        self.caller(client).map(|it| (it.index, it.label.as_str())).unwrap_or_default()
     }
 
     fn caller(&self, client: ClientId) -> Option<&Caller> {

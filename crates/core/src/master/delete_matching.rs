@@ -89,6 +89,9 @@ impl Retires {
 
     /// Ends drops whose deadline has passed. After its last piece, a drop may end at any event.
     pub(super) fn end_late_drops(&mut self, o: &mut Objects) {
+        if self.jobs.is_empty() {
+            return;
+        }
         let late = |op: &OpId| self.drops.get(op).is_some_and(|it| it.deadline <= o.cx.now);
         let late: Vec<_> = self.jobs.iter().copied().filter(late).collect();
         late.into_iter().for_each(|op| self.maybe_end_drop(o, op));

@@ -27,7 +27,7 @@ impl Objects {
     /// The attributes of a new object. Its TTL begins now.
     pub(super) fn new_attributes(&self, options: &PutOptions) -> Attributes {
         let mut attributes = Attributes::of(options);
-        if let Some(Expiry { ttl_ms, ends_ms }) = &mut attributes.expiry {
+        if let Some(Expiry { ttl_ms, ends_ms }) = attributes.expiry.as_deref_mut() {
             let wall_ms = self.cx.config.wall_ms.saturating_add(self.cx.now.0);
             *ends_ms = wall_ms.saturating_add(*ttl_ms).max(1);
         }

@@ -145,6 +145,10 @@ impl Leases {
     /// Samples whose consumption waited for the end of their leases, and whose leases have ended since the
     /// last call.
     pub(super) fn take_released(&mut self) -> Vec<(ObjectIndex, String)> {
+        // Nearly always: this is called after every event.
+        if self.released.is_empty() {
+            return Vec::new();
+        }
         let released = std::mem::take(&mut self.released);
         let unleased = released.into_iter().filter(|it| !self.is_leased(*it)).collect::<Vec<_>>();
         let ended = unleased.into_iter().filter_map(|it| Some((it, self.deferred.remove(&it)?)));
@@ -342,7 +346,7 @@ impl Leases {
     /// Whether a sample must be removed because the attributes on the nodes say that it is consumed. If it
     /// is leased, the end of its last lease frees it.
     pub(super) fn frees_consumed(&mut self, cx: &Context, index: ObjectIndex) -> bool {
-        let sample = cx.catalog.get(index).and_then(|it| it.attributes()?.sample.as_ref());
+        let sample = cx.catalog.get(index).and_then(|it| it.attributes()?.sample.as_deref());
         if !sample.is_some_and(SampleAttributes::is_consumed) {
             return false;
         }

@@ -308,7 +308,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         // A newer object of that name existed here, and was removed.
         return Err(name);
     }
-    if record.attributes.sample.as_ref().is_some_and(SampleAttributes::is_consumed) {
+    if record.attributes.sample.as_deref().is_some_and(SampleAttributes::is_consumed) {
         // Only leases kept it, and they ended with the earlier epoch. A copy whose node missed the last
         // acknowledgement does not bring it back.
         o.raise_floor_above(&Arc::new(name.clone()), record.generation);

@@ -182,7 +182,7 @@ impl Objects {
         attributes.copies = attributes.copies.max(written.copies);
         // A node that was away when the object got its name may not know the end of its TTL.
         attributes.expiry =
-            [attributes.expiry, written.expiry].into_iter().flatten().max_by_key(|it| it.ends_ms);
+            [attributes.expiry, written.expiry.clone()].into_iter().flatten().max_by_key(|it| it.ends_ms);
         if let (Some(sample), Some(told)) = (&mut attributes.sample, &written.sample) {
             merge(&mut sample.acked, &told.acked);
         }

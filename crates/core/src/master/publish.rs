@@ -185,7 +185,7 @@ impl Context {
                 // Pins added since are written when the node announces the object. It learns when a prepared
                 // object expires, whose other attributes it has.
                 attributes: Attributes {
-                    expiry: object.attributes().and_then(|it| it.expiry),
+                    expiry: object.attributes().and_then(|it| it.expiry.clone()),
                     ..Attributes::default()
                 },
             })

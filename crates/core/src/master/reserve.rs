@@ -26,8 +26,8 @@ use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, REPLICAS_MAX, RequestId, Reservation, SegmentId, Tick,
     attributes::Attributes,
     message::{
-        Allocate, AllocateItem, Allocated, Full, MasterToMember, Reason, Reply, Reserve, ReserveItem,
-        ReserveOutcome, Reserved, Resource, Shortage, Usage,
+        Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
+        ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
     sabotage::sabotaged,
     space_for,
@@ -276,9 +276,11 @@ impl Reservations {
         } else if let Some(it) = o.streams.used_up(&o.cx, caller.namespace, &request.options, &request.key) {
             Some(ReserveOutcome::Exists(it))
         } else {
-            let existing = o.cx.catalog.find(caller.namespace, &request.key).filter(|_| !spare);
+            let on_exists = request.options.on_exists;
+            let may_keep = on_exists != OnExists::Replace && !spare;
+            let existing = may_keep.then(|| o.cx.catalog.find(caller.namespace, &request.key)).flatten();
             let existing = existing.and_then(|index| o.cx.catalog.get(index));
-            let kept = existing.filter(|it| it.is_kept(request.options.on_exists)).map(|it| it.generation());
+            let kept = existing.filter(|it| it.is_kept(on_exists)).map(|it| it.generation());
             let other = || o.not_replaceable(caller.namespace, &request.key, &request.options);
             kept.or_else(other).map(ReserveOutcome::Exists)
         };

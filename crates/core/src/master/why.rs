@@ -145,7 +145,7 @@ impl Objects {
             copies_there: copies_there as u32,
             copying_to: copying_to.map(name).unwrap_or_default(),
             copy_wait,
-            ttl_ms: attributes.expiry.map(|it| it.ttl_ms),
+            ttl_ms: attributes.expiry.as_ref().map(|it| it.ttl_ms),
         }))
     }
 

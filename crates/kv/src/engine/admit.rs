@@ -3,11 +3,13 @@
 //! Requests are admitted strictly in the order of priority and age, with or without a prefetch. A request
 //! that does not fit is not overtaken, so that none starves.
 
+use super::write::unsaved;
 use super::{
-    CellId, Effect, Ending, Engine, Item, OpId, OpKind, Order, ReqId, Residency, Slot, Source, State, Tier,
-    chain_with,
+    CellId, Config, Effect, Ending, Engine, Inventory, Item, Ledger, OpId, OpKind, Order, ReqId, Request,
+    Residency, Slot, Source, State, Tier, mutants,
 };
 use crate::message::{CachedTokens, PageId, PageRecord, Place, RetractReason};
+use crate::sabotage::Sabotage;
 
 /// The cached pages of a request.
 #[derive(Default)]
@@ -20,81 +22,15 @@ struct Found {
     join: Vec<OpId>,
 }
 
-impl Engine {
-    pub(super) fn pump_admissions(&mut self) {
-        while self.running.len() < self.config.running_max as usize
-            && let Some(turn) = self.waiting.first().copied()
-            && self.blocked != Some((turn.request, self.inventory.fit_changes()))
-        {
-            if !self.admit(turn.request) {
-                // A second attempt in the same state would fail again.
-                self.blocked = Some((turn.request, self.inventory.fit_changes()));
-                return;
-            }
-        }
-    }
-
-    /// Puts a request on the device; false if it does not fit yet.
-    fn admit(&mut self, id: ReqId) -> bool {
-        if self.request(id).state != State::Waiting {
-            // Best effort: it could run now, so it stops waiting for the store.
-            self.leave_ops(id);
-            self.wait(id);
-        }
-        self.follow_space(id);
-        let total = self.pages_for(self.request(id).length);
-        if total > self.config.device_pages {
-            self.end_request(id, Ending::TooLong);
-            return true;
-        }
-        let found = self.find_prefix(id);
-        if !self.free_up_for(&found, total) {
-            return false;
-        }
-        let turn = self.request(id).turn;
-        self.waiting.remove(&turn);
-        self.running.insert(turn);
-        let waits = self.load(id, &found);
-        let found_count = found.cells.len() as u32;
-        let mut slots: Vec<_> =
-            found.cells.into_iter().map(|(cell, source)| Slot::Shared(cell, source)).collect();
-        slots.extend((found_count..total).map(|_| Slot::Private(self.inventory.take_private(id))));
-        let request = self.request_mut(id);
-        request.slots = slots;
-        request.state = State::Loading;
-        request.waits.extend(waits);
-        if request.waits.is_empty() {
-            self.ready(id);
-        }
-        true
-    }
-
-    /// Follows a namespace that was redefined or cleared since the request arrived.
-    fn follow_space(&mut self, id: ReqId) {
-        let request = self.request(id);
-        let Some(space) = self.spaces.get(&request.space) else { return };
-        let (root, root_hash) = (space.root, space.root_hash);
-        let rehashed = request.tokens.as_ref().filter(|_| request.root_hash != root_hash).map(|tokens| {
-            chain_with(root_hash, 0, self.config.page_tokens, tokens, &request.media, self.config.sabotage)
-        });
-        let request = self.request_mut(id);
-        (request.root, request.root_hash) = (root, root_hash);
-        if let Some(hashes) = rehashed {
-            request.hashes = hashes;
-        }
-    }
-
+impl Found {
     /// The longest prefix that is on the device, in a load to it, or in the host.
-    fn find_prefix(&self, id: ReqId) -> Found {
-        let request = self.request(id);
-        let usable = self.usable_pages(request.length) as usize;
-        let hashes = request.hashes.get(..usable.min(request.hashes.len())).unwrap_or_default();
-        let mut found = Found::default();
-        for (position, id) in (0..).zip(self.inventory.walk(request.root, hashes)) {
-            let cell = self.inventory.cell(id);
+    fn of(request: &Request, inventory: &Inventory, ledger: &Ledger, config: &Config) -> Self {
+        let mut found = Self::default();
+        for (position, id) in (0..).zip(inventory.walk(request.root, request.usable_hashes(config))) {
+            let cell = inventory.cell(id);
             match cell.residency(Tier::Device) {
                 Residency::Valid(_) => found.cells.push((id, Source::Device)),
-                Residency::Pending(op, _) if self.ledger.is_joinable(op) => {
+                Residency::Pending(op, _) if ledger.is_joinable(op) => {
                     found.cells.push((id, Source::Host));
                     found.join.push(op);
                 }
@@ -110,39 +46,89 @@ impl Engine {
 
     /// Protects the cached pages, and then frees device pages for the rest. If that fails, nothing has
     /// changed (O4, O5).
-    fn free_up_for(&mut self, found: &Found, total: u32) -> bool {
-        let here = (found.cells.len() - found.load.len()) as u32;
+    fn free_up(&self, inventory: &mut Inventory, total: u32, sabotage: Sabotage) -> bool {
+        let here = (self.cells.len() - self.load.len()) as u32;
         let need = total - here;
-        if !self.may_protect(need) {
+        if !mutants::may_protect(inventory, need, sabotage) {
             return false;
         }
-        let alone = |engine: &Self, id: &CellId| engine.inventory.find(*id).is_some();
         assert!(
-            found.cells.iter().all(|(id, _)| alone(self, id)),
+            self.cells.iter().all(|(id, _)| inventory.find(*id).is_some()),
             "O4: an eviction took pages that were found"
         );
-        for (id, _) in &found.cells {
-            self.inventory.hold(*id, Tier::Device);
+        for (id, _) in &self.cells {
+            inventory.hold(*id, Tier::Device);
         }
-        for (_, id) in &found.load {
-            self.inventory.pin(*id, Tier::Host);
+        for (_, id) in &self.load {
+            inventory.pin(*id, Tier::Host);
         }
-        if self.inventory.free_up(Tier::Device, need) {
+        if inventory.free_up(Tier::Device, need) {
             return true;
         }
-        for (_, id) in &found.load {
-            self.inventory.unpin(*id, Tier::Host);
+        for (_, id) in &self.load {
+            inventory.unpin(*id, Tier::Host);
         }
-        for (id, _) in &found.cells {
-            self.inventory.release(*id, Tier::Device);
+        for (id, _) in &self.cells {
+            inventory.release(*id, Tier::Device);
         }
         false
+    }
+}
+
+impl Engine {
+    pub(super) fn pump_admissions(&mut self) {
+        while self.requests.running_count() < self.config.running_max as usize
+            && let Some(id) = self.requests.first_waiting()
+            && self.blocked != Some((id, self.inventory.fit_changes()))
+        {
+            if !self.admit(id) {
+                // A second attempt in the same state would fail again.
+                self.blocked = Some((id, self.inventory.fit_changes()));
+                return;
+            }
+        }
+    }
+
+    /// Puts a request on the device; false if it does not fit yet.
+    fn admit(&mut self, id: ReqId) -> bool {
+        if self.requests.get(id).state != State::Waiting {
+            // Best effort: it could run now, so it stops waiting for the store.
+            self.leave_ops(id);
+            self.requests.wait(id);
+        }
+        let request = self.requests.get_mut(id);
+        if let Some(space) = self.spaces.find(request.space) {
+            request.follow(space, self.config.page_tokens, self.config.sabotage);
+        }
+        let total = self.config.pages_for(request.length);
+        if total > self.config.device_pages {
+            self.end_request(id, Ending::TooLong);
+            return true;
+        }
+        let found = Found::of(self.requests.get(id), &self.inventory, &self.ledger, &self.config);
+        if !found.free_up(&mut self.inventory, total, self.config.sabotage) {
+            return false;
+        }
+        self.requests.run(id);
+        let waits = self.load(id, &found);
+        let found_count = found.cells.len() as u32;
+        let mut slots: Vec<_> =
+            found.cells.into_iter().map(|(cell, source)| Slot::Shared(cell, source)).collect();
+        slots.extend((found_count..total).map(|_| Slot::Private(self.inventory.take_private(id))));
+        let request = self.requests.get_mut(id);
+        request.slots = slots;
+        request.state = State::Loading;
+        request.waits.extend(waits);
+        if request.waits.is_empty() {
+            self.ready(id);
+        }
+        true
     }
 
     /// Issues loads from the host to the device, and returns the operations to wait for. The sources are
     /// pinned already; from here on the operations own the pins.
     fn load(&mut self, id: ReqId, found: &Found) -> Vec<OpId> {
-        let request = self.request(id);
+        let request = self.requests.get(id);
         let (space, root, root_hash) = (request.space, request.root, request.root_hash);
         let mut waits = Vec::new();
         for op in &found.join {
@@ -164,7 +150,7 @@ impl Engine {
                     target: Place::Page(PageId { tier: Tier::Device, index: to }),
                 };
                 items.push(Item { record, cell: Some(*cell) });
-                self.staged(OpKind::Load, *cell, op);
+                mutants::staged(&mut self.inventory, OpKind::Load, *cell, op, self.config.sabotage);
             }
             let deadline = self.now + self.config.op_patience;
             self.issue(Order {
@@ -184,7 +170,7 @@ impl Engine {
 
     /// The loads of a request have ended: it uses the leading run that arrived, and computes the rest (V3).
     pub(super) fn ready(&mut self, id: ReqId) {
-        let request = self.request(id);
+        let request = self.requests.get(id);
         let shared: Vec<_> = request
             .slots
             .iter()
@@ -195,62 +181,38 @@ impl Engine {
             .collect();
         let came = |(cell, _): &(CellId, Source)| self.inventory.cell(*cell).is_valid(Tier::Device);
         let cached = self.config.sabotage.usable_pages(shared.iter().map(came));
-        if !self.replace_missing(id, &shared, cached) {
+        let request = self.requests.get_mut(id);
+        if !replace_missing(&mut self.inventory, id, request, &shared, cached) {
             return self.take_off_device(id, None);
         }
         let tokens = cached as u32 * self.config.page_tokens;
-        let by_tier = self.count_hits(shared.get(..cached).unwrap_or_default());
-        let request = self.request_mut(id);
+        let used = shared.get(..cached).unwrap_or_default();
+        let (by_tier, prefetched) = count_hits(&mut self.inventory, used, self.config.page_tokens);
+        self.stats.prefetch_used += prefetched;
+        let request = self.requests.get_mut(id);
         request.computed = tokens;
         request.entered = cached as u32;
         request.state = State::Prefilling;
-        self.report_shortfall(id, cached as u32);
-        let pages = self.table(&self.request(id).slots);
+        let promised = std::mem::take(&mut request.promised);
+        let is_short = (cached as u32) < promised;
+        self.stats.prefetch_in_time += u64::from(promised > 0 && !is_short);
+        if is_short {
+            self.effects.push(Effect::MustRecompute { request: id, from: tokens });
+        }
+        let pages = self.requests.get(id).table(&self.inventory);
         self.effects.push(Effect::Ready { request: id, cached: by_tier, pages });
-        self.save_used(id);
-    }
-
-    /// Gives the request private pages for those that did not arrive; false if there are none.
-    fn replace_missing(&mut self, id: ReqId, shared: &[(CellId, Source)], cached: usize) -> bool {
-        let missing = shared.get(cached..).unwrap_or_default();
-        if !self.inventory.free_up(Tier::Device, missing.len() as u32) {
-            return false;
-        }
-        for (at, (cell, _)) in (cached..).zip(missing) {
-            let page = self.inventory.take_private(id);
-            if let Some(slot) = self.request_mut(id).slots.get_mut(at) {
-                *slot = Slot::Private(page);
-            }
-            self.inventory.release(*cell, Tier::Device);
-        }
-        true
-    }
-
-    fn count_hits(&mut self, found: &[(CellId, Source)]) -> CachedTokens {
-        let mut cached = CachedTokens::default();
-        for (id, source) in found {
-            let cell = self.inventory.cell_mut(*id);
-            cell.hits += 1;
-            let was_prefetched = std::mem::take(&mut cell.is_prefetched);
-            self.stats.prefetch_used += u64::from(was_prefetched);
-            let of = match source {
-                _ if was_prefetched => &mut cached.store,
-                Source::Device => &mut cached.device,
-                Source::Host => &mut cached.host,
-            };
-            *of += self.config.page_tokens;
-        }
-        cached
+        let cells = unsaved(self.requests.get(id), &self.inventory, &self.config);
+        self.stats.saves_skipped += self.writes.queue_save(None, cells);
     }
 
     /// The request leaves the device and waits again. The shell is told the reason, unless it asked for that.
     pub(super) fn take_off_device(&mut self, id: ReqId, why: Option<RetractReason>) {
         self.leave_ops(id);
         self.release_pages(id);
-        let request = self.request_mut(id);
+        let request = self.requests.get_mut(id);
         request.computed = 0;
         request.entered = 0;
-        self.wait(id);
+        self.requests.wait(id);
         if let Some(why) = why {
             self.stats.retractions += 1;
             self.effects.push(Effect::Retracted(id, why));
@@ -259,16 +221,56 @@ impl Engine {
 
     /// Releases the pages of a request. Shared pages stay until they are evicted.
     pub(super) fn release_pages(&mut self, id: ReqId) {
-        let request = self.request_mut(id);
-        let turn = request.turn;
-        let slots = std::mem::take(&mut request.slots);
-        self.running.remove(&turn);
         self.inventory.next_use();
-        for slot in slots {
+        for slot in self.requests.take_slots(id) {
             match slot {
                 Slot::Shared(cell, _) => self.inventory.release(cell, Tier::Device),
                 Slot::Private(page) => self.inventory.free_private(id, page),
             }
         }
     }
+}
+
+/// Gives the request private pages for those that did not arrive; false if there are none.
+fn replace_missing(
+    inventory: &mut Inventory,
+    id: ReqId,
+    request: &mut Request,
+    shared: &[(CellId, Source)],
+    cached: usize,
+) -> bool {
+    let missing = shared.get(cached..).unwrap_or_default();
+    if !inventory.free_up(Tier::Device, missing.len() as u32) {
+        return false;
+    }
+    for (at, (cell, _)) in (cached..).zip(missing) {
+        let page = inventory.take_private(id);
+        if let Some(slot) = request.slots.get_mut(at) {
+            *slot = Slot::Private(page);
+        }
+        inventory.release(*cell, Tier::Device);
+    }
+    true
+}
+
+/// Counts the use of cached pages. Returns their number by tier, and how many were prefetched.
+fn count_hits(
+    inventory: &mut Inventory,
+    found: &[(CellId, Source)],
+    page_tokens: u32,
+) -> (CachedTokens, u64) {
+    let (mut cached, mut prefetched) = (CachedTokens::default(), 0);
+    for (id, source) in found {
+        let cell = inventory.cell_mut(*id);
+        cell.hits += 1;
+        let was_prefetched = std::mem::take(&mut cell.is_prefetched);
+        prefetched += u64::from(was_prefetched);
+        let of = match source {
+            _ if was_prefetched => &mut cached.store,
+            Source::Device => &mut cached.device,
+            Source::Host => &mut cached.host,
+        };
+        *of += page_tokens;
+    }
+    (cached, prefetched)
 }

@@ -2,23 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{Engine, ReqId, Request, Slot, State, source_tier, target_tier};
+use super::requests::Requests;
+use super::violation::{Violation, broken};
+use super::{Engine, Inventory, Ledger, ReqId, Slot, source_tier, target_tier};
 use crate::cell::Stored;
 use crate::digest::Digest;
 use crate::hash::ChainHash;
 use crate::inventory::Uses;
 use crate::message::{PageId, SpaceId, Tier};
 use crate::pool::PageState;
-
-/// A violated invariant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{invariant}: {what}")]
-pub struct Violation {
-    /// Its name.
-    pub invariant: &'static str,
-    /// What was found.
-    pub what: String,
-}
 
 /// A copy that can be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,23 +27,19 @@ pub struct Resident {
     pub is_stored: bool,
 }
 
-fn broken(invariant: &'static str, what: impl Into<String>) -> Result<(), Violation> {
-    Err(Violation { invariant, what: what.into() })
-}
-
 impl Engine {
     /// Verifies the invariants. It reads the whole state, so it is for tests.
     ///
     /// # Errors
     /// The first invariant that is violated.
     pub fn check(&self) -> Result<(), Violation> {
-        let uses = self.uses()?;
+        let uses = uses(&self.ledger, &self.requests)?;
         let name = |(invariant, what)| Violation { invariant, what };
         self.inventory.check(&uses).map_err(name)?;
         self.ledger.check().map_err(name)?;
-        self.check_private()?;
-        self.check_waits()?;
-        self.requests.iter().try_for_each(|(id, request)| self.check_request(*id, request))
+        check_private(&self.inventory, &self.requests)?;
+        check_waits(&self.ledger, &self.requests)?;
+        self.requests.check(self.now, self.config.page_tokens)
     }
 
     /// A digest of the replicated state: equal inputs give equal digests.
@@ -66,123 +54,83 @@ impl Engine {
                 digest.add(&item.record);
             }
         }
-        for (id, request) in &self.requests {
-            digest.add(&(id, request.state, request.turn, request.alarm, request.length, request.computed));
-            digest.add(&(&request.slots, &request.waits, request.entered, request.promised));
-        }
-        digest.add(&(&self.spaces, &self.to_probe, &self.waiting, &self.running, &self.alarms));
-        digest.add(&(&self.saves, &self.backups, &self.pressures, self.cool_until));
-        digest.add(&(&self.urgent_saves, self.stuck_saves, &self.clearing));
+        self.requests.digest(&mut digest);
+        digest.add(&(&self.spaces, &self.writes, &self.pressures, self.cool_until));
         digest.finish()
     }
 
     /// Every copy that can be matched.
     pub fn residents(&self) -> impl Iterator<Item = Resident> {
         self.inventory.residents().filter_map(|(root, cell, tier, index)| {
-            let (space, _) = self.space_of(root)?;
+            let (space, _) = self.spaces.of_root(&self.inventory, root)?;
             let page = PageId { tier, index };
             let is_stored = cell.stored == Stored::Yes;
             Some(Resident { space, hash: cell.hash, position: cell.position, page, is_stored })
         })
     }
+}
 
-    /// The uses of copies by operations and requests.
-    fn uses(&self) -> Result<Uses, Violation> {
-        let mut uses = Uses::default();
-        for op in self.ledger.iter() {
-            for cell in op.items.iter().filter_map(|item| item.cell) {
-                if let Some(tier) = source_tier(op.kind) {
-                    *uses.pins.entry((cell, tier)).or_default() += 1;
-                }
-                if let Some(tier) = target_tier(op.kind)
-                    && let Some(other) = uses.pending.insert((cell, tier), op.id)
-                {
-                    broken("L7", format!("{other:?} and {:?} both bring {cell:?} to {tier:?}", op.id))?;
-                }
+/// The uses of copies by operations and requests.
+fn uses(ledger: &Ledger, requests: &Requests) -> Result<Uses, Violation> {
+    let mut uses = Uses::default();
+    for op in ledger.iter() {
+        for cell in op.items.iter().filter_map(|item| item.cell) {
+            if let Some(tier) = source_tier(op.kind) {
+                *uses.pins.entry((cell, tier)).or_default() += 1;
+            }
+            if let Some(tier) = target_tier(op.kind)
+                && let Some(other) = uses.pending.insert((cell, tier), op.id)
+            {
+                broken("L7", format!("{other:?} and {:?} both bring {cell:?} to {tier:?}", op.id))?;
             }
         }
-        for slot in self.requests.values().flat_map(|request| &request.slots) {
-            if let Slot::Shared(cell, _) = slot {
-                *uses.holds.entry((*cell, Tier::Device)).or_default() += 1;
-            }
-        }
-        Ok(uses)
     }
-
-    /// Checks that every private page belongs to one request.
-    fn check_private(&self) -> Result<(), Violation> {
-        let mut owners = BTreeMap::new();
-        for (id, request) in &self.requests {
-            for slot in &request.slots {
-                if let Slot::Private(page) = slot
-                    && let Some(other) = owners.insert(*page, *id)
-                {
-                    broken("O2", format!("page {page} belongs to {other:?} and {id:?}"))?;
-                }
-            }
+    for slot in requests.values().flat_map(|request| &request.slots) {
+        if let Slot::Shared(cell, _) = slot {
+            *uses.holds.entry((*cell, Tier::Device)).or_default() += 1;
         }
-        for (page, state) in (0..).zip(self.inventory.pool(Tier::Device).states()) {
-            let owner = match state {
-                PageState::Private(owner) => Some(owner),
-                _ => None,
-            };
-            if owner != owners.get(&page) {
-                broken("O2", format!("page {page} is {state:?}, {:?} has it", owners.get(&page)))?;
-            }
-        }
-        Ok(())
     }
+    Ok(uses)
+}
 
-    /// Checks that requests and the operations they wait for know each other (L7).
-    fn check_waits(&self) -> Result<(), Violation> {
-        for (id, request) in &self.requests {
-            for op in &request.waits {
-                if !self.ledger.find(*op).is_some_and(|live| live.waiters.contains(id)) {
-                    broken("L7", format!("{id:?} waits for {op:?}, which does not know of it"))?;
-                }
+/// Checks that every private page belongs to one request.
+fn check_private(inventory: &Inventory, requests: &Requests) -> Result<(), Violation> {
+    let mut owners = BTreeMap::new();
+    for (id, request) in requests.iter() {
+        for slot in &request.slots {
+            if let Slot::Private(page) = slot
+                && let Some(other) = owners.insert(*page, *id)
+            {
+                broken("O2", format!("page {page} belongs to {other:?} and {id:?}"))?;
             }
         }
-        for op in self.ledger.iter() {
-            let knows = |id: &ReqId| self.requests.get(id).is_some_and(|it| it.waits.contains(&op.id));
-            if !op.waiters.iter().all(knows) {
-                broken("L7", format!("{:?} has waiters that do not know of it", op.id))?;
-            }
-        }
-        Ok(())
     }
-
-    fn check_request(&self, id: ReqId, request: &Request) -> Result<(), Violation> {
-        let lines = (
-            self.to_probe.contains(&request.turn),
-            self.waiting.contains(&request.turn),
-            self.running.contains(&request.turn),
-        );
-        let is_right = match request.state {
-            State::Submitted => lines.0 && !lines.2,
-            State::Prefetching => !lines.0 && !lines.2,
-            State::Waiting => lines == (false, true, false),
-            State::Loading | State::Prefilling | State::Decoding => lines == (false, false, true),
-            State::Draining | State::WritingBack => lines == (false, false, false),
+    for (page, state) in (0..).zip(inventory.pool(Tier::Device).states()) {
+        let owner = match state {
+            PageState::Private(owner) => Some(owner),
+            _ => None,
         };
-        if !is_right {
-            broken("L2", format!("{id:?} is {:?} and is in the queues {lines:?}", request.state))?;
+        if owner != owners.get(&page) {
+            broken("O2", format!("page {page} is {state:?}, {:?} has it", owners.get(&page)))?;
         }
-        let waits_for = matches!(request.state, State::Prefetching | State::Loading | State::WritingBack);
-        if waits_for && request.waits.is_empty() {
-            broken("L3", format!("{id:?} is {:?} and waits for nothing", request.state))?;
-        }
-        if request.alarm.is_some_and(|at| at <= self.now) {
-            broken("L3", format!("{id:?} is {:?} past its deadline", request.state))?;
-        }
-        if matches!(request.state, State::Prefilling | State::Decoding) {
-            let pages = self.pages_for(request.length);
-            if (request.slots.len() as u32) < pages {
-                broken(
-                    "O2",
-                    format!("{id:?} has {} pages for {} tokens", request.slots.len(), request.length),
-                )?;
+    }
+    Ok(())
+}
+
+/// Checks that requests and the operations they wait for know each other (L7).
+fn check_waits(ledger: &Ledger, requests: &Requests) -> Result<(), Violation> {
+    for (id, request) in requests.iter() {
+        for op in &request.waits {
+            if !ledger.find(*op).is_some_and(|live| live.waiters.contains(id)) {
+                broken("L7", format!("{id:?} waits for {op:?}, which does not know of it"))?;
             }
         }
-        Ok(())
     }
+    for op in ledger.iter() {
+        let knows = |id: &ReqId| requests.find(*id).is_some_and(|it| it.waits.contains(&op.id));
+        if !op.waiters.iter().all(knows) {
+            broken("L7", format!("{:?} has waiters that do not know of it", op.id))?;
+        }
+    }
+    Ok(())
 }

@@ -1,16 +1,18 @@
 //! The end of operations: their copies are published or dropped, their pins and budgets are released, and
 //! waiting requests continue.
 
-use super::{Effect, Engine, LiveOp, OpId, OpKind, Outcome, ReqId, State, Tier};
+use super::{Effect, Engine, Inventory, LiveOp, OpId, OpKind, Outcome, ReqId, State, Tier, mutants};
 use crate::cell::{CellId, Stored};
 use crate::inventory::Settled;
 use crate::message::{Ending, Refusal};
 use crate::ranks::LocalAcks;
+use crate::sabotage::Sabotage;
+use crate::stats::Stats;
 
 impl Engine {
     /// Ends an operation, where there is one rank.
     pub(super) fn complete(&mut self, op: OpId, outcome: Outcome) {
-        let op = self.acknowledged(op);
+        let op = mutants::acknowledged(&self.ledger, op, self.config.sabotage);
         if self.ledger.find(op).is_none() {
             self.stats.stray_acks += 1;
         } else {
@@ -20,7 +22,7 @@ impl Engine {
 
     /// Keeps the completion of an operation on this rank until all ranks have agreed.
     pub(super) fn keep_local(&mut self, op: OpId, outcome: Outcome) {
-        let op = self.acknowledged(op);
+        let op = mutants::acknowledged(&self.ledger, op, self.config.sabotage);
         let has_voted = self.ledger.find(op).is_none_or(|live| live.votes.has(self.config.rank));
         if has_voted || self.local_acks.contains_key(&op) {
             self.stats.stray_acks += 1;
@@ -57,7 +59,10 @@ impl Engine {
             }
         }
         for op in touched {
-            let result = self.ledger.find(op).and_then(|live| self.agreed_outcome(&live.votes));
+            let result = self
+                .ledger
+                .find(op)
+                .and_then(|live| mutants::agreed_outcome(&live.votes, self.config.sabotage));
             if let Some(outcome) = result {
                 self.end(op, outcome);
             }
@@ -66,13 +71,13 @@ impl Engine {
 
     /// Ends an operation that has ended on every rank. It happens once (L1).
     pub(super) fn end(&mut self, id: OpId, outcome: Outcome) {
-        let Some(op) = self.take_ended(id) else {
+        let Some(op) = mutants::take_ended(&mut self.ledger, id, self.config.sabotage) else {
             self.stats.stray_acks += 1;
             return;
         };
         self.local_acks.remove(&id);
         if op.kind == OpKind::Save && op.is_abandoned && self.ledger.find(id).is_none() {
-            self.stuck_saves -= 1;
+            self.writes.stuck_save_ended();
         }
         if outcome == Outcome::Failed && !op.is_abandoned {
             self.cool(op.kind);
@@ -87,13 +92,14 @@ impl Engine {
             Outcome::Failed => self.config.sabotage.pages_of_failed(op.kind == OpKind::Save, count),
         };
         let leading = leading.min(op.cut);
+        let (inventory, stats, sabotage) = (&mut self.inventory, &mut self.stats, self.config.sabotage);
         match op.kind {
             OpKind::Probe => self.probed(&op, leading),
-            OpKind::Fetch => self.fetched(&op, leading),
-            OpKind::Load => self.loaded(&op, leading),
+            OpKind::Fetch => fetched(inventory, stats, &op, leading, sabotage),
+            OpKind::Load => loaded(inventory, stats, &op, leading, sabotage),
             OpKind::Save => self.saved(&op, leading),
-            OpKind::Backup => self.backed_up(&op, leading),
-            OpKind::Drop => self.dropped(&op, outcome != Outcome::Failed),
+            OpKind::Backup => backed_up(inventory, stats, &op, leading, sabotage),
+            OpKind::Drop => self.spaces.dropped(&op, outcome != Outcome::Failed, self.now, &self.config),
         }
         for request in op.waiters {
             self.stop_waiting(request, id);
@@ -102,74 +108,39 @@ impl Engine {
 
     /// A request no longer waits for this operation; without any other it continues.
     pub(super) fn stop_waiting(&mut self, id: ReqId, op: OpId) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.find_mut(id) else { return };
         request.waits.remove(&op);
         if !request.waits.is_empty() {
             return;
         }
         match request.state {
-            State::Prefetching if self.config.sabotage.leaves_prefetch() => self.wait(id),
+            State::Prefetching if self.config.sabotage.leaves_prefetch() => self.requests.wait(id),
             State::Loading => self.ready(id),
             State::WritingBack => self.end_request(id, Ending::Finished),
             _ => {}
         }
     }
 
-    fn fetched(&mut self, op: &LiveOp, leading: u32) {
-        for (at, item) in (0..).zip(&op.items) {
-            let Some(cell) = item.cell else { continue };
-            if self.settle(op.id, cell, Tier::Host, at < leading) == Some(Settled::Published) {
-                self.stats.fetched += 1;
-                let cell = self.inventory.cell_mut(cell);
-                cell.is_prefetched = true;
-                cell.stored = Stored::Yes;
-            }
-        }
-    }
-
-    fn loaded(&mut self, op: &LiveOp, leading: u32) {
-        for (at, item) in (0..).zip(&op.items) {
-            let Some(cell) = item.cell else { continue };
-            let settled = self.settle(op.id, cell, Tier::Device, at < leading);
-            self.stats.loaded += u64::from(settled == Some(Settled::Published));
-            self.inventory.unpin(cell, Tier::Host);
-        }
-    }
-
     fn saved(&mut self, op: &LiveOp, leading: u32) {
-        let is_urgent = self.urgent_saves.remove(&op.id);
+        let sabotage = self.config.sabotage;
+        let is_urgent = self.writes.take_urgent(op.id);
         for (at, item) in (0..).zip(&op.items) {
             let Some(cell) = item.cell else { continue };
             if at >= leading && is_urgent {
                 self.inventory.give_up_saving(cell);
             }
-            if self.settle(op.id, cell, Tier::Host, at < leading) == Some(Settled::Published) {
+            if settle(&mut self.inventory, op.id, cell, Tier::Host, at < leading, sabotage)
+                == Some(Settled::Published)
+            {
                 self.stats.saved += 1;
                 self.stats.written_back += u64::from(is_urgent);
-                self.queue_backup(cell);
+                if self.config.store.is_some() && self.inventory.cell(cell).stored == Stored::Unknown {
+                    self.stats.backups_skipped += u64::from(!self.writes.queue_backup(cell));
+                }
             }
             self.inventory.unpin(cell, Tier::Device);
         }
-        self.report_saving();
-    }
-
-    fn backed_up(&mut self, op: &LiveOp, leading: u32) {
-        for (at, item) in (0..).zip(&op.items) {
-            let is_stored = self.config.sabotage.is_backed_up(at < leading);
-            self.stats.backed_up += u64::from(is_stored);
-            let Some(id) = self.backup_source(item) else { continue };
-            let cell = self.inventory.cell_mut(id);
-            cell.stored = if is_stored { Stored::Yes } else { Stored::Unknown };
-            self.unpin_backup(id);
-        }
-    }
-
-    /// Publishes or drops the copy of an operation; nothing if a mutant has done that before.
-    fn settle(&mut self, op: OpId, cell: CellId, tier: Tier, is_good: bool) -> Option<Settled> {
-        if self.is_settled_early(op, cell, tier) {
-            return None;
-        }
-        Some(self.inventory.settle(cell, tier, op, is_good))
+        self.writes.report(&mut self.inventory);
     }
 
     /// The operation is past its deadline: waiting requests continue without it. It keeps its pages and pins
@@ -187,10 +158,8 @@ impl Engine {
         self.cool(kind);
         self.abandon(id);
         if kind == OpKind::Save {
-            // No request waits for its pages: those that cannot be saved may be lost.
-            self.stuck_saves += 1;
-            self.urgent_saves.remove(&id);
-            self.report_saving();
+            self.writes.save_is_stuck(id);
+            self.writes.report(&mut self.inventory);
         }
         for request in waiters {
             if let Some(op) = self.ledger.find_mut(id) {
@@ -223,6 +192,56 @@ impl Engine {
         self.ledger.set_alarm(id, self.now + self.config.hint_patience);
         self.effects.push(Effect::CancelHint(id));
     }
+}
+
+/// Publishes fetched pages.
+fn fetched(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+    for (at, item) in (0..).zip(&op.items) {
+        let Some(cell) = item.cell else { continue };
+        if settle(inventory, op.id, cell, Tier::Host, at < leading, sabotage) == Some(Settled::Published) {
+            stats.fetched += 1;
+            let cell = inventory.cell_mut(cell);
+            cell.is_prefetched = true;
+            cell.stored = Stored::Yes;
+        }
+    }
+}
+
+/// Publishes loaded pages, and unpins their sources.
+fn loaded(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+    for (at, item) in (0..).zip(&op.items) {
+        let Some(cell) = item.cell else { continue };
+        let settled = settle(inventory, op.id, cell, Tier::Device, at < leading, sabotage);
+        stats.loaded += u64::from(settled == Some(Settled::Published));
+        inventory.unpin(cell, Tier::Host);
+    }
+}
+
+/// Records what the store has, and unpins the sources.
+fn backed_up(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+    for (at, item) in (0..).zip(&op.items) {
+        let is_stored = sabotage.is_backed_up(at < leading);
+        stats.backed_up += u64::from(is_stored);
+        let Some(id) = mutants::backup_source(inventory, item, sabotage) else {
+            continue;
+        };
+        let cell = inventory.cell_mut(id);
+        cell.stored = if is_stored { Stored::Yes } else { Stored::Unknown };
+        mutants::unpin_backup(inventory, id, sabotage);
+    }
+}
+
+/// Publishes or drops the copy of an operation; nothing if a mutant has done that before.
+fn settle(
+    inventory: &mut Inventory,
+    op: OpId,
+    cell: CellId,
+    tier: Tier,
+    is_good: bool,
+    sabotage: Sabotage,
+) -> Option<Settled> {
+    let is_early = mutants::is_settled_early(inventory, op, cell, tier, sabotage);
+    (!is_early).then(|| inventory.settle(cell, tier, op, is_good))
 }
 
 /// The tier that an operation writes.

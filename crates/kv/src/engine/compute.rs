@@ -1,6 +1,6 @@
 //! Progress of requests on the device, and how they leave it.
 
-use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, chain_with};
+use super::{Effect, Ending, Engine, ReqId, Slot, Source, State, Tier, mutants, policy};
 use crate::message::{Progress, Refusal, RetractReason};
 
 impl Engine {
@@ -19,15 +19,9 @@ impl Engine {
         }
     }
 
-    pub(super) fn computed(&mut self, id: ReqId, upto: u32, generated: &[u32]) {
-        if self.progress(id, upto, generated) {
-            self.grow(id);
-        }
-    }
-
     /// Applies progress; false if it is ignored or refused.
-    fn progress(&mut self, id: ReqId, upto: u32, generated: &[u32]) -> bool {
-        let Some(request) = self.requests.get(&id) else {
+    pub(super) fn progress(&mut self, id: ReqId, upto: u32, generated: &[u32]) -> bool {
+        let Some(request) = self.requests.find(id) else {
             self.stats.ignored += 1;
             return false;
         };
@@ -42,8 +36,8 @@ impl Engine {
             self.refuse(Refusal::Progress { request: id, upto, tokens });
             return false;
         }
-        self.append(id, generated);
-        let request = self.request_mut(id);
+        let request = self.requests.get_mut(id);
+        request.append(generated, self.config.page_tokens, self.config.sabotage);
         request.computed = upto;
         if upto >= request.prompt_length {
             request.state = State::Decoding;
@@ -52,23 +46,9 @@ impl Engine {
         true
     }
 
-    fn append(&mut self, id: ReqId, generated: &[u32]) {
-        let page = self.config.page_tokens;
-        let sabotage = self.config.sabotage;
-        let request = self.request_mut(id);
-        request.length += generated.len() as u32;
-        let Some(tokens) = &mut request.tokens else { return };
-        tokens.extend_from_slice(generated);
-        let hashed = request.hashes.len() as u32;
-        let before = sabotage.chain_start(request.hashes.last().copied(), request.root_hash);
-        let rest = tokens.get((hashed * page) as usize..).unwrap_or_default();
-        let more = chain_with(before, hashed, page, rest, &request.media, sabotage);
-        request.hashes.extend(more);
-    }
-
     /// Publishes full pages, unless there is another copy of them (V1, O7).
     fn enter_computed(&mut self, id: ReqId) {
-        let request = self.request(id);
+        let request = self.requests.get(id);
         let full = (request.computed / self.config.page_tokens).min(request.hashes.len() as u32);
         let from = request.entered;
         if full <= from {
@@ -79,10 +59,12 @@ impl Engine {
         let cells = self.inventory.enter(root, &hashes);
         let mut entered = Vec::new();
         for (position, cell) in (0..).zip(&cells) {
-            let Some(Slot::Private(page)) = self.request(id).slots.get(position).copied() else { continue };
-            self.keep_target(*cell);
+            let Some(Slot::Private(page)) = self.requests.get(id).slots.get(position).copied() else {
+                continue;
+            };
+            mutants::keep_target(&mut self.inventory, *cell, self.config.sabotage);
             if self.inventory.adopt(*cell, id, page) {
-                if let Some(slot) = self.request_mut(id).slots.get_mut(position) {
+                if let Some(slot) = self.requests.get_mut(id).slots.get_mut(position) {
                     *slot = Slot::Shared(*cell, Source::Device);
                 }
                 entered.push(*cell);
@@ -91,14 +73,16 @@ impl Engine {
             }
         }
         cells.into_iter().rev().for_each(|cell| self.inventory.reap(cell));
-        self.request_mut(id).entered = full;
-        self.save_computed(entered);
+        self.requests.get_mut(id).entered = full;
+        if policy::saves(self.config.write, 0) {
+            self.stats.saves_skipped += self.writes.queue_save(None, entered);
+        }
     }
 
     /// Gives the request a page for its next token. Another request may be retracted for that.
-    fn grow(&mut self, id: ReqId) {
-        let request = self.request(id);
-        let wanted = self.pages_for(request.length.saturating_add(1));
+    pub(super) fn grow(&mut self, id: ReqId) {
+        let request = self.requests.get(id);
+        let wanted = self.config.pages_for(request.length.saturating_add(1));
         let missing = wanted.saturating_sub(request.slots.len() as u32);
         if missing == 0 || request.state != State::Decoding {
             return;
@@ -109,14 +93,14 @@ impl Engine {
         }
         while !self.inventory.free_up(Tier::Device, missing) && !self.inventory.free_up_clean(missing) {
             // The last one of the lowest priority is retracted first: the first one always makes progress.
-            let Some(last) = self.running.last().copied() else { return };
-            self.take_off_device(last.request, Some(RetractReason::NoRoom));
-            if last.request == id {
+            let Some(last) = self.requests.last_running() else { return };
+            self.take_off_device(last, Some(RetractReason::NoSpace));
+            if last == id {
                 return;
             }
         }
         let pages: Vec<_> = (0..missing).map(|_| self.inventory.take_private(id)).collect();
-        let request = self.request_mut(id);
+        let request = self.requests.get_mut(id);
         request.slots.extend(pages.iter().map(|page| Slot::Private(*page)));
         self.effects.push(Effect::Grant { request: id, pages });
     }
@@ -129,25 +113,10 @@ impl Engine {
                 return;
             }
         }
-        self.keep_shared_only(id);
-        self.request_mut(id).state = State::Draining;
-        self.drain(id);
-    }
-
-    /// Frees private pages at once. Shared pages are held until they are being saved.
-    fn keep_shared_only(&mut self, id: ReqId) {
-        let request = self.request_mut(id);
-        let turn = request.turn;
-        let slots = std::mem::take(&mut request.slots);
-        let (shared, private): (Vec<_>, Vec<_>) =
-            slots.into_iter().partition(|slot| matches!(slot, Slot::Shared(..)));
-        request.slots = shared;
-        self.running.remove(&turn);
-        for slot in private {
-            if let Slot::Private(page) = slot {
-                self.inventory.free_private(id, page);
-            }
+        for page in self.requests.start_draining(id) {
+            self.inventory.free_private(id, page);
         }
+        self.drain(id);
     }
 
     /// Allowed in every state, and more than once (L2).
@@ -175,12 +144,8 @@ impl Engine {
     pub(super) fn end_request(&mut self, id: ReqId, how: Ending) {
         self.leave_ops(id);
         self.release_pages(id);
-        self.set_alarm(id, None);
-        let turn = self.request(id).turn;
-        self.to_probe.remove(&turn);
-        self.waiting.remove(&turn);
-        if self.requests.remove(&id).is_some_and(|request| request.state == State::Draining) {
-            self.saves.retain(|job| job.request != Some(id));
+        if self.requests.remove(id) == Some(State::Draining) {
+            self.writes.forget(id);
         }
         self.effects.push(Effect::Ended(id, how));
     }

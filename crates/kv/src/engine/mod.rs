@@ -15,17 +15,22 @@ mod compute;
 mod mutants;
 mod prefetch;
 mod request;
+mod requests;
 mod space;
+mod spaces;
+mod violation;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 
-pub use check::{Resident, Violation};
+pub use check::Resident;
 use complete::{source_tier, target_tier};
 pub use request::State;
-use request::{Request, Slot, Source, Turn};
-use space::{Clearing, Space};
-use write::SaveJob;
+use request::{Request, Slot, Source};
+use requests::Requests;
+use spaces::Spaces;
+pub use violation::Violation;
+use write::Writes;
 
 use crate::cell::{CellId, Residency, RootId};
 use crate::config::{Config, ConfigError};
@@ -52,6 +57,29 @@ pub struct Match {
     pub coming: u32,
 }
 
+impl Match {
+    /// How much of a prefix is available.
+    fn of(inventory: &Inventory, root: RootId, hashes: &[ChainHash]) -> Self {
+        let mut found = Self::default();
+        for id in inventory.walk(root, hashes) {
+            let cell = inventory.cell(id);
+            let on_device = cell.is_valid(Tier::Device);
+            let here = on_device || cell.is_valid(Tier::Host);
+            if on_device && found.device == found.coming {
+                found.device += 1;
+            }
+            if here && found.host == found.coming {
+                found.host += 1;
+            }
+            if !here && !matches!(cell.residency(Tier::Host), Residency::Pending(..)) {
+                break;
+            }
+            found.coming += 1;
+        }
+        found
+    }
+}
+
 /// The pressure of each medium.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 struct Pressures {
@@ -60,31 +88,25 @@ struct Pressures {
     store: Pressure,
 }
 
+impl Pressures {
+    fn set(&mut self, medium: Medium, pressure: Pressure) {
+        match medium {
+            Medium::Tier(Tier::Device) => self.device = pressure,
+            Medium::Tier(Tier::Host) => self.host = pressure,
+            Medium::Store => self.store = pressure,
+        }
+    }
+}
+
 /// The control plane of a KV-cache hierarchy.
 #[derive(Clone, Debug)]
 pub struct Engine {
     config: Config,
     inventory: Inventory,
     ledger: Ledger,
-    requests: BTreeMap<ReqId, Request>,
-    spaces: BTreeMap<SpaceId, Space>,
-    /// Requests that are to probe the store.
-    to_probe: BTreeSet<Turn>,
-    /// Requests that wait for the device.
-    waiting: BTreeSet<Turn>,
-    /// Requests on the device.
-    running: BTreeSet<Turn>,
-    alarms: BTreeSet<(Tick, ReqId)>,
-    saves: VecDeque<SaveJob>,
-    backups: VecDeque<CellId>,
-    /// Under write-back: saves whose device pages a request waits for.
-    urgent_saves: BTreeSet<OpId>,
-    /// Number of saves past their deadline that have not ended.
-    stuck_saves: u32,
-    /// Namespaces that the store is to delete, by the root of their keys.
-    clearing: BTreeMap<ChainHash, Clearing>,
-    /// Under write-back: the number of device pages ever taken when pages were last saved ahead.
-    saved_ahead_at: u64,
+    requests: Requests,
+    spaces: Spaces,
+    writes: Writes,
     /// Completions that this rank received and not all ranks have agreed on. Not part of the replicated
     /// state.
     local_acks: BTreeMap<OpId, Outcome>,
@@ -96,7 +118,6 @@ pub struct Engine {
     /// Until when the store is not probed, because it failed.
     cool_until: Tick,
     now: Tick,
-    came: u64,
     stats: Stats,
     effects: Vec<Effect>,
 }
@@ -112,25 +133,15 @@ impl Engine {
             config,
             inventory: Inventory::new(&config),
             ledger: Ledger::new(config.budgets, config.ranks, config.sabotage),
-            requests: BTreeMap::new(),
-            spaces: BTreeMap::new(),
-            to_probe: BTreeSet::new(),
-            waiting: BTreeSet::new(),
-            running: BTreeSet::new(),
-            alarms: BTreeSet::new(),
-            saves: VecDeque::new(),
-            backups: VecDeque::new(),
-            urgent_saves: BTreeSet::new(),
-            stuck_saves: 0,
-            clearing: BTreeMap::new(),
-            saved_ahead_at: 0,
+            requests: Requests::default(),
+            spaces: Spaces::default(),
+            writes: Writes::new(&config),
             local_acks: BTreeMap::new(),
             deferred: Vec::new(),
             blocked: None,
             pressures: Pressures::default(),
             cool_until: 0,
             now: 0,
-            came: 0,
             stats: Stats::default(),
             effects: Vec::new(),
         })
@@ -148,14 +159,18 @@ impl Engine {
         match input {
             Input::Define(space, namespace) => self.define(space, &namespace),
             Input::Submit(submit) => self.submit(submit),
-            Input::Computed { request, upto, generated } => self.computed(request, upto, &generated),
+            Input::Computed { request, upto, generated } => {
+                if self.progress(request, upto, &generated) {
+                    self.grow(request);
+                }
+            }
             Input::Finish(request) => self.finish(request),
             Input::Pass { computed, finished } => self.pass(&computed, &finished),
             Input::Abort(request) => self.abort(request),
             Input::Retract(request) => self.retract_for_shell(request),
             Input::Complete(op, outcome) => self.complete(op, outcome),
             Input::Agreed(acks) => self.agreed(&acks),
-            Input::Pressure(medium, pressure) => self.press(medium, pressure),
+            Input::Pressure(medium, pressure) => self.pressures.set(medium, pressure),
             Input::Vanished(space, medium, hashes) => self.vanished(space, medium, &hashes),
             Input::Clear(space) => self.clear(space),
             Input::Tick => {}
@@ -181,7 +196,7 @@ impl Engine {
     /// How much of this prefix is available. Changes nothing: no split, no use.
     #[must_use]
     pub fn match_prefix(&self, space: SpaceId, prompt: &Prompt) -> Match {
-        let Some(known) = self.spaces.get(&space) else { return Match::default() };
+        let Some(known) = self.spaces.find(space) else { return Match::default() };
         let (hashes, length) = match prompt {
             Prompt::Tokens { tokens, media } => {
                 let root = known.root_hash;
@@ -191,14 +206,14 @@ impl Engine {
             }
             Prompt::Hashes { tokens, pages } => (pages.iter().map(|(_, hash)| *hash).collect(), *tokens),
         };
-        let usable = (self.usable_pages(length) as usize).min(hashes.len());
-        self.match_hashes(known.root, hashes.get(..usable).unwrap_or_default())
+        let usable = (self.config.usable_pages(length) as usize).min(hashes.len());
+        Match::of(&self.inventory, known.root, hashes.get(..usable).unwrap_or_default())
     }
 
     /// The state of a request, if it exists.
     #[must_use]
     pub fn state(&self, request: ReqId) -> Option<State> {
-        self.requests.get(&request).map(|it| it.state)
+        self.requests.find(request).map(|it| it.state)
     }
 
     /// Whether an operation is in flight, as far as this engine knows.
@@ -249,57 +264,19 @@ impl Engine {
     /// The device pages of a request that is prefilling or decoding, in order.
     #[must_use]
     pub fn block_table(&self, request: ReqId) -> Option<Vec<u32>> {
-        let request = self.requests.get(&request)?;
-        matches!(request.state, State::Prefilling | State::Decoding).then(|| self.table(&request.slots))
+        let request = self.requests.find(request)?;
+        matches!(request.state, State::Prefilling | State::Decoding).then(|| request.table(&self.inventory))
     }
 
     /// The earliest time at which something changes without an input.
     #[must_use]
     pub fn next_alarm(&self) -> Option<Tick> {
-        let request = self.alarms.first().map(|(at, _)| *at);
+        let request = self.requests.next_alarm();
         let op = self.ledger.next_alarm();
-        request.into_iter().chain(op).chain(self.next_drop()).min()
+        request.into_iter().chain(op).chain(self.spaces.next_drop(self.now)).min()
     }
 
     // ---- Shared by the flows.
-
-    fn match_hashes(&self, root: RootId, hashes: &[ChainHash]) -> Match {
-        let mut found = Match::default();
-        for id in self.inventory.walk(root, hashes) {
-            let cell = self.inventory.cell(id);
-            let on_device = cell.is_valid(Tier::Device);
-            let here = on_device || cell.is_valid(Tier::Host);
-            if on_device && found.device == found.coming {
-                found.device += 1;
-            }
-            if here && found.host == found.coming {
-                found.host += 1;
-            }
-            if !here && !matches!(cell.residency(Tier::Host), Residency::Pending(..)) {
-                break;
-            }
-            found.coming += 1;
-        }
-        found
-    }
-
-    /// Number of cached pages that a request of this length may use: one token is always computed (K5).
-    fn usable_pages(&self, tokens: u32) -> u32 {
-        let left = self.config.sabotage.tokens_left_to_compute();
-        tokens.saturating_sub(left) / self.config.page_tokens
-    }
-
-    fn pages_for(&self, tokens: u32) -> u32 {
-        tokens.div_ceil(self.config.page_tokens)
-    }
-
-    fn table(&self, slots: &[Slot]) -> Vec<u32> {
-        let page = |slot: &Slot| match slot {
-            Slot::Private(page) => *page,
-            Slot::Shared(cell, _) => self.inventory.cell(*cell).copy(Tier::Device).page().unwrap_or(u32::MAX),
-        };
-        slots.iter().map(page).collect()
-    }
 
     fn issue(&mut self, order: Order) {
         let operation = self.ledger.issue(order);
@@ -311,38 +288,15 @@ impl Engine {
         self.effects.push(Effect::Refused(refusal));
     }
 
-    #[track_caller]
-    fn request(&self, id: ReqId) -> &Request {
-        self.requests.get(&id).unwrap_or_else(|| panic!("L2: {id:?} is gone"))
-    }
-
-    #[track_caller]
-    fn request_mut(&mut self, id: ReqId) -> &mut Request {
-        self.requests.get_mut(&id).unwrap_or_else(|| panic!("L2: {id:?} is gone"))
-    }
-
-    fn set_alarm(&mut self, id: ReqId, at: Option<Tick>) {
-        let at = at.filter(|at| *at < Tick::MAX);
-        let was = std::mem::replace(&mut self.request_mut(id).alarm, at);
-        if let Some(was) = was {
-            self.alarms.remove(&(was, id));
-        }
-        if let Some(at) = at {
-            self.alarms.insert((at, id));
-        }
-    }
-
     /// Applies alarms that are due.
     fn pass_time(&mut self) {
         self.apply_deferred();
-        while let Some(&(at, id)) = self.alarms.first()
-            && at <= self.now
-            && self.config.sabotage.enforces_deadlines()
+        while self.config.sabotage.enforces_deadlines()
+            && let Some(id) = self.requests.take_due(self.now)
         {
-            self.set_alarm(id, None);
-            match self.request(id).state {
+            match self.requests.get(id).state {
                 State::Submitted | State::Prefetching => self.stop_prefetch(id, true),
-                State::Draining => self.stop_draining(id),
+                State::Draining => self.end_request(id, Ending::Finished),
                 _ => {}
             }
         }
@@ -365,13 +319,5 @@ impl Engine {
             }
         }
         self.pump_backups();
-    }
-
-    fn press(&mut self, medium: Medium, pressure: Pressure) {
-        match medium {
-            Medium::Tier(Tier::Device) => self.pressures.device = pressure,
-            Medium::Tier(Tier::Host) => self.pressures.host = pressure,
-            Medium::Store => self.pressures.store = pressure,
-        }
     }
 }

@@ -10,9 +10,13 @@
 
 use std::collections::BTreeSet;
 
+use super::spaces::Space;
 use crate::cell::{CellId, RootId};
-use crate::hash::{ChainHash, Media};
-use crate::message::{OpId, SpaceId, Tick};
+use crate::config::Config;
+use crate::hash::{ChainHash, Media, chain_with};
+use crate::inventory::Inventory;
+use crate::message::{OpId, SpaceId, Tick, Tier};
+use crate::sabotage::Sabotage;
 
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,4 +109,43 @@ pub(crate) struct Request {
     pub(crate) entered: u32,
     /// Number of leading pages that were cached or that the store has.
     pub(crate) promised: u32,
+}
+
+impl Request {
+    /// Adds generated tokens, and the hashes of the pages that they fill.
+    pub(super) fn append(&mut self, generated: &[u32], page_tokens: u32, sabotage: Sabotage) {
+        self.length += generated.len() as u32;
+        let Some(tokens) = &mut self.tokens else { return };
+        tokens.extend_from_slice(generated);
+        let hashed = self.hashes.len() as u32;
+        let before = sabotage.chain_start(self.hashes.last().copied(), self.root_hash);
+        let rest = tokens.get((hashed * page_tokens) as usize..).unwrap_or_default();
+        let more = chain_with(before, hashed, page_tokens, rest, &self.media, sabotage);
+        self.hashes.extend(more);
+    }
+
+    /// Follows a namespace that was redefined or cleared since the request arrived.
+    pub(super) fn follow(&mut self, space: &Space, page_tokens: u32, sabotage: Sabotage) {
+        let Space { root, root_hash } = *space;
+        let before = std::mem::replace(&mut self.root_hash, root_hash);
+        self.root = root;
+        if let Some(tokens) = self.tokens.as_ref().filter(|_| before != root_hash) {
+            self.hashes = chain_with(root_hash, 0, page_tokens, tokens, &self.media, sabotage);
+        }
+    }
+
+    /// The device pages of its slots, in order.
+    pub(super) fn table(&self, inventory: &Inventory) -> Vec<u32> {
+        let page = |slot: &Slot| match slot {
+            Slot::Private(page) => *page,
+            Slot::Shared(cell, _) => inventory.cell(*cell).copy(Tier::Device).page().unwrap_or(u32::MAX),
+        };
+        self.slots.iter().map(page).collect()
+    }
+
+    /// The hashes of the pages that may be cached.
+    pub(super) fn usable_hashes(&self, config: &Config) -> &[ChainHash] {
+        let usable = config.usable_pages(self.length) as usize;
+        self.hashes.get(..usable.min(self.hashes.len())).unwrap_or_default()
+    }
 }

@@ -5,48 +5,29 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    ChainHash, Engine, LiveOp, Medium, OpId, OpKind, Order, ReqId, RootId, SpaceId, State, Tick, Tier, policy,
-};
+use super::requests::Requests;
+use super::spaces::Space;
+use super::{ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, Slot, SpaceId, State, Tier};
 use crate::cell::{CellId, Stored};
 use crate::hash::Namespace;
 use crate::message::RetractReason;
-
-/// A namespace that the store is to delete. Until it has, the engine neither probes nor writes under that
-/// root, also if the namespace was defined again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Clearing {
-    space: SpaceId,
-    /// When to issue the operation, once no backup under the root is in flight.
-    at: Tick,
-    /// Number of failures in a row.
-    failures: u32,
-    /// The operation in flight.
-    told: Option<OpId>,
-}
-
-/// A namespace.
-#[derive(Clone, Debug, Hash)]
-pub(super) struct Space {
-    pub(super) root: RootId,
-    pub(super) root_hash: ChainHash,
-}
+use crate::sabotage::Sabotage;
 
 impl Engine {
     pub(super) fn define(&mut self, id: SpaceId, namespace: &Namespace) {
         let root_hash = namespace.root_with(self.config.page_tokens, self.config.sabotage);
-        if self.spaces.get(&id).is_some_and(|space| space.root_hash == root_hash) {
+        if self.spaces.find(id).is_some_and(|space| space.root_hash == root_hash) {
             return;
         }
         let root = self.inventory.add_root(id);
-        if let Some(old) = self.spaces.insert(id, Space { root, root_hash }) {
+        if let Some(old) = self.spaces.set(id, Space { root, root_hash }) {
             self.inventory.retire_root(old.root);
             self.leave_root(id, Some(RetractReason::Redefined));
         }
     }
 
     pub(super) fn clear(&mut self, id: SpaceId) {
-        let Some(old) = self.spaces.get(&id).cloned() else {
+        let Some(old) = self.spaces.find(id).cloned() else {
             self.stats.ignored += 1;
             return;
         };
@@ -55,11 +36,10 @@ impl Engine {
         }
         self.inventory.retire_root(old.root);
         let root = self.inventory.add_root(id);
-        self.spaces.insert(id, Space { root, ..old });
+        let root_hash = old.root_hash;
+        self.spaces.set(id, Space { root, ..old });
         if self.config.store.is_some() {
-            // If it is cleared again before the store has answered, one operation is enough.
-            let now = Clearing { space: id, at: self.now, failures: 0, told: None };
-            self.clearing.entry(old.root_hash).or_insert(now);
+            self.spaces.clear(id, root_hash, self.now);
         }
         self.leave_root(id, None);
     }
@@ -82,57 +62,25 @@ impl Engine {
         }
     }
 
-    pub(super) fn space_of(&self, root: RootId) -> Option<(SpaceId, ChainHash)> {
-        let id = self.inventory.space_of(root)?;
-        self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
-    }
-
     /// Asks the store to delete cleared namespaces, when no backup of them is in flight any more.
     pub(super) fn pump_clears(&mut self) {
-        let is_due = |it: &Clearing| it.told.is_none() && it.at <= self.now;
-        let due: Vec<_> = self.clearing.iter().filter(|(_, it)| is_due(it)).map(|(root, _)| *root).collect();
-        for root_hash in due {
+        for root_hash in self.spaces.due(self.now) {
             let is_written = |op: &LiveOp| op.kind == OpKind::Backup && op.root_hash == root_hash;
             if self.ledger.iter().any(is_written) {
                 continue;
             }
             let id = self.ledger.next_id();
-            let Some(clearing) = self.clearing.get_mut(&root_hash) else { continue };
-            clearing.told = Some(id);
-            let space = clearing.space;
-            let Some(root) = self.spaces.get(&space).map(|it| it.root) else { continue };
+            let Some((space, root)) = self.spaces.start_drop(root_hash, id) else { continue };
             let deadline = self.now + self.config.op_patience;
             let (kind, items, waiter) = (OpKind::Drop, vec![], None);
             self.issue(Order { id, kind, space, root, root_hash, items, deadline, waiter });
         }
     }
 
-    /// The store has deleted a namespace, or is asked again, with exponential backoff. The engine never gives
-    /// up: pages that were cleared would be found again.
-    pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool) {
-        let (first, most) = (self.config.hint_patience, self.config.op_patience);
-        let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
-            return;
-        };
-        if is_done {
-            self.clearing.remove(&op.root_hash);
-            return;
-        }
-        clearing.failures = clearing.failures.saturating_add(1);
-        let pause = policy::pause_after(clearing.failures, first, most);
-        (clearing.told, clearing.at) = (None, self.now.saturating_add(pause));
-    }
-
-    /// When the store is asked again, if that depends on time.
-    pub(super) fn next_drop(&self) -> Option<Tick> {
-        let waits = |it: &&Clearing| it.told.is_none() && it.at > self.now;
-        self.clearing.values().filter(waits).map(|it| it.at).min()
-    }
-
     /// These copies are lost. Requests that use them are retracted, in every state (L4); operations that read
     /// them no longer count (V2).
     pub(super) fn vanished(&mut self, space: SpaceId, medium: Medium, hashes: &[ChainHash]) {
-        let Some(root) = self.spaces.get(&space).map(|it| it.root) else {
+        let Some(root) = self.spaces.find(space).map(|it| it.root) else {
             self.stats.ignored += 1;
             return;
         };
@@ -159,7 +107,9 @@ impl Engine {
             }
             Medium::Tier(tier) => {
                 if tier == Tier::Device {
-                    self.retract_holders(&cells);
+                    for id in holders(&self.requests, &cells, self.config.sabotage) {
+                        self.take_off_device(id, Some(RetractReason::Vanished));
+                    }
                 }
                 cells
                     .iter()
@@ -171,18 +121,12 @@ impl Engine {
             }
         }
     }
+}
 
-    fn retract_holders(&mut self, cells: &BTreeSet<CellId>) {
-        let holds = |slot: &super::Slot| matches!(slot, super::Slot::Shared(id, _) if cells.contains(id));
-        let holders: Vec<_> = self
-            .requests
-            .iter()
-            .filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds))
-            .filter(|(_, it)| self.config.sabotage.learns_of_loss(it.state == State::Decoding))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in holders {
-            self.take_off_device(id, Some(RetractReason::Vanished));
-        }
-    }
+/// The requests on the device that use some of these pages.
+fn holders(requests: &Requests, cells: &BTreeSet<CellId>, sabotage: Sabotage) -> Vec<ReqId> {
+    let holds = |slot: &Slot| matches!(slot, Slot::Shared(id, _) if cells.contains(id));
+    let holders = requests.iter().filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds));
+    let holders = holders.filter(|(_, it)| sabotage.learns_of_loss(it.state == State::Decoding));
+    holders.map(|(id, _)| *id).collect()
 }

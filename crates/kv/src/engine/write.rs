@@ -3,9 +3,13 @@
 //! A save or a backup pins its source until its own end, so a request need not hold its pages (O1). A request
 //! ends when its pages are in the host; it does not wait for backups.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
-use super::{CellId, Ending, Engine, Item, OpKind, Order, ReqId, Residency, Slot, State, Tier, policy};
+use super::spaces::Spaces;
+use super::{
+    CellId, Config, Ending, Engine, Inventory, Item, Ledger, OpId, OpKind, Order, ReqId, Request, Residency,
+    Slot, State, Tier, mutants, policy,
+};
 use crate::cell::Stored;
 use crate::message::{PageId, PageRecord, Place};
 
@@ -16,84 +20,157 @@ const BACKUPS_WAITING_MAX: usize = 1 << 16;
 
 /// Pages to save, and the request that waits for that, if any.
 #[derive(Clone, Debug, Hash)]
-pub(super) struct SaveJob {
-    pub(super) request: Option<ReqId>,
+struct SaveJob {
+    request: Option<ReqId>,
     /// All of one root.
     cells: Vec<CellId>,
     /// Under write-back: a request waits for the memory of these pages.
     is_urgent: bool,
 }
 
-impl Engine {
-    /// Queues a save of computed pages, if the policy wants that.
-    pub(super) fn save_computed(&mut self, cells: Vec<CellId>) {
-        if policy::saves(self.config.write, 0) {
-            self.queue_save(None, cells);
-        }
+/// The saves and backups that are to be issued, and what is known of those in flight.
+#[derive(Clone, Debug, Default, Hash)]
+pub(super) struct Writes {
+    has_host: bool,
+    saves: VecDeque<SaveJob>,
+    backups: VecDeque<CellId>,
+    /// Under write-back: saves whose device pages a request waits for.
+    urgent_saves: BTreeSet<OpId>,
+    /// Number of saves past their deadline that have not ended.
+    stuck_saves: u32,
+    /// Under write-back: the number of device pages ever taken when pages were last saved ahead.
+    saved_ahead_at: u64,
+}
+
+impl Writes {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { has_host: config.host_pages > 0, ..Self::default() }
     }
 
-    /// Queues a save of pages that were used again, if the policy wants that.
-    pub(super) fn save_used(&mut self, id: ReqId) {
-        let cells = self.unsaved(id);
-        self.queue_save(None, cells);
-    }
-
-    /// The shared pages of a request that the policy wants in the host, and that are not there.
-    fn unsaved(&self, id: ReqId) -> Vec<CellId> {
-        let wanted = |slot: &Slot| match slot {
-            Slot::Shared(id, _) => {
-                let cell = self.inventory.cell(*id);
-                let is_wanted = policy::saves(self.config.write, cell.hits);
-                (is_wanted && self.can_save(*id)).then_some(*id)
-            }
-            Slot::Private(_) => None,
-        };
-        self.request(id).slots.iter().filter_map(wanted).collect()
-    }
-
-    fn can_save(&self, id: CellId) -> bool {
-        self.inventory.find(id).is_some_and(|cell| {
-            cell.is_valid(Tier::Device)
-                && cell.residency(Tier::Host) == Residency::Absent
-                && self.inventory.is_live(cell.root)
-        })
-    }
-
-    fn queue_save(&mut self, request: Option<ReqId>, cells: Vec<CellId>) -> bool {
-        let has_host = self.config.host_pages > 0;
-        if cells.is_empty() || !has_host || self.saves.len() >= SAVE_JOBS_MAX {
-            self.stats.saves_skipped += cells.len() as u64;
-            return false;
+    /// Queues a save. Returns the number of pages that are skipped.
+    pub(super) fn queue_save(&mut self, request: Option<ReqId>, cells: Vec<CellId>) -> u64 {
+        if cells.is_empty() || !self.has_host || self.saves.len() >= SAVE_JOBS_MAX {
+            return cells.len() as u64;
         }
         self.saves.push_back(SaveJob { request, cells, is_urgent: false });
-        true
+        0
     }
 
+    /// A request that has ended no longer waits for saves.
+    pub(super) fn forget(&mut self, request: ReqId) {
+        self.saves.retain(|job| job.request != Some(request));
+    }
+
+    /// Under write-back: pages that a request waits for are saved first.
+    fn save_urgent(&mut self, inventory: &mut Inventory) {
+        let mut unsaved = inventory.take_unsaved();
+        unsaved.retain(|id| can_save(inventory, *id));
+        for cells in by_root(inventory, unsaved) {
+            self.saves.push_front(SaveJob { request: None, cells, is_urgent: true });
+        }
+    }
+
+    /// Under write-back: saves the pages that will leave the device next. If no page was taken since the last
+    /// time, no page is about to leave, and saving would only churn a small host. Returns the number of pages
+    /// that are skipped.
+    fn save_ahead(&mut self, inventory: &Inventory, ledger: &Ledger, config: &Config) -> u64 {
+        let taken = inventory.pool(Tier::Device).taken();
+        if taken == self.saved_ahead_at {
+            return 0;
+        }
+        let free = inventory.counts(Tier::Device).free;
+        let is_time = policy::saves_ahead(config.write, free, config.device_pages);
+        if !is_time || !self.saves.is_empty() || ledger.in_flight(OpKind::Save) > 0 {
+            return 0;
+        }
+        self.saved_ahead_at = taken;
+        let mut cells = inventory.next_to_leave(config.op_pages_max as usize);
+        cells.retain(|id| can_save(inventory, *id));
+        by_root(inventory, cells).into_iter().map(|cells| self.queue_save(None, cells)).sum()
+    }
+
+    /// Whether a save that has ended was urgent.
+    pub(super) fn take_urgent(&mut self, op: OpId) -> bool {
+        self.urgent_saves.remove(&op)
+    }
+
+    /// A save is past its deadline. No request waits for its pages: those that cannot be saved may be lost.
+    pub(super) fn save_is_stuck(&mut self, op: OpId) {
+        self.stuck_saves += 1;
+        self.urgent_saves.remove(&op);
+    }
+
+    /// A save that was past its deadline has ended.
+    pub(super) fn stuck_save_ended(&mut self) {
+        self.stuck_saves -= 1;
+    }
+
+    /// Tells the inventory whether a request waits for saves, and whether saves are stuck.
+    pub(super) fn report(&self, inventory: &mut Inventory) {
+        let is_saving = !self.urgent_saves.is_empty() || self.saves.iter().any(|job| job.is_urgent);
+        inventory.set_saving(is_saving, self.stuck_saves > 0);
+    }
+
+    /// Queues the backup of a page that is in the host. False if the queue is full.
+    pub(super) fn queue_backup(&mut self, id: CellId) -> bool {
+        let fits = self.backups.len() < BACKUPS_WAITING_MAX;
+        if fits {
+            self.backups.push_back(id);
+        }
+        fits
+    }
+
+    fn has_backups(&self) -> bool {
+        !self.backups.is_empty()
+    }
+
+    /// The pages at the head of the queue that are of one namespace and can still be backed up.
+    fn next_backup(&mut self, inventory: &Inventory, spaces: &Spaces, budget: usize) -> Vec<CellId> {
+        let mut batch: Vec<CellId> = Vec::new();
+        while batch.len() < budget
+            && let Some(id) = self.backups.pop_front()
+        {
+            let Some(cell) = inventory.find(id) else { continue };
+            let is_wanted = cell.is_valid(Tier::Host) && cell.stored == Stored::Unknown;
+            let takes =
+                spaces.of_root(inventory, cell.root).is_some_and(|(_, root)| !spaces.is_clearing(root));
+            if !is_wanted || !takes || batch.contains(&id) {
+                continue;
+            }
+            if batch.first().is_some_and(|first| inventory.cell(*first).root != cell.root) {
+                self.backups.push_front(id);
+                break;
+            }
+            batch.push(id);
+        }
+        batch
+    }
+}
+
+impl Engine {
     /// The request has all its tokens: its pages are saved before it releases them.
     pub(super) fn drain(&mut self, id: ReqId) {
-        let cells = self.unsaved(id);
-        if self.queue_save(Some(id), cells) {
-            self.set_alarm(id, Some(self.now + self.config.op_patience));
+        let cells = unsaved(self.requests.get(id), &self.inventory, &self.config);
+        let count = cells.len() as u64;
+        let skipped = self.writes.queue_save(Some(id), cells);
+        self.stats.saves_skipped += skipped;
+        if count > 0 && skipped == 0 {
+            self.requests.set_alarm(id, Some(self.now + self.config.op_patience));
         } else {
             self.drained(id);
         }
     }
 
-    /// The request has held its pages for too long.
-    pub(super) fn stop_draining(&mut self, id: ReqId) {
-        self.end_request(id, Ending::Finished);
-    }
-
     /// Issues queued saves; true if pages may now leave that could not be saved.
     pub(super) fn pump_saves(&mut self) -> bool {
-        self.save_urgent();
-        self.save_ahead();
+        self.writes.save_urgent(&mut self.inventory);
+        self.stats.saves_skipped += self.writes.save_ahead(&self.inventory, &self.ledger, &self.config);
         let mut gave_up = false;
-        while let Some(mut job) = self.saves.pop_front() {
-            job.cells.retain(|id| self.can_save(*id));
+        while let Some(mut job) = self.writes.saves.pop_front() {
+            job.cells.retain(|id| can_save(&self.inventory, *id));
             let budget = self.ledger.budget_left(OpKind::Save).min(self.config.op_pages_max);
             if budget == 0 && !job.cells.is_empty() {
-                self.saves.push_front(job);
+                self.writes.saves.push_front(job);
                 break;
             }
             let wanted = budget.min(job.cells.len() as u32);
@@ -104,7 +181,7 @@ impl Engine {
                 self.save(&job, &batch);
             }
             if count > 0 && !job.cells.is_empty() {
-                self.saves.push_front(job);
+                self.writes.saves.push_front(job);
                 continue;
             }
             // A full host skips saves: it is a cache.
@@ -117,55 +194,14 @@ impl Engine {
                 self.drained(request);
             }
         }
-        self.report_saving();
+        self.writes.report(&mut self.inventory);
         gave_up
-    }
-
-    /// Under write-back: pages that a request waits for are saved first.
-    fn save_urgent(&mut self) {
-        let mut unsaved = self.inventory.take_unsaved();
-        unsaved.retain(|id| self.can_save(*id));
-        for cells in self.by_root(unsaved) {
-            self.saves.push_front(SaveJob { request: None, cells, is_urgent: true });
-        }
-    }
-
-    /// Groups cells by root, in the order of their positions.
-    fn by_root(&self, mut cells: Vec<CellId>) -> Vec<Vec<CellId>> {
-        let root = |id: &CellId| self.inventory.cell(*id).root;
-        cells.sort_by_key(|id| (root(id), self.inventory.cell(*id).position, *id));
-        cells.chunk_by(|a, b| root(a) == root(b)).map(<[CellId]>::to_vec).collect()
-    }
-
-    /// Tells the inventory whether a request waits for saves, and whether saves are stuck.
-    pub(super) fn report_saving(&mut self) {
-        let is_saving = !self.urgent_saves.is_empty() || self.saves.iter().any(|job| job.is_urgent);
-        self.inventory.set_saving(is_saving, self.stuck_saves > 0);
-    }
-
-    /// Under write-back: saves the pages that will leave the device next. If no page was taken since the last
-    /// time, no page is about to leave, and saving would only churn a small host.
-    fn save_ahead(&mut self) {
-        let taken = self.inventory.pool(Tier::Device).taken();
-        if taken == self.saved_ahead_at {
-            return;
-        }
-        let free = self.inventory.counts(Tier::Device).free;
-        let is_time = policy::saves_ahead(self.config.write, free, self.config.device_pages);
-        if is_time && self.saves.is_empty() && self.ledger.in_flight(OpKind::Save) == 0 {
-            self.saved_ahead_at = taken;
-            let mut cells = self.inventory.next_to_leave(self.config.op_pages_max as usize);
-            cells.retain(|id| self.can_save(*id));
-            for cells in self.by_root(cells) {
-                self.queue_save(None, cells);
-            }
-        }
     }
 
     fn save(&mut self, job: &SaveJob, cells: &[CellId]) {
         let request = job.request;
         let Some(root) = cells.first().map(|id| self.inventory.cell(*id).root) else { return };
-        let Some((space, root_hash)) = self.space_of(root) else { return };
+        let Some((space, root_hash)) = self.spaces.of_root(&self.inventory, root) else { return };
         let op = self.ledger.next_id();
         let mut items = Vec::with_capacity(cells.len());
         for id in cells {
@@ -177,7 +213,7 @@ impl Engine {
             let source = Place::Page(PageId { tier: Tier::Device, index: from });
             let target = Place::Page(PageId { tier: Tier::Host, index: to });
             items.push(Item { record: PageRecord { position, hash, source, target }, cell: Some(*id) });
-            self.staged(OpKind::Save, *id, op);
+            mutants::staged(&mut self.inventory, OpKind::Save, *id, op, self.config.sabotage);
         }
         let deadline = self.now + self.config.op_patience;
         self.issue(Order {
@@ -191,17 +227,17 @@ impl Engine {
             waiter: request,
         });
         if job.is_urgent {
-            self.urgent_saves.insert(op);
+            self.writes.urgent_saves.insert(op);
         }
         if let Some(request) = request {
-            self.request_mut(request).waits.insert(op);
+            self.requests.get_mut(request).waits.insert(op);
         }
     }
 
     /// The saves of a request are issued or skipped. From here on the operations own the pins, and the
     /// request waits for all that save its pages.
     fn drained(&mut self, id: ReqId) {
-        self.set_alarm(id, None);
+        self.requests.set_alarm(id, None);
         let saves = |slot: &Slot| match slot {
             Slot::Shared(cell, _) => match self.inventory.cell(*cell).residency(Tier::Host) {
                 Residency::Pending(op, _) => Some(op),
@@ -209,75 +245,42 @@ impl Engine {
             },
             Slot::Private(_) => None,
         };
-        let pending: BTreeSet<_> = self.request(id).slots.iter().filter_map(saves).collect();
+        let pending: BTreeSet<_> = self.requests.get(id).slots.iter().filter_map(saves).collect();
         for op in pending {
             let live =
                 self.ledger.find_mut(op).filter(|live| live.kind == OpKind::Save && !live.is_abandoned);
             if let Some(live) = live {
                 live.waiters.insert(id);
-                self.request_mut(id).waits.insert(op);
+                self.requests.get_mut(id).waits.insert(op);
             }
         }
         self.release_pages(id);
-        self.request_mut(id).state = State::WritingBack;
-        if self.request(id).waits.is_empty() {
+        self.requests.get_mut(id).state = State::WritingBack;
+        if self.requests.get(id).waits.is_empty() {
             self.end_request(id, Ending::Finished);
         }
     }
 
-    /// Queues the backup of a page that is in the host.
-    pub(super) fn queue_backup(&mut self, id: CellId) {
-        if self.config.store.is_none() || self.inventory.cell(id).stored != Stored::Unknown {
-            return;
-        }
-        if self.backups.len() >= BACKUPS_WAITING_MAX {
-            self.stats.backups_skipped += 1;
-            return;
-        }
-        self.backups.push_back(id);
-    }
-
     pub(super) fn pump_backups(&mut self) {
-        while policy::backs_up(self.pressures.store) && !self.backups.is_empty() {
+        while policy::backs_up(self.pressures.store) && self.writes.has_backups() {
             let budget = self.ledger.budget_left(OpKind::Backup).min(self.config.op_pages_max) as usize;
             if budget == 0 {
                 return;
             }
-            let batch = self.next_backup(budget);
+            let batch = self.writes.next_backup(&self.inventory, &self.spaces, budget);
             if !batch.is_empty() {
                 self.back_up(&batch);
             }
         }
     }
 
-    /// The pages at the head of the queue that are of one namespace and can still be backed up.
-    fn next_backup(&mut self, budget: usize) -> Vec<CellId> {
-        let mut batch: Vec<CellId> = Vec::new();
-        while batch.len() < budget
-            && let Some(id) = self.backups.pop_front()
-        {
-            let Some(cell) = self.inventory.find(id) else { continue };
-            let is_wanted = cell.is_valid(Tier::Host) && cell.stored == Stored::Unknown;
-            let takes = self.space_of(cell.root).is_some_and(|(_, root)| !self.clearing.contains_key(&root));
-            if !is_wanted || !takes || batch.contains(&id) {
-                continue;
-            }
-            if batch.first().is_some_and(|first| self.inventory.cell(*first).root != cell.root) {
-                self.backups.push_front(id);
-                break;
-            }
-            batch.push(id);
-        }
-        batch
-    }
-
     fn back_up(&mut self, cells: &[CellId]) {
         let Some(root) = cells.first().map(|id| self.inventory.cell(*id).root) else { return };
-        let Some((space, root_hash)) = self.space_of(root) else { return };
+        let Some((space, root_hash)) = self.spaces.of_root(&self.inventory, root) else { return };
         let op = self.ledger.next_id();
         let mut items = Vec::with_capacity(cells.len());
         for id in cells {
-            self.pin_backup(*id);
+            mutants::pin_backup(&mut self.inventory, *id, self.config.sabotage);
             let cell = self.inventory.cell_mut(*id);
             cell.stored = Stored::Pending(op);
             let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
@@ -286,7 +289,7 @@ impl Engine {
                 PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
             items.push(Item { record, cell: Some(*id) });
         }
-        self.check_hashes(&mut items);
+        mutants::check_hashes(&mut items, self.config.sabotage);
         let deadline = self.now + self.config.op_patience;
         self.issue(Order {
             id: op,
@@ -299,4 +302,33 @@ impl Engine {
             waiter: None,
         });
     }
+}
+
+/// The shared pages of a request that the policy wants in the host, and that are not there.
+pub(super) fn unsaved(request: &Request, inventory: &Inventory, config: &Config) -> Vec<CellId> {
+    let wanted = |slot: &Slot| match slot {
+        Slot::Shared(id, _) => {
+            let cell = inventory.cell(*id);
+            let is_wanted = policy::saves(config.write, cell.hits);
+            (is_wanted && can_save(inventory, *id)).then_some(*id)
+        }
+        Slot::Private(_) => None,
+    };
+    request.slots.iter().filter_map(wanted).collect()
+}
+
+/// Whether a page is on the device, and not in the host.
+fn can_save(inventory: &Inventory, id: CellId) -> bool {
+    inventory.find(id).is_some_and(|cell| {
+        cell.is_valid(Tier::Device)
+            && cell.residency(Tier::Host) == Residency::Absent
+            && inventory.is_live(cell.root)
+    })
+}
+
+/// Groups cells by root, in the order of their positions.
+fn by_root(inventory: &Inventory, mut cells: Vec<CellId>) -> Vec<Vec<CellId>> {
+    let root = |id: &CellId| inventory.cell(*id).root;
+    cells.sort_by_key(|id| (root(id), inventory.cell(*id).position, *id));
+    cells.chunk_by(|a, b| root(a) == root(b)).map(<[CellId]>::to_vec).collect()
 }

@@ -145,14 +145,14 @@ struct Copy {
     /// The durable record, including its attributes.
     record: Record,
     /// Attributes that are being written. One write at a time, so that it is known which ones are durable.
-    marking: Option<Attributes>,
+    attributes_in_flight: Option<Attributes>,
     /// Attributes to write next.
     next_attributes: Option<Attributes>,
 }
 
 impl Copy {
     fn new(state: State, record: Record) -> Self {
-        Self { state, record, marking: None, next_attributes: None }
+        Self { state, record, attributes_in_flight: None, next_attributes: None }
     }
 }
 
@@ -437,10 +437,13 @@ impl Disk {
 
     /// Writes the next attributes, if the copy is stored and no other attributes are being written.
     fn write_attributes(&mut self, stamp: Stamp) {
-        let copy = self.copies.get_mut(&stamp).filter(|it| it.state == State::Stored && it.marking.is_none());
+        let copy = self
+            .copies
+            .get_mut(&stamp)
+            .filter(|it| it.state == State::Stored && it.attributes_in_flight.is_none());
         let Some(copy) = copy else { return };
         if let Some(attributes) = copy.next_attributes.take() {
-            copy.marking = Some(attributes.clone());
+            copy.attributes_in_flight = Some(attributes.clone());
             self.effects.push_back(Effect::SetAttributes(stamp, attributes));
         }
     }
@@ -561,7 +564,7 @@ impl Disk {
 
     fn attributes_set(&mut self, stamp: Stamp, done: bool) {
         let Some(copy) = self.copies.get_mut(&stamp) else { return };
-        let written = copy.marking.take();
+        let written = copy.attributes_in_flight.take();
         if let Some(attributes) = written.filter(|_| done) {
             copy.record.attributes = attributes;
         }

@@ -43,10 +43,10 @@ fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
 
 /// A disk that has joined with these copies.
 fn member(recovered: &[u64]) -> Disk {
-    taken_in(linked(recovered))
+    joined(linked(recovered))
 }
 
-fn taken_in(mut disk: Disk) -> Disk {
+fn joined(mut disk: Disk) -> Disk {
     register(&mut disk, &[], false);
     announced(&mut disk, &[]);
     assert!(disk.is_member());
@@ -243,7 +243,7 @@ fn disk_joins_after_its_pending_retires() {
 
 /// A disk that registers again while it writes two copies, and its effects.
 fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
-    let mut disk = taken_in(linked_with(sabotage, &[3]));
+    let mut disk = joined(linked_with(sabotage, &[3]));
     ask(&mut disk, 1, demote(&[4, 5]));
     disk.handle(Event::Unlinked);
     disk.handle(Event::Linked(NodeInfo::default()));

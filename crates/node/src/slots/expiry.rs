@@ -23,9 +23,14 @@ impl Slots {
     }
 
     /// Records when an object expires, unless it has no TTL.
-    pub(crate) fn set_expiry(&mut self, slot_ref: SlotRef, expiry: Expiry, effects: &mut VecDeque<Effect>) {
+    pub(crate) fn set_expiry(
+        &mut self,
+        slot_ref: SlotRef,
+        expiry: Box<Expiry>,
+        effects: &mut VecDeque<Effect>,
+    ) {
         let Some(slot) = self.get(slot_ref) else { return };
-        let has_other = |it: &&Attributes| it.expiry.is_some_and(|it| it != expiry);
+        let has_other = |it: &&Attributes| it.expiry.as_ref().is_some_and(|it| *it != expiry);
         let Some(old) = slot.identity.as_ref().map(|it| &it.attributes).filter(has_other) else { return };
         let attributes = Attributes { expiry: Some(expiry), ..old.clone() };
         if slot.state == SlotState::Prepared {

@@ -512,9 +512,9 @@ pub(super) fn consumption() -> impl Strategy<Value = Consumption> {
 pub(super) fn attributes() -> impl Strategy<Value = Attributes> {
     let sample =
         (consumption(), texts(), text(), number()).prop_map(|(consumption, acked, stream, elsewhere)| {
-            SampleAttributes { consumption, acked, stream, elsewhere }
+            Box::new(SampleAttributes { consumption, acked, stream, elsewhere })
         });
-    let expiry = (number(), number()).prop_map(|(ttl_ms, ends_ms)| Expiry { ttl_ms, ends_ms });
+    let expiry = (number(), number()).prop_map(|(ttl_ms, ends_ms)| Box::new(Expiry { ttl_ms, ends_ms }));
     (texts(), option::of(sample), 0u32..9, option::of(expiry))
         .prop_map(|(pins, sample, copies, expiry)| Attributes { pins, sample, copies, expiry })
 }

@@ -281,7 +281,7 @@ impl Shared {
         self.watched.live.open(&self.view().to_string())
     }
 
-    /// Takes a point of the history, and sends a snapshot to those who watch.
+    /// Takes a point of the history, and sends a snapshot to the watching connections.
     fn observe(&self) {
         let series = self.counters.series();
         self.watched.history().push(series);

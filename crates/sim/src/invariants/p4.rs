@@ -142,7 +142,7 @@ impl Oracle {
         }
         // It was removed for a reason, whatever another node has restored since. A node that was away then
         // was sent no retire.
-        let is_consumed = record.attributes.sample.as_ref().is_some_and(SampleAttributes::is_consumed);
+        let is_consumed = record.attributes.sample.as_deref().is_some_and(SampleAttributes::is_consumed);
         if was_retired || history.returns > 0 || is_consumed {
             return;
         }

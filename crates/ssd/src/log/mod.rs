@@ -14,15 +14,20 @@
 //! - `live` and `protected` of a segment are the sums over its records in the index, and over the parts of
 //!   records that span segments (`span`).
 
+mod carry;
+mod commit;
+mod disk;
 mod ops;
+mod queue;
 mod read;
 mod reclaim;
 mod recover;
+mod shape;
 mod span;
 mod table;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::layout::HEAD_BYTES;
@@ -31,15 +36,18 @@ use crate::types::{
     Answer, Event, Fault, IoId, OpId, OpenFault, Record, RecordId, Recovery, Span, StageId, Stats, Tick,
 };
 
-use ops::Op;
-pub use span::PARTS_MAX;
+pub use shape::PARTS_MAX;
 
-use read::Flight;
-use reclaim::{Carry, Reclaim};
+use carry::Carries;
+use disk::{Disk, Io};
+use ops::Ops;
+use queue::{Appends, Notes, Tickets};
+use read::Reads;
+use reclaim::Reclaim;
 use recover::Recoverer;
-use span::{Piece, Spanning};
-use table::{Live, Segment, State, Tombstone};
-use write::{Append, Commit};
+use span::Spans;
+use table::Table;
+use write::Syncs;
 
 /// Segments that only compaction and tombstones may use, so that space can always be reclaimed.
 pub const RESERVE_SEGMENTS: u64 = 2;
@@ -331,144 +339,59 @@ pub enum Health {
     Unusable(OpenFault),
 }
 
-/// The state machine, see the module.
+/// The state machine, see the module. Its parts own their state; it routes between them.
 #[derive(Debug)]
 pub struct Log {
     config: Config,
     health: Health,
-    log: u64,
-    segment_bytes: u64,
-    segments: Vec<Segment>,
-    records: BTreeMap<RecordId, Live>,
-    names: BTreeMap<Arc<crate::types::Name>, RecordId>,
-    /// The parts of records that span segments, by their own ids.
-    pieces: BTreeMap<RecordId, Piece>,
-    /// Records that are being written in parts, by their tickets, and the one whose parts are being placed.
-    spannings: BTreeMap<u64, Spanning>,
-    placing: Option<u64>,
-    /// Spanning records whose head is being written.
-    heads: BTreeSet<RecordId>,
-    tombstones: BTreeMap<RecordId, Tombstone>,
-    /// The number of segments that could not be read completely. Their contents are unknown, so no tombstone
-    /// is dropped.
-    segments_incomplete: u64,
+    table: Table,
+    disk: Disk,
+    ops: Ops,
+    tickets: Tickets,
+    appends: Appends,
+    notes: Notes,
+    spans: Spans,
+    /// Bytes of appends that are being written.
+    write_bytes: u64,
+    syncs: Syncs,
+    reads: Reads,
+    reclaim: Option<Reclaim>,
+    carries: Carries,
     /// Evicted records whose tombstones are not durable yet.
     evicting: BTreeSet<RecordId>,
-    open: Option<u32>,
-    free: BTreeSet<u32>,
-    sealing: BTreeSet<u32>,
-    protected: u64,
-    /// The footprints of all protected or held records and parts.
-    kept: u64,
-    next_sequence: u64,
-    next_incarnation: u64,
-    next_io: u64,
-    next_stage: u64,
-    next_ticket: u64,
-    touch: u64,
-    ops: BTreeMap<OpId, Op>,
-    deadlines: BTreeSet<(Tick, OpId)>,
-    ios: BTreeMap<IoId, Io>,
-    /// Tickets of the changes in progress, for flushes.
-    outstanding: BTreeSet<u64>,
-    flushes: BTreeSet<(u64, OpId)>,
-    appends: VecDeque<Append>,
-    append_bytes: u64,
-    write_bytes: u64,
-    protected_asked: u64,
-    notes: VecDeque<write::Queued>,
-    notes_in_flight: bool,
-    notes_queued: u64,
-    notes_committed: u64,
-    written: Vec<Commit>,
-    syncing: Option<Vec<Commit>>,
-    flights: BTreeMap<u64, Flight>,
-    /// The read in flight that other readers of a record may join.
-    shared: BTreeMap<RecordId, u64>,
-    next_flight: u64,
-    reads: usize,
-    reclaim: Option<Reclaim>,
-    carries: BTreeMap<u64, Carry>,
     recoverer: Option<Box<Recoverer>>,
     /// The recovery report, and the number of notes that must be durable before it is sent.
     announce: Option<(u64, Recovery)>,
     stats: Stats,
-    effects: Vec<Effect>,
-}
-
-/// The purpose of a disk operation.
-#[derive(Debug)]
-enum Io {
-    Write(Commit),
-    Sync,
-    /// A read of a flight from a segment.
-    Read {
-        flight: u64,
-        segment: u32,
-    },
-    CarryRead(u64),
-    CarryWrite(u64),
-    Recover,
 }
 
 impl Log {
     /// Opens a log, and returns its first reads. It answers `Busy` until it has recovered.
     #[must_use]
     pub fn open(config: Config) -> (Self, Vec<Effect>) {
-        let mut log = Self {
+        let mut disk = Disk::default();
+        let recoverer = Recoverer::new(config, &mut disk);
+        let effects = disk.take_effects();
+        let log = Self {
             config,
             health: Health::Recovering,
-            log: config.log,
-            segment_bytes: 0,
-            segments: Vec::new(),
-            records: BTreeMap::new(),
-            names: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            spannings: BTreeMap::new(),
-            placing: None,
-            heads: BTreeSet::new(),
-            tombstones: BTreeMap::new(),
-            segments_incomplete: 0,
-            evicting: BTreeSet::new(),
-            open: None,
-            free: BTreeSet::new(),
-            sealing: BTreeSet::new(),
-            protected: 0,
-            kept: 0,
-            next_sequence: 1,
-            next_incarnation: 1,
-            next_io: 1,
-            next_stage: 1,
-            next_ticket: 1,
-            touch: 0,
-            ops: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
-            ios: BTreeMap::new(),
-            outstanding: BTreeSet::new(),
-            flushes: BTreeSet::new(),
-            appends: VecDeque::new(),
-            append_bytes: 0,
+            table: Table::new(&config),
+            disk,
+            ops: Ops::default(),
+            tickets: Tickets::default(),
+            appends: Appends::default(),
+            notes: Notes::default(),
+            spans: Spans::default(),
             write_bytes: 0,
-            protected_asked: 0,
-            notes: VecDeque::new(),
-            notes_in_flight: false,
-            notes_queued: 0,
-            notes_committed: 0,
-            written: Vec::new(),
-            syncing: None,
-            flights: BTreeMap::new(),
-            shared: BTreeMap::new(),
-            next_flight: 1,
-            reads: 0,
+            syncs: Syncs::default(),
+            reads: Reads::default(),
             reclaim: None,
-            carries: BTreeMap::new(),
-            recoverer: None,
+            carries: Carries::default(),
+            evicting: BTreeSet::new(),
+            recoverer: Some(Box::new(recoverer)),
             announce: None,
             stats: Stats::default(),
-            effects: Vec::new(),
         };
-        log.recover_start();
-        let effects = std::mem::take(&mut log.effects);
         (log, effects)
     }
 
@@ -488,13 +411,13 @@ impl Log {
         }
         self.expire(now);
         self.pump();
-        std::mem::take(&mut self.effects)
+        self.disk.take_effects()
     }
 
     /// When the next [`Input::Tick`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        self.deadlines.first().map(|(tick, _)| *tick)
+        self.ops.next_deadline()
     }
 
     /// The state of the log.
@@ -505,74 +428,70 @@ impl Log {
 
     /// The readable records, ordered by id.
     pub fn records(&self) -> impl Iterator<Item = (RecordId, &Record)> {
-        self.records.iter().map(|(id, live)| (*id, &live.record))
+        self.table.records.iter().map(|(id, live)| (*id, &live.record))
     }
 
     /// A readable record.
     #[must_use]
     pub fn record(&self, id: RecordId) -> Option<&Record> {
-        self.records.get(&id).map(|live| &live.record)
+        self.table.record(id)
     }
 
     /// The record of a key.
     #[must_use]
     pub fn find(&self, name: &crate::types::Name) -> Option<RecordId> {
-        self.names.get(name).copied()
+        self.table.find(name)
     }
 
     /// The positions of a record on the disk and the bytes there: its header with what follows it, then its
     /// parts.
     #[must_use]
     pub fn places_of(&self, id: RecordId) -> Vec<(u64, u64)> {
-        let Some(live) = self.records.get(&id) else { return Vec::new() };
-        let parts = live.parts.iter().filter_map(|part| self.pieces.get(&part.id));
-        let parts = parts.map(|piece| piece.location);
-        let locations = std::iter::once(live.location).chain(parts);
-        locations.map(|it| (self.at(it.segment, it.offset), it.extent)).collect()
+        self.table.places_of(id)
+    }
+
+    /// The end of the log on the disk: never beyond the budget.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.table.shape.end()
     }
 
     /// The number of disk operations in progress.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.ios.len()
+        self.disk.in_flight()
     }
 
     /// Counters and sizes.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.stats;
-        stats.records = self.records.len() as u64;
-        stats.live_bytes = self.segments.iter().map(|segment| segment.live).sum();
-        stats.protected_bytes = self.protected_bytes();
-        stats.protected_bytes_max = self.protected_bytes_max();
-        stats.segments = self.segments.len() as u64;
-        stats.segments_free = self.free_segments();
-        stats.segment_bytes = self.segment_bytes;
-        stats.record_bytes_max = if self.segment_bytes > 0 { self.record_bytes_max() } else { 0 };
-        stats.tombstones = self.tombstones.len() as u64;
+        stats.records = self.table.records.len() as u64;
+        stats.live_bytes = self.table.segments.iter().map(|segment| segment.live).sum();
+        stats.payload_bytes = self.table.payload_bytes();
+        stats.carried_bytes = self.carries.moved_bytes();
+        stats.written_bytes = self.disk.written_bytes();
+        stats.protected_bytes = self.table.protected_bytes();
+        let shape = self.table.shape;
+        stats.protected_bytes_max = shape.protected_bytes_max();
+        stats.segments = shape.segments;
+        stats.segments_free = self.table.free_segments();
+        stats.segment_bytes = shape.segment_bytes;
+        stats.record_bytes_max = if shape.segment_bytes > 0 { shape.record_bytes_max() } else { 0 };
+        stats.tombstones = self.table.tombstones.len() as u64;
         stats
     }
 
-    /// The end of the log on the disk: never beyond the budget.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        HEAD_BYTES + self.segments.len() as u64 * self.segment_bytes
-    }
-
-    fn io(&mut self, what: Io) -> IoId {
-        let io = IoId(self.next_io);
-        self.next_io += 1;
-        self.ios.insert(io, what);
-        io
-    }
-
     fn io_done(&mut self, io: IoId, result: Done) {
-        match self.ios.remove(&io) {
+        match self.disk.end(io) {
             Some(Io::Write(commit)) => self.write_done(commit, result),
             Some(Io::Sync) => self.sync_done(result),
             Some(Io::Read { flight, segment }) => self.flight_done(io, flight, segment, result),
-            Some(Io::CarryRead(carry)) => self.carry_read_done(carry, result),
-            Some(Io::CarryWrite(carry)) => self.carry_write_done(carry, result),
+            Some(Io::CarryRead(carry)) => self.carry_read_done(carry, &result),
+            Some(Io::CarryWrite(carry)) => match result {
+                Done::Failed(fault) => self.fail(fault),
+                _ => self.carries.write_done(&mut self.table, &mut self.disk, carry),
+            },
             Some(Io::Recover) => self.recover_done(io, result),
             None => self.stats.late += 1,
         }
@@ -587,9 +506,11 @@ impl Log {
         self.pump_reclaim();
         self.pump_appends();
         self.pump_reclaim();
-        self.pump_seal();
-        self.pump_sync();
-        self.pump_flushes();
+        self.table.seal(&mut self.disk);
+        self.stats.syncs += u64::from(self.syncs.start(&mut self.disk));
+        while let Some(op) = self.tickets.take_flushed() {
+            self.answer(op, Answer::Flush(Ok(())));
+        }
         self.pump_announce();
     }
 
@@ -601,37 +522,18 @@ impl Log {
         }
         self.health = Health::Failed(fault.clone());
         if let Some((_, report)) = self.announce.take() {
-            self.effects.push(Effect::Event(Event::Recovered(report)));
+            self.disk.event(Event::Recovered(report));
         }
         self.appends.clear();
-        self.append_bytes = 0;
         self.notes.clear();
-        self.written.clear();
-        self.syncing = None;
-        self.flushes.clear();
-        self.outstanding.clear();
+        self.syncs.clear();
+        self.tickets.clear();
         self.reclaim = None;
-        self.unstage_carries();
-        self.drop_spannings();
+        self.carries.clear(&mut self.disk);
+        self.spans.clear();
+        self.table.remove_unowned_parts();
         self.fail_changes(&fault);
-        self.effects.push(Effect::Event(Event::Failed(fault)));
-    }
-
-    fn at(&self, segment: u32, offset: u64) -> u64 {
-        HEAD_BYTES + u64::from(segment) * self.segment_bytes + offset
-    }
-
-    fn ticket(&mut self) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.outstanding.insert(ticket);
-        ticket
-    }
-
-    fn sequence(&mut self) -> u64 {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        sequence
+        self.disk.event(Event::Failed(fault));
     }
 }
 

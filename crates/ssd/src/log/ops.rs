@@ -1,18 +1,20 @@
 //! Operations: how they start, and how they end: with one answer, at the latest at their deadline.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::write::{Append, Waiter};
-use super::{Effect, FORGET_IDS_MAX, Health, Log};
+use super::queue::{Append, Waiter};
+use super::table::State;
+use super::{FORGET_IDS_MAX, Health, Log};
 use crate::layout::{ATTRIBUTES_BYTES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
 use crate::sabotage::sabotaged;
 use crate::types::{Answer, AppendError, ChangeError, Fault, OpId, ReadError, Record, RecordId, Tick};
 
 /// An operation that has not been answered.
 #[derive(Debug)]
-pub(super) struct Op {
-    pub(super) deadline: Tick,
-    pub(super) kind: Kind,
+struct Op {
+    deadline: Tick,
+    kind: Kind,
 }
 
 /// Its kind and progress.
@@ -37,44 +39,86 @@ pub(super) enum Kind {
     Flush,
 }
 
-impl Log {
+/// The operations that have not been answered, and their deadlines.
+#[derive(Debug, Default)]
+pub(super) struct Ops {
+    running: BTreeMap<OpId, Op>,
+    deadlines: BTreeSet<(Tick, OpId)>,
+}
+
+impl Ops {
     pub(super) fn begin(&mut self, op: OpId, deadline: Tick, kind: Kind) {
-        let had = self.ops.insert(op, Op { deadline, kind });
+        let had = self.running.insert(op, Op { deadline, kind });
         assert!(had.is_none(), "{op:?} is used twice at a time");
         self.deadlines.insert((deadline, op));
     }
 
+    /// Removes an operation that is answered now. `None` if it was answered before.
+    fn end(&mut self, op: OpId) -> Option<Op> {
+        let known = self.running.remove(&op)?;
+        self.deadlines.remove(&(known.deadline, op));
+        Some(known)
+    }
+
+    fn all(&self) -> Vec<OpId> {
+        self.running.keys().copied().collect()
+    }
+
+    pub(super) fn contains(&self, op: OpId) -> bool {
+        self.running.contains_key(&op)
+    }
+
+    pub(super) fn kind(&self, op: OpId) -> Option<&Kind> {
+        self.running.get(&op).map(|it| &it.kind)
+    }
+
+    pub(super) fn kind_mut(&mut self, op: OpId) -> Option<&mut Kind> {
+        self.running.get_mut(&op).map(|it| &mut it.kind)
+    }
+
+    /// Whether an append is being written, and was not cancelled.
+    pub(super) fn is_writing(&self, op: OpId) -> bool {
+        matches!(self.kind(op), Some(Kind::AppendWriting { cancelled: false }))
+    }
+
+    /// Records how far an operation is.
+    pub(super) fn set(&mut self, op: OpId, kind: Kind) {
+        if let Some(op) = self.running.get_mut(&op) {
+            op.kind = kind;
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Tick> {
+        self.deadlines.first().map(|(tick, _)| *tick)
+    }
+
+    /// An operation whose deadline has passed.
+    fn overdue(&self, now: Tick) -> Option<OpId> {
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, op)| *op)
+    }
+}
+
+impl Log {
     /// Answers an operation, unless it was answered before.
     pub(super) fn answer(&mut self, op: OpId, answer: Answer) {
-        match self.ops.remove(&op) {
+        match self.ops.end(op) {
             Some(known) => {
-                self.deadlines.remove(&(known.deadline, op));
                 if matches!(known.kind, Kind::Read) {
-                    self.reads -= 1;
+                    self.reads.end_one();
                 }
-                self.effects.push(Effect::Answer { op, answer });
+                self.disk.answer(op, answer);
             }
             None => self.stats.late += 1,
         }
     }
 
-    /// Answers an operation that was not started.
-    pub(super) fn refuse(&mut self, op: OpId, answer: Answer) {
-        self.effects.push(Effect::Answer { op, answer });
-    }
-
     pub(super) fn ask_append(&mut self, op: OpId, record: Record, sums: Arc<[u64]>, deadline: Tick) {
         if let Err(error) = self.may_append(&record, &sums) {
-            return self.refuse(op, Answer::Append(Err(error)));
+            return self.disk.answer(op, Answer::Append(Err(error)));
         }
-        let extent = self.asked_extent(&record);
-        if record.protected {
-            self.protected_asked += self.asked_footprint(&record);
-        }
-        self.append_bytes += extent;
-        self.begin(op, deadline, Kind::AppendQueued);
-        let ticket = self.ticket();
-        self.appends.push_back(Append { op, record, sums, ticket });
+        self.ops.begin(op, deadline, Kind::AppendQueued);
+        let ticket = self.tickets.issue();
+        self.appends.push(Append { op, record, sums, ticket }, self.table.shape);
     }
 
     fn may_append(&self, record: &Record, sums: &[u64]) -> Result<(), AppendError> {
@@ -83,34 +127,35 @@ impl Log {
             Health::Failed(fault) => return Err(AppendError::Failed(fault.clone())),
             Health::Recovering | Health::Unusable(_) => return Err(AppendError::Busy),
         }
-        let extent = self.asked_extent(record);
+        let shape = self.table.shape;
+        let extent = shape.asked_extent(record);
         let name = &record.name;
         let names_fit = name.namespace.len() <= NAMESPACE_BYTES_MAX && name.key.len() <= KEY_BYTES_MAX;
         if !names_fit || record.attributes.len() > ATTRIBUTES_BYTES_MAX {
-            return Err(AppendError::TooLarge { bytes: extent, bytes_max: self.record_bytes_max() });
+            return Err(AppendError::TooLarge { bytes: extent, bytes_max: shape.record_bytes_max() });
         }
-        if self.spans(record) {
-            self.may_span(record)?;
+        if shape.spans(record) {
+            shape.may_span(record)?;
         }
         assert_eq!(
             sums.len() as u64,
             record.payload_bytes.div_ceil(crate::layout::SUM_BYTES),
             "wrong number of checksums"
         );
-        if let Some((id, there)) = self.find(name).and_then(|id| Some((id, self.record(id)?.generation))) {
+        if let Some((id, there)) = self.table.newest(name) {
             if there == record.generation {
                 return Err(AppendError::Exists(id));
             } else if there > record.generation {
                 return Err(AppendError::Stale { newest: there });
             }
         }
-        let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), self.protected_bytes_max());
-        if record.protected && protected_bytes + self.asked_footprint(record) > protected_bytes_max {
+        let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), shape.protected_bytes_max());
+        if record.protected && protected_bytes + shape.asked_footprint(record) > protected_bytes_max {
             return Err(AppendError::Full { protected_bytes, protected_bytes_max });
         }
         let limits = &self.config.limits;
         let busy = self.appends.len() >= limits.queue_ops_max
-            || (self.append_bytes > 0 && self.append_bytes + extent > limits.queue_bytes_max);
+            || (self.appends.bytes() > 0 && self.appends.bytes() + extent > limits.queue_bytes_max);
         if busy { Err(AppendError::Busy) } else { Ok(()) }
     }
 
@@ -123,14 +168,14 @@ impl Log {
         deadline: Tick,
     ) {
         if let Err(error) = self.may_set_attributes(id, &attributes, protected) {
-            return self.refuse(op, Answer::SetAttributes(Err(error)));
+            return self.disk.answer(op, Answer::SetAttributes(Err(error)));
         }
-        self.protect(id, protected);
-        if let Some(live) = self.records.get_mut(&id) {
+        self.table.protect(id, protected);
+        if let Some(live) = self.table.records.get_mut(&id) {
             live.record.attributes.clone_from(&attributes);
         }
-        self.begin(op, deadline, Kind::SetAttributes);
-        self.queue_note(Note::Attributes { id, protected, attributes }, Some(Waiter(op)));
+        self.ops.begin(op, deadline, Kind::SetAttributes);
+        self.queue_note(Note::Attributes { id, protected, attributes }, Some(Waiter(op)), None);
         if sabotaged!(self.config.sabotage, AttributesBeforeDurable) {
             self.answer(op, Answer::SetAttributes(Ok(())));
         }
@@ -143,27 +188,28 @@ impl Log {
         protected: bool,
     ) -> Result<(), ChangeError> {
         self.may_change()?;
-        let Some(live) = self.records.get(&id) else { return Err(ChangeError::Gone) };
+        let Some(live) = self.table.records.get(&id) else { return Err(ChangeError::Gone) };
         // A record in a segment that is being erased cannot be kept.
-        if self.segments.get(live.location.segment as usize).is_none_or(|s| s.state == super::State::Erasing)
-        {
+        let segment = self.table.segments.get(live.location.segment as usize);
+        if segment.is_none_or(|segment| segment.state == State::Erasing) {
             return Err(ChangeError::Gone);
         }
         // Compaction writes the attributes into the header, which must still fit into a segment.
         let mut changed = live.record.clone();
         changed.attributes = attributes.to_vec();
-        let (extent, header_bytes, compact) = Self::extent_of_live(live, &changed);
-        let too_large =
-            extent > self.whole_bytes_max(compact) || header_bytes > crate::layout::HEADER_BYTES_MAX;
+        let (extent, header_bytes, compact) = live.extent_with(&changed);
+        let too_large = extent > self.table.shape.whole_bytes_max(compact)
+            || header_bytes > crate::layout::HEADER_BYTES_MAX;
         if attributes.len() > ATTRIBUTES_BYTES_MAX || too_large {
             return Err(ChangeError::TooLarge {
                 bytes: attributes.len() as u64,
                 bytes_max: ATTRIBUTES_BYTES_MAX as u64,
             });
         }
-        let (protected_bytes, protected_bytes_max) = (self.kept_bytes(), self.protected_bytes_max());
+        let (protected_bytes, protected_bytes_max) =
+            (self.kept_bytes(), self.table.shape.protected_bytes_max());
         let more = protected && !live.record.protected;
-        if more && protected_bytes + self.whole_footprint(live) > protected_bytes_max {
+        if more && protected_bytes + self.table.whole_footprint(live) > protected_bytes_max {
             return Err(ChangeError::Full { protected_bytes, protected_bytes_max });
         }
         Ok(())
@@ -181,31 +227,29 @@ impl Log {
 
     pub(super) fn ask_forget(&mut self, op: OpId, ids: &[RecordId], deadline: Tick) {
         if ids.len() > FORGET_IDS_MAX {
-            return self.refuse(op, Answer::Forget(Err(ChangeError::Busy)));
+            return self.disk.answer(op, Answer::Forget(Err(ChangeError::Busy)));
         }
         if let Err(error) = self.may_change() {
             // A log that cannot write the tombstones must not serve the records either.
             if matches!(error, ChangeError::Failed(_)) {
-                ids.iter().for_each(|id| drop(self.remove(*id)));
+                ids.iter().for_each(|id| drop(self.table.remove(*id)));
             }
-            return self.refuse(op, Answer::Forget(Err(error)));
+            return self.disk.answer(op, Answer::Forget(Err(error)));
         }
-        self.begin(op, deadline, Kind::Forget { waiting: 0, found: 0 });
+        self.ops.begin(op, deadline, Kind::Forget { waiting: 0, found: 0 });
         let (mut waiting, mut found) = (0, 0);
         for id in ids {
-            if self.delete(*id, Some(Waiter(op))).is_some() {
+            if self.delete(*id, Some(Waiter(op)), None) {
                 waiting += 1;
                 found += 1;
-            } else if self.tombstones.get(id).is_some_and(|tombstone| tombstone.at.is_none()) {
+            } else if self.table.tombstones.get(id).is_some_and(|tombstone| tombstone.at.is_none()) {
                 // Its tombstone is queued but not durable: another one reports when it is.
-                self.queue_note(Note::Forget(*id), Some(Waiter(op)));
+                self.queue_note(Note::Forget(*id), Some(Waiter(op)), None);
                 waiting += 1;
             }
         }
         self.stats.forgotten += found;
-        if let Some(Op { kind: Kind::Forget { waiting: w, found: f }, .. }) = self.ops.get_mut(&op) {
-            (*w, *f) = (waiting, found);
-        }
+        self.ops.set(op, Kind::Forget { waiting, found });
         if waiting == 0 || sabotaged!(self.config.sabotage, ForgetBeforeDurable) {
             self.answer(op, Answer::Forget(Ok(found)));
         }
@@ -214,29 +258,21 @@ impl Log {
     pub(super) fn ask_flush(&mut self, op: OpId, deadline: Tick) {
         match &self.health {
             Health::Ready => {
-                self.begin(op, deadline, Kind::Flush);
-                self.flushes.insert((self.next_ticket, op));
+                self.ops.begin(op, deadline, Kind::Flush);
+                self.tickets.add_flush(op);
             }
             Health::Failed(fault) => {
-                self.refuse(op, Answer::Flush(Err(ChangeError::Failed(fault.clone()))));
+                self.disk.answer(op, Answer::Flush(Err(ChangeError::Failed(fault.clone()))));
             }
             Health::Recovering | Health::Unusable(_) => {
-                self.refuse(op, Answer::Flush(Err(ChangeError::Busy)))
+                self.disk.answer(op, Answer::Flush(Err(ChangeError::Busy)))
             }
-        }
-    }
-
-    pub(super) fn pump_flushes(&mut self) {
-        let oldest = self.outstanding.first().copied().unwrap_or(self.next_ticket);
-        while let Some((ticket, op)) = self.flushes.first().copied().filter(|(ticket, _)| *ticket <= oldest) {
-            self.flushes.remove(&(ticket, op));
-            self.answer(op, Answer::Flush(Ok(())));
         }
     }
 
     pub(super) fn cancel(&mut self, op: OpId) {
-        let Some(known) = self.ops.get_mut(&op) else { return };
-        match &mut known.kind {
+        let Some(kind) = self.ops.kind_mut(op) else { return };
+        match kind {
             Kind::AppendQueued => {
                 self.unqueue(op);
                 self.answer(op, Answer::Append(Err(AppendError::Cancelled)));
@@ -254,16 +290,16 @@ impl Log {
 
     /// Answers operations whose deadline has passed. Their disk work continues.
     pub(super) fn expire(&mut self, now: Tick) {
-        while let Some((_, op)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
-            let Some(known) = self.ops.get(&op) else { return };
-            let answer = match known.kind {
+        while let Some(op) = self.ops.overdue(now) {
+            let Some(kind) = self.ops.kind(op) else { return };
+            let answer = match *kind {
                 Kind::AppendQueued => {
                     self.unqueue(op);
                     Answer::Append(Err(AppendError::TimedOut))
                 }
                 Kind::AppendWriting { .. } => Answer::Append(Err(AppendError::TimedOut)),
                 Kind::AppendSettling(Ok(id)) => {
-                    self.delete(id, None);
+                    self.delete(id, None, None);
                     Answer::Append(Err(AppendError::TimedOut))
                 }
                 Kind::AppendSettling(_) => Answer::Append(Err(AppendError::TimedOut)),
@@ -278,14 +314,13 @@ impl Log {
 
     /// Answers all operations that wait for a write, because the disk has failed.
     pub(super) fn fail_changes(&mut self, fault: &Fault) {
-        let waiting: Vec<OpId> = self.ops.keys().copied().collect();
-        for op in waiting {
-            let Some(known) = self.ops.get(&op) else { continue };
-            let answer = match known.kind {
+        for op in self.ops.all() {
+            let Some(kind) = self.ops.kind(op) else { continue };
+            let answer = match *kind {
                 Kind::Read => continue,
                 // The caller does not learn its id, so it must not stay.
                 Kind::AppendSettling(Ok(id)) => {
-                    self.remove(id);
+                    self.table.remove(id);
                     Answer::Append(Err(AppendError::Failed(fault.clone())))
                 }
                 Kind::AppendQueued | Kind::AppendWriting { .. } | Kind::AppendSettling(_) => {
@@ -301,14 +336,8 @@ impl Log {
 
     /// Removes a queued append.
     fn unqueue(&mut self, op: OpId) {
-        let Some(at) = self.appends.iter().position(|append| append.op == op) else { return };
-        if let Some(append) = self.appends.remove(at) {
-            let extent = self.asked_extent(&append.record);
-            self.append_bytes -= extent;
-            if append.record.protected {
-                self.protected_asked -= self.asked_footprint(&append.record);
-            }
-            self.outstanding.remove(&append.ticket);
+        if let Some(append) = self.appends.remove(op, self.table.shape) {
+            self.tickets.end(append.ticket);
         }
     }
 }

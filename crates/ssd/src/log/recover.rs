@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::span::Piece;
-use super::table::{Live, Location, Segment, State, Tombstone};
-use super::{Done, Effect, Health, Into, Io, Log, Part};
+use super::disk::{Disk, Io};
+use super::shape::Shape;
+use super::table::{Live, Location, Piece, Segment, State, Table, Tombstone};
+use super::{Config, Done, Health, Into, Log, Part};
 use crate::layout::{
     BLOCK, Body, CHUNK_BYTES, Decoded, Entry, HEAD_BYTES, Note, PartHead, SegmentHead, Super, Trailer,
     VERSION, blocks_up, sum_bytes, verify,
@@ -28,6 +29,7 @@ const SECTOR: usize = 512;
 /// The state of the recovery.
 #[derive(Debug)]
 pub(super) struct Recoverer {
+    config: Config,
     wants: BTreeMap<IoId, Want>,
     waiting: VecDeque<u32>,
     jobs: BTreeMap<u32, Job>,
@@ -99,9 +101,57 @@ struct AttributesNote {
     segment: u32,
 }
 
+/// What follows from the end of a read or write.
+pub(super) enum Step {
+    /// More of them are in progress.
+    Pending,
+    /// The log cannot be used.
+    Unusable(OpenFault),
+    /// All segments have been read.
+    Complete,
+}
+
+/// The result of the recovery.
+pub(super) struct Recovered {
+    pub(super) report: Recovery,
+    /// Records that are dead, and whose tombstones must be written.
+    pub(super) dead: Vec<RecordId>,
+}
+
 impl Log {
-    pub(super) fn recover_start(&mut self) {
-        self.recoverer = Some(Box::new(Recoverer {
+    pub(super) fn recover_done(&mut self, io: IoId, result: Done) {
+        let Some(mut recoverer) = self.recoverer.take() else { return };
+        match recoverer.done(&mut self.table, &mut self.disk, io, result) {
+            Step::Pending => self.recoverer = Some(recoverer),
+            Step::Unusable(fault) => {
+                self.health = Health::Unusable(fault.clone());
+                self.disk.event(Event::Unusable(fault));
+            }
+            Step::Complete => {
+                self.health = Health::Ready;
+                let Recovered { report, dead } = recoverer.finish(&mut self.table);
+                dead.into_iter().for_each(|id| self.queue_note(Note::Forget(id), None, None));
+                // Tombstones of older generations must be durable before the newer ones are reported.
+                self.announce = Some((self.notes.queued(), report));
+            }
+        }
+    }
+
+    /// Reports the recovery once its tombstones are durable.
+    pub(super) fn pump_announce(&mut self) {
+        if self.announce.as_ref().is_some_and(|(notes, _)| self.notes.are_durable(*notes))
+            && let Some((_, report)) = self.announce.take()
+        {
+            self.disk.event(Event::Recovered(report));
+        }
+    }
+}
+
+impl Recoverer {
+    /// Starts the recovery.
+    pub(super) fn new(config: Config, disk: &mut Disk) -> Self {
+        let mut recoverer = Self {
+            config,
             wants: BTreeMap::new(),
             waiting: VecDeque::new(),
             jobs: BTreeMap::new(),
@@ -110,54 +160,44 @@ impl Log {
             tombstones: BTreeMap::new(),
             attributes: BTreeMap::new(),
             report: Recovery::default(),
-        }));
-        self.load(0, 2 * BLOCK, Want::Supers);
-    }
-
-    fn load(&mut self, at: u64, len: u64, want: Want) {
-        let io = self.io(Io::Recover);
-        if let Some(recoverer) = &mut self.recoverer {
-            recoverer.wants.insert(io, want);
-        }
-        self.effects.push(Effect::Read { io, at, len, into: Into::Log });
-    }
-
-    fn unusable(&mut self, fault: OpenFault) {
-        self.recoverer = None;
-        self.health = Health::Unusable(fault.clone());
-        self.effects.push(Effect::Event(Event::Unusable(fault)));
-    }
-
-    pub(super) fn recover_done(&mut self, io: IoId, result: Done) {
-        let Some(want) = self.recoverer.as_mut().and_then(|recoverer| recoverer.wants.remove(&io)) else {
-            return;
         };
+        recoverer.load(disk, 0, 2 * BLOCK, Want::Supers);
+        recoverer
+    }
+
+    /// Handles the end of a read, write or sync.
+    fn done(&mut self, table: &mut Table, disk: &mut Disk, io: IoId, result: Done) -> Step {
+        let Some(want) = self.wants.remove(&io) else { return Step::Pending };
         match (want, result) {
-            (Want::Supers, Done::Bytes(bytes)) => match self.supers(&bytes) {
-                Ok(stale) if stale => self.write_super(0),
-                Ok(_) => self.read_segments(),
-                Err(fault) => self.unusable(fault),
+            (Want::Supers, Done::Bytes(bytes)) => match self.supers(table, &bytes) {
+                Ok(stale) if stale => self.write_super(table, disk, 0),
+                Ok(_) => return self.read_segments(table, disk),
+                Err(fault) => return Step::Unusable(fault),
             },
             (Want::SuperWritten(copy), Done::Ok) => {
-                let io = self.io(Io::Recover);
-                if let Some(recoverer) = &mut self.recoverer {
-                    recoverer.wants.insert(io, Want::SuperSynced(copy));
-                }
-                self.effects.push(Effect::Sync { io });
+                let io = disk.sync(Io::Recover);
+                self.wants.insert(io, Want::SuperSynced(copy));
             }
-            (Want::SuperSynced(0), Done::Ok) => self.write_super(1),
-            (Want::SuperSynced(_), Done::Ok) => self.read_segments(),
-            (Want::Segment(number), result) => self.segment_loaded(number, result),
-            (_, Done::Failed(fault)) => self.unusable(OpenFault::Disk(fault)),
+            (Want::SuperSynced(0), Done::Ok) => self.write_super(table, disk, 1),
+            (Want::SuperSynced(_), Done::Ok) => return self.read_segments(table, disk),
+            (Want::Segment(number), result) => return self.segment_loaded(table, disk, number, result),
+            (_, Done::Failed(fault)) => return Step::Unusable(OpenFault::Disk(fault)),
             (want, result) => {
                 let text = format!("unexpected result of {want:?}: {result:?}");
-                self.unusable(OpenFault::Disk(Fault::new(crate::types::FaultKind::Other, text)));
+                let fault = Fault::new(crate::types::FaultKind::Other, text);
+                return Step::Unusable(OpenFault::Disk(fault));
             }
         }
+        Step::Pending
+    }
+
+    fn load(&mut self, disk: &mut Disk, at: u64, len: u64, want: Want) {
+        let io = disk.read(Io::Recover, at, len, Into::Log);
+        self.wants.insert(io, want);
     }
 
     /// Reads the superblocks; true if they must be written.
-    fn supers(&mut self, bytes: &[u8]) -> Result<bool, OpenFault> {
+    fn supers(&self, table: &mut Table, bytes: &[u8]) -> Result<bool, OpenFault> {
         let copies =
             [0, BLOCK as usize].map(|at| Super::decode(bytes.get(at..at + BLOCK as usize).unwrap_or(&[1])));
         let found = found(&copies)?;
@@ -182,43 +222,31 @@ impl Log {
         if let Some(found) = found.filter(|found| found.segments > count) {
             return Err(OpenFault::Shrunk { found: HEAD_BYTES + found.segments * segment_bytes, budget });
         }
-        self.log = found.map_or(self.config.log, |found| found.log);
-        self.segment_bytes = segment_bytes;
-        self.segments = (0..count).map(|_| Segment::free()).collect();
+        table.log = found.map_or(self.config.log, |found| found.log);
+        table.shape = Shape { segment_bytes, segments: count };
+        table.segments = (0..count).map(|_| Segment::free()).collect();
         // A log of an older version is converted.
-        let wanted = Super { version: VERSION, log: self.log, segment_bytes, segments: count };
+        let wanted = Super { version: VERSION, log: table.log, segment_bytes, segments: count };
         Ok(copies.iter().any(|copy| *copy != Ok(Some(wanted))))
     }
 
     /// Writes the copies one after the other, so that one is always complete.
-    fn write_super(&mut self, copy: usize) {
-        let count = self.segments.len() as u64;
-        let (log, segment_bytes) = (self.log, self.segment_bytes);
-        let block = Super { version: VERSION, log, segment_bytes, segments: count }.encode();
-        let io = self.io(Io::Recover);
-        if let Some(recoverer) = &mut self.recoverer {
-            recoverer.wants.insert(io, Want::SuperWritten(copy));
-        }
-        let parts = vec![Part::Bytes(block)];
-        self.count_written(&parts);
-        self.effects.push(Effect::Write { io, at: copy as u64 * BLOCK, parts });
+    fn write_super(&mut self, table: &Table, disk: &mut Disk, copy: usize) {
+        let Shape { segment_bytes, segments } = table.shape;
+        let block = Super { version: VERSION, log: table.log, segment_bytes, segments }.encode();
+        let io = disk.write_for(Io::Recover, copy as u64 * BLOCK, vec![Part::Bytes(block)]);
+        self.wants.insert(io, Want::SuperWritten(copy));
     }
 
-    fn read_segments(&mut self) {
-        let count = self.segments.len() as u32;
-        if let Some(recoverer) = &mut self.recoverer {
-            recoverer.waiting = (0..count).collect();
-        }
-        self.more_jobs();
+    fn read_segments(&mut self, table: &Table, disk: &mut Disk) -> Step {
+        self.waiting = (0..table.segments.len() as u32).collect();
+        self.more_jobs(table, disk)
     }
 
-    fn more_jobs(&mut self) {
-        loop {
-            let Some(recoverer) = &mut self.recoverer else { return };
-            if recoverer.jobs.len() >= JOBS_MAX {
-                return;
-            }
-            let Some(number) = recoverer.waiting.pop_front() else { break };
+    fn more_jobs(&mut self, table: &Table, disk: &mut Disk) -> Step {
+        while self.jobs.len() < JOBS_MAX
+            && let Some(number) = self.waiting.pop_front()
+        {
             let head = SegmentHead { incarnation: 0, floor: 0 };
             let job = Job {
                 stage: Stage::Head,
@@ -230,95 +258,79 @@ impl Log {
                 unreadable: 0,
                 failed_at: 0,
             };
-            recoverer.jobs.insert(number, job);
-            self.load(self.at(number, 0), BLOCK, Want::Segment(number));
+            self.jobs.insert(number, job);
+            self.load(disk, table.shape.at(number, 0), BLOCK, Want::Segment(number));
         }
-        if self.recoverer.as_ref().is_some_and(|recoverer| recoverer.jobs.is_empty()) {
-            self.recovered();
-        }
+        if self.jobs.is_empty() { Step::Complete } else { Step::Pending }
     }
 
     /// Handles the next read of a segment, and starts another or ends the segment.
-    fn segment_loaded(&mut self, number: u32, result: Done) {
-        let Some(mut job) = self.recoverer.as_mut().and_then(|recoverer| recoverer.jobs.remove(&number))
-        else {
-            return;
-        };
+    fn segment_loaded(&mut self, table: &mut Table, disk: &mut Disk, number: u32, result: Done) -> Step {
+        let Some(mut job) = self.jobs.remove(&number) else { return Step::Pending };
         let loaded = match result {
             Done::Bytes(bytes) => Some(bytes),
             _ => None,
         };
-        let more = match std::mem::replace(&mut job.stage, Stage::Head) {
-            Stage::Head => self.head_loaded(number, &mut job, loaded),
-            Stage::Trailer => self.trailer_loaded(&mut job, loaded),
-            Stage::Index { trailer, bytes } => self.index_loaded(number, &mut job, trailer, bytes, loaded),
-            Stage::Hunt { offset, len } => self.hunt_loaded(number, &mut job, offset, len, loaded),
+        let job_mut = &mut job;
+        let more = match std::mem::replace(&mut job_mut.stage, Stage::Head) {
+            Stage::Head => self.head_loaded(table, number, job_mut, loaded),
+            Stage::Trailer => trailer_loaded(table, job_mut, loaded),
+            Stage::Index { trailer, bytes } => {
+                self.index_loaded(table, number, job_mut, trailer, bytes, loaded)
+            }
+            Stage::Hunt { offset, len } => self.hunt_loaded(table, number, job_mut, (offset, len), loaded),
             Stage::Payload { decoded, chunk } => {
-                self.payload_loaded(number, &mut job, decoded, chunk, loaded)
+                self.payload_loaded(table, number, job_mut, decoded, chunk, loaded)
             }
         };
-        if let Some((offset, len)) = more {
-            if let Some(recoverer) = &mut self.recoverer {
-                recoverer.jobs.insert(number, job);
+        match more {
+            Some((offset, len)) => {
+                self.jobs.insert(number, job);
+                self.load(disk, table.shape.at(number, offset), len, Want::Segment(number));
+                Step::Pending
             }
-            self.load(self.at(number, offset), len, Want::Segment(number));
-        } else {
-            self.segment_read(number, job);
-            self.more_jobs();
+            None => {
+                self.segment_read(table, number, job);
+                self.more_jobs(table, disk)
+            }
         }
     }
 
     /// Each of these handlers returns the next range to read in the segment.
-    fn head_loaded(&mut self, number: u32, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
+    fn head_loaded(
+        &mut self,
+        table: &mut Table,
+        number: u32,
+        job: &mut Job,
+        loaded: Option<Vec<u8>>,
+    ) -> Option<(u64, u64)> {
         let Some(bytes) = loaded else {
             // A later read may succeed: the segment is neither used nor erased.
-            self.segment(number).state = State::Bad;
-            self.segments_incomplete += 1;
-            if let Some(recoverer) = &mut self.recoverer {
-                recoverer.report.blocks_unreadable += 1;
-            }
+            table.segment(number).state = State::Bad;
+            table.segments_incomplete += 1;
+            self.report.blocks_unreadable += 1;
             return None;
         };
         // An erased head is all zeros. A damaged one does not matter if the segment has an index.
-        match SegmentHead::decode(&bytes, self.log, number) {
+        match SegmentHead::decode(&bytes, table.log, number) {
             Some(head) => job.head = head,
             None if bytes.iter().take(SECTOR).all(|byte| *byte == 0) => return None,
             None => {}
         }
         job.stage = Stage::Trailer;
-        Some((self.segment_bytes - BLOCK, BLOCK))
-    }
-
-    fn trailer_loaded(&mut self, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
-        let trailer = loaded.and_then(|bytes| Trailer::decode(&bytes, self.log));
-        let fits = |trailer: &Trailer| {
-            (trailer.incarnation == job.head.incarnation || job.head.incarnation == 0)
-                && trailer.index_offset.is_multiple_of(BLOCK)
-                && trailer.index_offset.checked_add(blocks_up(trailer.index_bytes))
-                    == Some(self.segment_bytes - BLOCK)
-        };
-        match trailer.filter(fits) {
-            Some(trailer) => {
-                job.trailer = true;
-                job.head.incarnation = trailer.incarnation;
-                let len = trailer.index_bytes.clamp(1, LOAD_BYTES);
-                job.stage = Stage::Index { trailer, bytes: Vec::new() };
-                Some((trailer.index_offset.min(self.segment_bytes - BLOCK), blocks_up(len)))
-            }
-            None if job.head.incarnation == 0 => None,
-            None => self.hunt(job, BLOCK, LOAD_BYTES),
-        }
+        Some((table.shape.segment_bytes - BLOCK, BLOCK))
     }
 
     fn index_loaded(
         &mut self,
+        table: &mut Table,
         number: u32,
         job: &mut Job,
         trailer: Trailer,
         mut bytes: Vec<u8>,
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
-        let Some(loaded) = loaded else { return self.hunt(job, BLOCK, LOAD_BYTES) };
+        let Some(loaded) = loaded else { return hunt(table, job, BLOCK, LOAD_BYTES) };
         bytes.extend(loaded);
         if (bytes.len() as u64) < trailer.index_bytes {
             let offset = trailer.index_offset + bytes.len() as u64;
@@ -328,59 +340,49 @@ impl Log {
         }
         bytes.truncate(trailer.index_bytes as usize);
         if xxhash_rust::xxh3::xxh3_64(&bytes) != trailer.index_sum {
-            return self.hunt(job, BLOCK, LOAD_BYTES);
+            return hunt(table, job, BLOCK, LOAD_BYTES);
         }
         job.indexed = true;
         let mut rest = bytes.as_slice();
-        while let Some(decoded) = Entry::decode(rest, self.log) {
+        while let Some(decoded) = Entry::decode(rest, table.log) {
             rest = rest.get(decoded.compact_bytes..).unwrap_or_default();
-            self.found(number, job, decoded, true);
+            self.found(table, number, job, decoded, true);
         }
-        let segment = self.segment(number);
+        let segment = table.segment(number);
         segment.state = State::Sealed;
         segment.used = trailer.index_offset;
         None
     }
 
-    fn hunt(&mut self, job: &mut Job, offset: u64, len: u64) -> Option<(u64, u64)> {
-        let end = self.segment_bytes - BLOCK;
-        if offset >= end {
-            return None;
-        }
-        let len = len.min(end - offset);
-        job.stage = Stage::Hunt { offset, len };
-        Some((offset, len))
-    }
-
     /// Searches the loaded bytes for headers, and continues after them.
     fn hunt_loaded(
         &mut self,
+        table: &mut Table,
         number: u32,
         job: &mut Job,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
         loaded: Option<Vec<u8>>,
     ) -> Option<(u64, u64)> {
         let Some(bytes) = loaded else {
             // After a failed read, blocks are read one by one, so that only bad ones are lost.
             if len > BLOCK {
                 job.failed_at = offset;
-                return self.hunt(job, offset, BLOCK);
+                return hunt(table, job, offset, BLOCK);
             }
             job.unreadable += 1;
             job.end = job.end.max(offset + BLOCK);
-            return self.hunt(job, offset + BLOCK, LOAD_BYTES);
+            return hunt(table, job, offset + BLOCK, LOAD_BYTES);
         };
         let mut position = 0;
         while let Some(rest) = bytes.get(position as usize..).filter(|rest| !rest.is_empty()) {
             let here = offset + position;
-            let Some(decoded) = self.entry_at(rest, job.head.incarnation, here) else {
+            let Some(decoded) = entry_at(table, rest, job.head.incarnation, here) else {
                 let wanted = Entry::wanted(rest).unwrap_or(0);
-                let cut = wanted > rest.len() as u64 && here + wanted < self.segment_bytes;
+                let cut = wanted > rest.len() as u64 && here + wanted < table.shape.segment_bytes;
                 if cut && (position > 0 || len < wanted) && job.failed_at != here {
-                    return self.hunt(job, here, wanted);
+                    return hunt(table, job, here, wanted);
                 }
-                if sabotaged!(self.config.sabotage, StopAtBadBlock) {
+                if sabotaged!(table.sabotage, StopAtBadBlock) {
                     return None;
                 }
                 position += BLOCK;
@@ -388,38 +390,25 @@ impl Log {
             };
             let Some((payload, sums)) = decoded.entry.body.payload() else {
                 position += decoded.extent;
-                self.found(number, job, decoded, true);
+                self.found(table, number, job, decoded, true);
                 continue;
             };
             let (begin, payload) = (decoded.header_bytes as usize, payload as usize);
             if let Some(payload) = rest.get(begin..begin + payload) {
                 let good = is_good(payload, sums, 0, payload.len() as u64)
-                    || sabotaged!(self.config.sabotage, BelieveTail);
+                    || sabotaged!(table.sabotage, BelieveTail);
                 position += decoded.extent;
-                self.found(number, job, decoded, good);
+                self.found(table, number, job, decoded, good);
                 continue;
             }
-            return Self::payload(job, Box::new(decoded), 0);
+            return payload_range(job, Box::new(decoded), 0);
         }
-        self.hunt(job, offset + bytes.len() as u64, LOAD_BYTES)
-    }
-
-    /// A valid header that belongs to this position, of an entry that fits into the segment.
-    fn entry_at(&self, bytes: &[u8], incarnation: u64, offset: u64) -> Option<Decoded> {
-        let decoded = Entry::decode(bytes, self.log)?;
-        let ours = decoded.entry.incarnation == incarnation && decoded.entry.offset == offset;
-        (ours && offset + decoded.extent < self.segment_bytes).then_some(decoded)
-    }
-
-    fn payload(job: &mut Job, decoded: Box<Decoded>, chunk: u64) -> Option<(u64, u64)> {
-        let offset = decoded.entry.offset + decoded.header_bytes + chunk * CHUNK_BYTES;
-        let end = decoded.entry.offset + decoded.extent;
-        job.stage = Stage::Payload { decoded, chunk };
-        Some((offset, (end - offset).min(CHUNK_BYTES)))
+        hunt(table, job, offset + bytes.len() as u64, LOAD_BYTES)
     }
 
     fn payload_loaded(
         &mut self,
+        table: &mut Table,
         number: u32,
         job: &mut Job,
         decoded: Box<Decoded>,
@@ -428,7 +417,7 @@ impl Log {
     ) -> Option<(u64, u64)> {
         let next = decoded.entry.offset + decoded.extent;
         let Some((payload, sums)) = decoded.entry.body.payload() else {
-            return self.hunt(job, next, LOAD_BYTES);
+            return hunt(table, job, next, LOAD_BYTES);
         };
         let rest = payload - chunk * CHUNK_BYTES;
         if loaded.is_none() {
@@ -438,56 +427,47 @@ impl Log {
             let bytes = bytes.get(..rest.min(CHUNK_BYTES) as usize).unwrap_or_default();
             is_good(bytes, sums, chunk * CHUNK_BYTES, payload)
         });
-        let good = good || sabotaged!(self.config.sabotage, BelieveTail);
+        let good = good || sabotaged!(table.sabotage, BelieveTail);
         if good && rest > CHUNK_BYTES {
-            return Self::payload(job, decoded, chunk + 1);
+            return payload_range(job, decoded, chunk + 1);
         }
-        self.found(number, job, *decoded, good);
-        self.hunt(job, next, LOAD_BYTES)
+        self.found(table, number, job, *decoded, good);
+        hunt(table, job, next, LOAD_BYTES)
     }
 
     /// Adds an entry to the candidates.
-    fn found(&mut self, number: u32, job: &mut Job, decoded: Decoded, good: bool) {
+    fn found(&mut self, table: &mut Table, number: u32, job: &mut Job, decoded: Decoded, good: bool) {
         let Decoded { entry, header_bytes, extent, .. } = decoded;
         // An index lists valid entries only: their payloads are not verified.
         if good && !job.indexed {
-            job.index.extend(entry.encode(self.log));
+            job.index.extend(entry.encode(table.log));
         }
         job.end = job.end.max(entry.offset + extent);
-        let ids = sabotaged!(self.config.sabotage, ReuseIds);
+        let ids = sabotaged!(table.sabotage, ReuseIds);
         if !ids {
-            self.next_sequence = self.next_sequence.max(entry.sequence + 1);
+            table.next_sequence = table.next_sequence.max(entry.sequence + 1);
         }
-        let Some(recoverer) = &mut self.recoverer else { return };
         let (offset, sequence) = (entry.offset, entry.sequence);
         let location = Location { segment: number, offset, header_bytes, extent, sequence, touch: sequence };
-        let live = |record, sums, parts| Live {
-            record,
-            sums,
-            parts,
-            location,
-            copies: 1,
-            attributes_segment: None,
-            attributes_sequence: 0,
-        };
+        let live = |record, sums, parts| Live::new(record, sums, parts, location);
         match entry.body {
             Body::Record { id, record, sums } => {
-                recoverer.take(id, Candidate { live: live(record, sums, Arc::default()), good });
-                self.segment(number).ids.push(id);
+                self.take(id, Candidate { live: live(record, sums, Arc::default()), good });
+                table.segment(number).ids.push(id);
             }
             Body::Spanning { id, record, parts } => {
-                recoverer.take(id, Candidate { live: live(record, Arc::default(), parts), good });
-                self.segment(number).ids.push(id);
+                self.take(id, Candidate { live: live(record, Arc::default(), parts), good });
+                table.segment(number).ids.push(id);
             }
             Body::Part { id, part, sums } => {
                 let piece = Piece { head: part, sums, location, protected: false };
-                recoverer.take_part(id, piece, good);
-                self.segment(number).parts.push(id);
+                self.take_part(id, piece, good);
+                table.segment(number).parts.push(id);
             }
             Body::Notes(notes) => {
                 for note in notes {
-                    let id = recoverer.note(note, sequence, number);
-                    if let Some(segment) = self.segments.get_mut(number as usize) {
+                    let id = self.note(note, sequence, number);
+                    if let Some(segment) = table.segments.get_mut(number as usize) {
                         segment.noted.push(id);
                     }
                 }
@@ -496,9 +476,9 @@ impl Log {
     }
 
     /// Ends the recovery of a segment.
-    fn segment_read(&mut self, number: u32, job: Job) {
-        let sabotage = sabotaged!(self.config.sabotage, ReuseIds);
-        let segment = self.segment(number);
+    fn segment_read(&mut self, table: &mut Table, number: u32, job: Job) {
+        let sabotage = sabotaged!(table.sabotage, ReuseIds);
+        let segment = table.segment(number);
         segment.incarnation = job.head.incarnation;
         if job.head.incarnation == 0 {
             return;
@@ -511,43 +491,39 @@ impl Log {
             segment.index = job.index;
             segment.is_incomplete = job.unreadable > 0;
             if segment.is_incomplete {
-                self.segments_incomplete += 1;
+                table.segments_incomplete += 1;
             }
             // A segment with a trailer was sealed, and must not grow.
             if !job.trailer {
-                let newer = self.open.filter(|open| self.segment(*open).incarnation > job.head.incarnation);
-                self.open = newer.or(Some(number));
+                let newer = table.open.filter(|open| table.segment(*open).incarnation > job.head.incarnation);
+                table.open = newer.or(Some(number));
             }
         }
-        self.next_incarnation = self.next_incarnation.max(job.head.incarnation + 1);
+        table.next_incarnation = table.next_incarnation.max(job.head.incarnation + 1);
         if !sabotage {
-            self.next_sequence = self.next_sequence.max(job.head.floor);
+            table.next_sequence = table.next_sequence.max(job.head.floor);
         }
-        if let Some(recoverer) = &mut self.recoverer {
-            recoverer.report.segments += 1;
-            recoverer.report.segments_scanned += u64::from(!sealed);
-            recoverer.report.blocks_unreadable += job.unreadable;
-        }
+        self.report.segments += 1;
+        self.report.segments_scanned += u64::from(!sealed);
+        self.report.blocks_unreadable += job.unreadable;
     }
 
     /// Ends the recovery: decides which entries are live.
-    fn recovered(&mut self) {
-        let Some(recoverer) = self.recoverer.take() else { return };
+    fn finish(self, table: &mut Table) -> Recovered {
         // Entries of a segment without an index may be unrecognisable, and their sequence numbers must not be
         // reused. Each takes at least a block; a spanning record has one number more.
-        if !sabotaged!(self.config.sabotage, ReuseIds) {
-            self.next_sequence += recoverer.report.segments_scanned * 2 * (self.segment_bytes / BLOCK);
+        if !sabotaged!(table.sabotage, ReuseIds) {
+            table.next_sequence += self.report.segments_scanned * 2 * (table.shape.segment_bytes / BLOCK);
         }
-        let Recoverer { mut copies, mut pieces, tombstones, attributes, mut report, .. } = *recoverer;
-        self.health = Health::Ready;
-        self.touch = self.next_sequence;
-        self.settle_segments();
+        let Self { mut copies, mut pieces, tombstones, attributes, report, .. } = self;
+        let mut recovered = Recovered { report, dead: Vec::new() };
+        table.continue_segments();
         for (id, number) in tombstones {
             let dead = copies.remove(&id);
-            report.records_forgotten += u64::from(dead.is_some());
+            recovered.report.records_forgotten += u64::from(dead.is_some());
             let copies = dead.map_or(0, |dead| dead.live.copies);
-            if copies > 0 || self.segments_incomplete > 0 {
-                self.tombstones.insert(id, Tombstone { copies, at: Some(number) });
+            if copies > 0 || table.segments_incomplete > 0 {
+                table.tombstones.insert(id, Tombstone { copies, at: Some(number) });
             }
         }
         for (id, attributes_note) in attributes {
@@ -560,92 +536,15 @@ impl Log {
             }
         }
         for (id, mut candidate) in copies {
-            candidate.good &= self.settle_parts(id, &candidate.live, &mut pieces);
-            self.settle_record(id, candidate, &mut report);
+            candidate.good &= settle_parts(table, id, &candidate.live, &mut pieces);
+            recovered.settle(table, id, candidate);
         }
         // Parts without a record are dead: their append was cut off, or their record was removed.
-        report.records = self.records.len() as u64;
-        report.payload_bytes = self.stats.payload_bytes;
-        // Tombstones of older generations must be durable before the newer ones are reported.
-        self.announce = Some((self.notes_queued, report));
+        recovered.report.records = table.records.len() as u64;
+        recovered.report.payload_bytes = table.payload_bytes();
+        recovered
     }
 
-    /// Reports the recovery once its tombstones are durable.
-    pub(super) fn pump_announce(&mut self) {
-        let ready = self.announce.is_some_and(|(notes, _)| self.notes_committed >= notes);
-        if ready && let Some((_, report)) = self.announce.take() {
-            self.effects.push(Effect::Event(Event::Recovered(report)));
-        }
-    }
-
-    /// Continues the newest segment if it was not sealed; seals others.
-    fn settle_segments(&mut self) {
-        let newest = self.segments.iter().map(|segment| segment.incarnation).max().unwrap_or(0);
-        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count() as u64;
-        // A segment with unreadable blocks is sealed, so that its index leaves them out; but free space comes
-        // first.
-        let goes_on = |segment: &Segment| {
-            segment.incarnation == newest && (!segment.is_incomplete || free <= super::RESERVE_SEGMENTS)
-        };
-        self.open = self.open.filter(|open| self.segments.get(*open as usize).is_some_and(goes_on));
-        for number in 0..self.segments.len() as u32 {
-            let open = self.open == Some(number);
-            let segment = self.segment(number);
-            match segment.state {
-                State::Free => drop(self.free.insert(number)),
-                State::Sealing { .. } if open => segment.state = State::Open,
-                State::Sealing { .. } => drop(self.sealing.insert(number)),
-                _ => {}
-            }
-        }
-    }
-
-    /// Inserts the parts of a record, if all of them are valid. An unreadable part counts as missing.
-    fn settle_parts(&mut self, id: RecordId, live: &Live, pieces: &mut BTreeMap<RecordId, Piece>) -> bool {
-        let mut start = 0;
-        for part in live.parts.iter() {
-            let expected = PartHead { of: id, start, bytes: part.bytes };
-            let is_there = pieces.get(&part.id).is_some_and(|piece| piece.head == expected);
-            if !is_there && !sabotaged!(self.config.sabotage, AcceptMissingParts) {
-                return false;
-            }
-            start += part.bytes;
-        }
-        for part in live.parts.iter() {
-            if let Some(piece) = pieces.remove(&part.id) {
-                self.insert_part(part.id, piece);
-            }
-        }
-        true
-    }
-
-    fn settle_record(&mut self, id: RecordId, candidate: Candidate, report: &mut Recovery) {
-        let Candidate { live, good } = candidate;
-        let delete = |log: &mut Self, id, copies| {
-            log.tombstones.insert(id, Tombstone { copies, at: None });
-            log.queue_note(Note::Forget(id), None);
-        };
-        if !good {
-            report.records_bad += 1;
-            return delete(self, id, live.copies);
-        }
-        let there =
-            self.find(&live.record.name).and_then(|other| Some((other, self.record(other)?.generation)));
-        let Some((other, there)) = there else { return self.insert(id, live) };
-        report.records_superseded += 1;
-        let newer = (live.record.generation, id) > (there, other);
-        if newer != sabotaged!(self.config.sabotage, PreferOlder) {
-            let copies = self.remove(other).map_or(0, |other| other.copies);
-            delete(self, other, copies);
-            self.insert(id, live);
-        } else {
-            self.remove_parts(&live.parts);
-            delete(self, id, live.copies);
-        }
-    }
-}
-
-impl Recoverer {
     /// Keeps the better of two copies: the valid one, then the newer.
     fn take(&mut self, id: RecordId, candidate: Candidate) {
         let Some(known) = self.copies.get_mut(&id) else {
@@ -687,6 +586,102 @@ impl Recoverer {
     }
 }
 
+impl Recovered {
+    /// Inserts a record, unless it is damaged or there is a newer one of the same key.
+    fn settle(&mut self, table: &mut Table, id: RecordId, candidate: Candidate) {
+        let Candidate { live, good } = candidate;
+        if !good {
+            self.report.records_bad += 1;
+            return self.kill(table, id, live.copies);
+        }
+        let Some((other, there)) = table.newest(&live.record.name) else { return table.insert(id, live) };
+        self.report.records_superseded += 1;
+        let newer = (live.record.generation, id) > (there, other);
+        if newer != sabotaged!(table.sabotage, PreferOlder) {
+            let copies = table.remove(other).map_or(0, |other| other.copies);
+            self.kill(table, other, copies);
+            table.insert(id, live);
+        } else {
+            table.remove_parts(&live.parts);
+            self.kill(table, id, live.copies);
+        }
+    }
+
+    fn kill(&mut self, table: &mut Table, id: RecordId, copies: u32) {
+        table.tombstones.insert(id, Tombstone { copies, at: None });
+        self.dead.push(id);
+    }
+}
+
+fn trailer_loaded(table: &Table, job: &mut Job, loaded: Option<Vec<u8>>) -> Option<(u64, u64)> {
+    let trailer = loaded.and_then(|bytes| Trailer::decode(&bytes, table.log));
+    let fits = |trailer: &Trailer| {
+        (trailer.incarnation == job.head.incarnation || job.head.incarnation == 0)
+            && trailer.index_offset.is_multiple_of(BLOCK)
+            && trailer.index_offset.checked_add(blocks_up(trailer.index_bytes))
+                == Some(table.shape.segment_bytes - BLOCK)
+    };
+    match trailer.filter(fits) {
+        Some(trailer) => {
+            job.trailer = true;
+            job.head.incarnation = trailer.incarnation;
+            let len = trailer.index_bytes.clamp(1, LOAD_BYTES);
+            job.stage = Stage::Index { trailer, bytes: Vec::new() };
+            Some((trailer.index_offset.min(table.shape.segment_bytes - BLOCK), blocks_up(len)))
+        }
+        None if job.head.incarnation == 0 => None,
+        None => hunt(table, job, BLOCK, LOAD_BYTES),
+    }
+}
+
+fn hunt(table: &Table, job: &mut Job, offset: u64, len: u64) -> Option<(u64, u64)> {
+    let end = table.shape.segment_bytes - BLOCK;
+    if offset >= end {
+        return None;
+    }
+    let len = len.min(end - offset);
+    job.stage = Stage::Hunt { offset, len };
+    Some((offset, len))
+}
+
+/// A valid header that belongs to this position, of an entry that fits into the segment.
+fn entry_at(table: &Table, bytes: &[u8], incarnation: u64, offset: u64) -> Option<Decoded> {
+    let decoded = Entry::decode(bytes, table.log)?;
+    let ours = decoded.entry.incarnation == incarnation && decoded.entry.offset == offset;
+    (ours && offset + decoded.extent < table.shape.segment_bytes).then_some(decoded)
+}
+
+fn payload_range(job: &mut Job, decoded: Box<Decoded>, chunk: u64) -> Option<(u64, u64)> {
+    let offset = decoded.entry.offset + decoded.header_bytes + chunk * CHUNK_BYTES;
+    let end = decoded.entry.offset + decoded.extent;
+    job.stage = Stage::Payload { decoded, chunk };
+    Some((offset, (end - offset).min(CHUNK_BYTES)))
+}
+
+/// Inserts the parts of a record, if all of them are valid. An unreadable part counts as missing.
+fn settle_parts(
+    table: &mut Table,
+    id: RecordId,
+    live: &Live,
+    pieces: &mut BTreeMap<RecordId, Piece>,
+) -> bool {
+    let mut start = 0;
+    for part in live.parts.iter() {
+        let expected = PartHead { of: id, start, bytes: part.bytes };
+        let is_there = pieces.get(&part.id).is_some_and(|piece| piece.head == expected);
+        if !is_there && !sabotaged!(table.sabotage, AcceptMissingParts) {
+            return false;
+        }
+        start += part.bytes;
+    }
+    for part in live.parts.iter() {
+        if let Some(piece) = pieces.remove(&part.id) {
+            table.insert_part(part.id, piece);
+        }
+    }
+    true
+}
+
 /// Whether the bytes at `position` of a payload, with whole blocks of the checksum before them, match.
 fn is_good(bytes: &[u8], sums: &[u64], position: u64, payload_bytes: u64) -> bool {
     sum_bytes(payload_bytes, sums.len())
@@ -707,7 +702,7 @@ fn found(copies: &[Result<Option<Super>, OpenFault>]) -> Result<Option<Super>, O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::{Config, Input};
+    use crate::log::{Effect, Input};
 
     /// Opens a log whose superblocks were changed.
     fn opened(change: impl Fn(&mut [u8], &mut [u8])) -> Health {

@@ -191,7 +191,7 @@ impl Object {
     /// When it expires, if it has a TTL, pinned or not. `wall_ms` is the wall clock at the first tick. If
     /// that clock was set back since its put, it does not live longer than its TTL from now on.
     pub(in crate::master) fn expires(&self, wall_ms: u64) -> Option<Tick> {
-        let Expiry { ttl_ms, ends_ms } = self.attributes()?.expiry?;
+        let Expiry { ttl_ms, ends_ms } = *self.attributes()?.expiry.as_deref()?;
         let longest = self.put().after(ttl_ms);
         Some(if ends_ms == 0 { longest } else { Tick(ends_ms.saturating_sub(wall_ms)).min(longest) })
     }
@@ -215,7 +215,7 @@ impl Object {
     /// Its bytes in another store that its namespace is charged with. A stream counts those of its samples
     /// itself.
     pub(in crate::master) fn elsewhere(&self) -> u64 {
-        let sample = self.attributes().and_then(|it| it.sample.as_ref());
+        let sample = self.attributes().and_then(|it| it.sample.as_deref());
         sample.filter(|it| it.stream.is_empty()).map_or(0, |it| it.elsewhere)
     }
 

@@ -483,7 +483,7 @@ impl Streams {
 
 /// The attributes of a sample that is in a stream.
 fn sample_of(object: &Object) -> Option<&SampleAttributes> {
-    object.attributes()?.sample.as_ref().filter(|it| !it.stream.is_empty())
+    object.attributes()?.sample.as_deref().filter(|it| !it.stream.is_empty())
 }
 
 fn no_stream() -> Reply {
