@@ -313,6 +313,9 @@ impl Error {
             Self::Invalid { .. } => return None,
             Self::Unauthenticated { .. } => "give the token that the server was started with",
             Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
+            Self::Refused { reason: Reason::Forbidden, .. } => {
+                "use a token that permits it; `tiffin token list` shows rights and namespaces"
+            }
             Self::Refused { reason: Reason::Busy, .. } => "try again later, or with less at once",
             Self::Refused { reason: Reason::Closing, .. } => "try again when the server is back",
             Self::Refused { reason: Reason::Standby, .. } => {

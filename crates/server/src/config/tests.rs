@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use clap::{Command, FromArgMatches};
 use expect_test::{Expect, expect, expect_file};
 
+use tiffin_transport::TOKEN_BYTES_MAX;
+
 use super::*;
 
 /// Parses flags like a command line, without the environment.
