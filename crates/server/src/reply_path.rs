@@ -6,11 +6,12 @@ use std::time::Duration;
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
 use tiffin_trace::TraceContext;
-use tiffin_types::access::{self, Rights};
+use tiffin_types::access;
 use tiffin_types::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
 use tiffin_types::{ClientId, ConnId, RequestId};
 use tokio::time::Instant;
 
+use crate::access::Holder;
 use crate::listen::forbidden;
 
 /// The time limit for sending a refusal to a lane.
@@ -96,7 +97,7 @@ pub(crate) async fn serve_lane(
     greeting: Greeting,
     welcome: Welcome,
     client: Result<ConnId, Refusal>,
-    rights: Rights,
+    holder: &Holder,
     serve: impl Fn((ConnId, RequestId), Request, Option<TraceContext>, &Outbox),
 ) {
     let conn = match client {
@@ -107,10 +108,12 @@ pub(crate) async fn serve_lane(
     let (outbox, mut inbox) = greeting.welcome(welcome);
     while let Some(message) = inbox.next().await {
         match message {
-            Incoming::Request(id, request) if id.lane() == lane => match access::permits(rights, &request) {
-                Ok(()) => serve((conn, id), request, inbox.trace(), &outbox),
-                Err(denial) => outbox.reply(id, &Reply::Refused(forbidden(denial))),
-            },
+            Incoming::Request(id, request) if id.lane() == lane => {
+                match access::permits(holder.credential(), &request) {
+                    Ok(()) => serve((conn, id), request, inbox.trace(), &outbox),
+                    Err(denial) => outbox.reply(id, &Reply::Refused(forbidden(denial))),
+                }
+            }
             Incoming::Request(id, _) => {
                 let message = format!("request {} does not belong to lane {lane}", id.0);
                 outbox.reply(id, &Reply::Refused(Refusal { reason: Reason::Invalid, message }));

@@ -63,6 +63,7 @@ impl Rights {
     pub const NONE: Self = Self(0);
     /// All of them.
     pub const ALL: Self = Self::of(Right::Read).and(Right::Write).and(Right::Admin).and(Right::Node);
+    const ANY: Self = Self(u8::MAX);
     const READ: Self = Self::of(Right::Read);
     const WRITE: Self = Self::of(Right::Write);
     const ADMIN: Self = Self::of(Right::Admin);
@@ -262,22 +263,30 @@ pub fn admit(credential: &Credential, role: Role, namespace: &str, now_ms: u64) 
     Ok(())
 }
 
-/// Whether an admitted holder of these rights may make this request.
-pub fn permits(rights: Rights, request: &Request) -> Result<(), Denial> {
-    let needed = match request {
+/// Whether an admitted holder may make this request.
+pub fn permits(credential: &Credential, request: &Request) -> Result<(), Denial> {
+    let needed = needed(request);
+    if !credential.rights.meets(needed) && needed != Rights::ANY {
+        return Err(Denial::Right(needed));
+    }
+    // A view names memory, not a key: only a reader that maps all of it has a use for one.
+    let is_view = matches!(request, Request::ClientToNode(ClientToNode::BeginViews(_)));
+    if is_view && !credential.may_map() { Err(Denial::Namespace) } else { Ok(()) }
+}
+
+/// Any of these rights permits the request.
+fn needed(request: &Request) -> Rights {
+    match request {
         // They belong to the connection, which was admitted.
-        Request::Hello(_) | Request::Goodbye => return Ok(()),
+        Request::Hello(_) | Request::Goodbye => Rights::ANY,
         Request::ClientToMaster(request) => needed_at_master(request),
         Request::ClientToNode(request) => needed_at_node(request),
         Request::MemberToMaster(request) => needed_by_member(request),
         Request::MasterToMember(request) => needed_by_master(request),
-    };
-    if rights.meets(needed) { Ok(()) } else { Err(Denial::Right(needed)) }
+    }
 }
 
-/// Any of these rights permits the request.
-#[must_use]
-pub fn needed_at_master(request: &ClientToMaster) -> Rights {
+fn needed_at_master(request: &ClientToMaster) -> Rights {
     use ClientToMaster as It;
     match request {
         It::Resolve(_) | It::Exists(_) | It::List(_) | It::Prefetch(_) => Rights::READ,
@@ -296,9 +305,7 @@ pub fn needed_at_master(request: &ClientToMaster) -> Rights {
     }
 }
 
-/// Any of these rights permits the request.
-#[must_use]
-pub fn needed_at_node(request: &ClientToNode) -> Rights {
+fn needed_at_node(request: &ClientToNode) -> Rights {
     use ClientToNode as It;
     match request {
         It::Commit(_) | It::Store(_) => Rights::WRITE,

@@ -31,7 +31,7 @@ impl Host for Shared {
     }
 
     async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
-        let (hello, rights) = (greeting.hello.clone(), holder.rights());
+        let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
         if let Some(refusal) = self.standby_refusal() {
@@ -45,7 +45,7 @@ impl Host for Shared {
                 greeting,
                 welcome,
                 clients,
-                rights,
+                &holder,
                 |(conn, id), request, trace, outbox| match request {
                     Request::ClientToMaster(request) => self.asked(conn, id, request.into(), trace),
                     Request::Hello(_)
@@ -75,14 +75,15 @@ impl Host for Shared {
             return;
         }
         // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let Some(visit) = Visit::begin(&self, (hello, holder), epoch, greeting.outbox().clone()) else {
+        let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
+        else {
             return;
         };
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
                 Incoming::Request(id, request) => {
-                    if let Err(denial) = access::permits(rights, &request) {
+                    if let Err(denial) = access::permits(holder.credential(), &request) {
                         visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
                         continue;
                     }

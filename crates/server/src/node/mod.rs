@@ -428,7 +428,6 @@ impl Host for Shared {
     }
 
     async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
-        let rights = holder.rights();
         if greeting.hello.role == Role::Lane {
             let client = greeting.hello.client;
             let conn = reply_path::add_lane(self.lock().clients(), &greeting);
@@ -443,7 +442,7 @@ impl Host for Shared {
                 | Request::MemberToMaster(_)
                 | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
             };
-            return reply_path::serve_lane(greeting, welcome, conn, rights, serve).await;
+            return reply_path::serve_lane(greeting, welcome, conn, &holder, serve).await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
@@ -452,7 +451,7 @@ impl Host for Shared {
         while let Some(message) = inbox.next().await {
             // A node sends no requests to clients, so that it expects no replies.
             let Incoming::Request(id, request) = message else { continue };
-            if let Err(denial) = access::permits(rights, &request) {
+            if let Err(denial) = access::permits(holder.credential(), &request) {
                 visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
                 continue;
             }

@@ -135,17 +135,22 @@ fn requests() -> Vec<(Request, Rights)> {
 
 fn check_requests() -> Result<(), String> {
     for (request, needed) in requests() {
-        for right in Right::ALL {
-            let (found, expected) = (permits(Rights::of(right), &request).is_ok(), needed.has(right));
-            if found != expected {
-                return Err(format!("{request:?} with the right {}: {found}", right.name()));
+        for rights in Right::ALL.map(Rights::of).into_iter().chain([Rights::NONE]) {
+            let credential = Credential::new("x", rights, Namespaces::All, None);
+            let is_view = matches!(request, Request::ClientToNode(ClientToNode::BeginViews(_)));
+            let expected = credential.rights().meets(needed) && (!is_view || credential.may_map());
+            if permits(&credential, &request).is_ok() != expected {
+                return Err(format!("{request:?} with the rights {rights}: {}", !expected));
             }
         }
-        if permits(Rights::NONE, &request).is_ok() {
-            return Err(format!("{request:?} without a right"));
-        }
     }
-    permits(Rights::NONE, &Request::Hello(Hello::default())).map_err(|it| it.to_string())
+    let view = ClientToNode::BeginViews(Vec::new()).into();
+    let limited = with(&[Right::Read, Right::Write], &["team-a"]);
+    if permits(&limited, &view).is_ok() && !is_broken(Rule::WholeMemory) {
+        return Err("a view with a limited token".to_owned());
+    }
+    let nothing = Credential::new("x", Rights::NONE, Namespaces::All, None);
+    permits(&nothing, &Request::Hello(Hello::default())).map_err(|it| it.to_string())
 }
 
 fn stat() -> Stat {
