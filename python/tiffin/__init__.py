@@ -174,8 +174,9 @@ def connect(
     on other hosts. `timeout`, in seconds, limits connecting, and is the default of each call.
 
     Only the address decides which store it is. For other arguments that are not given, environment variables
-    apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN
-    or the content of TIFFIN_TOKEN_FILE, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+    apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN or
+    the content of TIFFIN_TOKEN_FILE, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout`
+    TIFFIN_TIMEOUT (`10s`).
     TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see
     `tiffin.trace`.
 

@@ -94,8 +94,8 @@ def token(given: str | None) -> str | None:
             return file.read(TOKEN_BYTES_MAX + 1).rstrip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(
-            f"{TOKEN_FILE}={path!r} cannot be read: {error}\n\nhint: write the token into a file that this user "
-            "may read"
+            f"{TOKEN_FILE}={path!r} cannot be read: {error}\n\n"
+            "hint: write the token into a file that this user may read"
         ) from error
 
 

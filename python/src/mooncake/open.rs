@@ -464,14 +464,15 @@ async fn start_node(
     let ip = listen_ip(name, environment);
     if ip != name.ip && ip.is_loopback() {
         tell(&format!(
-            "warning: the segment listens on {ip}, not on {}, because TIFFIN_TOKEN is not set: clients on other \
-             machines cannot reach it; hint: set TIFFIN_TOKEN for every client and the master, or \
-             TIFFIN_NODE_LISTEN={} to let any process use it",
-            name.ip, name.ip
+            "warning: the segment listens on {ip}, not on {0}, because TIFFIN_TOKEN is not set: clients on \
+             other machines cannot reach it; hint: set TIFFIN_TOKEN for every client and the master, or \
+             TIFFIN_NODE_LISTEN={0} to let any process use it",
+            name.ip
         ));
     } else if !ip.is_loopback() && environment.token.is_empty() {
         tell(&format!(
-            "warning: {ip} can be reached from other machines, and without TIFFIN_TOKEN any process may use it"
+            "warning: {ip} can be reached from other machines, and without TIFFIN_TOKEN any process may use \
+             it"
         ));
     }
     let mut last = None;

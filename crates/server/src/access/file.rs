@@ -8,8 +8,8 @@
 //! namespaces = ["team-a", "shared-*"]
 //! expires = "2027-01-01T00:00:00Z"
 //! ```
-//! `tiffin token` writes it. Tokens have 256 random bits, so a plain hash of them reveals nothing. The file is
-//! replaced as a whole, so a server never reads a part of it.
+//! `tiffin token` writes it. Tokens have 256 random bits, so a plain hash of them reveals nothing. The file
+//! is replaced as a whole, so a server never reads a part of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use tiffin_types::access::Denial;
-use tiffin_types::access::admit;
+use tiffin_types::access::{Denial, NAME_PATTERNS_MAX, admit};
 use tiffin_types::message::Role;
 
 use super::*;
@@ -109,6 +108,9 @@ fn invalid_files_are_rejected_with_the_problem() {
         let problem = AccessFile::parse(&text).unwrap_err();
         assert!(problem.contains(expected), "{problem}");
     }
+    let names = |count| format!("rights = ['read']\nnamespaces = [{}]", "'a',".repeat(count));
+    assert!(AccessFile::parse(&table("a", &names(NAME_PATTERNS_MAX))).is_ok());
+    assert!(AccessFile::parse(&table("a", &names(NAME_PATTERNS_MAX + 1))).is_err());
     let table = |at: usize| table(&format!("t{at}"), "rights = ['read']");
     let many = |count: usize| AccessFile::parse(&(0..count).map(table).collect::<String>());
     assert_eq!(many(TOKENS_MAX).unwrap().tokens.len(), TOKENS_MAX);

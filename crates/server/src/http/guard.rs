@@ -4,14 +4,18 @@
 //! not a GET the right of an administrator: a new page is never open by mistake.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use axum::Router;
+use axum::body::HttpBody;
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use hyper::body::Frame;
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
 
 use crate::access::{Access, Holder, now_ms};
@@ -67,10 +71,41 @@ impl Caller {
         self.0.as_ref().is_some_and(|it| it.namespaces().covers(namespace))
     }
 
+    /// The body, which ends when the token does.
+    pub(super) fn while_valid<B>(self, body: B) -> WhileValid<B> {
+        WhileValid { caller: self, body }
+    }
+
+    fn is_valid(&self) -> bool {
+        self.0.as_ref().is_some_and(|it| it.is_valid(now_ms()))
+    }
+
     /// The namespaces that the page may show.
     pub(super) fn namespaces(&self) -> &Namespaces {
         const NONE: &Namespaces = &Namespaces::Some(Vec::new());
         self.0.as_ref().map_or(NONE, |it| it.namespaces())
+    }
+}
+
+/// A body that may last longer than the token of its reader.
+pub(super) struct WhileValid<B> {
+    caller: Caller,
+    body: B,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for WhileValid<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        match polled {
+            Poll::Ready(Some(_)) if !self.caller.is_valid() => Poll::Ready(None),
+            polled => polled,
+        }
     }
 }
 

@@ -46,8 +46,8 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The namespaces to search: the named one, or all that the caller may read, the default one first. An unused name gives
-    /// none.
+    /// The namespaces to search: the named one, or all that the caller may read, the default one first. An
+    /// unused name gives none.
     fn namespaces(&self, shared: &Shared, caller: &Caller) -> Vec<String> {
         let wanted = self.namespace.as_ref().or(self.tenant_id.as_ref());
         let mut names = shared.namespaces();

@@ -185,14 +185,14 @@ async fn events(State(shared): Server, Query(after): Query<After>) -> Response {
 }
 
 /// Server-sent events: one snapshot at once, then one every few seconds.
-async fn live(State(shared): Server) -> Response {
+async fn live(State(shared): Server, caller: Caller) -> Response {
     let Some(body) = shared.open_stream() else {
         let text = "too many open streams\n\nhint: close other windows of this page\n";
         let headers = [(header::RETRY_AFTER, "5")];
         return (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response();
     };
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    (headers, Body::new(body)).into_response()
+    (headers, Body::new(caller.while_valid(body))).into_response()
 }
 
 #[derive(Deserialize)]

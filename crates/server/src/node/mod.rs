@@ -171,13 +171,12 @@ impl NodeServer {
     pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         config.check()?;
         let failed = |source| StartError::System { what: "drawing a random number", source };
-        let segment = host::draw().map_err(failed)?;
-        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
+        let drawn = SegmentId(host::draw().map_err(failed)?);
+        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, drawn)?;
         let geometry = memory.geometry();
-        let segment = SegmentId(geometry.segment);
-        let (sockets, mut info) = bind(&config, segment).await?;
+        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment)).await?;
         info.outlives = memory.pool().is_some();
-        let access = Access::new(&config.token, config.access_file.as_deref())?;
+        let door = Door::new(Access::new(&config.token, config.access_file.as_deref())?, false);
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
@@ -206,7 +205,7 @@ impl NodeServer {
             attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
-            door: Door::new(access, false),
+            door,
             status,
             is_leaving: AtomicBool::new(false),
             may_register: Notify::new(),

@@ -14,6 +14,8 @@ use tiffin_types::message::{
     ResolveOutcome, Role, Stat, Why,
 };
 use tiffin_types::{Location, SegmentId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::{Raw, Way, hello, http, key, patient, start_master, start_node, unix_address, until};
 
@@ -296,6 +298,14 @@ async fn revoked_token_loses_its_connections_and_others_stay() {
     };
     assert_eq!(read().await, Ok(()));
     let (node, _) = Connection::open(&info.tcp.parse().unwrap(), a.hello.clone(), patient()).await.unwrap();
+    let mut live = TcpStream::connect(store.master.http_address().unwrap().to_string()).await.unwrap();
+    let request =
+        format!("GET /api/tiffin/live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+    live.write_all(request.as_bytes()).await.unwrap();
+    let mut shown = Vec::new();
+    while !shown.ends_with(b"\n\n\r\n") {
+        shown.push(live.read_u8().await.unwrap());
+    }
     AccessFile::revoke(&store.path, "a").unwrap();
     until("the connections are closed", || a.master.is_closed() && node.is_closed()).await;
     let error = Raw::connect(store.master.address(), a.hello.clone()).await.map(|_| ()).unwrap_err();
@@ -303,5 +313,12 @@ async fn revoked_token_loses_its_connections_and_others_stay() {
     // The node may read the file later than the master: its connection above was closed, so it has.
     assert!(read().await.is_err(), "the open data connection serves nothing");
     assert!(!b.master.is_closed());
+    // The page sends no further snapshot, but the end of its body.
+    let mut end = [0; 5];
+    live.read_exact(&mut end).await.unwrap();
+    while &end != b"0\r\n\r\n" {
+        end.rotate_left(1);
+        end[4] = live.read_u8().await.unwrap();
+    }
     assert_eq!(b.get("k", Way::Tcp).await.as_deref(), Some(&b"value"[..]));
 }

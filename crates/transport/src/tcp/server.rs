@@ -61,8 +61,8 @@ pub trait SlotAccess: Send + Sync {
     /// allowed to read the namespace of the object.
     fn begin_send(&self, reader: &dyn Grant, range: &RequestHead) -> Option<Vec<Extent>>;
 
-    /// After [`Self::begin_send`] found no such use: it may be that the node has not learnt of the object yet.
-    /// Then it does so in the future that is returned, and the read is tried once more.
+    /// After [`Self::begin_send`] found no such use: it may be that the node has not learnt of the object
+    /// yet. Then it does so in the future that is returned, and the read is tried once more.
     fn apply_published(&self, range: &RequestHead) -> Option<Applied> {
         let _none = range;
         None
@@ -77,8 +77,8 @@ pub trait SlotAccess: Send + Sync {
         false
     }
 
-    /// Starts to fetch a range from a disk; `None` if there is no such copy, or it is not for this reader. [`RequestHead::cached_epoch`] as
-    /// in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
+    /// Starts to fetch a range from a disk; `None` if there is no such copy, or it is not for this reader.
+    /// [`RequestHead::cached_epoch`] as in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
     /// segment.
     fn begin_fetch(&self, reader: &dyn Grant, segment: u64, range: &RequestHead) -> Option<Fetch> {
         let _none = (reader.is_ended(), segment, range);
