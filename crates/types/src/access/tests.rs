@@ -109,7 +109,7 @@ fn requests() -> Vec<(Request, Rights)> {
         (It::EndStream(EndStream::default()), write),
         (It::Pull(Pull::default()), write),
         (It::SetPolicy(PolicyChange::NONE), admin),
-        (It::ForgetNode(ForgetNode { name: from, ..ForgetNode::default() }), admin),
+        (It::ForgetNode(ForgetNode { name: from }), admin),
         (It::AdmitCluster(AdmitCluster::default()), admin),
         (It::Stat, any),
         (It::Ping(Ping::default()), any),
