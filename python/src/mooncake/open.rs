@@ -437,7 +437,7 @@ fn site(settings: &Settings, name: &Name, master: &Masters, hostname: String) ->
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
         exposed: environment.node_listen.is_some(),
-        advertise: environment.node_listen.map(|_| name.ip.to_string()),
+        advertise: environment.node_listen.map(|_| name.ip.to_string()).filter(|_| !name.ip.is_unspecified()),
         ..NodeConfig::default()
     };
     Site { hostname, ip: listen_ip(name, environment), config }
