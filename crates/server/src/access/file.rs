@@ -144,7 +144,9 @@ impl AccessFile {
     pub fn parse(text: &str) -> Result<Self, String> {
         // The parser's message quotes the line, which may hold a token that was pasted by mistake.
         let tables: Tables = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+            let line = error
+                .span()
+                .map_or(0, |span| text.get(..span.start).unwrap_or_default().lines().count().max(1));
             format!("line {line}: {}", error.message())
         })?;
         if tables.token.len() > TOKENS_MAX {

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 use tempfile::TempDir;
 use tiffin_types::access::{Denial, NAME_PATTERNS_MAX, admit};
 use tiffin_types::message::Role;
@@ -115,6 +117,28 @@ fn invalid_files_are_rejected_with_the_problem() {
     let many = |count: usize| AccessFile::parse(&(0..count).map(table).collect::<String>());
     assert_eq!(many(TOKENS_MAX).unwrap().tokens.len(), TOKENS_MAX);
     assert!(many(TOKENS_MAX + 1).unwrap_err().contains("more than"));
+}
+
+#[test]
+fn damaged_texts_are_parsed_without_a_panic() {
+    let hash = format!("blake3:{}", blake3::hash(b"x").to_hex());
+    let text = format!(
+        "[[token]]\nname = 'a'\nhash = '{hash}'\nrights = ['read', 'write']\nnamespaces = ['a', 'ü*']\n\
+         expires = '2027-01-01T00:00:00Z'\n"
+    );
+    assert!(AccessFile::parse(&text).is_ok());
+    let mut random = ChaCha8Rng::seed_from_u64(7);
+    let mut valid = 0;
+    for _ in 0..5_000 {
+        let mut bytes = text.clone().into_bytes();
+        for _ in 0..random.random_range(1..4) {
+            let at = random.random_range(0..bytes.len());
+            bytes[at] = random.random();
+        }
+        bytes.truncate(random.random_range(0..2 * bytes.len()));
+        valid += u32::from(AccessFile::parse(&String::from_utf8_lossy(&bytes)).is_ok());
+    }
+    assert!(valid < 5_000, "the damage is noticed");
 }
 
 #[test]
