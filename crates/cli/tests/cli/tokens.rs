@@ -35,7 +35,7 @@ fn created_tokens_permit_what_they_say_until_they_are_revoked() {
         store.run([args, &["--namespace", "team-a", "--json", "--token-file", &reader]].concat())
     };
     assert_eq!(as_reader(&["get", "k"]).status, Some(0));
-    let error = as_reader(&["rm", "k"]).error();
+    let error = as_reader(&["put", "k", "--value", "w"]).error();
     assert!(error["message"].as_str().unwrap().contains("lacks the right: write"), "{error}");
 
     let listed = token(&["list", "--json", "--access-file", &path]).text();
