@@ -46,7 +46,13 @@ SECTIONS = {
         "docs/mooncake-compat.md",
     ],
     "Migrate": ["docs/migrate/mooncake.md", "docs/migrate/redis.md", "docs/migrate/files.md"],
-    "Run": ["docs/deploy.md", "docs/operations.md", "docs/tracing.md", "docs/performance.md"],
+    "Run": [
+        "docs/deploy.md",
+        "docs/operations.md",
+        "docs/security.md",
+        "docs/tracing.md",
+        "docs/performance.md",
+    ],
     "Reference": [
         "docs/settings.md",
         "docs/kv-settings.md",

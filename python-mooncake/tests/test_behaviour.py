@@ -54,6 +54,34 @@ def test_two_hosts_exchange_bytes_through_tcp(worker):
     }
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "127.0.0.1"),
+        ({"TIFFIN_NODE_LISTEN": "0.0.0.0"}, "0.0.0.0"),
+        ({"TIFFIN_TOKEN": "secret"}, "0.0.0.0"),
+    ],
+)
+def test_segment_listens_on_loopback_unless_told_otherwise(worker, environment, expected):
+    """An address that other machines reach needs a token, or the word of the operator."""
+    worker.run(f"environment = {environment!r}")
+    worker.run("os.environ.update(environment)")
+    worker.run("master = Master()")
+    worker.run("a = Other(master.address, 16 * MIB, hostname='0.0.0.0', environment=environment)")
+    assert worker.eval("a(\"store.put('k', b'v')\"), a(\"store.get('k')\")") == (0, b"v")
+    worker.run(
+        """
+def listening(pid):
+    folder = f'/proc/{pid}/fd'
+    sockets = {os.readlink(f'{folder}/{it}') for it in os.listdir(folder)}
+    rows = [line.split() for line in open(f'/proc/{pid}/net/tcp')][1:]
+    mine = [it for it in rows if it[3] == '0A' and f'socket:[{it[9]}]' in sockets]
+    return {'.'.join(str(byte) for byte in bytes.fromhex(it[1][:8])[::-1]) for it in mine}
+"""
+    )
+    assert worker.eval("listening(a.process.pid)") == {expected}
+
+
 def test_many_threads_use_one_store(worker):
     worker.run("master = Master()")
     assert worker.eval("connect(master.address)") == 0

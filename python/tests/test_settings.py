@@ -72,6 +72,20 @@ def test_token_without_an_address_is_refused(monkeypatch):
         assert not store.is_closed
 
 
+def test_token_is_read_from_a_file(monkeypatch, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    monkeypatch.setenv("TIFFIN_TOKEN_FILE", str(path))
+    with helpers.up("--memory", "16MiB", TIFFIN_TOKEN_FILE=str(path)) as (address, _):
+        with tiffin.connect(address) as store:
+            assert store.put("k", b"v")
+        with pytest.raises(tiffin.Unauthenticated):
+            tiffin.connect(address, token="other")
+    monkeypatch.setenv("TIFFIN_TOKEN_FILE", str(tmp_path / "missing"))
+    with pytest.raises(tiffin.InvalidArgument, match="TIFFIN_TOKEN_FILE"):
+        tiffin.connect(address)
+
+
 def test_time_limit_of_a_store(monkeypatch):
     monkeypatch.setenv("TIFFIN_TIMEOUT", "100ms")
     with helpers.silent_peer() as address, pytest.raises(tiffin.Timeout):

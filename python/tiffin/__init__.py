@@ -174,8 +174,9 @@ def connect(
     on other hosts. `timeout`, in seconds, limits connecting, and is the default of each call.
 
     Only the address decides which store it is. For other arguments that are not given, environment variables
-    apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN,
-    `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+    apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN or
+    the content of TIFFIN_TOKEN_FILE, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout`
+    TIFFIN_TIMEOUT (`10s`).
     TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see
     `tiffin.trace`.
 
@@ -208,14 +209,14 @@ def _arguments(
         raise InvalidArgument(
             "token= without an address: a store inside this process has no token, and only processes of the "
             "same user on this host can join it\n\nhint: leave out token=; or start a store that checks a "
-            "token, with `tiffin up --token`, and give its address"
+            "token, with TIFFIN_TOKEN in the environment of `tiffin up`, and give its address"
         )
     return {
         "address": _settings.address(address),
         "memory": _settings.size(_settings.MEMORY_DEFAULT if memory is None else memory),
         "ssd": disks,
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
-        "token": _settings.text(token, _settings.TOKEN),
+        "token": _settings.token(token),
         "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),
         "timeout": _settings.seconds(timeout, _settings.TIMEOUT),
     }

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from ._native import trace_endpoint_problem
 from .errors import InvalidArgument
 
-#: The shared secret of the servers.
+#: The token that servers require.
 TOKEN = "TIFFIN_TOKEN"
+#: A file that contains it.
+TOKEN_FILE = "TIFFIN_TOKEN_FILE"
 #: The namespace of all keys. Unset: `default`.
 NAMESPACE = "TIFFIN_NAMESPACE"
 #: `on` or `off`: whether memory of this host may be mapped. Unset: `on`.
@@ -35,6 +37,8 @@ TIMEOUT_DEFAULT = 10.0
 #: The default memory of a store inside the process.
 MEMORY_DEFAULT = "1GiB"
 
+#: The maximum length of a token file, in bytes.
+TOKEN_BYTES_MAX = 4096
 #: The maximum size, in bytes.
 SIZE_MAX = 2**64 - 1
 
@@ -77,6 +81,22 @@ def address(given: str | None) -> str | None:
 def text(given: str | None, variable: str) -> str | None:
     """The argument, or the environment variable unless that is empty."""
     return given if given is not None else os.environ.get(variable) or None
+
+
+def token(given: str | None) -> str | None:
+    """The token: the argument, else that of the environment, else the content of the file that it names."""
+    said = text(given, TOKEN)
+    path = os.environ.get(TOKEN_FILE)
+    if said is not None or not path:
+        return said
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(TOKEN_BYTES_MAX + 1).rstrip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"{TOKEN_FILE}={path!r} cannot be read: {error}\n\n"
+            "hint: write the token into a file that this user may read"
+        ) from error
 
 
 def switch(given: bool | None, variable: str) -> bool:

@@ -49,7 +49,7 @@ pub(crate) fn run(config: &Config, context: &Context, console: &mut Console) -> 
     let state = settings.master.state_dir.as_ref().map(|it| it.display().to_string());
     let at = node.listen.as_ref().map(ToString::to_string);
     let (home, seconds) = (client.master.to_string(), client.timeout.as_secs_f64());
-    let has_token = !master.token.is_empty();
+    let has_token = !master.token.is_empty() || master.access_file.is_some();
     if console.json {
         console.value(&json!({
             "file": path,

@@ -34,6 +34,7 @@ mod show;
 mod signals;
 mod stat;
 mod store_client;
+mod token;
 mod top;
 mod torture;
 mod up;
@@ -91,6 +92,7 @@ enum Command {
     Unpin(pin::Unpin),
     Pins(pin::Pins),
     Quota(quota::Quota),
+    Token(token::Token),
     Doctor(doctor::Doctor),
     Settings(settings::Settings),
     Config(config::Config),
@@ -132,7 +134,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let mut console = Console::standard(wants_json);
     let program = args.first().cloned().unwrap_or_else(|| "tiffin".into());
     let done = match Cli::try_parse_from(&args) {
-        Ok(cli) => start(cli, program, &mut console),
+        Ok(cli) => {
+            if shows_token(&args) {
+                console.note(
+                    "warning: other users of this machine can see `--token` in the list of processes; use \
+                     TIFFIN_TOKEN or `--token-file`",
+                );
+            }
+            start(cli, program, &mut console)
+        }
         Err(error) => explain(&error, &args, &mut console),
     };
     let flushed = |status, console: &mut Console| console.flush().map(|()| status);
@@ -140,6 +150,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         Ok(status) => status,
         Err(failure) => console.fail(&failure),
     }
+}
+
+/// Whether a token is on the command line.
+fn shows_token(args: &[OsString]) -> bool {
+    let mut args = args.iter().take_while(|arg| *arg != "--").filter_map(|arg| arg.to_str());
+    args.any(|arg| arg == "--token" || arg.starts_with("--token="))
 }
 
 fn start(cli: Cli, program: OsString, console: &mut Console) -> Result<i32, Failure> {
@@ -185,6 +201,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Pins(pins) => unless_interrupted(pin::run_pins(pins, context, console), signals).await,
         Command::Quota(quota) => unless_interrupted(quota::run(quota, context, console), signals).await,
         Command::Doctor(doctor) => unless_interrupted(doctor::run(&doctor, context, console), signals).await,
+        Command::Token(token) => token::run(token, context, console),
         Command::Settings(settings) => settings::run(&settings, console),
         Command::Config(config) => config::run(&config, context, console),
         Command::Completions(completions) => manual::run_completions(&completions, console),

@@ -79,6 +79,7 @@ pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
 /// Converts a start error.
 pub(crate) fn explain(error: &StartError) -> Failure {
     let (code, hint) = match error {
+        StartError::Access(_) => ("access", "`tiffin token create` makes an access file"),
         StartError::Config(_) => ("config", "`tiffin settings` lists every setting"),
         StartError::Listen(_) => ("listen", "choose another address; port 0 is any free port"),
         StartError::Memory(_) => ("memory", "run `tiffin doctor` to see the available memory"),

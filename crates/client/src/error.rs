@@ -313,10 +313,11 @@ impl Error {
             Self::Invalid { .. } => return None,
             Self::Unauthenticated { .. } => "give the token that the server was started with",
             Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
+            Self::Refused { reason: Reason::Forbidden, .. } => "use a token that permits it (`tiffin token`)",
             Self::Refused { reason: Reason::Busy, .. } => "try again later, or with less at once",
             Self::Refused { reason: Reason::Closing, .. } => "try again when the server is back",
             Self::Refused { reason: Reason::Standby, .. } => {
-                "give the addresses of all masters, or `etcd://HOST:2379/CLUSTER`"
+                "give all masters, or `etcd://HOST:2379/CLUSTER`"
             }
             Self::Refused { .. } => "check that the address is that of the right server",
             Self::Closed => "connect again",

@@ -672,6 +672,11 @@ impl Slots {
         cut(&self.get(slot_ref)?.extents, offset, len)
     }
 
+    /// The namespace of the object, if this use of the slot has a name.
+    pub(super) fn namespace(&self, slot_ref: SlotRef) -> Option<&str> {
+        self.get(slot_ref)?.identity.as_ref().map(|it| it.namespace.as_str())
+    }
+
     /// Committed objects from `first` on, at most `count` and as many bytes of names as fit such a message.
     /// Also returns where the next page begins.
     pub(super) fn inventory(&self, first: usize, count: usize) -> (Vec<Record>, Option<usize>) {

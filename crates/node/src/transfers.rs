@@ -35,6 +35,12 @@ impl Node {
         self.report_space(freed, false);
     }
 
+    /// The namespace of the object in this use of a slot; `None` if it is not an object, or not yet.
+    #[must_use]
+    pub fn namespace_of(&self, slot_ref: SlotRef) -> Option<&str> {
+        self.slots.namespace(slot_ref)
+    }
+
     /// Whether this use of a slot is not an object yet, but may become one.
     #[must_use]
     pub fn may_become_an_object(&self, slot_ref: SlotRef) -> bool {

@@ -34,7 +34,7 @@ choices! {
     // A refusal for an unknown reason is still a refusal.
     Reason {
         Invalid = 0, Unauthenticated = 1, Version = 2, NotForYou = 3, Busy = 4, Unreachable = 5, Closing = 6,
-        Unavailable = 7, Standby = 8, OtherCluster = 9;
+        Unavailable = 7, Standby = 8, OtherCluster = 9, Forbidden = 10;
         else Invalid
     }
     // The node lacks something that this side does not know.

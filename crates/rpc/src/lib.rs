@@ -172,6 +172,7 @@ fn refusal_hint(reason: Reason) -> &'static str {
         // The message has a hint, which names the clusters.
         Reason::Invalid | Reason::OtherCluster => "",
         Reason::Unauthenticated => "\n\nhint: give the token that the server was started with",
+        Reason::Forbidden => "\n\nhint: use a token that permits it; see `tiffin token`",
         Reason::Version => "\n\nhint: run the same release on both sides",
         Reason::NotForYou => "\n\nhint: check that the address is that of the right server",
         Reason::Busy => "\n\nhint: try again later, or with less at once",

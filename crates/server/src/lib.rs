@@ -1,5 +1,6 @@
 //! The shells around the state machines of `core` and `node`: sockets, memory, clocks and tasks.
 //!
+//! - [`access`]: the tokens that a server accepts, and what their holders may do.
 //! - [`config`]: every setting, declared once.
 //! - [`master`]: owns a `core::master::Master`, which decides about names.
 //! - [`node`]: owns a `tiffin_node::Node` and the memory with the objects' bytes.
@@ -17,6 +18,7 @@
 //! **Invariant:** no lock is held across an await. **Invariant:** every wait has a deadline, or ends with
 //! the connection it waits for. **Invariant:** no input from outside can cause a panic.
 
+pub mod access;
 pub mod config;
 pub mod events;
 pub mod http;
@@ -51,6 +53,9 @@ pub use watch::STREAMS_MAX as HTTP_STREAMS_MAX;
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The access file cannot be used.
+    #[error(transparent)]
+    Access(#[from] access::AccessError),
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),

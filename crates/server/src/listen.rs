@@ -12,15 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tiffin_rpc::{Greeting, Listener, Peer, Stream, token_matches};
+use tiffin_rpc::{Greeting, Listener, Peer, Stream};
 use tiffin_transport::Pending;
 use tiffin_types::ClientId;
 use tiffin_types::NAMESPACE_BYTES_MAX;
+use tiffin_types::access::{self, Denial};
 use tiffin_types::message::{Hello, Reason, Refusal, Role};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::access::{Access, ClientIds, Holder, now_ms};
 use crate::supervise::Supervisor;
 use crate::supervise::faults::{Point, strike};
 
@@ -49,27 +51,29 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     /// Welcomes an admitted peer, and serves it until the connection ends. Everything that the peer may
     /// rely on is done before the welcome is sent.
-    fn visit(self: Arc<Self>, greeting: Greeting) -> impl Future<Output = ()> + Send;
+    fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) -> impl Future<Output = ()> + Send;
 }
 
 /// The requirements for a connection, and the number of open ones.
 #[derive(Debug)]
 pub(crate) struct Door {
-    token: String,
+    access: Arc<Access>,
+    clients: ClientIds,
     nodes_enter: bool,
     inside: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Door {
-    /// Requires this token; accepts nodes as well as clients if `nodes_enter`.
-    pub(crate) fn new(token: String, nodes_enter: bool) -> Self {
-        Self { token, nodes_enter, inside: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    /// Requires one of these tokens; accepts nodes as well as clients if `nodes_enter`.
+    pub(crate) fn new(access: Arc<Access>, nodes_enter: bool) -> Self {
+        let (inside, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { access, clients: ClientIds::default(), nodes_enter, inside, refused }
     }
 
-    /// The token.
-    pub(crate) fn token(&self) -> &str {
-        &self.token
+    /// The accepted tokens.
+    pub(crate) fn access(&self) -> &Arc<Access> {
+        &self.access
     }
 
     /// The number of open connections.
@@ -82,23 +86,46 @@ impl Door {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Whether the token is right. Any token is right if none is set.
-    pub(crate) fn opens_to(&self, token: &str) -> bool {
-        self.token.is_empty() || token_matches(&self.token, token)
+    /// The holder of a token that is valid now. `Err` is the problem.
+    pub(crate) fn holder(&self, token: &str) -> Result<Arc<Holder>, &'static str> {
+        match self.access.find(token) {
+            Some(holder) if !holder.is_valid(now_ms()) => Err("the token has expired"),
+            Some(holder) => Ok(holder),
+            None if token.is_empty() => Err("the token is missing"),
+            None => Err("the token is wrong"),
+        }
     }
 
-    fn check(&self, hello: &Hello, peer: Peer) -> Result<(), Refusal> {
-        let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
-        if !self.opens_to(&hello.token) {
-            let what = if hello.token.is_empty() { "the token is missing" } else { "the token is wrong" };
-            return refuse(Reason::Unauthenticated, what);
+    /// Gives the client id to this holder. `Err` is the problem.
+    pub(crate) fn bind(&self, client: ClientId, holder: &Holder) -> Result<(), &'static str> {
+        match self.clients.bind(client, holder) {
+            true => Ok(()),
+            false => Err("the client's id belongs to the holder of another token"),
         }
-        if self.token.is_empty() && is_stranger(peer) {
+    }
+
+    fn check(&self, hello: &Hello, peer: Peer) -> Result<Arc<Holder>, Refusal> {
+        let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
+        let holder = match self.holder(&hello.token) {
+            Ok(holder) => holder,
+            Err(problem) => return refuse(Reason::Unauthenticated, problem),
+        };
+        if self.access.is_open() && is_stranger(peer) {
             return refuse(
                 Reason::Unauthenticated,
                 "this socket accepts only the user that started the server",
             );
         }
+        self.check_role(hello)?;
+        access::admit(holder.credential(), hello.role, &hello.namespace, now_ms()).map_err(forbidden)?;
+        if let (Role::Client | Role::Lane, Err(problem)) = (hello.role, self.bind(hello.client, &holder)) {
+            return refuse(Reason::Forbidden, problem);
+        }
+        Ok(holder)
+    }
+
+    fn check_role(&self, hello: &Hello) -> Result<(), Refusal> {
+        let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
         match hello.role {
             Role::Node | Role::Ledger if !self.nodes_enter => {
                 refuse(Reason::NotForYou, "a storage node accepts only clients")
@@ -120,6 +147,11 @@ impl Door {
             Role::Client | Role::Lane => Ok(()),
         }
     }
+}
+
+/// The refusal of what a token does not permit.
+pub(crate) fn forbidden(denial: Denial) -> Refusal {
+    Refusal { reason: Reason::Forbidden, message: denial.to_string() }
 }
 
 /// Accepts and serves connections. Dropping the future closes all of them.
@@ -163,21 +195,25 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
         greeting = Greeting::receive(stream, deadline) => greeting,
     };
     let Some(greeting) = greeting else { return };
-    let refusal = if is_full {
+    let admitted = if is_full {
         Err(Refusal { reason: Reason::Busy, message: "too many connections".to_owned() })
     } else {
         door.check(&greeting.hello, greeting.peer())
     };
-    if let Err(refusal) = refusal {
-        door.refused.fetch_add(1, Ordering::Relaxed);
-        return greeting.refuse(refusal, deadline).await;
-    }
+    let holder = match admitted {
+        Ok(holder) => holder,
+        Err(refusal) => {
+            door.refused.fetch_add(1, Ordering::Relaxed);
+            return greeting.refuse(refusal, deadline).await;
+        }
+    };
     drop(entry);
+    let _connected = holder.connected(greeting.outbox().clone());
     let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
     strike(Point::Connection);
     tracing::debug!(%peer, role = ?greeting.hello.role, label, "peer connected");
-    Arc::clone(&host).visit(greeting).await;
+    Arc::clone(&host).visit(greeting, holder).await;
     tracing::debug!(%peer, label, "peer disconnected");
 }
 
@@ -252,8 +288,8 @@ mod tests {
             (node.clone(), true, Ok(())),
             (node, false, Err(Reason::NotForYou)),
         ] {
-            let found = Door::new("secret".into(), nodes_enter).check(&hello, tcp);
-            assert_eq!(found.map_err(|refusal| refusal.reason), expected, "{hello:?}");
+            let found = Door::new(Access::single("secret"), nodes_enter).check(&hello, tcp);
+            assert_eq!(found.map(|_| ()).map_err(|refusal| refusal.reason), expected, "{hello:?}");
         }
     }
 
@@ -268,7 +304,7 @@ mod tests {
             &self.1
         }
 
-        async fn visit(self: Arc<Self>, greeting: Greeting) {
+        async fn visit(self: Arc<Self>, greeting: Greeting, _: Arc<Holder>) {
             let (_outbox, mut inbox) = greeting.welcome(Welcome::default());
             while inbox.next().await.is_some() {}
         }
@@ -278,7 +314,7 @@ mod tests {
     async fn connection_beyond_the_limit_is_refused_until_one_ends() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
+        let server = Arc::new(Server(Door::new(Access::single(""), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 1, 8));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -299,7 +335,7 @@ mod tests {
     async fn silent_connections_end_oldest_first() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new("secret".into(), false), Supervisor::new()));
+        let server = Arc::new(Server(Door::new(Access::single("secret"), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 64, 4));
         let mut silent = Vec::new();
         for _ in 0..5 {
@@ -326,7 +362,7 @@ mod tests {
     async fn loopback_port_and_its_unix_socket_admit_the_user() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(String::new(), false), Supervisor::new()));
+        let server = Arc::new(Server(Door::new(Access::single(""), false), Supervisor::new()));
         let serving = tokio::spawn(serve(listener, Arc::clone(&server)));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -346,7 +382,7 @@ mod tests {
         let own = rustix::process::getuid().as_raw();
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         for (uid, expected) in [(own, true), (0, true), (own + 1, false)] {
-            let found = Door::new(String::new(), false).check(&hello, Peer::Unix { uid, pid: None });
+            let found = Door::new(Access::single(""), false).check(&hello, Peer::Unix { uid, pid: None });
             assert_eq!(found.is_ok(), expected, "user {uid}");
         }
     }

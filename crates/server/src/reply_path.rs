@@ -6,9 +6,13 @@ use std::time::Duration;
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
 use tiffin_trace::TraceContext;
+use tiffin_types::access;
 use tiffin_types::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
 use tiffin_types::{ClientId, ConnId, RequestId};
 use tokio::time::Instant;
+
+use crate::access::Holder;
+use crate::listen::forbidden;
 
 /// The time limit for sending a refusal to a lane.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
@@ -93,6 +97,7 @@ pub(crate) async fn serve_lane(
     greeting: Greeting,
     welcome: Welcome,
     client: Result<ConnId, Refusal>,
+    holder: &Holder,
     serve: impl Fn((ConnId, RequestId), Request, Option<TraceContext>, &Outbox),
 ) {
     let conn = match client {
@@ -104,7 +109,10 @@ pub(crate) async fn serve_lane(
     while let Some(message) = inbox.next().await {
         match message {
             Incoming::Request(id, request) if id.lane() == lane => {
-                serve((conn, id), request, inbox.trace(), &outbox);
+                match access::permits(holder.credential(), &request) {
+                    Ok(()) => serve((conn, id), request, inbox.trace(), &outbox),
+                    Err(denial) => outbox.reply(id, &Reply::Refused(forbidden(denial))),
+                }
             }
             Incoming::Request(id, _) => {
                 let message = format!("request {} does not belong to lane {lane}", id.0);

@@ -195,7 +195,12 @@ fn plain(bytes: usize, is_read: bool, streams: usize) -> impl FnMut() {
 fn data_socket(runtime: &Runtime) -> (Arc<TestNode>, Tcp) {
     let node = Arc::new(TestNode::new());
     let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
-    let server = tcp::Server::new(Arc::clone(node.memory()), slots, Box::new(|_| Ok(())), Arc::default());
+    let server = tcp::Server::new(
+        Arc::clone(node.memory()),
+        slots,
+        Box::new(|_| Ok(Arc::new(tcp::Unlimited))),
+        Arc::default(),
+    );
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     runtime.spawn(server.run(listener));

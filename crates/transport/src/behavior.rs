@@ -16,8 +16,8 @@ use crate::control::{ControlWriter, SlotRecord, SlotState};
 use crate::layout::Geometry;
 use crate::map::{Access, Map};
 use crate::segment::NodeMemory;
-use crate::tcp::SlotAccess;
 use crate::tcp::frame::RequestHead;
+use crate::tcp::{Grant, SlotAccess};
 use crate::{
     CHUNK_BYTES_MAX, Extent, Instant, Outcome, ReadOp, SourceBuf, TargetBuf, TransferError, Transport,
     WriteOp,
@@ -242,7 +242,7 @@ impl SlotAccess for TestNode {
         left.map(|count| stores.insert(location(range), count - 1));
     }
 
-    fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>> {
+    fn begin_send(&self, _: &dyn Grant, range: &RequestHead) -> Option<Vec<Extent>> {
         if !self.is_member_in(range.cached_epoch) {
             return None;
         }

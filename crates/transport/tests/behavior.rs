@@ -50,8 +50,12 @@ async fn shared_memory(counters: &Arc<Counters>) -> Fixture {
 async fn data_socket(counters: &Arc<Counters>) -> (Arc<TestNode>, String, Ends) {
     let node = Arc::new(TestNode::new());
     let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
-    let server =
-        tcp::Server::new(Arc::clone(node.memory()), slots, Box::new(|_| Ok(())), Arc::clone(counters));
+    let server = tcp::Server::new(
+        Arc::clone(node.memory()),
+        slots,
+        Box::new(|_| Ok(Arc::new(tcp::Unlimited))),
+        Arc::clone(counters),
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
     (node, address, Ends(tokio::spawn(server.run(listener))))

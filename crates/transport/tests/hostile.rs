@@ -35,7 +35,10 @@ fn check_token(token: &str) -> Result<(), String> {
 async fn data_socket() -> (Arc<TestNode>, String) {
     let node = Arc::new(TestNode::new());
     let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
-    let authorise = Box::new(|hello: &tcp::Hello| check_token(&hello.token));
+    let authorise = Box::new(|hello: &tcp::Hello| {
+        check_token(&hello.token)?;
+        Ok(Arc::new(tcp::Unlimited) as Arc<dyn tcp::Grant>)
+    });
     let server = tcp::Server::new(Arc::clone(node.memory()), slots, authorise, Arc::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();

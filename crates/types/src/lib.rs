@@ -1,11 +1,13 @@
 //! The types and messages that all parties share, and no I/O.
 //!
 //! - [`message`] is what clients, members and the master say to each other.
+//! - [`access`] decides what a credential permits.
 //! - [`attributes`] is what is stored with an object's name.
 //! - [`sabotage`] lists the mutants of the rules.
 //!
 //! **Invariant:** no byte of user data and no pointer is in these types, only extents and lengths.
 
+pub mod access;
 pub mod attributes;
 mod keys;
 pub mod message;

@@ -4,7 +4,7 @@
 //! only then allocates memory and sockets. A failure prints one line on standard error.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -436,10 +436,22 @@ fn site(settings: &Settings, name: &Name, master: &Masters, hostname: String) ->
         master: master.clone(),
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
-        exposed: !name.ip.is_loopback() && environment.token.is_empty(),
+        exposed: environment.node_listen.is_some(),
+        advertise: environment.node_listen.map(|_| name.ip.to_string()).filter(|_| !name.ip.is_unspecified()),
         ..NodeConfig::default()
     };
-    Site { hostname, ip: name.ip, config }
+    Site { hostname, ip: listen_ip(name, environment), config }
+}
+
+/// The address on which the nodes and pages of this process listen: without a token the loopback address,
+/// unless the environment names another.
+fn listen_ip(name: &Name, environment: &Environment) -> IpAddr {
+    match environment.node_listen {
+        Some(ip) => ip,
+        None if !environment.token.is_empty() || name.ip.is_loopback() => name.ip,
+        None if name.ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+        None => Ipv6Addr::LOCALHOST.into(),
+    }
 }
 
 async fn start_node(
@@ -449,11 +461,18 @@ async fn start_node(
     ssd: Vec<SsdConfig>,
 ) -> Result<(NodeServer, String), Failure> {
     let environment = &settings.environment;
-    let exposed = !name.ip.is_loopback() && environment.token.is_empty();
-    if exposed {
+    let ip = listen_ip(name, environment);
+    if ip != name.ip && ip.is_loopback() {
         tell(&format!(
-            "warning: {} can be reached from other machines, and without TIFFIN_TOKEN any process may use it",
+            "warning: the segment listens on {ip}, not on {0}, because TIFFIN_TOKEN is not set: clients on \
+             other machines cannot reach it; hint: set TIFFIN_TOKEN for every client and the master, or \
+             TIFFIN_NODE_LISTEN={0} to let any process use it",
             name.ip
+        ));
+    } else if !ip.is_loopback() && environment.token.is_empty() {
+        tell(&format!(
+            "warning: {ip} can be reached from other machines, and without TIFFIN_TOKEN any process may use \
+             it"
         ));
     }
     let mut last = None;
@@ -461,7 +480,7 @@ async fn start_node(
         let config = NodeConfig {
             memory: settings.segment_bytes,
             name: name.with(port),
-            listen: Some(Address::Tcp { host: name.ip.to_string(), port }),
+            listen: Some(Address::Tcp { host: ip.to_string(), port }),
             ssd: ssd.clone(),
             ..site(settings, name, master, String::new()).config
         };

@@ -1,5 +1,6 @@
 //! The settings of `setup`: its arguments in both forms, and the environment.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
@@ -96,6 +97,8 @@ pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
     pub(crate) port_tries: u32,
     pub(crate) token: String,
+    /// The address on which nodes listen, if it is not to follow from the name and the token.
+    pub(crate) node_listen: Option<IpAddr>,
     /// The name of the cluster in etcd, if an address of etcd does not name it.
     pub(crate) cluster: String,
     /// Whether this client maps the segments of others, and whether others may map its own.
@@ -396,6 +399,10 @@ impl Environment {
             ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
             token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
+            node_listen: text("TIFFIN_NODE_LISTEN")?.and_then(|it| {
+                let with_port = it.trim().parse::<SocketAddr>().map(|it| it.ip());
+                it.trim().parse().or(with_port).ok()
+            }),
             cluster: text("MC_STORE_CLUSTER_ID")?
                 .filter(|it| !it.is_empty())
                 .unwrap_or_else(|| HA_CLUSTER.to_owned()),

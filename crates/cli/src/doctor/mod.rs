@@ -78,7 +78,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context, console: &mut Consol
     checks.extend([memory::transparent_huge_pages(), memory::shm_folder()]);
     checks.push(uring::check());
     checks.extend(gpu::check().await);
-    checks.extend(ports::check(context.common.token.as_deref()).await);
+    checks.extend(ports::check(context.common.token().ok().as_deref()).await);
     checks.push(trial::check().await);
     let works = checks.iter().all(|check| check.verdict != Verdict::Missing);
     if console.json {

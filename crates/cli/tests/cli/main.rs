@@ -15,6 +15,7 @@ mod lifetimes;
 mod mistakes;
 mod servers;
 mod store;
+mod tokens;
 mod torture;
 mod watch;
 

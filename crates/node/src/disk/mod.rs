@@ -300,6 +300,12 @@ impl Disk {
         Some(copy.record.len)
     }
 
+    /// The namespace of a copy.
+    #[must_use]
+    pub fn namespace_of(&self, stamp: Stamp) -> Option<&str> {
+        self.copies.get(&stamp).map(|it| it.record.namespace.as_str())
+    }
+
     fn linked(&mut self, info: NodeInfo) {
         // No caller waits for the requests of the old connection.
         self.waiting.clear();

@@ -12,6 +12,7 @@ mod file;
 mod ha;
 pub mod nearest;
 pub mod page;
+mod secret;
 pub(crate) mod storage;
 mod tier;
 mod trace;
@@ -26,7 +27,6 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use tiffin_rpc::{Address, Masters};
 use tiffin_trace::Endpoint;
-use tiffin_transport::TOKEN_BYTES_MAX;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 use tiffin_types::NAMESPACE_DEFAULT;
 
@@ -79,10 +79,20 @@ pub struct CommonArgs {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// The shared secret. Servers with a token reject connections without it; servers without one listen on
-    /// loopback addresses only. Default: none.
+    /// The token that this process shows to servers. A server accepts it, with all rights. Servers with a
+    /// token reject connections without one; servers without listen on loopback addresses only. As a flag it
+    /// is visible in the list of processes: better use the variable or `token_file`. Default: none.
     #[arg(long, env = "TIFFIN_TOKEN", value_name = "SECRET", hide_env_values = true, global = true)]
     pub token: Option<String>,
+
+    /// A file that contains the token, instead of `token`. Default: none.
+    #[arg(long, env = "TIFFIN_TOKEN_FILE", value_name = "FILE", global = true)]
+    pub token_file: Option<PathBuf>,
+
+    /// The tokens that a server accepts, each with rights, namespaces and expiry, as written by
+    /// `tiffin token`. It is read again when it changes. Default: none.
+    #[arg(long, env = "TIFFIN_ACCESS_FILE", value_name = "FILE", global = true)]
+    pub access_file: Option<PathBuf>,
 
     /// The lowest level that is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
     /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `warn` for
@@ -372,7 +382,7 @@ pub enum ConfigError {
     /// The server would be open to every host of the network.
     #[error(
         "{name} is `{address}`, which other machines can reach, and there is no token: every client could \
-         connect\n\nhint: set a token (`--token` or TIFFIN_TOKEN) here and on every client and node, or \
+         connect\n\nhint: set a token (TIFFIN_TOKEN or `--token-file`) here and on every client and node, or \
          listen on 127.0.0.1"
     )]
     Exposed {
@@ -404,8 +414,10 @@ pub struct MasterConfig {
     pub state_dir: Option<PathBuf>,
     /// Keeps its state in etcd, and may be a standby.
     pub ha: Option<HaConfig>,
-    /// The shared secret; empty for none.
+    /// A token with all rights; empty for none.
     pub token: String,
+    /// See [`CommonArgs::access_file`].
+    pub access_file: Option<PathBuf>,
     /// See [`MasterArgs::lease_ttl`].
     pub lease_ttl: Duration,
     /// See [`MasterArgs::lease_mode`].
@@ -463,8 +475,10 @@ pub struct NodeConfig {
     pub is_pool_optional: bool,
     /// See [`StorageArgs::pool_on_stop`].
     pub pool_on_stop: PoolEnd,
-    /// The shared secret; empty for none.
+    /// The token that it shows to the master and to other nodes, and accepts; empty for none.
     pub token: String,
+    /// See [`CommonArgs::access_file`].
+    pub access_file: Option<PathBuf>,
     /// Accept a non-loopback address without a token. Only stores that replace Mooncake's set it.
     pub exposed: bool,
     /// Where spans are sent, if anywhere.
@@ -521,29 +535,11 @@ impl CommonArgs {
             None => SettingsFile::default(),
         };
         let (mut args, said) = (self, file.common.clone());
-        fill!(args from said: token, log_level, log_format, trace_endpoint);
-        Ok((args, file))
-    }
-
-    /// The checked token; empty for none.
-    pub fn token(&self) -> Result<String, ConfigError> {
-        let token = self.token.clone().unwrap_or_default();
-        let problem = if token.len() > TOKEN_BYTES_MAX {
-            Some(format!("it has more than {TOKEN_BYTES_MAX} bytes"))
-        } else if token.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            Some("it contains white space, which an HTTP header cannot carry".to_owned())
-        } else {
-            None
-        };
-        match problem {
-            None => Ok(token),
-            Some(why) => Err(ConfigError::Value {
-                name: "token",
-                value: "not usable".to_owned(),
-                why,
-                hint: "use 32 random letters and digits".to_owned(),
-            }),
+        fill!(args from said: access_file, log_level, log_format, trace_endpoint);
+        if args.token.is_none() && args.token_file.is_none() {
+            (args.token, args.token_file) = (said.token, said.token_file);
         }
+        Ok((args, file))
     }
 
     /// The settings of the log.
@@ -578,6 +574,7 @@ impl MasterArgs {
             state_dir,
             ha,
             token: common.token()?,
+            access_file: common.access_file.clone(),
             lease_ttl: args.lease_ttl.unwrap_or(LEASE_TTL_DEFAULT),
             lease_mode: args.lease_mode.unwrap_or_default(),
             lease_grace: args.lease_grace.unwrap_or(LEASE_GRACE_DEFAULT),
@@ -633,7 +630,9 @@ impl UpArgs {
             node.listen = Some(Address::Tcp { host: host.clone(), port: 0 });
         }
         node.check()?;
-        Ok(UpConfig { master, node })
+        let mut up = UpConfig { master, node };
+        up.know_each_other()?;
+        Ok(up)
     }
 }
 
@@ -664,6 +663,7 @@ impl Default for MasterConfig {
             state_dir: None,
             ha: None,
             token: String::new(),
+            access_file: None,
             lease_ttl: LEASE_TTL_DEFAULT,
             lease_mode: LeaseMode::default(),
             lease_grace: LEASE_GRACE_DEFAULT,
@@ -699,6 +699,7 @@ impl Default for NodeConfig {
             is_pool_optional: false,
             pool_on_stop: PoolEnd::Keep,
             token: String::new(),
+            access_file: None,
             exposed: false,
             trace: None,
         }
@@ -712,13 +713,14 @@ impl MasterConfig {
             let hint = "set `listen`";
             return Err(ConfigError::Missing { what: "the master has no address to listen on", hint });
         }
+        let has_token = !self.token.is_empty() || self.access_file.is_some();
         for (name, addresses) in [
             ("listen", self.listen.as_slice()),
             ("http", self.http.as_slice()),
             ("metadata_http", self.metadata_http.as_slice()),
         ] {
             for address in addresses {
-                check_exposure(name, address, &self.token, self.exposed)?;
+                check_exposure(name, address, has_token || self.exposed)?;
                 check_is_tcp(name, address, name != "listen")?;
             }
         }
@@ -744,9 +746,10 @@ impl NodeConfig {
             let what = "the node is unreachable: it has no `listen` address and shared_memory is off";
             return Err(ConfigError::Missing { what, hint: "set `listen` or switch shared_memory on" });
         }
+        let has_token = !self.token.is_empty() || self.access_file.is_some();
         for (name, address) in [("listen", &self.listen), ("data_listen", &self.data_listen)] {
             if let Some(address) = address {
-                check_exposure(name, address, &self.token, self.exposed)?;
+                check_exposure(name, address, has_token || self.exposed)?;
                 check_is_tcp(name, address, true)?;
             }
         }

@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use clap::{Command, FromArgMatches};
 use expect_test::{Expect, expect, expect_file};
 
+use tiffin_transport::TOKEN_BYTES_MAX;
+
 use super::*;
 
 /// Parses flags like a command line, without the environment.
@@ -64,6 +66,7 @@ fn master_has_defaults() {
                 ),
                 ha: None,
                 token: "",
+                access_file: None,
                 lease_ttl: 10s,
                 lease_mode: Relaxed,
                 lease_grace: 10s,
@@ -126,6 +129,7 @@ fn flags_precede_the_file_and_the_file_precedes_defaults() {
                 is_pool_optional: false,
                 pool_on_stop: Keep,
                 token: "secret",
+                access_file: None,
                 exposed: false,
                 trace: None,
             }"#]],

@@ -89,10 +89,9 @@ fn why_not_a_duration(text: &str, error: &humantime::DurationError) -> String {
 pub(super) fn check_exposure(
     name: &'static str,
     address: &Address,
-    token: &str,
-    exposed: bool,
+    is_allowed: bool,
 ) -> Result<(), ConfigError> {
-    if address.is_local() || !token.is_empty() || exposed {
+    if address.is_local() || is_allowed {
         return Ok(());
     }
     Err(ConfigError::Exposed { name, address: address.clone() })

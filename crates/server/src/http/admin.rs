@@ -15,6 +15,7 @@ use tiffin_types::NAMESPACE_BYTES_MAX;
 use tiffin_types::message::{ClientToMaster, DeleteMatching, Pattern, PolicyChange, Reason, Refusal, Reply};
 
 use super::drain;
+use super::guard::Caller;
 use super::master::{Names, status};
 use super::{Server, json as answer};
 use crate::master::Shared;
@@ -87,10 +88,11 @@ async fn segment_status(State(shared): Server, Query(names): Query<Names>) -> Re
 }
 
 /// Removes the objects of one namespace, or of all.
-async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Response {
+async fn remove_all(State(shared): Server, caller: Caller, Query(removal): Query<Removal>) -> Response {
     let force = matches!(removal.force.as_str(), "true" | "1");
     let mut names = shared.namespaces();
     names.retain(|name| removal.tenant_id.is_empty() || *name == removal.tenant_id);
+    names.retain(|name| caller.covers(name));
     let (mut count, mut unconfirmed) = (0, Vec::new());
     for namespace in names {
         let delete = DeleteMatching { pattern: Pattern::All, force, wait_ms: CONFIRM_WAIT_MS };
@@ -110,11 +112,12 @@ async fn remove_all(State(shared): Server, Query(removal): Query<Removal>) -> Re
 }
 
 /// The quota of a tenant, and its usage.
-async fn tenant_quotas(State(shared): Server, Query(names): Query<Names>) -> Response {
+async fn tenant_quotas(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
     if !shared.has_tenants() {
         return without_tenants();
     }
-    let quotas = shared.quotas();
+    let mut quotas = shared.quotas();
+    quotas.retain(|it| caller.covers(&it.namespace));
     let Some(name) = names.tenant_id else {
         let every: Vec<_> = quotas.iter().map(describe).collect();
         return answer(StatusCode::OK, &json!({"success": true, "data": every}));
@@ -125,11 +128,16 @@ async fn tenant_quotas(State(shared): Server, Query(names): Query<Names>) -> Res
     }
 }
 
-async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, request: Request) -> Response {
+async fn set_tenant_quota(
+    State(shared): Server,
+    caller: Caller,
+    Query(names): Query<Names>,
+    request: Request,
+) -> Response {
     if !shared.has_tenants() {
         return without_tenants();
     }
-    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it) && caller.covers(it)) else {
         return problem(INVALID, "Missing or invalid tenant_id");
     };
     let Ok(body) = to_bytes(request.into_body(), BODY_BYTES_MAX).await else {
@@ -159,11 +167,11 @@ async fn set_tenant_quota(State(shared): Server, Query(names): Query<Names>, req
 }
 
 /// Removes a tenant without objects.
-async fn remove_tenant_quota(State(shared): Server, Query(names): Query<Names>) -> Response {
+async fn remove_tenant_quota(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
     if !shared.has_tenants() {
         return without_tenants();
     }
-    let Some(name) = names.tenant_id.filter(|it| is_tenant(it)) else {
+    let Some(name) = names.tenant_id.filter(|it| is_tenant(it) && caller.covers(it)) else {
         return problem(INVALID, "Missing or invalid tenant_id");
     };
     match shared.quotas().iter().find(|it| it.namespace == name && it.requested.is_some()) {

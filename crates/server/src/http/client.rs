@@ -12,7 +12,9 @@ use axum::routing::get;
 use tiffin_rpc::{Address, ListenError};
 use tokio::task::JoinHandle;
 
-use super::{Pages, guarded, not_found, text};
+use super::guard::guarded;
+use super::{Pages, not_found, text};
+use crate::access::Access;
 use crate::supervise::Supervisor;
 
 /// What the pages show.
@@ -95,7 +97,7 @@ fn router(state: Arc<dyn ClientState>, token: &str) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
         .with_state(state);
-    guarded(router, token)
+    guarded(router, &Access::single(token))
 }
 
 async fn health(State(state): Shown) -> Response {

@@ -17,8 +17,9 @@ use tiffin_types::message::{
 use tiffin_types::{BATCH_ITEMS_MAX, Key, Location, NAMESPACE_DEFAULT};
 
 use super::admin::{self, ABSENT, INTERNAL, INVALID, NOT_READY, problem, refused};
+use super::guard::{Caller, guarded_unless};
 use super::watch::{self, Sessions};
-use super::{Server, guarded_unless, json as answer, not_found, text};
+use super::{Server, json as answer, not_found, text};
 use crate::master::Shared;
 use crate::metrics::allocated;
 
@@ -45,11 +46,12 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The namespaces to search: the named one, or all of them, the default one first. An unused name gives
-    /// none.
-    fn namespaces(&self, shared: &Shared) -> Vec<String> {
+    /// The namespaces to search: the named one, or all that the caller may read, the default one first. An
+    /// unused name gives none.
+    fn namespaces(&self, shared: &Shared, caller: &Caller) -> Vec<String> {
         let wanted = self.namespace.as_ref().or(self.tenant_id.as_ref());
         let mut names = shared.namespaces();
+        names.retain(|name| caller.covers(name));
         names.retain(|name| wanted.is_none_or(|wanted| wanted == name));
         names.sort_unstable_by_key(|name| (name != NAMESPACE_DEFAULT, name.clone()));
         names
@@ -61,8 +63,8 @@ impl Names {
 }
 
 /// All pages of the master.
-pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
-    let sessions = Arc::new(Sessions::default());
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    let (sessions, access) = (Arc::new(Sessions::default()), Arc::clone(shared.access()));
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/metrics/summary", get(async |State(it): Server| text(StatusCode::OK, it.summary())))
@@ -79,11 +81,11 @@ pub(crate) fn router(shared: Arc<Shared>, token: &str) -> Router {
         .route("/batch_query_keys", get(batch_query_keys))
         .route("/kv_events/status", get(kv_events_status))
         .merge(admin::router())
-        .merge(watch::router(token, &sessions))
+        .merge(watch::router(&access, &sessions))
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
         .with_state(shared);
-    guarded_unless(router, token, move |request| sessions.admits(request))
+    guarded_unless(router, &access, move |request| sessions.holder(request))
 }
 
 async fn metrics(State(shared): Server) -> Response {
@@ -207,9 +209,9 @@ async fn query_segment(State(shared): Server, Query(names): Query<Names>) -> Res
 
 /// One key per line. Without a namespace in the query, a key outside the default namespace follows the name
 /// of its namespace and a tab. Control characters are escaped, so neither is ambiguous.
-async fn all_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
+async fn all_keys(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
     let mut lines = String::new();
-    for namespace in names.namespaces(&shared) {
+    for namespace in names.namespaces(&shared, &caller) {
         let prefix = match names.is_one() || namespace == NAMESPACE_DEFAULT {
             true => String::new(),
             false => format!("{}\t", escaped(namespace.as_bytes())),
@@ -265,9 +267,9 @@ fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
+async fn query_key(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
     let mut worst = (ABSENT, "OBJECT_NOT_FOUND");
-    for namespace in names.namespaces(&shared).iter().filter(|_| !names.key.is_empty()) {
+    for namespace in names.namespaces(&shared, &caller).iter().filter(|_| !names.key.is_empty()) {
         let resolved = match resolve(&shared, namespace, &[&names.key]).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
@@ -285,7 +287,7 @@ async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Respons
     problem(worst.0, worst.1)
 }
 
-async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> Response {
+async fn batch_query_keys(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
     let keys: Vec<_> = names.keys.split(',').filter(|key| !key.is_empty()).collect();
     if keys.len() > BATCH_ITEMS_MAX {
         return problem(INVALID, &format!("too many keys: at most {BATCH_ITEMS_MAX} per request"));
@@ -297,7 +299,7 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
     let mut data: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
     // The first namespace that has a key answers for it, and the default one is first.
-    for namespace in names.namespaces(&shared).iter().rev() {
+    for namespace in names.namespaces(&shared, &caller).iter().rev() {
         let resolved = match resolve(&shared, namespace, &keys).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),

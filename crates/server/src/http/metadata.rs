@@ -13,7 +13,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 
-use super::{guarded, not_found, text};
+use super::guard::guarded;
+use super::{not_found, text};
+use crate::access::Access;
 
 /// The maximum number of entries.
 pub(crate) const ENTRIES_MAX: usize = 1 << 16;
@@ -42,14 +44,14 @@ struct Which {
 }
 
 /// The endpoint with an empty store behind it.
-pub(crate) fn router(token: &str) -> Router {
+pub(crate) fn router(access: &Arc<Access>) -> Router {
     let router = Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
         .route("/health", get(async || text(StatusCode::OK, "OK")))
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
         .with_state(Store::default());
-    guarded(router, token)
+    guarded(router, access)
 }
 
 async fn read(State(store): State<Store>, Query(which): Query<Which>) -> Response {

@@ -11,12 +11,13 @@
 //! closed.
 //!
 //! **Invariant:** with a token set, only `/health` and the page at `/`, which contains no data, are served
-//! without it or a session (see `watch`).
+//! without one or a session (see `watch`). What a token permits is decided in `guard`.
 
 mod admin;
 pub mod client;
 mod drain;
 mod gate;
+mod guard;
 pub(crate) mod master;
 pub(crate) mod metadata;
 mod watch;
@@ -26,11 +27,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use tiffin_rpc::{Address, ListenError, token_matches};
+use tiffin_rpc::{Address, ListenError};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -110,34 +110,6 @@ pub(crate) async fn listen(address: &Address) -> Result<(TcpListener, Address), 
     Ok((listener, Address::Tcp { host: host.clone(), port }))
 }
 
-/// Requires the token for all pages but `/health`, if a token is set.
-pub(crate) fn guarded(router: Router, token: &str) -> Router {
-    guarded_unless(router, token, |_| false)
-}
-
-/// The same, except for requests that are admitted for another reason.
-fn guarded_unless(
-    router: Router,
-    token: &str,
-    admits: impl Fn(&Request) -> bool + Clone + Send + Sync + 'static,
-) -> Router {
-    if token.is_empty() {
-        return router;
-    }
-    let token: Arc<str> = token.into();
-    router.layer(from_fn(move |request: Request, next: Next| {
-        let (token, admits) = (Arc::clone(&token), admits.clone());
-        async move {
-            if request.uri().path() == "/health" || shows(&request, &token) || admits(&request) {
-                return next.run(request).await;
-            }
-            let header = [(header::WWW_AUTHENTICATE, "Bearer")];
-            let text = "the token is missing or wrong\n\nhint: send `Authorization: Bearer <token>`\n";
-            (StatusCode::UNAUTHORIZED, header, text).into_response()
-        }
-    }))
-}
-
 /// The response to an unknown path or method, as Mooncake's servers give it.
 pub(crate) async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, "404 Not Found").into_response()
@@ -151,10 +123,4 @@ pub(crate) fn text(status: StatusCode, body: impl Into<axum::body::Body>) -> Res
 /// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
-}
-
-fn shows(request: &Request, token: &str) -> bool {
-    let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let Some((scheme, shown)) = header.and_then(|text| text.split_once(' ')) else { return false };
-    scheme.eq_ignore_ascii_case("bearer") && token_matches(token, shown.trim())
 }

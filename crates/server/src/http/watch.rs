@@ -19,11 +19,14 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::json;
 use tiffin_rpc::token_matches;
+use tiffin_types::access::redact;
 use tiffin_types::message::{ClientToMaster, Explain, Reply};
 use tiffin_types::{Key, NAMESPACE_BYTES_MAX, NAMESPACE_DEFAULT};
 use tokio::time::Instant;
 
+use super::guard::Caller;
 use super::{Server, json as answer};
+use crate::access::{Access, Holder, now_ms};
 use crate::master::Shared;
 use crate::{host, why};
 
@@ -40,46 +43,52 @@ pub(super) const SESSION_TIME_MAX: Duration = Duration::from_secs(12 * 3600);
 /// The maximum length of a token that is posted, in bytes.
 const TOKEN_BYTES_MAX: usize = 4 << 10;
 
+#[derive(Debug)]
+struct Session {
+    secret: String,
+    end: Instant,
+    holder: Arc<Holder>,
+}
+
 /// The sessions of browsers.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     // Held for one operation, never across an await.
-    open: Mutex<VecDeque<(String, Instant)>>,
+    open: Mutex<VecDeque<Session>>,
 }
 
 impl Sessions {
     /// Opens a session and returns its secret. `None` if the system has no random numbers.
-    fn begin(&self, now: Instant) -> Option<String> {
+    fn begin(&self, holder: Arc<Holder>, now: Instant) -> Option<String> {
         let secret = random()?;
         let mut open = self.lock();
-        open.retain(|(_, end)| *end > now);
+        open.retain(|it| it.end > now && !it.holder.is_ended());
         while open.len() >= SESSIONS_MAX {
             open.pop_front();
         }
-        open.push_back((secret.clone(), now + SESSION_TIME_MAX));
+        open.push_back(Session { secret: secret.clone(), end: now + SESSION_TIME_MAX, holder });
         Some(secret)
     }
 
     fn end(&self, secret: &str) {
-        self.lock().retain(|(known, _)| !token_matches(known, secret));
+        self.lock().retain(|it| !token_matches(&it.secret, secret));
     }
 
-    fn has(&self, secret: &str, now: Instant) -> bool {
-        self.lock().iter().any(|(known, end)| token_matches(known, secret) && *end > now)
+    fn find(&self, secret: &str, now: Instant) -> Option<Arc<Holder>> {
+        let open = self.lock();
+        let found = open.iter().find(|it| token_matches(&it.secret, secret) && it.end > now);
+        found.map(|it| Arc::clone(&it.holder))
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(String, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Session>> {
         // A panic leaves no partial state.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request may be served without the token: it contains no data, or reads within a session.
-    pub(super) fn admits(&self, request: &Request) -> bool {
-        match request.uri().path() {
-            "/" | "/login" | "/logout" => true,
-            _ if request.method() != axum::http::Method::GET => false,
-            _ => secret(request.headers()).is_some_and(|it| self.has(&it, Instant::now())),
-        }
+    /// The holder of the token with which the session of a request was begun. A session may only read.
+    pub(super) fn holder(&self, request: &Request) -> Option<Arc<Holder>> {
+        let secret = secret(request.headers()).filter(|_| request.method() == axum::http::Method::GET)?;
+        self.find(&secret, Instant::now())
     }
 }
 
@@ -97,11 +106,11 @@ fn random() -> Option<String> {
 }
 
 /// The page and its data.
-pub(super) fn router(token: &str, sessions: &Arc<Sessions>) -> Router<Arc<Shared>> {
-    let (token, begun, ended): (Arc<str>, _, _) = (token.into(), Arc::clone(sessions), Arc::clone(sessions));
+pub(super) fn router(access: &Arc<Access>, sessions: &Arc<Sessions>) -> Router<Arc<Shared>> {
+    let (access, begun, ended) = (Arc::clone(access), Arc::clone(sessions), Arc::clone(sessions));
     Router::new()
         .route("/", get(page))
-        .route("/login", post(async move |request: Request| login(&token, &begun, request).await))
+        .route("/login", post(async move |request: Request| login(&access, &begun, request).await))
         .route("/logout", post(async move |headers: HeaderMap| logout(&ended, &headers)))
         .route("/api/tiffin/snapshot", get(snapshot))
         .route("/api/tiffin/events", get(events))
@@ -128,14 +137,15 @@ async fn page() -> Response {
 }
 
 /// Begins a session for a browser that posts the token.
-async fn login(token: &str, sessions: &Sessions, request: Request) -> Response {
+async fn login(access: &Access, sessions: &Sessions, request: Request) -> Response {
     let given = to_bytes(request.into_body(), TOKEN_BYTES_MAX).await.unwrap_or_default();
-    let is_right = str::from_utf8(&given).is_ok_and(|given| token_matches(token, given));
-    if token.is_empty() || !is_right {
+    let found = str::from_utf8(&given).ok().and_then(|given| access.find(given));
+    let found = found.filter(|it| it.is_valid(now_ms()) && !access.is_open());
+    let Some(holder) = found else {
         let text = "the token is missing or wrong\n\nhint: post the token of the store, and nothing else\n";
         return super::text(StatusCode::UNAUTHORIZED, text);
-    }
-    let Some(secret) = sessions.begin(Instant::now()) else {
+    };
+    let Some(secret) = sessions.begin(holder, Instant::now()) else {
         return super::text(StatusCode::SERVICE_UNAVAILABLE, "cannot get random numbers from the system\n");
     };
     (StatusCode::NO_CONTENT, cookie(&secret, SESSION_TIME_MAX)).into_response()
@@ -175,14 +185,14 @@ async fn events(State(shared): Server, Query(after): Query<After>) -> Response {
 }
 
 /// Server-sent events: one snapshot at once, then one every few seconds.
-async fn live(State(shared): Server) -> Response {
+async fn live(State(shared): Server, caller: Caller) -> Response {
     let Some(body) = shared.open_stream() else {
         let text = "too many open streams\n\nhint: close other windows of this page\n";
         let headers = [(header::RETRY_AFTER, "5")];
         return (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response();
     };
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    (headers, Body::new(body)).into_response()
+    (headers, Body::new(caller.while_valid(body))).into_response()
 }
 
 #[derive(Deserialize)]
@@ -192,7 +202,7 @@ struct Which {
     namespace: Option<String>,
 }
 
-async fn explain(State(shared): Server, Query(which): Query<Which>) -> Response {
+async fn explain(State(shared): Server, caller: Caller, Query(which): Query<Which>) -> Response {
     let namespace = which.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
     let key = match Key::new(which.key.as_bytes()) {
         Ok(key) if (1..=NAMESPACE_BYTES_MAX).contains(&namespace.len()) => key,
@@ -203,13 +213,15 @@ async fn explain(State(shared): Server, Query(which): Query<Which>) -> Response 
         Err(error) => return answer(StatusCode::BAD_REQUEST, &json!({"error": error.to_string()})),
     };
     // A question does not create a namespace.
-    if !shared.namespaces().contains(&namespace) {
+    if !caller.covers(&namespace) || !shared.namespaces().contains(&namespace) {
         let text =
             format!("`{}` is unknown: no client has used the namespace", why::printable(key.as_bytes()));
         return answer(StatusCode::OK, &json!({"text": text}));
     }
     let request = ClientToMaster::Why(Explain { keys: vec![key.clone()], report_wait_ms: 0 });
-    match shared.ask(&namespace, request).await {
+    let mut reply = shared.ask(&namespace, request).await;
+    redact(caller.namespaces(), &mut reply);
+    match reply {
         Reply::Why(found) if found.len() == 1 => {
             let text = found.first().map(|it| why::as_text(&key, it));
             answer(StatusCode::OK, &json!({"text": text}))
@@ -228,16 +240,18 @@ mod tests {
     #[test]
     fn sessions_are_bounded_and_end() {
         let (sessions, now) = (Sessions::default(), Instant::now());
-        let first = sessions.begin(now).unwrap();
+        let holder = Access::single("").find("").unwrap();
+        let first = sessions.begin(Arc::clone(&holder), now).unwrap();
         for _ in 1..SESSIONS_MAX {
-            sessions.begin(now).unwrap();
+            sessions.begin(Arc::clone(&holder), now).unwrap();
         }
-        assert!(sessions.has(&first, now));
-        let last = sessions.begin(now).unwrap();
-        assert!(!sessions.has(&first, now) && sessions.has(&last, now), "one more ends the oldest");
-        assert!(!sessions.has(&last, now + SESSION_TIME_MAX) && !sessions.has("", now));
+        let has = |secret: &str, at| sessions.find(secret, at).is_some();
+        assert!(has(&first, now));
+        let last = sessions.begin(Arc::clone(&holder), now).unwrap();
+        assert!(!has(&first, now) && has(&last, now), "one more ends the oldest");
+        assert!(!has(&last, now + SESSION_TIME_MAX) && !has("", now));
         sessions.end(&last);
-        assert!(!sessions.has(&last, now));
+        assert!(!has(&last, now));
     }
 
     #[test]

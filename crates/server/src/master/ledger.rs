@@ -29,9 +29,9 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Opens the node's journal, if it has one, and maps its claim words.
-    pub(super) async fn open(outbox: Outbox, hello: &Hello, token: &str) -> Self {
+    pub(super) async fn open(outbox: Outbox, hello: &Hello) -> Self {
         outbox.enlarge_buffer();
-        let withdrawals = withdrawals(hello, token).await;
+        let withdrawals = withdrawals(hello).await;
         if hello.journal.is_empty() {
             return Self { outbox, journal: None, withdrawals };
         }
@@ -85,9 +85,9 @@ impl Ledger {
 }
 
 /// Maps the claim words of a node. Where that fails, a put that replaces an object waits for the node.
-async fn withdrawals(hello: &Hello, token: &str) -> Option<Withdrawals> {
+async fn withdrawals(hello: &Hello) -> Option<Withdrawals> {
     let (name, segment) = (hello.memory.as_str(), hello.home.filter(|_| !hello.memory.is_empty())?);
-    match shm::attach_claims(name, segment.0, token, Instant::now() + CLAIMS_TIME_MAX).await {
+    match shm::attach_claims(name, segment.0, &hello.token, Instant::now() + CLAIMS_TIME_MAX).await {
         Ok(withdrawals) => Some(withdrawals),
         Err(error) => {
             let hint = "let master and node run as one user; puts that replace objects are slower without";

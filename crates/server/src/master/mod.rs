@@ -34,6 +34,7 @@ use tiffin_core::master::{
 use tiffin_rpc::{Address, Listener, Outbox, SendError};
 use tiffin_trace::Tracer;
 use tiffin_transport::peer::process_of;
+use tiffin_types::access;
 use tiffin_types::message::{List, Reason, Refusal, Reply, Resolve, Stat};
 use tiffin_types::sabotage::Sabotage;
 use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
@@ -41,6 +42,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::access::{Access, Holder};
 use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
 use crate::listen::Door;
@@ -149,6 +151,7 @@ struct Conn {
     needs_journal: bool,
     /// The namespace of a client.
     namespace: String,
+    holder: Arc<Holder>,
 }
 
 impl Conn {
@@ -183,8 +186,8 @@ impl MasterServer {
         let shared = Arc::new(Shared::new(&config, store, saved)?);
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
-        let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared), &config.token)));
-        let metadata = metadata.map(|it| (it, http::metadata::router(&config.token)));
+        let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared))));
+        let metadata = metadata.map(|it| (it, http::metadata::router(shared.door.access())));
         let events_address = publisher.as_ref().map(|it| it.1.clone());
         let tasks =
             tasks::spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
@@ -377,7 +380,7 @@ impl Shared {
             store,
             strict_leases: config.lease_mode == LeaseMode::Strict,
             heartbeat: heartbeat(config),
-            door: Door::new(config.token.clone(), true),
+            door: Door::new(Access::new(&config.token, config.access_file.as_deref())?, true),
             counters: Counters::default(),
             watched: Watched::default(),
             slow: config.slow,
@@ -453,6 +456,11 @@ impl Shared {
         let store = store.map(|it| format!("{}, which is not writable", it.name()));
         let standby = self.standby_refusal().map(|it| it.message);
         self.unreported().into_iter().chain(store).chain(standby).collect()
+    }
+
+    /// The accepted tokens.
+    pub(crate) fn access(&self) -> &Arc<Access> {
+        self.door.access()
     }
 
     /// The failure, if a part has failed. The server is about to stop.
@@ -604,7 +612,11 @@ impl Shared {
                     self.answered(state, conn, id, &reply, timed);
                     match state.conns.get(&conn) {
                         Some(it) if it.is_node => it.replies.first().reply(id, &reply),
-                        Some(it) => answers.push((it.replies.of(id).clone(), id, reply)),
+                        Some(it) => {
+                            let mut reply = reply;
+                            access::redact(it.holder.namespaces(), &mut reply);
+                            answers.push((it.replies.of(id).clone(), id, reply));
+                        }
                         None => {
                             let page = state.pages.remove(&conn);
                             page.into_iter().for_each(|page| drop(page.send(reply.clone())));

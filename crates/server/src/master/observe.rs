@@ -276,7 +276,7 @@ impl Shared {
     pub(crate) fn open_stream(
         &self,
     ) -> Option<
-        impl axum::body::HttpBody<Data = axum::body::Bytes, Error = axum::Error> + Send + 'static + use<>,
+        impl axum::body::HttpBody<Data = axum::body::Bytes, Error = axum::Error> + Send + Unpin + 'static + use<>,
     > {
         self.watched.live.open(&self.view().to_string())
     }

@@ -6,13 +6,15 @@ use std::time::Duration;
 use tiffin_core::master::Event;
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, Outbox, Peer};
-use tiffin_types::message::{Hello, Request, Role, Welcome, wrong_direction};
+use tiffin_types::access;
+use tiffin_types::message::{Hello, Reply, Request, Role, Welcome, wrong_direction};
 use tiffin_types::{ConnId, SegmentId};
 use tokio::time::Instant;
 
 use super::ledger::{self, Ledger};
 use super::{Conn, Shared};
-use crate::listen::{Door, Host};
+use crate::access::Holder;
+use crate::listen::{Door, Host, forbidden};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::Supervisor;
 
@@ -28,7 +30,7 @@ impl Host for Shared {
         &self.supervisor
     }
 
-    async fn visit(self: Arc<Self>, greeting: Greeting) {
+    async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
         let hello = greeting.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
@@ -43,6 +45,7 @@ impl Host for Shared {
                 greeting,
                 welcome,
                 clients,
+                &holder,
                 |(conn, id), request, trace, outbox| match request {
                     Request::ClientToMaster(request) => self.asked(conn, id, request.into(), trace),
                     Request::Hello(_)
@@ -58,7 +61,7 @@ impl Host for Shared {
             let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
             // A ledger needs a Unix socket: across a network, delivery is not certain.
             if matches!(outbox.peer(), Peer::Unix { .. }) {
-                let ledger = Ledger::open(outbox, &hello, self.door.token()).await;
+                let ledger = Ledger::open(outbox, &hello).await;
                 self.lock().ledgers.insert(segment, ledger);
             }
             // A welcomed node opens its first connection, which takes the ledger.
@@ -72,11 +75,18 @@ impl Host for Shared {
             return;
         }
         // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let Some(visit) = Visit::begin(&self, hello, epoch, greeting.outbox().clone()) else { return };
+        let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
+        else {
+            return;
+        };
         let (_, mut inbox) = greeting.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
                 Incoming::Request(id, request) => {
+                    if let Err(denial) = access::permits(holder.credential(), &request) {
+                        visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
+                        continue;
+                    }
                     self.measured(visit.segment, &request);
                     self.asked(visit.conn, id, request, inbox.trace());
                 }
@@ -92,11 +102,18 @@ struct Visit<'a> {
     conn: ConnId,
     /// The segment of a member.
     segment: Option<SegmentId>,
+    outbox: Outbox,
 }
 
 impl<'a> Visit<'a> {
     /// `None` if that epoch has ended meanwhile: the connection is closed.
-    fn begin(shared: &'a Arc<Shared>, hello: Hello, epoch: u64, outbox: Outbox) -> Option<Self> {
+    fn begin(
+        shared: &'a Arc<Shared>,
+        (hello, holder): (Hello, Arc<Holder>),
+        epoch: u64,
+        outbox: Outbox,
+    ) -> Option<Self> {
+        let first = outbox.clone();
         let is_node = hello.role == Role::Node;
         let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
         let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
@@ -116,7 +133,7 @@ impl<'a> Visit<'a> {
             let needs_journal = is_node && ledger::needs_journal(&hello);
             let replies = ReplyPath::new(&hello, outbox);
             let namespace = hello.namespace.clone();
-            state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace });
+            state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace, holder });
             (conn, can_withdraw)
         };
         shared.handle(Event::Opened(conn, hello), None);
@@ -131,7 +148,7 @@ impl<'a> Visit<'a> {
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
             shared.watch_process(conn, segment, pid);
         }
-        Some(Self { shared, conn, segment })
+        Some(Self { shared, conn, segment, outbox: first })
     }
 }
 

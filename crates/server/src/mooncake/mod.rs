@@ -280,7 +280,7 @@ fn master_config(values: &Values, environment: &Environment) -> Result<MasterCon
         soft_pin_ttl: soft_pin.map_or(config.soft_pin_ttl, Duration::from_millis),
         evict_soft_pinned: evict,
         tier: tier_config(values, config.tier),
-        events: events_config(values, &config.token)?,
+        events: events_config(values, !config.token.is_empty() || config.access_file.is_some())?,
         tenant_file: tenant_file(values)?,
         tenants: values.get("enable_multi_tenants").is_some_and(|value| is_true(value)),
         exposed: true,
@@ -324,7 +324,7 @@ fn tenant_file(values: &Values) -> Result<Option<PathBuf>, FlagError> {
 }
 
 /// How events are published. As in Mooncake, the master runs without them if a flag is missing.
-fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, FlagError> {
+fn events_config(values: &Values, has_token: bool) -> Result<Option<EventsConfig>, FlagError> {
     let text = |name: &str| values.get(name).map(String::as_str).unwrap_or_default();
     let says = |name: &str| values.get(name).is_none_or(|value| is_true(value));
     let (endpoint, backend_id) = (text("kv_events_bind_endpoint"), text("kv_events_backend_id"));
@@ -342,7 +342,7 @@ fn events_config(values: &Values, token: &str) -> Result<Option<EventsConfig>, F
     let Some(listen @ Address::Tcp { .. }) = address else {
         return Err(refuse("write it as `tcp://*:5557`"));
     };
-    if !token.is_empty() && !listen.is_local() {
+    if has_token && !listen.is_local() {
         return Err(refuse("publish events on 127.0.0.1: TIFFIN_TOKEN cannot protect them"));
     }
     let queue_max = text("kv_events_queue_capacity").parse().unwrap_or(EVENTS_MAX_DEFAULT);
@@ -377,7 +377,7 @@ fn exposure_warning(config: &MasterConfig) -> Option<String> {
     let events = config.events.as_ref().map(|it| &it.listen);
     let addresses = config.listen.iter().chain(&config.http).chain(&config.metadata_http).chain(events);
     let open: Vec<_> = addresses.filter(|it| !it.is_local()).map(ToString::to_string).collect();
-    (config.token.is_empty() && !open.is_empty()).then(|| {
+    (config.token.is_empty() && config.access_file.is_none() && !open.is_empty()).then(|| {
         format!(
             "every client that reaches this machine can read and write everything through {}: \
              set TIFFIN_TOKEN here and on every client, or bind to 127.0.0.1 with --rpc_address and \

@@ -20,7 +20,7 @@ use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
-use tiffin_transport::tcp::{Fetch, FetchError, Fetched};
+use tiffin_transport::tcp::{Fetch, FetchError, Fetched, Grant};
 use tiffin_types::attributes::Attributes;
 use tiffin_types::message::{MemberToMaster, NodeInfo, Record, Refusal, Usage};
 use tiffin_types::sabotage::Sabotage;
@@ -250,7 +250,11 @@ impl DiskMember {
     }
 
     /// The same for a socket: through the staging segment if the client maps it and it has space.
-    pub(super) fn fetch(&self, range: &RequestHead) -> Option<Fetch> {
+    pub(super) fn fetch(&self, reader: &dyn Grant, range: &RequestHead) -> Option<Fetch> {
+        let is_allowed = |namespace: Option<&str>| namespace.is_some_and(|it| reader.covers(it));
+        if !reader.is_unlimited() && !is_allowed(self.lock().core.namespace_of(Stamp(range.stamp))) {
+            return None;
+        }
         let span = ssd::Span { offset: range.offset, len: range.len };
         let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
         if let Some(extent) = stage.and_then(|it| it.take(range.len)) {

@@ -2,15 +2,17 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tiffin_measure::{Measures, Series, growth};
 use tiffin_node::{Effect, Event, TableRange};
-use tiffin_rpc::{Masters, Outbox, SendError};
+use tiffin_rpc::{Masters, Outbox, SendError, token_matches};
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, shm, tcp};
 use tiffin_types::message::{Measured, MemberToMaster, NodeInfo, Refusal, Reply};
 use tiffin_types::{ClientId, Extent, RequestId, SlotId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use super::disk::DiskMember;
 use super::link::{self, LedgerReads, LinkEvent, reject};
@@ -20,6 +22,9 @@ use crate::supervise::faults::{Point, strike};
 
 /// What to do when a memory pool gets no more memory.
 const POOL_FULL: &str = "give the memory pool a tmpfs of its own, or enlarge it (`mount -o remount,size=…`)";
+
+/// How long a read waits for the node to learn what the master has published.
+const LEDGER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A reply to send after the lock is released.
 type Answer = (Outbox, RequestId, Reply);
@@ -244,12 +249,24 @@ impl link::Linked for Shared {
     }
 }
 
-/// Lets a process map the memory if its token is right. The core learns of it before the process gets the
-/// memory. From then on, only its goodbye or its death releases what it holds.
+/// Lets a process map the memory if its token permits access to all namespaces: mapped memory has no walls.
+/// The core learns of it before the process gets the memory. From then on, only its goodbye or its death
+/// releases what it holds.
 pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), String> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
-    if !shared.door.opens_to(&attach.token) {
-        return Err("the token is missing or wrong".to_owned());
+    // The master shows the token that the node has sent it.
+    if attach.is_master && !shared.door.access().is_open() {
+        return match token_matches(&shared.token, &attach.token) {
+            true => Ok(()),
+            false => Err("the token is not that of the node".to_owned()),
+        };
+    }
+    let holder = shared.door.holder(&attach.token)?;
+    if !holder.credential().may_map() {
+        return Err("the token is not for all namespaces, so the memory is not mapped".to_owned());
+    }
+    if !attach.is_master {
+        shared.door.bind(ClientId(attach.client), &holder)?;
     }
     // A process that maps a staging segment holds nothing there, and neither does the master.
     if attach.segment == shared.info.segment.0 && !attach.is_master {
@@ -258,6 +275,14 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
         shared.handle(Event::Mapped(ClientId(attach.client)));
     }
     Ok(())
+}
+
+/// Lets a client use the data socket, as far as its token permits.
+pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Arc<dyn tcp::Grant>, String> {
+    let shared = shared.upgrade().ok_or("the node is stopping")?;
+    let holder = shared.door.holder(&hello.token)?;
+    shared.door.bind(ClientId(hello.client), &holder)?;
+    Ok(holder)
 }
 
 /// Passes the events of processes that map the memory to the core.
@@ -289,13 +314,27 @@ impl tcp::SlotAccess for Shared {
         self.ended(|state| state.core.end_store(slot_ref(range)));
     }
 
-    fn begin_send(&self, range: &RequestHead) -> Option<Vec<transport::Extent>> {
+    fn begin_send(&self, reader: &dyn tcp::Grant, range: &RequestHead) -> Option<Vec<transport::Extent>> {
         if self.is_withdrawn(range) {
             return None;
         }
         let core = &mut self.lock().core;
+        // Memory that is only reserved has no namespace: it may hold the bytes of an earlier object.
+        let namespace = core.namespace_of(slot_ref(range))?;
+        if !reader.is_unlimited() && !reader.covers(namespace) {
+            return None;
+        }
         let extents = core.begin_send(slot_ref(range), range.offset, range.len, range.cached_epoch)?;
         Some(extents.into_iter().map(extent).collect())
+    }
+
+    fn apply_published(&self, range: &RequestHead) -> Option<tcp::Applied> {
+        let may_become_one = self.lock().core.may_become_an_object(slot_ref(range));
+        if !may_become_one || *self.status.borrow() != link::LinkStatus::Member {
+            return None;
+        }
+        let reads = Arc::clone(&self.ledger_reads);
+        Some(Box::pin(async move { reads.next(Instant::now() + LEDGER_TIME_MAX).await }))
     }
 
     fn end_send(&self, range: &RequestHead) -> bool {
@@ -308,8 +347,8 @@ impl tcp::SlotAccess for Shared {
         self.disk(segment).is_some()
     }
 
-    fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<tcp::Fetch> {
-        self.disk(segment)?.fetch(range)
+    fn begin_fetch(&self, reader: &dyn tcp::Grant, segment: u64, range: &RequestHead) -> Option<tcp::Fetch> {
+        self.disk(segment)?.fetch(reader, range)
     }
 
     fn end_fetch(&self, segment: u64, range: &RequestHead) -> bool {

@@ -37,6 +37,7 @@ use tiffin_transport::local::LocalDisk;
 use tiffin_transport::pool::Pool;
 use tiffin_transport::segment::{self, Fit, NodeMemory};
 use tiffin_transport::{Pages, shm, tcp};
+use tiffin_types::access;
 use tiffin_types::message::{
     ClientToNode, FetchItem, Hello, NodeInfo, Refusal, Reply, Request, RequestRef, Role, Usage, Welcome,
     wrong_direction,
@@ -54,8 +55,9 @@ use link::LedgerReads;
 pub use link::LinkStatus;
 use sockets::{Sockets, bind};
 
+use crate::access::{Access, Holder};
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
-use crate::listen::{self, Door, Host};
+use crate::listen::{self, Door, Host, forbidden};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::traced::{self, TracedRequests};
@@ -125,7 +127,7 @@ pub(crate) struct Shared {
     is_leaving: AtomicBool,
     /// Notified when the node may register: the cluster of its memory or disks is known, if there is one.
     may_register: Notify,
-    ledger_reads: LedgerReads,
+    ledger_reads: Arc<LedgerReads>,
     /// The folder of its memory pool was removed: the memory ends with this process.
     is_pool_gone: AtomicBool,
     /// Notified after a decision: slots may have become objects.
@@ -169,12 +171,12 @@ impl NodeServer {
     pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         config.check()?;
         let failed = |source| StartError::System { what: "drawing a random number", source };
-        let segment = host::draw().map_err(failed)?;
-        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, SegmentId(segment))?;
+        let drawn = SegmentId(host::draw().map_err(failed)?);
+        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, drawn)?;
         let geometry = memory.geometry();
-        let segment = SegmentId(geometry.segment);
-        let (sockets, mut info) = bind(&config, segment).await?;
+        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment)).await?;
         info.outlives = memory.pool().is_some();
+        let door = Door::new(Access::new(&config.token, config.access_file.as_deref())?, false);
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
@@ -203,11 +205,11 @@ impl NodeServer {
             attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
-            door: Door::new(config.token.clone(), false),
+            door,
             status,
             is_leaving: AtomicBool::new(false),
             may_register: Notify::new(),
-            ledger_reads: LedgerReads::default(),
+            ledger_reads: Arc::default(),
             is_pool_gone: AtomicBool::new(false),
             decided: Notify::new(),
             disks: OnceLock::new(),
@@ -424,24 +426,22 @@ impl Host for Shared {
         &self.supervisor
     }
 
-    async fn visit(self: Arc<Self>, greeting: Greeting) {
+    async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
         if greeting.hello.role == Role::Lane {
             let client = greeting.hello.client;
             let conn = reply_path::add_lane(self.lock().clients(), &greeting);
             let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
-            return reply_path::serve_lane(greeting, welcome, conn, |(conn, id), request, trace, outbox| {
-                match request {
-                    Request::ClientToNode(request) => {
-                        self.serve((conn, client), outbox, id, request, trace);
-                    }
-                    Request::Hello(_)
-                    | Request::Goodbye
-                    | Request::ClientToMaster(_)
-                    | Request::MemberToMaster(_)
-                    | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
+            let serve = |(conn, id), request, trace: Option<TraceContext>, outbox: &Outbox| match request {
+                Request::ClientToNode(request) => {
+                    self.serve((conn, client), outbox, id, request, trace);
                 }
-            })
-            .await;
+                Request::Hello(_)
+                | Request::Goodbye
+                | Request::ClientToMaster(_)
+                | Request::MemberToMaster(_)
+                | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
+            };
+            return reply_path::serve_lane(greeting, welcome, conn, &holder, serve).await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
@@ -450,6 +450,10 @@ impl Host for Shared {
         while let Some(message) = inbox.next().await {
             // A node sends no requests to clients, so that it expects no replies.
             let Incoming::Request(id, request) = message else { continue };
+            if let Err(denial) = access::permits(holder.credential(), &request) {
+                visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
+                continue;
+            }
             match request {
                 Request::ClientToNode(request) => {
                     self.serve((visit.conn, visit.client), &visit.outbox, id, request, inbox.trace());
@@ -690,15 +694,15 @@ fn spawn(
 ) -> JoinSet<()> {
     let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
     let watch = &shared.supervisor;
+    let access = Arc::clone(shared.door.access());
+    handles.push(tasks.spawn(watch.watch("the watch over the access file", access.keep())));
     for listener in [sockets.requests, sockets.local].into_iter().flatten() {
         let serving = listen::serve(listener, Arc::clone(shared));
         handles.push(tasks.spawn(watch.watch("the listener", serving)));
     }
     if let Some(listener) = sockets.bytes {
-        let door = Door::new(shared.token.clone(), false);
-        let authorise = move |hello: &tcp::Hello| {
-            if door.opens_to(&hello.token) { Ok(()) } else { Err("the token is missing or wrong".to_owned()) }
-        };
+        let node = Arc::downgrade(shared);
+        let authorise = move |hello: &tcp::Hello| effects::admit_data(&node, hello);
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);

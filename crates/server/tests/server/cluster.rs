@@ -254,7 +254,7 @@ async fn connections_without_the_token_are_rejected() {
     );
     let (segment, memory) = (node.segment().0, node.info().memory.as_str());
     let attached = tiffin_transport::shm::attach(memory, segment, 1, "Secret", patient()).await.map(|_| ());
-    assert!(attached.unwrap_err().to_string().contains("the token is missing or wrong"));
+    assert!(attached.unwrap_err().to_string().contains("the token is wrong"));
     let client = Raw::connect(master.address(), Hello { token: "secret".into(), ..hello(5) }).await.unwrap();
     client.put("k", b"value", Way::Tcp).await;
     assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));

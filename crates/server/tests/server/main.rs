@@ -13,4 +13,5 @@ mod pages;
 mod pools;
 mod starts;
 mod support;
+mod walls;
 mod watch;

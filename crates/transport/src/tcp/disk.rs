@@ -68,6 +68,7 @@ impl Server {
                     served.flush().await?;
                 }
                 let Some(head) = next_request(&mut served.stream).await? else { return Ok(()) };
+                served.check_grant()?;
                 match head.kind {
                     // Only the node writes to its disk.
                     RequestKind::Write => {
@@ -81,7 +82,9 @@ impl Server {
                         let is_greedy = staged.len() + begun.len() >= FETCHES_MAX;
                         let kind = if is_greedy { RequestKind::Read } else { head.kind };
                         let head = RequestHead { kind, ..head };
-                        begun.push_back((head, self.slots.begin_fetch(segment, &head)));
+                        let may_read = served.grant.may_read();
+                        let fetch = || self.slots.begin_fetch(&*served.grant, segment, &head);
+                        begun.push_back((head, may_read.then(fetch).flatten()));
                     }
                 }
                 continue;

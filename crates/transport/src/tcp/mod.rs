@@ -27,5 +27,5 @@ pub mod stream;
 pub use client::{ReadOptions, Tcp};
 pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
-pub use server::{Authorise, Hello, PENDING_MAX, ServeError, Server, SlotAccess};
+pub use server::{Applied, Authorise, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess, Unlimited};
 pub use stream::{ByteStream, WaitMode};

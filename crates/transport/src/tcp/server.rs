@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,8 +57,16 @@ pub trait SlotAccess: Send + Sync {
 
     /// Starts a read of a range, and protects it. `None` if there is no such use.
     ///
-    /// With [`RequestHead::cached_epoch`] the node must also be a member in that epoch.
-    fn begin_send(&self, range: &RequestHead) -> Option<Vec<Extent>>;
+    /// With [`RequestHead::cached_epoch`] the node must also be a member in that epoch. The reader must be
+    /// allowed to read the namespace of the object.
+    fn begin_send(&self, reader: &dyn Grant, range: &RequestHead) -> Option<Vec<Extent>>;
+
+    /// After [`Self::begin_send`] found no such use: it may be that the node has not learnt of the object
+    /// yet. Then it does so in the future that is returned, and the read is tried once more.
+    fn apply_published(&self, range: &RequestHead) -> Option<Applied> {
+        let _none = range;
+        None
+    }
 
     /// Ends that read, successful or not. Whether the use is still valid, under the same condition.
     fn end_send(&self, range: &RequestHead) -> bool;
@@ -68,11 +77,11 @@ pub trait SlotAccess: Send + Sync {
         false
     }
 
-    /// Starts to fetch a range from a disk; `None` if there is no such copy. [`RequestHead::cached_epoch`] as
-    /// in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
+    /// Starts to fetch a range from a disk; `None` if there is no such copy, or it is not for this reader.
+    /// [`RequestHead::cached_epoch`] as in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
     /// segment.
-    fn begin_fetch(&self, segment: u64, range: &RequestHead) -> Option<Fetch> {
-        let _none = (segment, range);
+    fn begin_fetch(&self, reader: &dyn Grant, segment: u64, range: &RequestHead) -> Option<Fetch> {
+        let _none = (reader.is_ended(), segment, range);
         None
     }
 
@@ -98,8 +107,55 @@ pub struct Hello {
     pub token: String,
 }
 
-/// Decides whether a client may connect; the client gets the text of a refusal.
-pub type Authorise = Box<dyn Fn(&Hello) -> Result<(), String> + Send + Sync>;
+/// See [`SlotAccess::apply_published`].
+pub type Applied = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What the client of a connection may do. The node's shell knows it by the client's token.
+pub trait Grant: Send + Sync {
+    /// Whether it may read.
+    fn may_read(&self) -> bool;
+
+    /// Whether it may write.
+    fn may_write(&self) -> bool;
+
+    /// Whether it may access every namespace, so that none need be compared.
+    fn is_unlimited(&self) -> bool;
+
+    /// Whether it may access this namespace.
+    fn covers(&self, namespace: &str) -> bool;
+
+    /// Whether it was revoked: the next request ends the connection.
+    fn is_ended(&self) -> bool;
+}
+
+/// A grant without limits, for nodes without tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unlimited;
+
+impl Grant for Unlimited {
+    fn may_read(&self) -> bool {
+        true
+    }
+
+    fn may_write(&self) -> bool {
+        true
+    }
+
+    fn is_unlimited(&self) -> bool {
+        true
+    }
+
+    fn covers(&self, _: &str) -> bool {
+        true
+    }
+
+    fn is_ended(&self) -> bool {
+        false
+    }
+}
+
+/// Decides what a client may do, or that it may not connect; the client gets the text of a refusal.
+pub type Authorise = Box<dyn Fn(&Hello) -> Result<Arc<dyn Grant>, String> + Send + Sync>;
 
 /// Why a connection ended, other than by the client closing it between requests.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +193,7 @@ pub struct Server {
 pub(super) struct Served<W> {
     pub(super) stream: BufferedStream<W>,
     client: u64,
+    pub(super) grant: Arc<dyn Grant>,
     /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
@@ -189,7 +246,7 @@ impl Server {
         let mut stream = BufferedStream::unauthenticated(wire);
         let cut = Arc::new(Notify::new());
         let pending = self.pending.enter(&cut);
-        let HelloHead { client, segment, .. } = tokio::select! {
+        let (HelloHead { client, segment, .. }, grant) = tokio::select! {
             biased;
             () = cut.notified() => return Err(ServeError::Displaced),
             welcomed = timeout(HELLO_TIME_MAX, self.welcome(&mut stream, is_full)) => welcomed??,
@@ -197,7 +254,8 @@ impl Server {
         drop(pending);
         stream.authenticate();
         let _open = self.open(client);
-        let mut served = Served { stream, client, answers: Vec::new(), discard: vec![0; DISCARD_BYTES] };
+        let (answers, discard) = (Vec::new(), vec![0; DISCARD_BYTES]);
+        let mut served = Served { stream, client, grant, answers, discard };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
@@ -207,12 +265,23 @@ impl Server {
                 served.flush().await?;
             }
             let Some(head) = next_request(&mut served.stream).await? else { return Ok(()) };
+            served.check_grant()?;
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
-                RequestKind::Read if head.len as usize <= SMALL_BYTES_MAX => {
-                    self.send_small(&mut served, &head);
+                RequestKind::Read => {
+                    let mut begun = served.begin_send(&*self.slots, &head);
+                    if begun.is_none()
+                        && let Some(applied) = self.slots.apply_published(&head)
+                    {
+                        served.flush().await?;
+                        applied.await;
+                        begun = served.begin_send(&*self.slots, &head);
+                    }
+                    match head.len as usize <= SMALL_BYTES_MAX {
+                        true => self.send_small(&mut served, &head, begun),
+                        false => self.send(&mut served, &head, begun).await?,
+                    }
                 }
-                RequestKind::Read => self.send(&mut served, &head).await?,
                 // Only disks stage bytes.
                 RequestKind::Stage | RequestKind::Release => return Err(FrameError::Nonsense.into()),
             }
@@ -224,7 +293,7 @@ impl Server {
         &self,
         stream: &mut BufferedStream<impl ByteStream>,
         is_full: bool,
-    ) -> Result<HelloHead, ServeError> {
+    ) -> Result<(HelloHead, Arc<dyn Grant>), ServeError> {
         let head = HelloHead::decode(&stream.array(false).await?);
         let head = match head {
             Ok(head) => head,
@@ -244,16 +313,17 @@ impl Server {
             let reason = format!("there are already {CONNECTIONS_MAX} connections");
             return refuse(stream, version, Rejection::Refused, reason).await;
         }
-        if let Err(reason) = (self.authorise)(&Hello { client: head.client, token }) {
-            return refuse(stream, version, Rejection::Refused, reason).await;
-        }
+        let grant = match (self.authorise)(&Hello { client: head.client, token }) {
+            Ok(grant) => grant,
+            Err(reason) => return refuse(stream, version, Rejection::Refused, reason).await,
+        };
         let here = self.memory.geometry().segment;
         if head.segment != here && !self.slots.has_disk(head.segment) {
             let reason = format!("this is segment {here:016x}, not {:016x}", head.segment);
             return refuse(stream, version, Rejection::OtherSegment, reason).await;
         }
         stream.send([SourceBuf::from(&WelcomeHead::encode(version, Ok(()), "")[..])]).await?;
-        Ok(head)
+        Ok((head, grant))
     }
 
     /// Counts the client's connections; dropping the result decrements the count.
@@ -275,7 +345,8 @@ impl Server {
         head: &RequestHead,
     ) -> Result<(), ServeError> {
         let began = Instant::now();
-        let begun = self.slots.begin_store(served.client, head);
+        let may_write = served.grant.may_write();
+        let begun = may_write.then(|| self.slots.begin_store(served.client, head)).flatten();
         let status = if let Some(extents) = begun {
             let _guard = StoreGuard { slots: &*self.slots, head };
             match self.targets(&extents, head.len) {
@@ -294,7 +365,7 @@ impl Server {
             }
         } else {
             served.skip(head.len).await?;
-            self.why_not(head)
+            self.why_not(&*served.grant, head)
         };
         if status == Status::Ok {
             self.counters.served.add_written(head.len);
@@ -306,13 +377,17 @@ impl Server {
 
     /// Copies the bytes of a small read and checks the stamp, so that the complete reply is sent together
     /// with others, and no protection outlives the call.
-    fn send_small<W: ByteStream>(&self, served: &mut Served<W>, head: &RequestHead) {
+    fn send_small<W: ByteStream>(
+        &self,
+        served: &mut Served<W>,
+        head: &RequestHead,
+        begun: Option<Vec<Extent>>,
+    ) {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
         let began = Instant::now();
-        let begun = self.slots.begin_send(head);
         let Some(extents) = begun else {
-            let status = self.why_not(head);
+            let status = self.why_not(&*served.grant, head);
             return served.answer(&ReplyHead { status, len: 0, ..reply });
         };
         let guard = SendGuard::new(&*self.slots, head);
@@ -340,12 +415,13 @@ impl Server {
         &self,
         served: &mut Served<W>,
         head: &RequestHead,
+        begun: Option<Vec<Extent>>,
     ) -> Result<(), ServeError> {
         let reply =
             ReplyHead { kind: ReplyKind::Data, status: Status::Ok, id: head.id, len: head.len, checksum: 0 };
         let began = Instant::now();
-        let Some(extents) = self.slots.begin_send(head) else {
-            let status = self.why_not(head);
+        let Some(extents) = begun else {
+            let status = self.why_not(&*served.grant, head);
             served.answer(&ReplyHead { status, len: 0, ..reply });
             return Ok(());
         };
@@ -369,8 +445,12 @@ impl Server {
         Ok(())
     }
 
-    /// Distinguishes a range that is too large from a stale use.
-    fn why_not(&self, head: &RequestHead) -> Status {
+    /// Distinguishes a range that is too large from a stale use. A limited client does not learn whether the
+    /// use exists.
+    fn why_not(&self, grant: &dyn Grant, head: &RequestHead) -> Status {
+        if !grant.is_unlimited() {
+            return Status::Stale;
+        }
         let placement = self.memory.reader().load(head.slot, head.stamp);
         match placement.map(|placement| placement.range(head.offset, head.len)) {
             Ok(Err(_)) => Status::OutOfRange,
@@ -392,6 +472,18 @@ impl Server {
 }
 
 impl<W: ByteStream> Served<W> {
+    /// A revoked client makes no further request.
+    pub(super) fn check_grant(&self) -> Result<(), ServeError> {
+        match self.grant.is_ended() {
+            true => Err(ServeError::Refused("the token was revoked or has expired".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    fn begin_send(&self, slots: &dyn SlotAccess, head: &RequestHead) -> Option<Vec<Extent>> {
+        self.grant.may_read().then(|| slots.begin_send(&*self.grant, head)).flatten()
+    }
+
     pub(super) fn answer(&mut self, reply: &ReplyHead) {
         self.answers.extend(reply.encode());
     }
@@ -471,7 +563,7 @@ async fn refuse(
     version: u32,
     why: Rejection,
     reason: String,
-) -> Result<HelloHead, ServeError> {
+) -> Result<(HelloHead, Arc<dyn Grant>), ServeError> {
     stream.send([SourceBuf::from(&WelcomeHead::encode(version, Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }

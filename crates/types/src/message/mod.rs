@@ -299,6 +299,8 @@ pub enum Reason {
     Standby,
     /// The sender is a member of another cluster.
     OtherCluster,
+    /// The token does not permit this.
+    Forbidden,
 }
 
 /// The refusal of a request that the receiver does not serve to this sender.

@@ -1,0 +1,269 @@
+//! The tokens that a server accepts, and their holders.
+//!
+//! A server without a token accepts every connection that reaches it, with all rights; it listens on loopback
+//! and Unix sockets only. A server with one finds the [`Holder`] of each connection by the hash of its token.
+//! The decisions are those of [`tiffin_types::access`].
+//!
+//! The *access file* is read again when it changes. A holder whose token was removed, changed or has expired
+//! is *ended*: its connections are closed, and its open pages and data connections refuse every further
+//! request.
+//!
+//! **Invariant:** no token is kept or logged, only its hash. Hashes are compared in constant time.
+//!
+//! **Invariant:** an access file that cannot be read or parsed changes nothing: the tokens of the last good
+//! one stay valid.
+
+mod clients;
+mod file;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blake3::Hash;
+use tiffin_rpc::Outbox;
+use tiffin_transport::tcp;
+use tiffin_types::access::{Credential, Namespaces, Right, Rights};
+use tokio::time::{MissedTickBehavior, interval};
+
+pub(crate) use clients::ClientIds;
+pub use file::{AccessError, AccessFile, NewToken, TOKENS_MAX, TokenEntry};
+
+/// How often a server looks whether its access file has changed or a token has expired.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// The name of the token that is given by a setting, which has all rights.
+const SETTING_NAME: &str = "token of the settings";
+
+/// A party that has shown a token.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    credential: Credential,
+    /// Tells holders apart. It is no secret, and cannot be chosen.
+    principal: u64,
+    is_ended: AtomicBool,
+    next: AtomicU64,
+    // Held for one operation.
+    connections: Mutex<BTreeMap<u64, Outbox>>,
+}
+
+impl Holder {
+    fn new(credential: Credential, principal: u64) -> Arc<Self> {
+        let (is_ended, next, connections) = Default::default();
+        Arc::new(Self { credential, principal, is_ended, next, connections })
+    }
+
+    pub(crate) fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    pub(crate) fn rights(&self) -> Rights {
+        self.credential.rights()
+    }
+
+    pub(crate) fn namespaces(&self) -> &Namespaces {
+        self.credential.namespaces()
+    }
+
+    pub(crate) fn principal(&self) -> u64 {
+        self.principal
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
+    /// Whether its token is valid at this time.
+    pub(crate) fn is_valid(&self, now_ms: u64) -> bool {
+        !self.is_ended() && !self.credential.is_expired(now_ms)
+    }
+
+    /// Closes this connection when the holder ends, until the result is dropped.
+    pub(crate) fn connected(self: &Arc<Self>, outbox: Outbox) -> Connected {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut connections = self.connections();
+        // Under the lock: an end either finds the connection, or is noticed here.
+        if self.is_ended() {
+            outbox.close();
+        }
+        connections.insert(number, outbox);
+        Connected { holder: Arc::clone(self), number }
+    }
+
+    fn end(&self) {
+        let connections = self.connections();
+        self.is_ended.store(true, Ordering::Release);
+        connections.values().for_each(Outbox::close);
+    }
+
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, Outbox>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl tcp::Grant for Holder {
+    fn may_read(&self) -> bool {
+        self.rights().has(Right::Read)
+    }
+
+    fn may_write(&self) -> bool {
+        self.rights().has(Right::Write)
+    }
+
+    fn covers(&self, namespace: &str) -> bool {
+        self.namespaces().covers(namespace)
+    }
+
+    fn is_unlimited(&self) -> bool {
+        self.namespaces().is_all()
+    }
+
+    fn is_ended(&self) -> bool {
+        Holder::is_ended(self)
+    }
+}
+
+/// A connection that closes when its holder ends.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    holder: Arc<Holder>,
+    number: u64,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.holder.connections().remove(&self.number);
+    }
+}
+
+/// The accepted tokens.
+#[derive(Debug)]
+pub(crate) struct Access {
+    file: Option<PathBuf>,
+    /// Every connection has this holder, if no token is set.
+    anyone: Option<Arc<Holder>>,
+    /// The token of the settings, if there is one.
+    setting: Option<(Hash, Arc<Holder>)>,
+    // Held for one operation.
+    listed: Mutex<Listed>,
+}
+
+/// The tokens of the access file.
+#[derive(Debug, Default)]
+struct Listed {
+    version: Option<file::Version>,
+    tokens: Vec<(TokenEntry, Arc<Holder>)>,
+}
+
+impl Access {
+    /// Accepts this token, if it is not empty, and those of the access file, if there is one.
+    pub(crate) fn new(token: &str, file: Option<&Path>) -> Result<Arc<Self>, AccessError> {
+        let is_open = token.is_empty() && file.is_none();
+        let setting = (!token.is_empty()).then(|| {
+            let hash = blake3::hash(token.as_bytes());
+            (hash, Holder::new(Credential::unlimited(SETTING_NAME), principal(&hash)))
+        });
+        let anyone = is_open.then(|| Holder::new(Credential::unlimited("any client"), 0));
+        let file = file.map(Path::to_owned);
+        let access = Self { file, anyone, setting, listed: Mutex::default() };
+        access.reload(now_ms())?;
+        Ok(Arc::new(access))
+    }
+
+    /// Accepts this token only; every connection if it is empty.
+    pub(crate) fn single(token: &str) -> Arc<Self> {
+        match Self::new(token, None) {
+            Ok(access) => access,
+            Err(error) => unreachable!("there is no file to read: {error}"),
+        }
+    }
+
+    /// Whether every connection is accepted.
+    pub(crate) fn is_open(&self) -> bool {
+        self.anyone.is_some()
+    }
+
+    /// The holder of this token. The token may have expired: [`tiffin_types::access::admit`] says so.
+    pub(crate) fn find(&self, token: &str) -> Option<Arc<Holder>> {
+        if let Some(anyone) = &self.anyone {
+            return Some(Arc::clone(anyone));
+        }
+        // The comparison of hashes takes constant time, and each token is compared with all.
+        let hash = blake3::hash(token.as_bytes());
+        let setting = self.setting.as_ref().filter(|(it, _)| *it == hash).map(|(_, holder)| holder);
+        let listed = self.listed();
+        let mut found = setting;
+        for (entry, holder) in &listed.tokens {
+            if entry.hash == hash {
+                found = Some(holder);
+            }
+        }
+        found.map(Arc::clone)
+    }
+
+    /// Ends holders whose tokens have expired, and reads the access file if it has changed.
+    fn reload(&self, now_ms: u64) -> Result<(), AccessError> {
+        self.listed().tokens.iter().filter(|it| it.1.credential.is_expired(now_ms)).for_each(|it| it.1.end());
+        let Some(path) = &self.file else { return Ok(()) };
+        let version = file::Version::of(path)?;
+        if self.listed().version.as_ref() == Some(&version) {
+            return Ok(());
+        }
+        let found = AccessFile::read(path)?;
+        let mut listed = self.listed();
+        let mut old = std::mem::take(&mut listed.tokens);
+        for entry in found.tokens {
+            // A token that did not change keeps its connections.
+            let same = old.iter().position(|(it, holder)| *it == entry && !holder.is_ended());
+            let holder = match same {
+                Some(at) => old.swap_remove(at).1,
+                None => Holder::new(entry.credential.clone(), principal(&entry.hash)),
+            };
+            listed.tokens.push((entry, holder));
+        }
+        listed.version = Some(version);
+        let count = listed.tokens.len();
+        drop(listed);
+        old.iter().for_each(|(_, holder)| holder.end());
+        tracing::info!(tokens = count, ended = old.len(), "the access file was read");
+        Ok(())
+    }
+
+    /// Keeps the tokens up to date until the future is dropped.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        if self.file.is_none() {
+            return std::future::pending().await;
+        }
+        let mut ticks = interval(RELOAD_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_problem = String::new();
+        loop {
+            ticks.tick().await;
+            // The file is small, and local: it is read without a thread of its own.
+            let problem = self.reload(now_ms()).err().map(|it| it.to_string()).unwrap_or_default();
+            if !problem.is_empty() && problem != last_problem {
+                tracing::error!(problem, "the access file is not used; its last good tokens stay valid");
+            }
+            last_problem = problem;
+        }
+    }
+
+    fn listed(&self) -> MutexGuard<'_, Listed> {
+        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number for the holder of a token with this hash.
+fn principal(hash: &Hash) -> u64 {
+    hash.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
