@@ -100,6 +100,11 @@ impl Retires {
         deadlines.filter(|it| *it > now).min()
     }
 
+    /// Number of drops.
+    pub(super) fn drop_count(&self) -> usize {
+        self.drops.len()
+    }
+
     /// Number of answers that wait.
     pub(super) fn len(&self) -> usize {
         self.confirm_count() + self.drops.len()
@@ -135,6 +140,9 @@ impl Retires {
             deadline: o.cx.now.after(delete.wait_ms),
         };
         let op = o.cx.next_op();
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+            return o.cx.reply(conn, id, *refusal);
+        }
         self.drops.insert(op, dropping);
         self.jobs.push_back(op);
         // A small drop ends at once.
@@ -168,6 +176,7 @@ impl Retires {
         }
         self.jobs.retain(|job| *job != op);
         let Some(mut dropping) = self.drops.remove(&op) else { return };
+        o.cx.waiting.leave(op);
         let late = dropping.outstanding.values().map(|node| o.cx.members.name(*node));
         dropping.unconfirmed.extend(late);
         let unconfirmed = dropping.unconfirmed.into_iter().collect();
@@ -297,6 +306,8 @@ impl Master {
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.retires.has_work(&self.objects)
+            || self.has_more_to_wake()
+            || self.objects.cx.deadlines.has_due(self.objects.cx.now)
             || self.objects.has_overdue()
             || self.objects.tier.has_repair_work(&self.objects.cx)
     }
@@ -307,6 +318,9 @@ impl Master {
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);
         self.objects.tier.work_on_repairs(&mut self.objects.cx);
+        if self.has_more_to_wake() {
+            self.wake();
+        }
         self.serve_the_waiting();
         // The removal may have freed memory or quota that promotions wait for.
         self.serve_tier();

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, Key,
     message::{
-        Ahead, Exists, List, ListItem, Listed, NamespaceStat, Pattern, PrefetchOutcome, Presence, Reason,
-        Reply, Resolve, ResolveOutcome, Resolved,
+        Ahead, Exists, List, ListItem, Listed, Pattern, PrefetchOutcome, Presence, Reason, Reply, Resolve,
+        ResolveOutcome, Resolved,
     },
     sabotage::sabotaged,
 };
@@ -211,9 +211,5 @@ impl Objects {
             pins: object.attributes().map(|it| it.pins.clone()).unwrap_or_default(),
             expires_in_ms: self.cx.catalog.expires_in_ms(object, self.cx.now),
         }
-    }
-
-    pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
-        self.cx.catalog.namespace_indexes().map(|index| self.namespace_stat(index)).collect()
     }
 }
