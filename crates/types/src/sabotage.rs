@@ -292,6 +292,8 @@ tiffin_sabotage::variants! {
         KeepNamespaces: "unused namespaces are forgotten";
         /// The master lists all namespaces in one answer.
         ListAllNamespaces: "an answer lists a bounded number of namespaces";
+        /// The master compares any number of bytes with a regular expression at a time.
+        MatchAnyBytes: "a page compares a bounded number of bytes with an expression";
         /// The master accepts a batch whose keys have any number of bytes.
         AnyKeyBytes: "the keys of a batch are bounded in bytes";
         /// A restarted master ends TTLs before all members have reported.

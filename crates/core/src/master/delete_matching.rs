@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Default maximum number of objects that one piece of a drop removes.
-pub const PIECE_OBJECTS_MAX: usize = 1 << 11;
+pub const PIECE_OBJECTS_MAX: usize = 1 << 8;
 /// Maximum number of objects that one piece scans, per object that it may remove.
 const SCAN_FACTOR: usize = 8;
 /// Maximum number of messages of one drop that wait for nodes.
@@ -279,15 +279,19 @@ impl Retires {
     ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
-        let mut victims = Vec::new();
+        let (mut victims, mut matched) = (Vec::new(), 0);
         let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
             if victims.len() == max {
                 return false;
             }
-            let mine = object.namespace() == dropping.namespace
-                && (object.generation() <= dropping.newest || newer_too)
-                && dropping.matcher.matches(object.key());
-            victims.extend(mine.then_some(index));
+            let is_old = object.generation() <= dropping.newest || newer_too;
+            if object.namespace() != dropping.namespace || !is_old {
+                return true;
+            }
+            if !dropping.matcher.affords(object.key(), &mut matched, o.cx.config.sabotage) {
+                return false;
+            }
+            victims.extend(dropping.matcher.matches(object.key()).then_some(index));
             true
         });
         victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));

@@ -55,8 +55,8 @@ pub(super) struct Limits {
     pub(super) namespaces: u64,
 }
 
-/// The requests of clients that wait: for space, for a watermark, for samples, for promotions, for the views of
-/// nodes, or for the end of a delete by pattern. Each module has its own table of them.
+/// The requests of clients that wait: for space, for a watermark, for samples, for promotions, for the views
+/// of nodes, or for the end of a delete by pattern. Each module has its own table of them.
 ///
 /// **Invariant:** a request is listed here as long as it is in the table of a module.
 #[derive(Debug, Default)]

@@ -438,28 +438,6 @@ impl Master {
         stats.collect()
     }
 
-    /// The names of all namespaces that a client has used.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<String> {
-        let catalog = &self.objects.cx.catalog;
-        catalog.namespace_indexes().map(|index| catalog.namespace_name(index).to_owned()).collect()
-    }
-
-    /// The namespaces that have a quota or use memory.
-    #[must_use]
-    pub fn quotas(&self) -> Vec<QuotaStat> {
-        let cx = &self.objects.cx;
-        let stat = |index| QuotaStat {
-            namespace: cx.catalog.namespace_name(index).to_owned(),
-            requested: cx.quotas.policy(index).and_then(|it| it.quota),
-            effective: cx.quota(index),
-            used: cx.used(index),
-            objects: cx.catalog.namespace(index).map_or(0, |it| it.objects),
-        };
-        let is_shown = |it: &QuotaStat| it.requested.is_some() || it.used > 0 || it.objects > 0;
-        cx.catalog.namespace_indexes().map(stat).filter(is_shown).collect()
-    }
-
     /// Looks objects up for the shell's own pages, as for a client of that namespace.
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
@@ -584,9 +562,6 @@ impl Master {
             Role::Node => self.objects.cx.connections.set_node(conn, None),
             Role::Client => {
                 let client = hello.client;
-                if self.admits(&hello.namespace).is_err() {
-                    return self.objects.cx.effects.push_back(Effect::Disconnect(conn));
-                }
                 let namespace = self.objects.enter_namespace(&hello.namespace);
                 self.objects.leases.client_returned(client);
                 if let Some(old) = self.objects.cx.connections.replace_client(client, conn) {

@@ -1,12 +1,12 @@
 //! Which namespaces there are: at most so many, and those that nothing uses are forgotten.
 //!
 //! A namespace begins with its first client. It is forgotten when its last client is gone, unless it has
-//! objects, settings, reservations, streams or removals that nodes have not confirmed. Those that become unused
-//! later are found by a sweep: every new namespace looks at a few others.
+//! objects, settings, reservations, streams or removals that nodes have not confirmed. Those that become
+//! unused later are found by a sweep: every new namespace looks at a few others.
 //!
 //! **Invariant:** no module has state of a namespace that is forgotten, other than the history of removals.
 
-use super::{Master, Objects, catalog::NamespaceIndex, pending_retires::PendingRetire};
+use super::{Master, Objects, QuotaStat, catalog::NamespaceIndex, pending_retires::PendingRetire};
 use crate::{
     message::{NamespaceStat, Reason, Refusal},
     sabotage::sabotaged,
@@ -17,13 +17,36 @@ const SWEEP: usize = 2;
 /// The same if there are as many as there may be.
 const SWEEP_FULL: usize = 64;
 /// Maximum number of namespaces in an answer about the cluster.
-pub(super) const NAMESPACES_LISTED_MAX: usize = 1 << 10;
+pub(super) const NAMESPACES_LISTED_MAX: usize = 1 << 12;
 /// Total length of the names of owners and clients in such an answer, in bytes. Beyond it, none are listed.
 const NAMES_BYTES_MAX: usize = 16 << 20;
 
 impl Master {
+    /// The names of all namespaces that a client has used.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<String> {
+        let catalog = &self.objects.cx.catalog;
+        catalog.namespace_indexes().map(|index| catalog.namespace_name(index).to_owned()).collect()
+    }
+
+    /// The namespaces that have a quota or use memory.
+    #[must_use]
+    pub fn quotas(&self) -> Vec<QuotaStat> {
+        let cx = &self.objects.cx;
+        let stat = |index| QuotaStat {
+            namespace: cx.catalog.namespace_name(index).to_owned(),
+            requested: cx.quotas.policy(index).and_then(|it| it.quota),
+            effective: cx.quota(index),
+            used: cx.used(index),
+            objects: cx.catalog.namespace(index).map_or(0, |it| it.objects),
+        };
+        let is_shown = |it: &QuotaStat| it.requested.is_some() || it.used > 0 || it.objects > 0;
+        cx.catalog.namespace_indexes().map(stat).filter(is_shown).collect()
+    }
+
     /// Whether a client of that namespace may connect. The shell asks before it reports
-    /// [`Event::Opened`](super::Event::Opened), so that the client learns the reason.
+    /// [`Event::Opened`](super::Event::Opened), so that the client learns the reason. Requests of the
+    /// operator are not limited: a tenant may get a quota before it connects.
     pub fn admits(&mut self, namespace: &str) -> Result<(), Refusal> {
         let max = self.objects.cx.config.limits.namespaces_max;
         let catalog = &self.objects.cx.catalog;
@@ -85,7 +108,8 @@ impl Objects {
             && self.cx.pending_retires.after(index, &PendingRetire::default()).next().is_none()
     }
 
-    /// The namespaces of an answer about the cluster: those with waiting puts first, then those that use most.
+    /// The namespaces of an answer about the cluster. If there are too many, those with waiting puts come
+    /// first, then those that use most.
     pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
         let catalog = &self.cx.catalog;
         let mut listed: Vec<_> = catalog.namespace_indexes().collect();

@@ -154,8 +154,8 @@ impl Watches {
 }
 
 impl Master {
-    /// Retries the puts and watchers that wait, a bounded number at a time. Serving one put may free space for
-    /// the next; each is served at most once per change.
+    /// Retries the puts and watchers that wait, a bounded number at a time. Serving one put may free space
+    /// for the next; each is served at most once per change.
     pub(super) fn wake(&mut self) {
         let last_first = sabotaged!(self.objects.cx.config.sabotage, ServeTheLast);
         for _ in 0..TRIES_MAX {
