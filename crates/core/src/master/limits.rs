@@ -179,7 +179,7 @@ impl Master {
     /// Checks that every request that waits is listed, and no other.
     pub(super) fn check_waiting(&self) -> Result<(), String> {
         let parts = [
-            self.reservations.parked_count(),
+            self.reservations.queued_count(),
             self.retires.drop_count(),
             self.watches.len(),
             self.explanations.len(),

@@ -169,9 +169,9 @@ impl Reservations {
         }
     }
 
-    /// Number of reservations that wait for space.
-    pub(super) fn parked_count(&self) -> usize {
-        self.parked.len()
+    /// Number of reservations in the queues for space, those included that ask nodes again.
+    pub(super) fn queued_count(&self) -> usize {
+        self.parked.len() + self.all.values().filter(|it| it.queued).count()
     }
 
     /// Number of reservations in progress.
@@ -477,7 +477,8 @@ impl Reservations {
         if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
             let is_new = !reserving.queued;
             let asked = (reserving.conn, reserving.id);
-            match if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) } {
+            let entered = if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) };
+            match entered {
                 Ok(()) => {
                     if is_new {
                         reserving.queued = true;
