@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use tiffin_types::BATCH_ITEMS_MAX;
+use tiffin_types::{BATCH_ITEMS_MAX, BATCH_KEY_BYTES_MAX};
 
 use crate::Error;
 
 /// Maximum number of items per message: replies are larger than requests, and must fit as well.
 const ITEMS_MAX: usize = BATCH_ITEMS_MAX / 4;
-/// Maximum number of key bytes per message.
-const KEY_BYTES_MAX: usize = 16 << 20;
 
 /// Splits a list of items with these keys into ranges that fit.
 pub(crate) fn pieces<'a, K>(keys: impl IntoIterator<Item = &'a K>) -> Vec<Range<usize>>
@@ -20,7 +18,7 @@ where
     let (mut start, mut end, mut bytes) = (0, 0, 0);
     for key in keys {
         let more = key.as_ref().len();
-        if end > start && (end - start == ITEMS_MAX || bytes + more > KEY_BYTES_MAX) {
+        if end > start && (end - start == ITEMS_MAX || bytes + more > BATCH_KEY_BYTES_MAX) {
             pieces.push(start..end);
             (start, bytes) = (end, 0);
         }

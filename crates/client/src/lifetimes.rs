@@ -4,7 +4,7 @@ use tiffin_types::message::{
     AdmitCluster, Await, ClientToMaster, DeletedMatching, DropPins, Explain, ForgetNode, Forgotten,
     NamespaceStat, Pin, PinOutcome, PolicyChange, Reply, Why,
 };
-use tiffin_types::{ClusterId, Key};
+use tiffin_types::{ClusterId, Key, WHY_KEYS_MAX};
 
 use crate::inner::Inner;
 use crate::names::wait_ms;
@@ -108,14 +108,21 @@ pub(crate) async fn why(inner: &Inner, keys: &[Key], deadline: Deadline) -> Vec<
     }
     let mut results = Vec::with_capacity(keys.len());
     for piece in batch::pieces(keys) {
-        let keys = keys.get(piece).unwrap_or_default();
-        let explain = Explain { keys: keys.to_vec(), report_wait_ms: wait_ms(deadline) };
-        match inner.ask(&ClientToMaster::Why(explain), deadline).await {
-            Ok(Reply::Why(answers)) if answers.len() == keys.len() => {
-                results.extend(answers.into_iter().map(Ok));
-            }
-            Ok(_) => results.extend(batch::all(keys.len(), &Error::misfit())),
-            Err(error) => results.extend(batch::all(keys.len(), &error)),
+        let mut keys = keys.get(piece).unwrap_or_default();
+        // An answer explains as many keys as the master's limits allow.
+        while !keys.is_empty() {
+            let asked = keys.get(..WHY_KEYS_MAX).unwrap_or(keys);
+            let explain = Explain { keys: asked.to_vec(), report_wait_ms: wait_ms(deadline) };
+            let error = match inner.ask(&ClientToMaster::Why(explain), deadline).await {
+                Ok(Reply::Why(answers)) if (1..=asked.len()).contains(&answers.len()) => {
+                    keys = keys.get(answers.len()..).unwrap_or_default();
+                    results.extend(answers.into_iter().map(Ok));
+                    continue;
+                }
+                Ok(_) => Error::misfit(),
+                Err(error) => error,
+            };
+            results.extend(batch::all(std::mem::take(&mut keys).len(), &error));
         }
     }
     results

@@ -1,6 +1,6 @@
 //! The shell of the master: its connections, its clock, and its restarts.
 
-use tiffin_core::master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved};
+use tiffin_core::master::{Effect, Event as MasterEvent, LimitsConfig, Master, MasterConfig, Notice, Saved};
 use tiffin_proto::Incoming;
 use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
@@ -110,6 +110,7 @@ impl World {
             events: false,
             owed_page_max: self.plan.owed_page_max,
             piece_objects_max: self.plan.piece_objects_max,
+            limits: LimitsConfig::default(),
             tier: self.plan.tier,
             wall_ms,
             hash_seed: self.rng.any(),

@@ -28,6 +28,10 @@ pub const KEY_BYTES_MAX: usize = 1 << 20;
 pub const NAMESPACE_BYTES_MAX: usize = 128;
 /// Maximum number of items in one batch.
 pub const BATCH_ITEMS_MAX: usize = 1 << 16;
+/// Maximum number of bytes of all keys in one batch.
+pub const BATCH_KEY_BYTES_MAX: usize = 16 << 20;
+/// Maximum number of keys that one answer to a [`Why`](message::ClientToMaster::Why) explains.
+pub const WHY_KEYS_MAX: usize = 1 << 9;
 /// Maximum number of copies of one object.
 pub const REPLICAS_MAX: u32 = 16;
 /// Maximum TTL of an object: ten years.

@@ -280,6 +280,24 @@ tiffin_sabotage::variants! {
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
         /// The late registration of an ended process makes the master lose the process that replaced it.
         ReplaceNewer: "a late registration replaces no newer node";
+        /// The master remembers removals of any size.
+        RememberAnySize: "the history of removals is bounded in bytes";
+        /// The master explains all keys of a question in one answer.
+        ExplainAll: "an answer explains a bounded number of keys";
+        /// The master lets any number of requests of one client wait.
+        ClientWaitsAnyhow: "the waiting requests of a client are bounded";
+        /// The master lets any number of requests of one namespace wait.
+        NamespaceWaitsAnyhow: "the waiting requests of a namespace are bounded";
+        /// The master lets clients add any number of namespaces.
+        AnyNamespace: "the number of namespaces is bounded";
+        /// The master forgets no namespace.
+        KeepNamespaces: "unused namespaces are forgotten";
+        /// The master lists all namespaces in one answer.
+        ListAllNamespaces: "an answer lists a bounded number of namespaces";
+        /// The master compares any number of bytes with a regular expression at a time.
+        MatchAnyBytes: "a page compares a bounded number of bytes with an expression";
+        /// The master accepts a batch whose keys have any number of bytes.
+        AnyKeyBytes: "the keys of a batch are bounded in bytes";
         /// A restarted master ends TTLs before all members have reported.
         ExpireUnreported: "nothing expires before all members have reported";
     }

@@ -47,6 +47,7 @@ impl Stage {
             lease_grace_ms: 10_000,
             owed_page_max: tiffin_core::master::OWED_PAGE_MAX,
             piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
+            limits: tiffin_core::master::LimitsConfig::default(),
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
             tenants: false,

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a client has one connection: a newer one replaces it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::sync::Arc;
 
 use super::catalog::{LabelIndex, NamespaceIndex, NodeIndex};
@@ -32,6 +32,8 @@ pub(super) struct Caller {
 pub(super) struct Connections {
     parties: BTreeMap<ConnId, Party>,
     clients: BTreeMap<ClientId, ConnId>,
+    /// Number of connections of clients by namespace. None is zero.
+    by_namespace: BTreeMap<NamespaceIndex, usize>,
     /// See [`Event::SameHost`](super::Event::SameHost).
     same_host: BTreeSet<ConnId>,
     /// See [`Event::CanWithdraw`](super::Event::CanWithdraw).
@@ -52,6 +54,7 @@ impl Connections {
         let index = self.labels.intern(&hello.label);
         let Hello { client, home, host, label, .. } = hello;
         let caller = Caller { client, namespace, home, host, label, index };
+        *self.by_namespace.entry(namespace).or_default() += 1;
         self.parties.insert(conn, Party::Client(Arc::new(caller)));
     }
 
@@ -65,7 +68,21 @@ impl Connections {
         self.same_host.remove(&conn);
         self.can_withdraw.remove(&conn);
         self.same_process.remove(&conn);
-        self.parties.remove(&conn)
+        let party = self.parties.remove(&conn);
+        if let Some(Party::Client(caller)) = &party
+            && let Entry::Occupied(mut entry) = self.by_namespace.entry(caller.namespace)
+        {
+            *entry.get_mut() -= 1;
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
+        party
+    }
+
+    /// Whether a client of the namespace is connected.
+    pub(super) fn has_clients_in(&self, namespace: NamespaceIndex) -> bool {
+        self.by_namespace.contains_key(&namespace)
     }
 
     /// Ends a client's connection. Returns whether the client has no newer one.

@@ -9,6 +9,9 @@ use std::collections::BTreeSet;
 use super::OpId;
 use crate::Tick;
 
+/// Maximum number of operations whose deadlines one event ends. The others follow as pieces of work.
+const DUE_MAX: usize = 256;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
@@ -26,14 +29,21 @@ impl Deadlines {
         self.listed.remove(&(at, op));
     }
 
-    /// Removes and returns the operations that are due.
+    /// Removes and returns the operations that are due, at most [`DUE_MAX`].
     pub(super) fn take_due(&mut self, now: Tick) -> Vec<OpId> {
         let mut due = Vec::new();
-        while let Some((_, op)) = self.listed.first().copied().filter(|(at, _)| *at <= now) {
+        while due.len() < DUE_MAX
+            && let Some((_, op)) = self.listed.first().copied().filter(|(at, _)| *at <= now)
+        {
             self.listed.pop_first();
             due.push(op);
         }
         due
+    }
+
+    /// Whether an operation is due.
+    pub(super) fn has_due(&self, now: Tick) -> bool {
+        self.next().is_some_and(|at| at <= now)
     }
 
     /// When the next operation is due.
@@ -59,5 +69,15 @@ mod tests {
         assert_eq!(deadlines.take_due(Tick(2)), []);
         assert_eq!(deadlines.take_due(Tick(5)), [OpId(2), OpId(4), OpId(1)]);
         assert_eq!((deadlines.take_due(Tick(5)), deadlines.next()), (vec![], Some(Tick(7))));
+    }
+
+    #[test]
+    fn one_event_takes_a_bounded_number_of_operations() {
+        let mut deadlines = Deadlines::default();
+        (0..=DUE_MAX as u64).for_each(|op| deadlines.list(Tick(1), OpId(op)));
+        assert!(deadlines.has_due(Tick(1)) && !deadlines.has_due(Tick(0)));
+        assert_eq!(deadlines.take_due(Tick(1)).len(), DUE_MAX);
+        assert!(deadlines.has_due(Tick(1)));
+        assert_eq!((deadlines.take_due(Tick(1)).len(), deadlines.has_due(Tick(1))), (1, false));
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Default maximum number of objects that one piece of a drop removes.
-pub const PIECE_OBJECTS_MAX: usize = 1 << 11;
+pub const PIECE_OBJECTS_MAX: usize = 1 << 8;
 /// Maximum number of objects that one piece scans, per object that it may remove.
 const SCAN_FACTOR: usize = 8;
 /// Maximum number of messages of one drop that wait for nodes.
@@ -103,6 +103,11 @@ impl Retires {
         deadlines.filter(|it| *it > now).min()
     }
 
+    /// Number of drops.
+    pub(super) fn drop_count(&self) -> usize {
+        self.drops.len()
+    }
+
     /// Number of answers that wait.
     pub(super) fn len(&self) -> usize {
         self.confirm_count() + self.drops.len()
@@ -138,6 +143,9 @@ impl Retires {
             deadline: o.cx.now.after(delete.wait_ms),
         };
         let op = o.cx.next_op();
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+            return o.cx.reply(conn, id, *refusal);
+        }
         self.drops.insert(op, dropping);
         self.jobs.push_back(op);
         // A small drop ends at once.
@@ -171,6 +179,7 @@ impl Retires {
         }
         self.jobs.retain(|job| *job != op);
         let Some(mut dropping) = self.drops.remove(&op) else { return };
+        o.cx.waiting.leave(op);
         let late = dropping.outstanding.values().map(|node| o.cx.members.name(*node));
         dropping.unconfirmed.extend(late);
         let unconfirmed = dropping.unconfirmed.into_iter().collect();
@@ -273,15 +282,19 @@ impl Retires {
     ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
-        let mut victims = Vec::new();
+        let (mut victims, mut matched) = (Vec::new(), 0);
         let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
             if victims.len() == max {
                 return false;
             }
-            let mine = object.namespace() == dropping.namespace
-                && (object.generation() <= dropping.newest || newer_too)
-                && dropping.matcher.matches(object.key());
-            victims.extend(mine.then_some(index));
+            let is_old = object.generation() <= dropping.newest || newer_too;
+            if object.namespace() != dropping.namespace || !is_old {
+                return true;
+            }
+            if !dropping.matcher.affords(object.key(), &mut matched, o.cx.config.sabotage) {
+                return false;
+            }
+            victims.extend(dropping.matcher.matches(object.key()).then_some(index));
             true
         });
         victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));
@@ -300,6 +313,8 @@ impl Master {
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.retires.has_work(&self.objects)
+            || self.has_more_to_wake()
+            || self.objects.cx.deadlines.has_due(self.objects.cx.now)
             || self.objects.has_overdue()
             || self.objects.tier.has_repair_work(&self.objects.cx)
     }
@@ -310,6 +325,9 @@ impl Master {
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);
         self.objects.tier.work_on_repairs(&mut self.objects.cx);
+        if self.has_more_to_wake() {
+            self.wake();
+        }
         self.serve_the_waiting();
         // The removal may have freed memory or quota that promotions wait for.
         self.serve_tier();

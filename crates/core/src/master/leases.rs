@@ -385,6 +385,11 @@ impl Leases {
         ends.chain(self.away.values().copied()).min()
     }
 
+    /// A namespace without samples is forgotten.
+    pub(super) fn forget_namespace(&mut self, namespace: NamespaceIndex) {
+        self.expired.remove(&namespace);
+    }
+
     pub(super) fn stat(&self, cx: &Context, namespace: NamespaceIndex) -> SampleStat {
         let expired = self.expired.get(&namespace).copied().unwrap_or_default();
         let mut stat = SampleStat { expired, ..SampleStat::default() };

@@ -21,8 +21,10 @@ mod delete_matching;
 mod drain;
 mod expire;
 mod leases;
+mod limits;
 mod members;
 mod membership;
+mod namespaces;
 mod notice;
 mod objects;
 mod pending_retires;
@@ -52,6 +54,7 @@ use delete::Retires;
 pub use delete_matching::PIECE_OBJECTS_MAX;
 use drain::Drains;
 pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, DrainStatus};
+pub use limits::{LimitStat, LimitsConfig};
 use membership::Membership;
 pub use notice::{Eviction, EvictionCause, Notice};
 use objects::Objects;
@@ -111,6 +114,8 @@ pub struct MasterConfig {
     /// Maximum number of objects that one piece of a drop removes, and that expire at one event, see
     /// [`Master::work`].
     pub piece_objects_max: usize,
+    /// The limits of clients and namespaces.
+    pub limits: LimitsConfig,
     /// How the disks are used.
     pub tier: TierConfig,
     /// The wall clock at tick 0, in milliseconds since the Unix epoch. Only the ends of TTLs depend on it:
@@ -344,6 +349,7 @@ impl Master {
     fn serve_the_waiting(&mut self) {
         let lease_ended = self.lease_end.is_some_and(|end| end <= self.objects.cx.now);
         if self.objects.cx.quotas.take_change() || lease_ended {
+            self.objects.cx.quotas.try_all();
             self.wake();
         }
         let waits = self.objects.cx.quotas.anybody_waits();
@@ -432,28 +438,6 @@ impl Master {
         stats.collect()
     }
 
-    /// The names of all namespaces that a client has used.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<String> {
-        let catalog = &self.objects.cx.catalog;
-        catalog.namespace_indexes().map(|index| catalog.namespace_name(index).to_owned()).collect()
-    }
-
-    /// The namespaces that have a quota or use memory.
-    #[must_use]
-    pub fn quotas(&self) -> Vec<QuotaStat> {
-        let cx = &self.objects.cx;
-        let stat = |index| QuotaStat {
-            namespace: cx.catalog.namespace_name(index).to_owned(),
-            requested: cx.quotas.policy(index).and_then(|it| it.quota),
-            effective: cx.quota(index),
-            used: cx.used(index),
-            objects: cx.catalog.namespace(index).map_or(0, |it| it.objects),
-        };
-        let is_shown = |it: &QuotaStat| it.requested.is_some() || it.used > 0 || it.objects > 0;
-        cx.catalog.namespace_indexes().map(stat).filter(is_shown).collect()
-    }
-
     /// Looks objects up for the shell's own pages, as for a client of that namespace.
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
@@ -487,8 +471,11 @@ impl Master {
         if !self.objects.unreported.is_empty() {
             return refuse(Reason::Unavailable, &self.objects.unreported_message());
         }
-        let namespace = self.objects.cx.catalog.intern(namespace);
-        read(&mut self.objects, namespace)
+        let namespace = self.objects.enter_namespace(namespace);
+        let reply = read(&mut self.objects, namespace);
+        // A question does not create a namespace.
+        self.objects.forget_unused(namespace);
+        reply
     }
 
     /// Number of removed copies whose nodes have not confirmed the retire.
@@ -499,6 +486,7 @@ impl Master {
 
     /// Checks internal consistency, and describes the first problem. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
+        self.check_waiting()?;
         self.objects.streams.check(&self.objects.cx)?;
         self.objects.tier.check(&self.objects.cx)
     }
@@ -574,7 +562,7 @@ impl Master {
             Role::Node => self.objects.cx.connections.set_node(conn, None),
             Role::Client => {
                 let client = hello.client;
-                let namespace = self.objects.cx.catalog.intern(&hello.namespace);
+                let namespace = self.objects.enter_namespace(&hello.namespace);
                 self.objects.leases.client_returned(client);
                 if let Some(old) = self.objects.cx.connections.replace_client(client, conn) {
                     self.fence(old);
@@ -628,6 +616,11 @@ impl Master {
 
     fn client_request(&mut self, conn: ConnId, id: RequestId, caller: &Arc<Caller>, request: ClientToMaster) {
         let namespace = caller.namespace;
+        if let Some(refusal) = limits::oversize(&request, self.objects.cx.config.sabotage) {
+            self.objects.cx.limits.key_bytes += 1;
+            return self.objects.cx.reply(conn, id, refusal);
+        }
+        let request = why::shortened(request, self.objects.cx.config.sabotage);
         let Some(request) = self.park(conn, id, namespace, request) else { return };
         let o = &mut self.objects;
         o.expire_named(namespace, &request);
@@ -642,8 +635,8 @@ impl Master {
             }
             ClientToMaster::Pin(pin) => return self.retires.pin(o, conn, id, namespace, &pin),
             ClientToMaster::DropPins(drop) => return self.retires.drop_pins(o, conn, id, namespace, &drop),
-            ClientToMaster::Await(until) => return self.watches.watch(o, conn, id, namespace, until),
-            ClientToMaster::Why(it) => return self.explanations.why(o, conn, id, namespace, &it.keys),
+            ClientToMaster::Await(until) => return self.watches.watch(o, (conn, id), caller, until),
+            ClientToMaster::Why(it) => return self.explanations.why(o, (conn, id), caller, &it.keys),
             ClientToMaster::Ack(ack) => return self.retires.ack(o, conn, id, caller, &ack),
             ClientToMaster::OpenStream(open) => o.streams.open(&mut o.cx, caller, open),
             ClientToMaster::EndStream(end) => return self.retires.end_stream(o, conn, id, caller, &end),
@@ -738,6 +731,7 @@ impl Master {
                 }
                 self.forget_answers(conn);
                 self.lose_sight(caller.client);
+                self.objects.forget_unused(caller.namespace);
             }
         }
     }
@@ -754,11 +748,13 @@ impl Master {
 
     /// A connection is closed: its requests are not answered. Deletes and drops continue.
     fn forget_answers(&mut self, conn: ConnId) {
-        self.objects.tier.fetches().forget(&mut self.objects.cx, conn);
-        self.objects.streams.forget_pulls(&mut self.objects.cx, conn);
-        self.reservations.forget(&mut self.objects, conn);
-        self.watches.forget(conn);
-        self.explanations.forget(conn);
+        for op in self.objects.cx.waiting.of(conn) {
+            self.objects.tier.fetches().end(&mut self.objects.cx, op);
+            self.objects.streams.forget_pull(&mut self.objects.cx, op);
+            self.reservations.forget(&mut self.objects, op);
+            self.watches.forget(&mut self.objects.cx, op);
+            self.explanations.forget(&mut self.objects.cx, op);
+        }
         self.forget_parked(conn);
     }
 

@@ -39,7 +39,10 @@ const UNOFFERED_SHARE: u64 = 8;
 /// All reservations in progress.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
+    /// Those that wait for nodes.
     all: BTreeMap<OpId, Reserving>,
+    /// Those that wait for space, and for no node.
+    parked: BTreeMap<OpId, Reserving>,
 }
 
 /// A reservation in progress.
@@ -71,13 +74,6 @@ struct Item {
     counted: Option<StreamIndex>,
     /// It was planned on memory that is offered to clients and may be claimed.
     needs_recall: bool,
-}
-
-impl Reserving {
-    /// Whether it waits for space, and for no node.
-    fn is_parked(&self) -> bool {
-        self.queued && self.outstanding == 0
-    }
 }
 
 impl Reservations {
@@ -133,7 +129,7 @@ impl Reservations {
 
     /// Retries the first put of a queue, because space may have become free.
     pub(super) fn try_again(&mut self, o: &mut Objects, op: OpId) {
-        let Some(mut reserving) = self.take_parked(op) else { return };
+        let Some(mut reserving) = self.parked.remove(&op) else { return };
         for item in &mut reserving.items {
             if may_fit_later(item) {
                 item.done = None;
@@ -145,45 +141,42 @@ impl Reservations {
 
     /// Answers a put whose waiting time for space has passed.
     pub(super) fn end_parked(&mut self, o: &mut Objects, op: OpId) {
-        let is_late = |it: &Reserving| it.is_parked() && it.deadline <= o.cx.now;
-        if !self.all.get(&op).is_some_and(is_late) {
-            return;
-        }
+        let Some(late) = self.parked.get(&op).filter(|it| it.deadline <= o.cx.now) else { return };
         // A slow disk must not fail a put, so the eviction candidates are checked once more. Only the first
         // put of its queue is entitled to that.
-        if o.cx.members.disks().next().is_some() && o.cx.quotas.is_first(op) {
+        if o.cx.members.disks().next().is_some() && o.cx.quotas.is_first(&late.queue_key, op) {
             self.try_again(o, op);
         }
-        if let Some(reserving) = self.take_parked(op) {
+        if let Some(reserving) = self.parked.remove(&op) {
             self.end_reserve(o, op, reserving);
         }
     }
 
-    fn take_parked(&mut self, op: OpId) -> Option<Reserving> {
-        self.all.get(&op).is_some_and(Reserving::is_parked).then(|| self.all.remove(&op)).flatten()
-    }
-
-    /// A connection is closed: its puts no longer wait.
-    pub(super) fn forget(&mut self, o: &mut Objects, conn: ConnId) {
-        let moot = self.all.iter().filter(|(_, it)| it.conn == conn && it.is_parked()).map(|it| *it.0);
-        for op in moot.collect::<Vec<_>>() {
-            if let Some(reserving) = self.all.remove(&op) {
-                self.end_reserve(o, op, reserving);
-            }
+    /// The connection of a waiting put is closed: it no longer waits.
+    pub(super) fn forget(&mut self, o: &mut Objects, op: OpId) {
+        if let Some(reserving) = self.parked.remove(&op) {
+            self.end_reserve(o, op, reserving);
         }
     }
 
     /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
-        for (op, reserving) in self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id)) {
+        let waiting = cx.waiting.find(conn, id).and_then(|op| Some((op, self.parked.get_mut(&op)?)));
+        let asking = self.all.iter_mut().filter(|(_, it)| (it.conn, it.id) == (conn, id));
+        for (op, reserving) in asking.map(|(op, it)| (*op, it)).chain(waiting) {
             reserving.deadline = reserving.deadline.min(cx.now);
-            cx.deadlines.list(cx.now, *op);
+            cx.deadlines.list(cx.now, op);
         }
+    }
+
+    /// Number of reservations in the queues for space, those included that ask nodes again.
+    pub(super) fn queued_count(&self) -> usize {
+        self.parked.len() + self.all.values().filter(|it| it.queued).count()
     }
 
     /// Number of reservations in progress.
     pub(super) fn len(&self) -> usize {
-        self.all.len()
+        self.all.len() + self.parked.len()
     }
 
     pub(super) fn allocated(
@@ -484,15 +477,28 @@ impl Reservations {
     fn end_reserve(&mut self, o: &mut Objects, op: OpId, mut reserving: Reserving) {
         let is_there = o.cx.connections.is_open(reserving.conn);
         if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
-            if !reserving.queued {
-                reserving.queued = true;
-                o.cx.quotas.queue(reserving.queue_key.clone(), op);
+            let is_new = !reserving.queued;
+            let asked = (reserving.conn, reserving.id);
+            let entered = if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) };
+            match entered {
+                Ok(()) => {
+                    if is_new {
+                        reserving.queued = true;
+                        o.cx.quotas.queue(reserving.queue_key.clone(), op);
+                    }
+                    o.cx.deadlines.list(reserving.deadline, op);
+                    self.parked.insert(op, reserving);
+                    return;
+                }
+                // Items that have found space are answered, the others with what they lack.
+                Err(refusal) if !reserving.items.iter().any(has_space) => {
+                    return o.cx.reply(reserving.conn, reserving.id, *refusal);
+                }
+                Err(_) => (),
             }
-            o.cx.deadlines.list(reserving.deadline, op);
-            self.all.insert(op, reserving);
-            return;
         }
         if reserving.queued {
+            o.cx.waiting.leave(op);
             o.cx.deadlines.strike(reserving.deadline, op);
             o.cx.quotas.leave_queue(&reserving.queue_key, op);
         }
@@ -694,6 +700,10 @@ fn charge(request: &ReserveItem) -> u64 {
 /// The bytes that its stream counts.
 fn in_stream(request: &ReserveItem) -> u64 {
     request.len.saturating_add(request.options.elsewhere)
+}
+
+fn has_space(item: &Item) -> bool {
+    matches!(item.done, Some(ReserveOutcome::Space(_)))
 }
 
 /// Whether an item lacks space now and may find it later.

@@ -10,16 +10,19 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, Key,
     message::{
-        Ahead, Exists, List, ListItem, Listed, NamespaceStat, Pattern, PrefetchOutcome, Presence, Reason,
-        Reply, Resolve, ResolveOutcome, Resolved,
+        Ahead, Exists, List, ListItem, Listed, Pattern, PrefetchOutcome, Presence, Reason, Reply, Resolve,
+        ResolveOutcome, Resolved,
     },
-    sabotage::sabotaged,
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// Maximum number of objects that one page scans, so that a listing delays other requests only briefly.
-const LIST_SCAN_MAX: usize = 1 << 16;
+pub(super) const LIST_SCAN_MAX: usize = 1 << 13;
 /// Bytes of keys after which a page ends, because a message is bounded and keys may be long.
 const LIST_BYTES_MAX: usize = 8 << 20;
+/// Bytes of keys that one page, or one piece of a delete, compares with a regular expression. It ends after
+/// the key that reaches this, because a key may be long.
+const MATCH_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of a compiled regular expression.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
@@ -42,6 +45,18 @@ impl Matcher {
                 Self::Regex(Box::new(regex.map_err(problem)?))
             }
         })
+    }
+
+    /// Counts the cost of a key in `bytes`. `false` if it must be left to the next page or piece.
+    pub(super) fn affords(&self, key: &Key, bytes: &mut usize, sabotage: Sabotage) -> bool {
+        if !matches!(self, Self::Regex(_)) || sabotaged!(sabotage, MatchAnyBytes) {
+            return true;
+        }
+        if *bytes >= MATCH_BYTES_MAX {
+            return false;
+        }
+        *bytes += key.as_bytes().len();
+        true
     }
 
     pub(super) fn matches(&self, key: &Key) -> bool {
@@ -183,13 +198,20 @@ impl Objects {
         };
         let limit = (list.limit as usize).clamp(1, BATCH_ITEMS_MAX);
         let mut items = Vec::new();
-        let mut bytes = 0;
+        let (mut bytes, mut matched) = (0, 0);
+        let sabotage = self.cx.config.sabotage;
         let has_overdue = self.has_overdue();
         let cursor = self.cx.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
             let pins = |owner: &String| object.attributes().is_some_and(|it| it.pins.contains(owner));
             let is_over = has_overdue && self.cx.catalog.expiries().is_due(object, self.cx.now);
             let wanted = list.pinned_by.as_ref().is_none_or(pins) && !is_over;
-            if object.namespace() != namespace || !wanted || !matcher.matches(object.key()) {
+            if object.namespace() != namespace || !wanted {
+                return true;
+            }
+            if !matcher.affords(object.key(), &mut matched, sabotage) {
+                return false;
+            }
+            if !matcher.matches(object.key()) {
                 return true;
             }
             if items.len() == limit || bytes >= LIST_BYTES_MAX {
@@ -211,9 +233,5 @@ impl Objects {
             pins: object.attributes().map(|it| it.pins.clone()).unwrap_or_default(),
             expires_in_ms: self.cx.catalog.expires_in_ms(object, self.cx.now),
         }
-    }
-
-    pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
-        self.cx.catalog.namespace_indexes().map(|index| self.namespace_stat(index)).collect()
     }
 }

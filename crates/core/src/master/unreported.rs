@@ -445,8 +445,8 @@ impl Master {
     fn refuse_parked(&mut self, conn: ConnId, id: RequestId, question: Question) {
         let reply = if let Question::Client(ClientToMaster::Await(it)) = question {
             let Some(Party::Client(caller)) = self.objects.cx.connections.get(conn) else { return };
-            let (namespace, now) = (caller.namespace, Await { wait_ms: 0, ..it });
-            return self.watches.watch(&mut self.objects, conn, id, namespace, now);
+            let (caller, now) = (Arc::clone(caller), Await { wait_ms: 0, ..it });
+            return self.watches.watch(&mut self.objects, (conn, id), &caller, now);
         } else if let Question::Client(ClientToMaster::Pull(_)) = question {
             // A pull that ends without samples makes no statement about existing ones.
             Reply::Pulled(Pulled::default())

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Objects, OpId, Wait,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
-    refuse,
+    Caller, Context, Objects, OpId, Wait,
+    catalog::{NodeIndex, ObjectIndex},
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Key, RequestId, SlotRef, Tick, VIEWERS_MAX,
-    message::{Found, Here, MasterToMember, Reason, Reply, Views, Why},
+    ConnId, Key, RequestId, SlotRef, Tick, VIEWERS_MAX, WHY_KEYS_MAX,
+    message::{ClientToMaster, Found, Here, MasterToMember, Reply, Views, Why},
+    sabotage::{Sabotage, sabotaged},
 };
+
+/// Size of an answer, in bytes, after which it explains no further key.
+const WHY_BYTES_MAX: usize = 1 << 20;
 
 /// All explanations that wait for nodes.
 #[derive(Debug, Default)]
@@ -28,9 +31,11 @@ struct Explaining {
 }
 
 impl Explanations {
-    /// A connection is closed: its requests are not answered.
-    pub(super) fn forget(&mut self, conn: ConnId) {
-        self.all.retain(|_, it| it.conn != conn);
+    /// The connection of a request is closed: it is not answered.
+    pub(super) fn forget(&mut self, cx: &mut Context, op: OpId) {
+        if self.all.remove(&op).is_some() {
+            cx.waiting.leave(op);
+        }
     }
 
     /// Number of explanations that wait.
@@ -38,31 +43,39 @@ impl Explanations {
         self.all.len()
     }
 
+    /// Explains the first keys, as many as fit into an answer. The client asks for the others again.
     pub(super) fn why(
         &mut self,
         o: &mut Objects,
-        conn: ConnId,
-        id: RequestId,
-        namespace: NamespaceIndex,
+        (conn, id): (ConnId, RequestId),
+        caller: &Caller,
         keys: &[Key],
     ) {
-        if keys.len() > BATCH_ITEMS_MAX {
-            let reply = refuse(Reason::Invalid, "the batch is too large");
-            return o.cx.reply(conn, id, reply);
-        }
+        let namespace = caller.namespace;
         let mut ask: BTreeMap<NodeIndex, Vec<(SlotRef, usize)>> = BTreeMap::new();
         let mut answers = Vec::with_capacity(keys.len());
+        let mut bytes = 0;
         for (item, key) in keys.iter().enumerate() {
+            if bytes >= WHY_BYTES_MAX && !sabotaged!(o.cx.config.sabotage, ExplainAll) {
+                break;
+            }
             let Some(index) = o.cx.catalog.find(namespace, key) else {
-                answers.push(o.history.why_gone(&o.cx, namespace, key));
+                let gone = o.history.why_gone(&o.cx, namespace, key);
+                bytes += size(&gone);
+                answers.push(gone);
                 continue;
             };
             for (node, slot_ref) in o.cx.catalog.get(index).into_iter().flat_map(|it| it.replicas()) {
                 ask.entry(node).or_default().push((slot_ref, item));
             }
-            answers.push(o.why_here(index));
+            let here = o.why_here(index);
+            bytes += size(&here);
+            answers.push(here);
         }
         let op = o.cx.next_op();
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+            return o.cx.reply(conn, id, *refusal);
+        }
         let mut explaining = Explaining { conn, id, answers, outstanding: 0 };
         for (node, slot_refs) in ask {
             let request = MasterToMember::Inspect(slot_refs.iter().map(|it| it.0).collect());
@@ -98,8 +111,36 @@ impl Explanations {
             && explaining.outstanding == 0
             && let Some(explaining) = self.all.remove(&op)
         {
+            o.cx.waiting.leave(op);
             let reply = Reply::Why(explaining.answers);
             o.cx.reply(explaining.conn, explaining.id, reply);
+        }
+    }
+}
+
+/// A question about as many keys as one answer explains: the others must not cost time before the client asks
+/// for them again.
+pub(super) fn shortened(mut request: ClientToMaster, sabotage: Sabotage) -> ClientToMaster {
+    if let ClientToMaster::Why(explain) = &mut request
+        && !sabotaged!(sabotage, ExplainAll)
+    {
+        explain.keys.truncate(WHY_KEYS_MAX);
+    }
+    request
+}
+
+/// The approximate size of an answer, in bytes.
+fn size(why: &Why) -> usize {
+    let strings = |list: &[String]| list.iter().map(String::len).sum::<usize>();
+    match why {
+        Why::Unknown => 0,
+        Why::Gone(gone) => {
+            let for_key = gone.for_key.as_ref().map_or(0, |it| it.as_bytes().len());
+            for_key + gone.by.len() + gone.node.len() + gone.reader.len()
+        }
+        Why::Here(here) => {
+            let lists = [&here.nodes, &here.unreachable, &here.pins, &here.acked, &here.leases];
+            lists.iter().map(|it| strings(it)).sum::<usize>() + here.writer.len() + here.reader.len()
         }
     }
 }

@@ -29,7 +29,7 @@ use ledger::Ledger;
 use observe::{Timed, Unanswered, Watched};
 use state::{StateFolder, Store};
 use tiffin_core::master::{
-    Effect, Event, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
+    Effect, Event, LimitsConfig, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
 use tiffin_rpc::{Address, Listener, Outbox, SendError};
 use tiffin_trace::Tracer;
@@ -345,6 +345,7 @@ impl Shared {
             events: config.events.is_some(),
             owed_page_max: OWED_PAGE_MAX,
             piece_objects_max: PIECE_OBJECTS_MAX,
+            limits: LimitsConfig::default(),
             tier: config.tier.core(),
             wall_ms: wall_ms_before(Duration::ZERO),
             hash_seed: draw()?,

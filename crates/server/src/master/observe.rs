@@ -208,14 +208,16 @@ impl Shared {
 
     /// The page `/metrics`.
     pub(crate) fn metrics(&self) -> String {
-        let (stat, waiting, undecided) = {
+        let (stat, waiting, undecided, limits) = {
             let state = self.lock();
-            (state.core.stat(), state.core.waiting_count(), state.core.undecided_count())
+            let core = &state.core;
+            (core.stat(), core.waiting_count(), core.undecided_count(), core.limits())
         };
         let snapshot = metrics::Snapshot {
             transfers: self.counters.transfers(&stat),
             waiting: waiting as u64,
             undecided: undecided as u64,
+            limits,
             events: self.watched.journal.counts(),
             spans: self.tracer.as_ref().map_or((0, 0), |it| (it.exported(), it.dropped())),
             ..self.snapshot(&stat)

@@ -37,6 +37,11 @@ impl Host for Shared {
         if let Some(refusal) = self.standby_refusal() {
             return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
         }
+        if hello.role == Role::Client
+            && let Err(refusal) = { self.lock().core.admits(&hello.namespace) }
+        {
+            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
+        }
         let epoch = self.epoch();
         let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {

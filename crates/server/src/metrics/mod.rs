@@ -17,6 +17,7 @@ use std::time::Duration;
 pub use page::reference;
 pub(crate) use page::{allocated, held_word, render, shown_namespaces, summary, tier};
 pub(crate) use requests::{REQUESTS, RequestKind};
+use tiffin_core::master::LimitStat;
 use tiffin_measure::{Counts, Histogram, Measures};
 use tiffin_types::SegmentId;
 use tiffin_types::message::{
@@ -117,6 +118,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) counters: &'a Counters,
     pub(crate) waiting: u64,
     pub(crate) undecided: u64,
+    pub(crate) limits: Vec<LimitStat>,
     /// Spans that were exported, and those that were lost.
     pub(crate) spans: (u64, u64),
     pub(crate) connections: u64,
@@ -136,6 +138,7 @@ impl<'a> Snapshot<'a> {
             events: Vec::new(),
             waiting: 0,
             undecided: 0,
+            limits: Vec::new(),
             spans: (0, 0),
             connections: 0,
             refused: 0,

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use tiffin_core::master::LimitStat;
 use tiffin_measure::{BOUNDS_US, Counts};
 use tiffin_types::message::{GroupStat, Held, NamedStream, NamespaceStat, NodeStat, Stat, Usage};
 
@@ -48,6 +49,8 @@ fn filled(snapshot: &Snapshot<'_>) -> Page {
     tiers(&mut page, snapshot.stat);
     page.section("The master");
     own(&mut page, snapshot);
+    page.section("Limits");
+    limits(&mut page, &snapshot.limits);
     page
 }
 
@@ -455,6 +458,25 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.head("tiffin_events_total", "counter", &["kind"], "Events in `tiffin events`, by kind");
     for (kind, count) in &snapshot.events {
         page.sample("tiffin_events_total", &[("kind", kind)], *count);
+    }
+}
+
+fn limits(page: &mut Page, limits: &[LimitStat]) {
+    let rows: [KindRow<LimitStat, u64>; 3] = [
+        ("tiffin_limit", "gauge", "Value of the limit", |it| it.max),
+        (
+            "tiffin_limit_used",
+            "gauge",
+            "Use of the limit: by the whole master, or by the client or namespace that uses most",
+            |it| it.used,
+        ),
+        ("tiffin_limit_reached_total", "counter", "Times that a request reached the limit", |it| it.reached),
+    ];
+    for (name, kind, help, value) in rows {
+        page.head(name, kind, &["limit"], help);
+        for limit in limits {
+            page.sample(name, &[("limit", limit.name)], value(limit));
+        }
     }
 }
 

@@ -139,7 +139,8 @@ pub struct Await {
 /// See [`ClientToMaster::Why`](super::ClientToMaster::Why).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explain {
-    /// The objects.
+    /// The objects. An answer explains the first of them, at least one, as many as the master's limits allow.
+    /// The client asks again for the others.
     pub keys: Vec<Key>,
     /// See [`Resolve::report_wait_ms`](super::Resolve::report_wait_ms). Zero leaves it to the master.
     pub report_wait_ms: u64,

@@ -157,11 +157,11 @@ impl EvictionLists {
         namespace: NamespaceIndex,
     ) -> impl Iterator<Item = (NodeIndex, &[Ends; LIST_COUNT])> + Clone {
         let nodes = self.nodes.iter().zip(0..);
-        nodes.filter_map(move |(it, node)| Some((NodeIndex(node), it.get(namespace.0 as usize)?)))
+        nodes.filter_map(move |(it, node)| Some((NodeIndex(node), it.get(namespace.position())?)))
     }
 
     fn ends(&mut self, node: NodeIndex, namespace: NamespaceIndex, list: EvictionList) -> &mut Ends {
-        let (node, namespace) = (node.0 as usize, namespace.0 as usize);
+        let (node, namespace) = (node.0 as usize, namespace.position());
         if self.nodes.len() <= node {
             self.nodes.resize(node + 1, Vec::new());
         }
@@ -468,7 +468,7 @@ impl Catalog {
             for (at, ends) in namespaces.iter().enumerate() {
                 let is_wanted = match scope {
                     Scope::Node(wanted) => wanted == node,
-                    Scope::Namespace(wanted) => wanted == NamespaceIndex(at as u32),
+                    Scope::Namespace(wanted) => wanted.position() == at,
                 };
                 let of = lists.iter().filter_map(|list| ends.get(*list as usize)).filter(|_| is_wanted);
                 heads.extend(of.filter(|it| it.oldest != NIL).map(|it| (node, it.oldest)));
@@ -496,8 +496,9 @@ impl Catalog {
         may: impl Fn(&Object) -> bool,
     ) -> Option<ObjectIndex> {
         let mut best: Option<(Tick, u32)> = None;
+        let is_wanted = |at: usize| self.namespaces.get(at).is_some_and(|it| wanted(it.index));
         let namespaces = self.lists.of_node(node).enumerate();
-        for (_, ends) in namespaces.filter(|(index, _)| wanted(NamespaceIndex(*index as u32))) {
+        for (_, ends) in namespaces.filter(|(at, _)| is_wanted(*at)) {
             for list in NOT_ON_DISK {
                 let mut next = ends.get(list as usize).map_or(NIL, |it| it.oldest);
                 let mut left = scan;
@@ -568,7 +569,7 @@ impl Catalog {
                     while let Some(object) = self.objects.get(next) {
                         let replica = object.on(node).unwrap();
                         assert_eq!((replica.older, replica.list), (older, object.rightful_list(replica)));
-                        assert_eq!((replica.list as usize, object.namespace().0 as usize), (list, namespace));
+                        assert_eq!((replica.list as usize, object.namespace().position()), (list, namespace));
                         if older == NIL {
                             let said = (ends.touched, ends.lease_until);
                             assert_eq!(said, (object.touched(), object.lease_until()));

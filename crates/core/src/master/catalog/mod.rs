@@ -17,7 +17,8 @@ mod slab;
 mod tests;
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 pub(super) use eviction_lists::{Eviction, Scope};
 use eviction_lists::{EvictionList, EvictionLists};
@@ -51,9 +52,27 @@ impl ObjectIndex {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LabelIndex(pub(super) u16);
 
-/// The index of a namespace; never reused.
+/// The index of a namespace: its position, and which use of that position it is. A position is used again
+/// after its namespace was forgotten, by a namespace with another index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamespaceIndex(u32);
+
+/// The bits of a namespace's position; the bits above count the uses.
+const POSITION_BITS: u32 = 20;
+/// Positions are used again when so many are free, the longest free first. So it takes millions of namespaces
+/// until an index is used again, and nothing remembers one for that long.
+const POSITIONS_FREE_MIN: usize = 1 << 10;
+
+impl NamespaceIndex {
+    fn position(self) -> usize {
+        (self.0 & ((1 << POSITION_BITS) - 1)) as usize
+    }
+
+    /// The next use of the same position.
+    fn next_use(self) -> Self {
+        Self(self.0.wrapping_add(1 << POSITION_BITS))
+    }
+}
 
 /// Number of names that are looked up together: the data that they touch fits into the L1 cache.
 pub(super) const TOGETHER: usize = 64;
@@ -101,8 +120,10 @@ fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
 }
 
 /// One namespace's name and totals.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Namespace {
+    index: NamespaceIndex,
+    /// Empty if the position is free.
     pub(super) name: String,
     pub(super) objects: u64,
     pub(super) bytes: u64,
@@ -120,7 +141,10 @@ pub(super) struct Catalog {
     names: Names,
     objects: Slab<Object>,
     lists: EvictionLists,
+    /// By position.
     namespaces: Vec<Namespace>,
+    /// Positions whose namespace was forgotten, the longest free first.
+    free_positions: VecDeque<usize>,
     namespace_names: BTreeMap<String, NamespaceIndex>,
     /// Objects with a soft pin, by the time it ends.
     soft: BTreeSet<(Tick, u32)>,
@@ -155,6 +179,7 @@ impl Catalog {
             objects: Slab::new(),
             lists: EvictionLists::default(),
             namespaces: Vec::new(),
+            free_positions: VecDeque::new(),
             namespace_names: BTreeMap::new(),
             soft: BTreeSet::new(),
             expiries: Expiries::new(wall_ms, sabotage),
@@ -181,10 +206,47 @@ impl Catalog {
         if let Some(&index) = self.namespace_names.get(name) {
             return index;
         }
-        let index = NamespaceIndex(self.namespaces.len() as u32);
-        self.namespaces.push(Namespace { name: name.to_owned(), ..Namespace::default() });
+        let reused = match self.free_positions.len() > POSITIONS_FREE_MIN {
+            true => self.free_positions.pop_front().and_then(|it| self.namespaces.get_mut(it)),
+            false => None,
+        };
+        let index = match reused {
+            Some(namespace) => {
+                namespace.index = namespace.index.next_use();
+                name.clone_into(&mut namespace.name);
+                namespace.index
+            }
+            None => {
+                assert!(self.namespaces.len() < 1 << POSITION_BITS, "too many namespaces");
+                let index = NamespaceIndex(self.namespaces.len() as u32);
+                let name = name.to_owned();
+                self.namespaces.push(Namespace { index, name, objects: 0, bytes: 0, committed: 0 });
+                index
+            }
+        };
         self.namespace_names.insert(name.to_owned(), index);
         index
+    }
+
+    /// Forgets a namespace that has no objects.
+    pub(super) fn forget_namespace(&mut self, index: NamespaceIndex) {
+        let namespace = self.namespaces.get_mut(index.position()).filter(|it| it.index == index);
+        if let Some(namespace) = namespace.filter(|it| it.objects == 0 && !it.name.is_empty()) {
+            self.namespace_names.remove(&std::mem::take(&mut namespace.name));
+            self.free_positions.push_back(index.position());
+        }
+    }
+
+    /// Number of namespaces.
+    pub(super) fn namespace_count(&self) -> usize {
+        self.namespace_names.len()
+    }
+
+    /// The first namespace after that name, or the first of all.
+    pub(super) fn namespace_after(&self, name: &str) -> Option<NamespaceIndex> {
+        let after = (Bound::Excluded(name), Bound::Unbounded);
+        let next = self.namespace_names.range::<str, _>(after).next();
+        next.or_else(|| self.namespace_names.first_key_value()).map(|it| *it.1)
     }
 
     /// The index of a namespace, if it is known.
@@ -193,16 +255,16 @@ impl Catalog {
     }
 
     pub(super) fn namespace(&self, index: NamespaceIndex) -> Option<&Namespace> {
-        self.namespaces.get(index.0 as usize)
+        self.namespaces.get(index.position()).filter(|it| it.index == index)
     }
 
     /// Every namespace.
-    pub(super) fn namespace_indexes(&self) -> impl Iterator<Item = NamespaceIndex> + use<> {
-        (0..self.namespaces.len() as u32).map(NamespaceIndex)
+    pub(super) fn namespace_indexes(&self) -> impl Iterator<Item = NamespaceIndex> {
+        self.namespaces.iter().filter(|it| !it.name.is_empty()).map(|it| it.index)
     }
 
     pub(super) fn namespace_name(&self, index: NamespaceIndex) -> &str {
-        self.namespaces.get(index.0 as usize).map_or("", |it| it.name.as_str())
+        self.namespace(index).map_or("", |it| it.name.as_str())
     }
 
     pub(super) fn soft_pinned(&self) -> u64 {
@@ -249,7 +311,7 @@ impl Catalog {
         let hash = self.hash(new.namespace, new.key.as_bytes());
         let object = Object::new(now, new)?;
         let (namespace, len, soft_until) = (object.namespace(), object.len(), object.soft_until());
-        if let Some(namespace) = self.namespaces.get_mut(namespace.0 as usize) {
+        if let Some(namespace) = self.namespaces.get_mut(namespace.position()) {
             namespace.objects += 1;
             namespace.bytes += len;
             namespace.committed = namespace.committed.wrapping_add(object.space());
@@ -292,7 +354,7 @@ impl Catalog {
                 subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
             }
         }
-        if let Some(namespace) = self.namespaces.get_mut(object.namespace().0 as usize) {
+        if let Some(namespace) = self.namespaces.get_mut(object.namespace().position()) {
             namespace.objects -= 1;
             namespace.bytes -= object.len();
             namespace.committed = namespace.committed.wrapping_sub(object.space());
@@ -490,7 +552,7 @@ impl Catalog {
     }
 
     fn charge(&mut self, namespace: NamespaceIndex, space: u64, change: fn(u64, u64) -> u64) {
-        if let Some(it) = self.namespaces.get_mut(namespace.0 as usize) {
+        if let Some(it) = self.namespaces.get_mut(namespace.position()) {
             it.committed = change(it.committed, space);
         }
     }
@@ -500,7 +562,8 @@ impl Catalog {
         self.names.find(hash, |index| self.objects.get(index).is_some_and(is)).map(ObjectIndex)
     }
 
-    fn hash(&self, namespace: NamespaceIndex, key: &[u8]) -> u64 {
+    /// The hash under which names are listed.
+    pub(super) fn hash(&self, namespace: NamespaceIndex, key: &[u8]) -> u64 {
         xxh3_64_with_seed(key, self.hash_seed ^ u64::from(namespace.0))
     }
 }

@@ -23,8 +23,9 @@ use saved::Saving;
 use super::{
     Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
-    connections::Connections,
+    connections::{Caller, Connections},
     deadlines::Deadlines,
+    limits::{Limits, Waiting},
     members::{Member, Members, Standing},
     pending_retires::{Name, PendingRetires},
 };
@@ -68,6 +69,9 @@ pub(in crate::master) struct Context {
     pub(in crate::master) members: Members,
     pub(in crate::master) connections: Connections,
     pub(in crate::master) quotas: Quotas,
+    pub(in crate::master) limits: Limits,
+    /// The requests of clients that wait.
+    pub(in crate::master) waiting: Waiting,
     pub(in crate::master) pending_retires: PendingRetires,
     pub(in crate::master) saving: Saving,
     pub(in crate::master) cluster: Cluster,
@@ -99,6 +103,8 @@ impl Context {
             members: Members::default(),
             connections: Connections::default(),
             quotas: Quotas::default(),
+            limits: Limits::default(),
+            waiting: Waiting::default(),
             pending_retires: PendingRetires::default(),
             saving: Saving::default(),
             cluster: Cluster::default(),
@@ -349,6 +355,16 @@ impl Context {
         *evicted = Evicted { objects: evicted.objects + 1, bytes: evicted.bytes + bytes };
         self.evictions.unread += u64::from(is_unread && is_lost);
         self.notice(Notice::Evicted(Eviction { bytes, cause, is_unread, is_lost }));
+    }
+
+    /// Lets a request of a client wait, or refuses that.
+    pub(in crate::master) fn wait(
+        &mut self,
+        op: OpId,
+        asked: (ConnId, RequestId),
+        caller: &Caller,
+    ) -> Result<(), Box<Reply>> {
+        self.waiting.enter(op, asked, caller, self.config.limits, self.config.sabotage)
     }
 
     /// Bytes that a namespace uses, reservations included.

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** a namespace's reservations and objects together never exceed its quota.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{collections::BTreeMap, ops::Bound};
 
 use crate::{
     ClientId, SlotRef,
@@ -22,16 +22,31 @@ use crate::{
 #[derive(Debug, Default)]
 pub(in crate::master) struct Quotas {
     policies: BTreeMap<NamespaceIndex, Policy>,
-    granted: BTreeMap<NamespaceIndex, u64>,
+    /// The bytes and number of the reservations of each namespace, offers without their bytes.
+    granted: BTreeMap<NamespaceIndex, Granted>,
     /// Which namespace each reservation is charged to.
     grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
-    queues: BTreeMap<QueueKey, VecDeque<OpId>>,
+    /// The puts of each queue, in the order in which they joined. No queue is empty.
+    queues: BTreeMap<QueueKey, BTreeMap<u64, OpId>>,
+    /// The position of each waiting put in its queue.
+    positions: BTreeMap<OpId, u64>,
+    next_position: u64,
+    /// The queue that was tried last, and how many are left to be tried after a change.
+    tried: Option<QueueKey>,
+    untried: usize,
     /// Samples that are about to be put into each stream: their number and bytes.
     streams: BTreeMap<StreamIndex, (u64, u64)>,
     /// The reservations of these samples: the first copy of each, and its bytes.
     streamed: BTreeMap<(NodeIndex, SlotRef), (StreamIndex, u64)>,
     /// State has changed that puts or watchers may wait for.
     changed: bool,
+}
+
+/// The reservations of a namespace.
+#[derive(Clone, Copy, Debug, Default)]
+struct Granted {
+    bytes: u64,
+    count: u64,
 }
 
 /// Identifies a queue: the puts of a namespace into the same stream, or into none.
@@ -93,13 +108,13 @@ impl Quotas {
     /// Charges space that is about to be requested.
     pub(in crate::master) fn plan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
-        *granted = granted.saturating_add(space);
+        (granted.bytes, granted.count) = (granted.bytes.saturating_add(space), granted.count + 1);
     }
 
     /// The space was not found. This wakes no waiting put, because nothing became free.
     pub(in crate::master) fn unplan(&mut self, namespace: NamespaceIndex, space: u64) {
         let granted = self.granted.entry(namespace).or_default();
-        *granted = granted.saturating_sub(space);
+        (granted.bytes, granted.count) = (granted.bytes.saturating_sub(space), granted.count - 1);
     }
 
     /// Planned space became a reservation.
@@ -128,7 +143,9 @@ impl Quotas {
         terms: Terms,
     ) {
         let grant = Grant { namespace, who, space, offered: true, terms: Some(terms) };
-        self.grants.insert((node, slot_ref), grant);
+        if self.grants.insert((node, slot_ref), grant).is_none() {
+            self.plan(namespace, 0);
+        }
     }
 
     /// The bytes of an offer, if this is one.
@@ -151,9 +168,7 @@ impl Quotas {
     /// A reservation became an object, or was given up.
     pub(in crate::master) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(Grant { namespace, space, offered, .. }) = self.grants.remove(&(node, slot_ref)) {
-            if !offered {
-                self.unplan(namespace, space);
-            }
+            self.unplan(namespace, if offered { 0 } else { space });
             if let Some((index, len)) = self.streamed.remove(&(node, slot_ref)) {
                 self.unplan_stream(index, len);
             }
@@ -161,13 +176,16 @@ impl Quotas {
         }
     }
 
-    /// The clients and sizes of the reservations that are charged to a namespace.
-    pub(in crate::master) fn charged_to(
+    /// The clients and sizes of the reservations that are charged to one namespace, or to any.
+    pub(in crate::master) fn charged(
         &self,
-        namespace: NamespaceIndex,
-    ) -> impl Iterator<Item = (LabelIndex, u64)> {
-        let charged = self.grants.values().filter(move |it| it.namespace == namespace && !it.offered);
-        charged.map(|it| (it.who, it.space))
+        only: Option<NamespaceIndex>,
+    ) -> impl Iterator<Item = (NamespaceIndex, LabelIndex, u64)> {
+        // Few namespaces have reservations, so that most need no search.
+        let is_wanted = only.is_none_or(|it| self.granted(it) > 0);
+        let grants = is_wanted.then(|| self.grants.values()).into_iter().flatten();
+        let charged = grants.filter(move |it| only.is_none_or(|only| it.namespace == only) && !it.offered);
+        charged.map(|it| (it.namespace, it.who, it.space))
     }
 
     /// A node was lost, with all reservations on it.
@@ -177,7 +195,19 @@ impl Quotas {
     }
 
     pub(in crate::master) fn granted(&self, namespace: NamespaceIndex) -> u64 {
-        self.granted.get(&namespace).copied().unwrap_or(0)
+        self.granted.get(&namespace).map_or(0, |it| it.bytes)
+    }
+
+    /// A namespace without settings and reservations is forgotten.
+    pub(in crate::master) fn forget_namespace(&mut self, namespace: NamespaceIndex) {
+        self.granted.remove(&namespace);
+    }
+
+    /// Whether a namespace has settings, reservations or waiting puts.
+    pub(in crate::master) fn knows(&self, namespace: NamespaceIndex) -> bool {
+        self.policies.contains_key(&namespace)
+            || self.granted.get(&namespace).is_some_and(|it| it.count > 0)
+            || self.queue_len(namespace) > 0
     }
 
     /// A sample is about to be put into a stream.
@@ -202,21 +232,26 @@ impl Quotas {
 
     /// Whether a put must wait behind others: in its own queue, or in the namespace's queue for space.
     pub(in crate::master) fn has_queue(&self, queue_key: &QueueKey) -> bool {
-        let waits = |queue_key: &QueueKey| self.queues.get(queue_key).is_some_and(|it| !it.is_empty());
-        waits(queue_key) || !queue_key.1.is_empty() && waits(&(queue_key.0, String::new()))
+        let waits = |queue_key: &QueueKey| self.queues.contains_key(queue_key);
+        !self.queues.is_empty()
+            && (waits(queue_key) || !queue_key.1.is_empty() && waits(&(queue_key.0, String::new())))
     }
 
     pub(in crate::master) fn queue_len(&self, namespace: NamespaceIndex) -> u64 {
-        self.queues.iter().filter(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
+        let queues = self.queues.range((namespace, String::new())..);
+        queues.take_while(|it| it.0.0 == namespace).map(|it| it.1.len() as u64).sum()
     }
 
     pub(in crate::master) fn queue(&mut self, queue_key: QueueKey, op: OpId) {
-        self.queues.entry(queue_key).or_default().push_back(op);
+        self.next_position += 1;
+        self.positions.insert(op, self.next_position);
+        self.queues.entry(queue_key).or_default().insert(self.next_position, op);
     }
 
     pub(in crate::master) fn leave_queue(&mut self, queue_key: &QueueKey, op: OpId) {
+        let Some(position) = self.positions.remove(&op) else { return };
         if let Some(waiting) = self.queues.get_mut(queue_key) {
-            waiting.retain(|it| *it != op);
+            waiting.remove(&position);
             if waiting.is_empty() {
                 self.queues.remove(queue_key);
             }
@@ -224,19 +259,35 @@ impl Quotas {
         }
     }
 
-    pub(in crate::master) fn heads(&self, last_first: bool) -> Vec<OpId> {
-        let next = |queue_key: &VecDeque<OpId>| {
-            if last_first { queue_key.back() } else { queue_key.front() }.copied()
+    /// The first put of each queue must be tried again.
+    pub(in crate::master) fn try_all(&mut self) {
+        self.untried = self.queues.len();
+    }
+
+    /// Whether a queue is left to be tried.
+    pub(in crate::master) fn has_untried(&self) -> bool {
+        self.untried > 0 && !self.queues.is_empty()
+    }
+
+    /// The put to try next. The queues take turns, so that each is tried although others change all the time.
+    pub(in crate::master) fn next_untried(&mut self, last_first: bool) -> Option<OpId> {
+        self.untried = self.untried.checked_sub(1)?;
+        let after = match self.tried.take() {
+            Some(tried) => self.queues.range((Bound::Excluded(tried), Bound::Unbounded)).next(),
+            None => None,
         };
-        self.queues.values().filter_map(next).collect()
+        let (queue_key, queue) = after.or_else(|| self.queues.first_key_value())?;
+        self.tried = Some(queue_key.clone());
+        if last_first { queue.last_key_value() } else { queue.first_key_value() }.map(|it| *it.1)
     }
 
     /// Whether it is the first in its queue.
-    pub(in crate::master) fn is_first(&self, op: OpId) -> bool {
-        self.queues.values().any(|queue_key| queue_key.front() == Some(&op))
+    pub(in crate::master) fn is_first(&self, queue_key: &QueueKey, op: OpId) -> bool {
+        let first = self.queues.get(queue_key).and_then(BTreeMap::first_key_value);
+        first.is_some_and(|it| *it.1 == op)
     }
 
     pub(in crate::master) fn anybody_waits(&self) -> bool {
-        self.queues.values().any(|queue_key| !queue_key.is_empty())
+        !self.queues.is_empty()
     }
 }

@@ -16,6 +16,11 @@ pub(in crate::master) struct Floors {
 }
 
 impl Floors {
+    /// Whether no floor is remembered.
+    pub(in crate::master) fn is_empty(&self) -> bool {
+        self.least.is_empty()
+    }
+
     /// Whether more objects may leave the catalog.
     pub(in crate::master) fn has_space(&self) -> bool {
         self.least.len() < FLOORS_MAX

@@ -48,6 +48,8 @@ pub(in crate::master) struct Objects {
     pub(in crate::master) has_new_report: bool,
     pub(in crate::master) floors: Floors,
     pub(in crate::master) next_generation: u64,
+    /// The namespace that the last sweep ended with.
+    pub(in crate::master) swept_namespace: String,
 }
 
 impl Objects {
@@ -59,12 +61,13 @@ impl Objects {
             leases: Leases::after(config.first_counter),
             streams: Streams::default(),
             unwritten: Unwritten::default(),
-            history: History::default(),
+            history: History::new(config.sabotage),
             unreported: BTreeSet::new(),
             unheard: BTreeSet::new(),
             has_new_report: false,
             floors: Floors::default(),
             next_generation: config.first_counter,
+            swept_namespace: String::new(),
         }
     }
 
@@ -116,7 +119,9 @@ impl Objects {
         }
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
         let generation = object.generation();
-        self.history.note(self.cx.now, Arc::clone(&name), generation, (cause, by), object.reader());
+        let hash = self.cx.catalog.hash(name.namespace, name.key.as_bytes());
+        let named = (Arc::clone(&name), hash);
+        self.history.note(self.cx.now, named, generation, (cause, by), object.reader());
         self.history.had_been_refused(disk_bytes_max);
         self.cx.quotas.note_change();
         let (in_memory, on_disk) = object.tiers();

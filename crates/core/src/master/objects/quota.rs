@@ -78,6 +78,15 @@ impl Objects {
     }
 
     pub(in crate::master) fn namespace_stat(&self, index: NamespaceIndex) -> NamespaceStat {
+        self.namespace_stat_with(index, self.holders(Some(index)).remove(&index).unwrap_or_default())
+    }
+
+    /// The same with the clients that hold its memory.
+    pub(in crate::master) fn namespace_stat_with(
+        &self,
+        index: NamespaceIndex,
+        holders: Vec<Holder>,
+    ) -> NamespaceStat {
         let Some(namespace) = self.cx.catalog.namespace(index) else { return NamespaceStat::default() };
         let samples = self.leases.stat(&self.cx, index);
         NamespaceStat {
@@ -99,7 +108,7 @@ impl Objects {
             sample_bytes_expired: samples.expired.1,
             waiting: self.cx.quotas.queue_len(index),
             owners: self.owner_stats(index),
-            holders: self.holders(index),
+            holders,
         }
     }
 
@@ -115,25 +124,34 @@ impl Objects {
         owners
     }
 
-    /// The clients that hold memory of a namespace, so that a leak can be attributed.
-    fn holders(&self, index: NamespaceIndex) -> Vec<Holder> {
-        let mut sums: BTreeMap<(Held, String), (u64, u64)> = BTreeMap::new();
-        let mut add = |held, who: String, bytes: u64| {
-            let sum = sums.entry((held, who)).or_default();
-            *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+    /// The clients that hold memory of one namespace, or of each, so that a leak can be attributed.
+    pub(in crate::master) fn holders(
+        &self,
+        only: Option<NamespaceIndex>,
+    ) -> BTreeMap<NamespaceIndex, Vec<Holder>> {
+        let mut sums: BTreeMap<_, (u64, u64)> = BTreeMap::new();
+        let mut add = |namespace, held, who: String, bytes: u64| {
+            if only.is_none_or(|it| it == namespace) {
+                let sum = sums.entry((namespace, held, who)).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+            }
         };
         for (object, label) in self.leases.held() {
-            if let Some(object) = self.cx.catalog.get(object).filter(|it| it.namespace() == index) {
-                add(Held::Leased, label.to_owned(), object.len());
+            if let Some(object) = self.cx.catalog.get(object) {
+                add(object.namespace(), Held::Leased, label.to_owned(), object.len());
             }
         }
-        for (who, space) in self.cx.quotas.charged_to(index) {
-            add(Held::Reserved, self.cx.connections.label(who), space);
+        for (namespace, who, space) in self.cx.quotas.charged(only) {
+            add(namespace, Held::Reserved, self.cx.connections.label(who), space);
         }
-        let holder = |((held, who), (objects, bytes))| Holder { held, who, objects, bytes };
-        let mut holders: Vec<_> = sums.into_iter().map(holder).collect();
-        holders.sort_by_key(|it| std::cmp::Reverse(it.bytes));
-        holders.truncate(HOLDERS_MAX);
+        let mut holders: BTreeMap<_, Vec<Holder>> = BTreeMap::new();
+        for ((namespace, held, who), (objects, bytes)) in sums {
+            holders.entry(namespace).or_default().push(Holder { held, who, objects, bytes });
+        }
+        for list in holders.values_mut() {
+            list.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+            list.truncate(HOLDERS_MAX);
+        }
         holders
     }
 }

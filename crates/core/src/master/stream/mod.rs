@@ -221,6 +221,7 @@ impl Streams {
             return Err(Box::new(refuse(Reason::Invalid, &what)));
         }
         let op = cx.next_op();
+        cx.wait(op, (conn, id), caller)?;
         let deadline = cx.now.after(pull.wait_ms);
         if let Some(stream) = self.change(index) {
             if pull.behind.is_none() {
@@ -340,6 +341,12 @@ impl Streams {
         }
     }
 
+    /// Whether a namespace has streams.
+    pub(super) fn has_any_in(&self, namespace: NamespaceIndex) -> bool {
+        let first = self.numbers.range((namespace, String::new())..).next();
+        first.is_some_and(|it| it.0.0 == namespace)
+    }
+
     /// Number of pulls that wait.
     pub(super) fn waiting_count(&self) -> usize {
         self.pulls.len()
@@ -352,26 +359,24 @@ impl Streams {
         }
     }
 
-    /// A connection is closed: its pulls are not answered.
-    pub(super) fn forget_pulls(&mut self, cx: &mut Context, conn: ConnId) {
-        let moot = self.pulls.iter().filter(|it| it.1.conn == conn).map(|it| *it.0);
-        for op in moot.collect::<Vec<_>>() {
-            self.take_pull(cx, op);
-        }
+    /// The connection of a pull is closed: it is not answered.
+    pub(super) fn forget_pull(&mut self, cx: &mut Context, op: OpId) {
+        self.take_pull(cx, op);
     }
 
     /// A client no longer waits for an answer: its deadline is now.
     pub(super) fn cancel_pull(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
-        for (op, pulling) in &mut self.pulls {
-            if (pulling.conn, pulling.id) == (conn, id) {
-                pulling.deadline = pulling.deadline.min(cx.now);
-                cx.deadlines.list(cx.now, *op);
-            }
+        if let Some(op) = cx.waiting.find(conn, id)
+            && let Some(pulling) = self.pulls.get_mut(&op)
+        {
+            pulling.deadline = pulling.deadline.min(cx.now);
+            cx.deadlines.list(cx.now, op);
         }
     }
 
     fn take_pull(&mut self, cx: &mut Context, op: OpId) -> Option<Pulling> {
         let pulling = self.pulls.remove(&op)?;
+        cx.waiting.leave(op);
         cx.deadlines.strike(pulling.deadline, op);
         if let Some(stream) = self.change(pulling.stream) {
             stream.unpark(op);

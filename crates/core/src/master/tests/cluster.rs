@@ -72,6 +72,7 @@ impl Cluster {
             evict_soft_pinned: true,
             tenants: false,
             events: false,
+            limits: LimitsConfig::default(),
             tier: TierConfig::default(),
             wall_ms: 1_000_000,
             hash_seed: 3,

@@ -9,6 +9,7 @@ mod drops;
 mod expire;
 mod identity;
 mod lifetimes;
+mod limits;
 mod lost_answers;
 mod offers;
 mod pools;

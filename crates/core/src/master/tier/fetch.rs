@@ -101,6 +101,7 @@ impl Fetches {
     pub(in crate::master) fn end(&mut self, cx: &mut Context, op: OpId) -> Option<Fetching> {
         let fetching = self.all.remove(&op)?;
         cx.deadlines.strike(fetching.deadline, op);
+        cx.waiting.leave(op);
         for generation in &fetching.awaited {
             if let Some(waiting) = self.by_promotion.get_mut(generation) {
                 waiting.remove(&op);
@@ -109,21 +110,13 @@ impl Fetches {
         Some(fetching)
     }
 
-    /// A connection is closed: its requests are not answered.
-    pub(in crate::master) fn forget(&mut self, cx: &mut Context, conn: ConnId) {
-        let moot = self.all.iter().filter(|it| it.1.conn == conn).map(|it| *it.0);
-        for op in moot.collect::<Vec<_>>() {
-            self.end(cx, op);
-        }
-    }
-
     /// A client no longer waits for an answer: its deadline is now.
     pub(in crate::master) fn cancel(&mut self, cx: &mut Context, conn: ConnId, id: RequestId) {
-        for (op, fetching) in &mut self.all {
-            if (fetching.conn, fetching.id) == (conn, id) {
-                fetching.deadline = fetching.deadline.min(cx.now);
-                cx.deadlines.list(cx.now, *op);
-            }
+        if let Some(op) = cx.waiting.find(conn, id)
+            && let Some(fetching) = self.all.get_mut(&op)
+        {
+            fetching.deadline = fetching.deadline.min(cx.now);
+            cx.deadlines.list(cx.now, op);
         }
     }
 
@@ -210,21 +203,26 @@ impl Tier {
         let deadline = cx.now.after(resolve.wait_ms);
         let (caller, since) = (Arc::clone(caller), cx.now);
         let ask = Ask::Resolve(Resolve { wait_ms: 0, ..resolve });
-        self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline });
-        None
+        let op = self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })?;
+        match self.promotions.fetches.end(cx, op)?.ask {
+            Ask::Resolve(resolve) => Some(resolve),
+            Ask::Prefetch(..) => None,
+        }
     }
 
-    /// Lets a request wait. Returns it if it has nothing to wait for.
+    /// Lets a request wait. Returns it if it has nothing to wait for, or may not wait.
     fn fetch(&mut self, cx: &mut Context, fetching: Fetching) -> Option<OpId> {
         let op = cx.next_op();
+        let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
+        // A request that may not wait is answered with what is known now.
+        let may_wait = at_once || cx.wait(op, (fetching.conn, fetching.id), &fetching.caller).is_ok();
         let fetches = &mut self.promotions.fetches;
         for generation in &fetching.awaited {
             fetches.by_promotion.entry(*generation).or_default().insert(op);
         }
-        let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
         cx.deadlines.list(fetching.deadline, op);
         fetches.all.insert(op, fetching);
-        at_once.then_some(op)
+        (at_once || !may_wait).then_some(op)
     }
 
     /// The answer to a request that has ended.
