@@ -2,8 +2,8 @@
 
 PyPI's torch for Linux requires CUDA libraries of several gigabytes, which the linker loads even on a machine
 without a GPU. This script installs torch without them, and builds a placeholder for each: a library with the
-same name whose functions end the process. The CUDA runtime is small and is installed, because torch calls it at
-its import.
+same name whose functions end the process. The CUDA runtime is small and is installed: torch calls it at its
+import.
 
 Called by the targets of the Makefile that have `TORCH=1`, and by `make check-torch`.
 """
