@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::{Query, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -32,8 +32,6 @@ const PAGE_KEYS: u32 = 1 << 14;
 /// The parameters of a query.
 #[derive(Deserialize)]
 pub(super) struct Names {
-    #[serde(default)]
-    key: String,
     #[serde(default)]
     keys: String,
     #[serde(default)]
@@ -265,10 +263,32 @@ fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-async fn query_key(State(shared): Server, Query(names): Query<Names>) -> Response {
+/// The bytes of the parameter `key`, which need not be UTF-8.
+fn raw_key(query: &str) -> Vec<u8> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("key=")).unwrap_or_default();
+    let mut rest = value.as_bytes();
+    let mut key = Vec::with_capacity(rest.len());
+    while let [byte, tail @ ..] = rest {
+        let hex = tail.get(..2).and_then(|it| str::from_utf8(it).ok()).filter(|it| !it.starts_with('+'));
+        match (byte, hex.and_then(|it| u8::from_str_radix(it, 16).ok())) {
+            (b'%', Some(decoded)) => {
+                key.push(decoded);
+                rest = &tail[2..];
+                continue;
+            }
+            (b'+', _) => key.push(b' '),
+            _ => key.push(*byte),
+        }
+        rest = tail;
+    }
+    key
+}
+
+async fn query_key(State(shared): Server, RawQuery(query): RawQuery, names: Query<Names>) -> Response {
+    let key = raw_key(&query.unwrap_or_default());
     let mut worst = (ABSENT, "OBJECT_NOT_FOUND");
-    for namespace in names.namespaces(&shared).iter().filter(|_| !names.key.is_empty()) {
-        let resolved = match resolve(&shared, namespace, &[&names.key]).await {
+    for namespace in names.namespaces(&shared).iter().filter(|_| !key.is_empty()) {
+        let resolved = match resolve(&shared, namespace, &[&key]).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -297,8 +317,9 @@ async fn batch_query_keys(State(shared): Server, Query(names): Query<Names>) -> 
     let mut data: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
     // The first namespace that has a key answers for it, and the default one is first.
+    let bytes: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
     for namespace in names.namespaces(&shared).iter().rev() {
-        let resolved = match resolve(&shared, namespace, &keys).await {
+        let resolved = match resolve(&shared, namespace, &bytes).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -334,9 +355,9 @@ async fn kv_events_status(State(shared): Server) -> Response {
 }
 
 /// Resolves keys without side effects: no lease, no count, no promotion.
-async fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
+async fn resolve(shared: &Shared, namespace: &str, keys: &[&[u8]]) -> Result<Resolved, Refusal> {
     let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
-    let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
+    let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| invalid(error.to_string()))?;
     let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
     match shared.resolve(namespace, &resolve).await {
@@ -375,6 +396,23 @@ fn missing(error: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::escaped;
+
+    #[test]
+    fn query_names_any_bytes() {
+        for (query, key) in [
+            ("key=k", &b"k"[..]),
+            ("namespace=n&key=two%0Alines&key=x", b"two\nlines"),
+            ("key=a+b%2B%c3%bc", "a b+\u{fc}".as_bytes()),
+            ("key=%FF%00%fe", b"\xff\0\xfe"),
+            ("key=%&x", b"%"),
+            ("key=%4", b"%4"),
+            ("key=%zz%+1", b"%zz% 1"),
+            ("keys=k", b""),
+            ("", b""),
+        ] {
+            assert_eq!(super::raw_key(query), key, "{query}");
+        }
+    }
 
     #[test]
     fn keys_stay_on_their_line() {
