@@ -102,7 +102,7 @@ clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ##
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
 ifdef TORCH
 	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni tensordict
-	.venv-torch/bin/pip install -q --disable-pip-version-check cloudpickle importlib_metadata msgspec orjson pyvers pyzmq
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-warn-conflicts cloudpickle importlib_metadata msgspec orjson pyvers pyzmq
 	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge
 	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients_torch.py
 endif
