@@ -268,17 +268,18 @@ fn raw_key(query: &str) -> Vec<u8> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix("key=")).unwrap_or_default();
     let mut rest = value.as_bytes();
     let mut key = Vec::with_capacity(rest.len());
-    while let [byte, tail @ ..] = rest {
-        let hex = tail.get(..2).and_then(|it| str::from_utf8(it).ok()).filter(|it| !it.starts_with('+'));
-        match (byte, hex.and_then(|it| u8::from_str_radix(it, 16).ok())) {
-            (b'%', Some(decoded)) => {
-                key.push(decoded);
-                rest = &tail[2..];
-                continue;
-            }
-            (b'+', _) => key.push(b' '),
-            _ => key.push(*byte),
-        }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    loop {
+        let (byte, tail) = match *rest {
+            [b'%', high, low, ref tail @ ..] => match (digit(high), digit(low)) {
+                (Some(high), Some(low)) => ((high * 16 + low) as u8, tail),
+                _ => (b'%', rest.get(1..).unwrap_or_default()),
+            },
+            [b'+', ref tail @ ..] => (b' ', tail),
+            [byte, ref tail @ ..] => (byte, tail),
+            [] => break,
+        };
+        key.push(byte);
         rest = tail;
     }
     key
