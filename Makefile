@@ -87,18 +87,22 @@ kernels: ## Compile the copy kernel to PTX, which needs no GPU
 	.venv-kernels/bin/pip install -q --disable-pip-version-check nvidia-cuda-nvrtc-cu11==11.8.89
 	.venv-kernels/bin/python crates/gpu/kernels/compile.py
 
+# Torch without its CUDA libraries, for a machine without a GPU.
+INSTALL_TORCH := .ci/install_torch.py
+
 CONFORMANCE_VENV = $(if $(TORCH),.venv-torch,.venv-test)
-conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences; TORCH=1 adds tensors (several gigabytes)
+conformance: .venv-test/wheels $(if $(TORCH),.venv-torch/wheels) $(if $(PEER),.venv-peer/ready) ## The answers of the drop-in, row by row; PEER=1 runs the official wheel too and prints the differences; TORCH=1 adds tensors (a gigabyte)
 	$(if $(PEER),@bash bench/peer-needs.sh)
-	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy $(if $(TORCH),safetensors torch))
+	$(if $(PEER),.venv-peer/bin/pip install -q --disable-pip-version-check numpy $(if $(TORCH),safetensors))
+	$(if $(PEER),$(if $(TORCH),.venv-peer/bin/python $(INSTALL_TORCH)))
 	$(CONFORMANCE_VENV)/bin/python python-mooncake/compare.py $(if $(PEER),--peer .venv-peer/bin/python) $(ARGS)
 
-clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (several gigabytes)
+clients: .venv-test/wheels .venv-peer/ready $(if $(TORCH),.venv-torch/wheels) ## Published clients of Mooncake's store on the drop-in, for real; TORCH=1 adds those that need torch (a gigabyte)
 	.venv-test/bin/pip install -q --disable-pip-version-check msgpack
 	.venv-test/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients.py $(ARGS)
 ifdef TORCH
-	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni
-	.venv-torch/bin/pip install -q --disable-pip-version-check cloudpickle msgspec pyzmq tensordict
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-deps hs-connectors TransferQueue vllm-omni tensordict
+	.venv-torch/bin/pip install -q --disable-pip-version-check --no-warn-conflicts cloudpickle importlib_metadata msgspec orjson pyvers pyzmq
 	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py -k specforge
 	.venv-torch/bin/pytest -rs -c python/pyproject.toml --rootdir=. python-mooncake/tests/real_clients_torch.py
 endif
@@ -142,10 +146,10 @@ dist/.built target/wheels/.built: $(SOURCES) .venv/ready
 	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w $(@D) ./python-mooncake
 	@touch $@ && ls -l $(@D)/*.whl
 
-bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json); TORCH=1 adds tensors (several gigabytes)
+bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake wheel, in turns; the table of targets (ARGS=--json); TORCH=1 adds tensors (a gigabyte)
 	@bash bench/peer-needs.sh
-	$(if $(TORCH),.venv-bench/bin/pip install -q --disable-pip-version-check numpy torch)
-	$(if $(TORCH),.venv-peer/bin/pip install -q --disable-pip-version-check numpy torch)
+	$(if $(TORCH),.venv-bench/bin/pip install -q --disable-pip-version-check numpy && .venv-bench/bin/python $(INSTALL_TORCH))
+	$(if $(TORCH),.venv-peer/bin/pip install -q --disable-pip-version-check numpy && .venv-peer/bin/python $(INSTALL_TORCH))
 	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
 
@@ -204,7 +208,7 @@ check-features-peer: .venv-features/wheels ## The contract of the feature store 
 	@bash bench/peer-needs.sh
 	.venv-features/bin/python python/tests/with_mooncake.py $(ARGS)
 
-check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors with torch (several gigabytes): all types, data loaders, the example's transformer, SpecForge's code
+check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors with torch (a gigabyte): all types, data loaders, the example's transformer, SpecForge's code
 	.venv-torch/bin/pytest -c python/pyproject.toml --rootdir=. python/tests/test_features_torch.py \
 	  python-mooncake/tests/test_conformance_tensors.py python-mooncake/tests/test_tensors.py $(ARGS)
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
@@ -301,6 +305,7 @@ clean: clean-venv ## Remove everything that was built
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	$(if $(filter .venv-torch,$(@D)),$(@D)/bin/python $(INSTALL_TORCH))
 	@touch $@
 
 INSTALL_WHEELS = $(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps \

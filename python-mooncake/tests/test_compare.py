@@ -35,3 +35,15 @@ def test_rows_that_are_not_listed_are_counted(monkeypatch, capsys, ours, officia
     both = [{"test_rows": {"rows": [PRELUDE, *answers]}} for answers in (ours, official)]
     assert compare.compare(*both) == found
     assert capsys.readouterr().out.count(f"[{compare.NOT_LISTED}]") == found[1]
+
+
+def test_section_without_its_module_is_not_compared(monkeypatch, capsys):
+    """Its other rows run without what the first line imports, so that their answers mean nothing."""
+    monkeypatch.setattr(compare, "suites", lambda: {"test_rows": SUITE})
+    missing = {"raises": "ModuleNotFoundError", "text": "No module named 'torch'"}
+    values = [{"value": "1"}, {"value": "3"}, FAULT]
+    ours = {"test_rows": {"rows": [missing, *values]}}
+    for official in ([missing, *values], [PRELUDE, {"value": "0"}, {"value": "2"}, None]):
+        assert compare.compare(ours, {"test_rows": {"rows": official}}) == (0, 0)
+        assert compare.compare({"test_rows": {"rows": official}}, ours) == (0, 0)
+    assert capsys.readouterr().out == ""

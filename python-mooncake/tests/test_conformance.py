@@ -202,7 +202,7 @@ store.close()                                                         -> 0
 """
 
 PIN = """
-master = Master('--default_kv_lease_ttl=2000')
+master = Master('--default_kv_lease_ttl=60000')
 connect(master.address)                                               -> 0
 hard = config(with_hard_pin=True)
 store.put('h', b'v', hard), store.remove('h'), store.is_exist('h')    -> (0, 0, 0)

@@ -133,6 +133,7 @@ int(TaskType.REPLICA_COPY), int(TaskType.REPLICA_MOVE)                -> (0, 1)
 repr(TaskStatus.SUCCESS), str(TaskStatus.SUCCESS), TaskStatus.SUCCESS.name, TaskStatus.SUCCESS.value
     -> ('<TaskStatus.SUCCESS: 3>', 'TaskStatus.SUCCESS', 'SUCCESS', 3)
 TaskStatus.SUCCESS == 3, TaskStatus(3) == TaskStatus.SUCCESS          -> (False, True)
+hash(TaskStatus.SUCCESS), hash(ReplicaStatus.COMPLETE)                -> (3, 3)
 pickle.loads(pickle.dumps(SoftPinAction.ENABLE)) == SoftPinAction.ENABLE -> True
 repr(mooncake.store.PROCESSING), repr(mooncake.store.FAILED)
     -> ('<TaskStatus.PROCESSING: 1>', '<TaskStatus.FAILED: 2>')

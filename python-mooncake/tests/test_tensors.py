@@ -65,7 +65,7 @@ for dim in range(3):
             if not same(found, whole):
                 wrong.append((key, wanted))
 """)
-    assert store.eval("wrong") == []
+    assert store.eval("wrong") == [], store.tail()
 
 
 def test_shard_that_was_replaced_is_read_as_a_whole(store):

@@ -9,8 +9,8 @@ macro_rules! python_enums {
     ($($(#[$about:meta])* $name:ident { $($member:ident $text:literal = $value:literal),+ $(,)? })+) => {
         $(
             $(#[$about])*
-            #[pyclass(module = "mooncake.store", frozen, eq, hash, from_py_object)]
-            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            #[pyclass(module = "mooncake.store", frozen, eq, from_py_object)]
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub(crate) enum $name {
                 $(
                     #[doc = $text]
@@ -45,6 +45,10 @@ macro_rules! python_enums {
                 }
 
                 fn __int__(&self) -> i64 {
+                    self.value()
+                }
+
+                fn __hash__(&self) -> i64 {
                     self.value()
                 }
 

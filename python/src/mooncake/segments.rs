@@ -105,7 +105,10 @@ impl Segments {
     pub(super) async fn allocate(&self, bytes: u64, again: &ConnectOptions) -> Result<(Id, u64), String> {
         let memory =
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
-        let memory = memory.ok_or_else(|| format!("a segment of {bytes} bytes is too large"))?;
+        let memory = memory.ok_or_else(|| match bytes {
+            0 => "a segment needs at least one byte".to_owned(),
+            _ => format!("a segment of {bytes} bytes is too large"),
+        })?;
         let mounted = Arc::clone(self.mounted());
         let too_many = || format!("{SEGMENTS_MAX} segments are already mounted");
         if mounted.lock().len() >= SEGMENTS_MAX {

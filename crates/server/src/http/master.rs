@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::{Query, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -33,8 +33,6 @@ const PAGE_KEYS: u32 = 1 << 14;
 /// The parameters of a query.
 #[derive(Deserialize)]
 pub(super) struct Names {
-    #[serde(default)]
-    key: String,
     #[serde(default)]
     keys: String,
     #[serde(default)]
@@ -267,10 +265,38 @@ fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-async fn query_key(State(shared): Server, caller: Caller, Query(names): Query<Names>) -> Response {
+/// The bytes of the parameter `key`, which need not be UTF-8.
+fn raw_key(query: &str) -> Vec<u8> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("key=")).unwrap_or_default();
+    let mut rest = value.as_bytes();
+    let mut key = Vec::with_capacity(rest.len());
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    loop {
+        let (byte, tail) = match *rest {
+            [b'%', high, low, ref tail @ ..] => match (digit(high), digit(low)) {
+                (Some(high), Some(low)) => ((high * 16 + low) as u8, tail),
+                _ => (b'%', rest.get(1..).unwrap_or_default()),
+            },
+            [b'+', ref tail @ ..] => (b' ', tail),
+            [byte, ref tail @ ..] => (byte, tail),
+            [] => break,
+        };
+        key.push(byte);
+        rest = tail;
+    }
+    key
+}
+
+async fn query_key(
+    State(shared): Server,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+    Query(names): Query<Names>,
+) -> Response {
+    let key = raw_key(&query.unwrap_or_default());
     let mut worst = (ABSENT, "OBJECT_NOT_FOUND");
-    for namespace in names.namespaces(&shared, &caller).iter().filter(|_| !names.key.is_empty()) {
-        let resolved = match resolve(&shared, namespace, &[&names.key]).await {
+    for namespace in names.namespaces(&shared, &caller).iter().filter(|_| !key.is_empty()) {
+        let resolved = match resolve(&shared, namespace, &[&key]).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -299,8 +325,9 @@ async fn batch_query_keys(State(shared): Server, caller: Caller, Query(names): Q
     let mut data: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), missing("OBJECT_NOT_FOUND"))).collect();
     // The first namespace that has a key answers for it, and the default one is first.
+    let bytes: Vec<_> = keys.iter().map(|key| key.as_bytes()).collect();
     for namespace in names.namespaces(&shared, &caller).iter().rev() {
-        let resolved = match resolve(&shared, namespace, &keys).await {
+        let resolved = match resolve(&shared, namespace, &bytes).await {
             Ok(resolved) => resolved,
             Err(refusal) => return refused(&refusal),
         };
@@ -336,9 +363,9 @@ async fn kv_events_status(State(shared): Server) -> Response {
 }
 
 /// Resolves keys without side effects: no lease, no count, no promotion.
-async fn resolve(shared: &Shared, namespace: &str, keys: &[&str]) -> Result<Resolved, Refusal> {
+async fn resolve(shared: &Shared, namespace: &str, keys: &[&[u8]]) -> Result<Resolved, Refusal> {
     let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
-    let keys = keys.iter().map(|key| Key::new(key.as_bytes())).collect::<Result<Vec<_>, _>>();
+    let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| invalid(error.to_string()))?;
     let resolve = Resolve { keys, touch: false, lease: false, locate: true, ..Resolve::default() };
     match shared.resolve(namespace, &resolve).await {
@@ -377,6 +404,23 @@ fn missing(error: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::escaped;
+
+    #[test]
+    fn query_names_any_bytes() {
+        for (query, key) in [
+            ("key=k", &b"k"[..]),
+            ("namespace=n&key=two%0Alines&key=x", b"two\nlines"),
+            ("key=a+b%2B%c3%bc", "a b+\u{fc}".as_bytes()),
+            ("key=%FF%00%fe", b"\xff\0\xfe"),
+            ("key=%&x", b"%"),
+            ("key=%4", b"%4"),
+            ("key=%zz%+1", b"%zz% 1"),
+            ("keys=k", b""),
+            ("", b""),
+        ] {
+            assert_eq!(super::raw_key(query), key, "{query}");
+        }
+    }
 
     #[test]
     fn keys_stay_on_their_line() {

@@ -23,12 +23,22 @@ const HELP_COLUMNS: (usize, usize) = (6, 100);
 pub enum Kind {
     /// `--x`, `--nox`, `--x=true`.
     Bool,
-    /// A whole number.
-    Number,
+    /// A whole number of 32 bits.
+    Int32,
+    /// A whole number of 64 bits.
+    Int64,
+    /// A whole number of 32 bits that is not negative.
+    Uint32,
+    /// A whole number of 64 bits that is not negative.
+    Uint64,
     /// A number with a fraction.
     Decimal,
+    /// A number from 0 to 1.
+    Fraction,
     /// Any text.
     Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
     /// `5s`, `30m`, or a number of milliseconds.
     Time,
 }
@@ -206,9 +216,9 @@ impl Program {
             for flag in flags.iter().filter(|flag| flag.what == wanted) {
                 let value = match flag.kind {
                     Kind::Bool => "[=true|false]",
-                    Kind::Number => "=NUMBER",
-                    Kind::Decimal => "=FRACTION",
-                    Kind::Text => "=TEXT",
+                    Kind::Int32 | Kind::Int64 | Kind::Uint32 | Kind::Uint64 => "=NUMBER",
+                    Kind::Decimal | Kind::Fraction => "=FRACTION",
+                    Kind::Text | Kind::Choice(_) => "=TEXT",
                     Kind::Time => "=TIME",
                 };
                 text.push_str(&format!("  --{}{value}\n{}", flag.name, wrapped(flag.about)));
@@ -404,10 +414,15 @@ fn checked(flag: &'static Flag, value: &str, place: &str) -> Result<String, Flag
             "false" | "f" | "no" | "n" | "0" => return Ok("false".to_owned()),
             _ => false,
         },
-        Kind::Number => value.parse::<i64>().is_ok() || value.parse::<u64>().is_ok(),
+        Kind::Int32 => value.parse::<i32>().is_ok(),
+        Kind::Int64 => value.parse::<i64>().is_ok(),
+        Kind::Uint32 => value.parse::<u32>().is_ok(),
+        Kind::Uint64 => value.parse::<u64>().is_ok(),
         Kind::Decimal => value.parse::<f64>().is_ok_and(f64::is_finite),
+        Kind::Fraction => value.parse::<f64>().is_ok_and(|value| (0.0..=1.0).contains(&value)),
         Kind::Time => milliseconds(value).is_some(),
         Kind::Text => true,
+        Kind::Choice(words) => words.contains(&value),
     };
     if is_right {
         return Ok(value.to_owned());
@@ -415,9 +430,18 @@ fn checked(flag: &'static Flag, value: &str, place: &str) -> Result<String, Flag
     let (name, value, place, hint) = (flag.name, shown(value), place.to_owned(), hint(flag.kind));
     let kind = match flag.kind {
         Kind::Bool => "bool",
-        Kind::Number => "integer",
+        Kind::Int32 => "int32",
+        Kind::Int64 => "int64",
+        Kind::Uint32 => "uint32",
+        Kind::Uint64 => "uint64",
         Kind::Decimal => "double",
-        Kind::Text | Kind::Time => return Err(FlagError::Refused { name, value, place, hint }),
+        Kind::Fraction if value.parse::<f64>().is_ok_and(f64::is_finite) => {
+            return Err(FlagError::Refused { name, value, place, hint });
+        }
+        Kind::Fraction => "double",
+        Kind::Text | Kind::Time | Kind::Choice(_) => {
+            return Err(FlagError::Refused { name, value, place, hint });
+        }
     };
     Err(FlagError::Value { name, value, kind, place, hint })
 }
@@ -430,8 +454,11 @@ fn missing(flag: &'static Flag, place: &str) -> FlagError {
 fn hint(kind: Kind) -> &'static str {
     match kind {
         Kind::Bool => "write `true` or `false` after an equals sign",
-        Kind::Number => "write a whole number",
+        Kind::Int32 | Kind::Int64 => "write a whole number",
+        Kind::Uint32 | Kind::Uint64 => "write a whole number that is not negative",
         Kind::Decimal => "write a number such as `0.9`",
+        Kind::Fraction => "write a number from 0 to 1, such as `0.9`",
+        Kind::Choice(_) => "`--help` lists its values",
         Kind::Time => "write a time such as `5s` or `30m`, or a number of milliseconds",
         Kind::Text => "write it after the flag or an equals sign",
     }

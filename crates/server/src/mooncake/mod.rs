@@ -195,6 +195,7 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
         None => Values::new(),
     };
     values.extend(line.values);
+    check_timeouts(&values)?;
     let config = master_config(&values, environment)?;
     let mut warnings: Vec<_> = MASTER.without_effect(&values).into_iter().collect();
     warnings.extend(stray_warning(&line.strays));
@@ -207,6 +208,16 @@ pub fn plan(args: &[String], environment: &Environment) -> Result<Asked, PlanErr
     let report = values.get("enable_metric_reporting").is_none_or(|value| is_true(value));
     let log = log_config(&values, &environment.common);
     Ok(Asked::Serve(Box::new(Plan { config, warnings, report, log })))
+}
+
+/// Rejects time limits of puts that Mooncake rejects, although they have no effect here.
+fn check_timeouts(values: &Values) -> Result<(), FlagError> {
+    let seconds = |name: &str, default| values.get(name).and_then(|it| it.parse().ok()).unwrap_or(default);
+    let (name, discard) = ("put_start_release_timeout_sec", seconds("put_start_discard_timeout_sec", 30));
+    let release: u64 = seconds(name, 600);
+    let hint = "choose a longer time than --put_start_discard_timeout_sec";
+    let refused = FlagError::Refused { name, value: release.to_string(), place: String::new(), hint };
+    if release > discard { Ok(()) } else { Err(refused) }
 }
 
 /// The text that the flags request instead of a server.

@@ -117,8 +117,11 @@ fn every_flag_is_sorted_described_and_has_an_effect() {
         }
         let value = match flag.kind {
             Kind::Bool => "true",
-            Kind::Number => "7",
-            Kind::Decimal => "0.5",
+            Kind::Int32 | Kind::Int64 | Kind::Uint32 => "7",
+            Kind::Uint64 if name == "put_start_discard_timeout_sec" => "6",
+            Kind::Uint64 => "7",
+            Kind::Decimal | Kind::Fraction => "0.5",
+            Kind::Choice(words) => words[0],
             Kind::Time => "5s",
             Kind::Text => "text",
         };
@@ -138,7 +141,18 @@ fn unknown_flags_and_bad_values_are_rejected() {
         ("--norpc_port", "unknown command line flag 'norpc_port'"),
         ("--norpc_port=1", "unknown command line flag 'norpc_port'"),
         ("--rpc_port", "flag '--rpc_port' is missing its argument; flag description: the port that"),
-        ("--rpc_port=http", "illegal value 'http' specified for integer flag 'rpc_port'"),
+        ("--rpc_port=http", "illegal value 'http' specified for int32 flag 'rpc_port'"),
+        (
+            "--rpc_thread_num=2147483648",
+            "illegal value '2147483648' specified for int32 flag 'rpc_thread_num'",
+        ),
+        ("--client_ttl=9223372036854775808", "specified for int64 flag 'client_ttl'"),
+        ("--max_retry_attempts=-1", "illegal value '-1' specified for uint32 flag 'max_retry_attempts'"),
+        ("--quota_bytes=-1", "illegal value '-1' specified for uint64 flag 'quota_bytes'"),
+        ("--eviction_ratio=1.1", "failed validation of new value '1.1' for flag 'eviction_ratio'"),
+        ("--offload_cap_ratio=-0.1", "failed validation of new value '-0.1' for flag 'offload_cap_ratio'"),
+        ("--memory_allocator=slab", "failed validation of new value 'slab' for flag 'memory_allocator'"),
+        ("--put_start_release_timeout_sec=30", "new value '30' for flag 'put_start_release_timeout_sec'"),
         ("--rpc_port=70000", "failed validation of new value '70000' for flag 'rpc_port'"),
         ("--enable_ha=perhaps", "illegal value 'perhaps' specified for bool flag 'enable_ha'"),
         ("--eviction_ratio=NaN", "illegal value 'NaN' specified for double flag 'eviction_ratio'"),
@@ -155,6 +169,19 @@ fn unknown_flags_and_bad_values_are_rejected() {
     ] {
         let error = planned(line).unwrap_err();
         assert!(error.contains(expected), "{line}: {error}");
+    }
+}
+
+#[test]
+fn values_at_their_limits_are_accepted() {
+    for flag in [
+        "--rpc_thread_num=2147483647",
+        "--max_retry_attempts=4294967295",
+        "--quota_bytes=18446744073709551615",
+        "--eviction_ratio=0 --eviction_high_watermark_ratio=1",
+        "--put_start_discard_timeout_sec=5 --put_start_release_timeout_sec=6",
+    ] {
+        planned(flag).unwrap();
     }
 }
 
@@ -239,7 +266,7 @@ fn flags_precede_the_settings_file() {
     }
     for (text, expected) in [
         ("rcp_port: 1", "unknown command line flag 'rcp_port' in `x`\n\nhint: did you mean `--rpc_port`?"),
-        ("rpc_port: many", "illegal value 'many' specified for integer flag 'rpc_port' in `x`"),
+        ("rpc_port: many", "illegal value 'many' specified for int32 flag 'rpc_port' in `x`"),
         ("rpc_port", "line 1 is not of the form `name: value`"),
         ("rpc_port:\n  b: 1", "line 2 is not of the form"),
         ("  rpc_port: 1", "line 1 is not of the form"),
@@ -294,7 +321,7 @@ fn events_need_an_endpoint_and_a_name() {
     assert_eq!((events.legacy, events.object_key, events.queue_max), (false, true, 1));
     assert!(plan.warnings[0].contains("0.0.0.0:5557"), "{:?}", plan.warnings);
     let queue = |flag: &str| planned(&format!("{full} {flag}")).unwrap().config.events.unwrap().queue_max;
-    assert_eq!((queue(""), queue("--kv_events_queue_capacity=99999999999")), (65_536, 1 << 24));
+    assert_eq!((queue(""), queue("--kv_events_queue_capacity=4294967295")), (65_536, 1 << 24));
     for endpoint in ["ipc:///tmp/x", "tcp://nowhere", "5557"] {
         let error = planned(&format!("{named} --kv_events_bind_endpoint={endpoint}")).unwrap_err();
         assert!(error.contains("flag 'kv_events_bind_endpoint'"), "{error}");
