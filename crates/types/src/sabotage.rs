@@ -248,6 +248,8 @@ tiffin_sabotage::variants! {
         AvoidTheRestarted: "a newer registration ends the pause";
         /// A call fails although its only node is tried again before its deadline.
         FailInPauses: "a call without another way waits for the next attempt";
+        /// A client puts an object again that may have been stored, and removed since.
+        PutTwice: "a put is stored at most once";
     }
     /// Mutants that the tests of `node` must notice: simulated clients rarely use a replaced connection.
     OF_NODES {

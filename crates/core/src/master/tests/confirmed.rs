@@ -126,7 +126,7 @@ fn stale_object_lets_no_answer_out_unconfirmed() {
     let [before, after] = decided_with_a_stale_object(Sabotage::None);
     assert_eq!(before, None);
     let after = after.unwrap();
-    assert!(matches!(after[..], [CommitOutcome::Stale, CommitOutcome::Stored(_)]), "{after:?}");
+    assert!(matches!(after[..], [CommitOutcome::Removed, CommitOutcome::Stored(_)]), "{after:?}");
 }
 
 #[cfg(feature = "sabotage")]
