@@ -264,6 +264,8 @@ tiffin_sabotage::variants! {
     /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
     /// and rarely a full node whose earlier clients are silent.
     OF_MASTERS {
+        /// The master forgets an object whose last copy may be on a node that could not report it.
+        ForgetUnheard: "a written copy keeps its object until its node returns";
         /// The master answers after a write of its state that began before it decided.
         AnswerDeposed: "an answer is confirmed after it was decided";
         /// The master lets an object without pins replace one that was pinned meanwhile.
