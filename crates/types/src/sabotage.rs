@@ -264,6 +264,10 @@ tiffin_sabotage::variants! {
     /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
     /// and rarely a full node whose earlier clients are silent.
     OF_MASTERS {
+        /// The master answers clients before it repeats the decisions of an earlier epoch.
+        AnswerUndecided: "decisions are repeated before clients get answers";
+        /// The master takes a member for reported although it dropped a question of that member.
+        ForgetUnanswered: "a member has reported once its questions are answered";
         /// The master forgets an object whose last copy may be on a node that could not report it.
         ForgetUnheard: "a written copy keeps its object until its node returns";
         /// The master answers after a write of its state that began before it decided.
