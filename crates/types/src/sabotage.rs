@@ -264,6 +264,8 @@ tiffin_sabotage::variants! {
     /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
     /// and rarely a full node whose earlier clients are silent.
     OF_MASTERS {
+        /// The master answers that an object is absent while its removal is neither confirmed nor saved.
+        TellUnsaved: "an absence that a client has seen is final";
         /// The master answers clients before it repeats the decisions of an earlier epoch.
         AnswerUndecided: "decisions are repeated before clients get answers";
         /// The master takes a member for reported although it dropped a question of that member.

@@ -93,3 +93,64 @@ fn member_with_an_unanswered_question_has_not_reported() {
 fn mutant_of_unanswered_questions_is_noticed() {
     assert_eq!(found_without_the_home(Sabotage::ForgetUnanswered), [Some(false), Some(true)]);
 }
+
+/// What a lookup says during a delete that is neither confirmed nor saved: at once, and once it is saved.
+fn found_during_a_delete(sabotage: Sabotage) -> [Option<bool>; 2] {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT], sabotage);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    cluster.unsynced = Some(Vec::new());
+    assert_eq!(cluster.delete("a", true), None);
+    let lookup = cluster.send(resolve("a"));
+    let at_once = cluster.was_found(lookup);
+    // Lookups of other names never wait for the state folder.
+    let other = cluster.send(resolve("b"));
+    assert_eq!(cluster.was_found(other), Some(false));
+    cluster.sync();
+    [at_once, cluster.was_found(lookup)]
+}
+
+#[test]
+fn absence_by_an_unsaved_delete_is_told_once_it_is_saved() {
+    assert_eq!(found_during_a_delete(Sabotage::None), [None, Some(false)]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_unsaved_absence_is_noticed() {
+    assert_eq!(found_during_a_delete(Sabotage::TellUnsaved)[0], Some(false));
+}
+
+#[test]
+fn absence_by_a_saved_or_confirmed_delete_is_told_at_once() {
+    for is_saved in [false, true] {
+        let mut cluster = Cluster::durable(&[4 * UNIT]);
+        cluster.put("a", UNIT, plain());
+        cluster.hold_up(0);
+        assert_eq!(cluster.delete("a", true), None);
+        match is_saved {
+            // A policy, for example, or another lookup.
+            true => _ = cluster.ask(resolve("a")),
+            false => cluster.let_go(0),
+        }
+        cluster.unsynced = Some(Vec::new());
+        let lookup = cluster.send(resolve("a"));
+        assert_eq!(cluster.was_found(lookup), Some(false), "{is_saved}");
+        let exists = Exists { keys: [key("a")].iter().collect(), ..Exists::default() };
+        assert!(cluster.ask(ClientToMaster::Exists(exists)).is_some(), "{is_saved}");
+    }
+}
+
+#[test]
+fn probe_of_an_unsaved_delete_waits_too() {
+    let mut cluster = Cluster::durable(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    cluster.unsynced = Some(Vec::new());
+    assert_eq!(cluster.delete("a", true), None);
+    let exists = Exists { keys: [key("a")].iter().collect(), ..Exists::default() };
+    let probe = cluster.send(ClientToMaster::Exists(exists));
+    assert!(!cluster.replies.contains_key(&probe));
+    cluster.sync();
+    assert!(cluster.replies.contains_key(&probe));
+}
