@@ -241,6 +241,10 @@ tiffin_sabotage::variants! {
         HearLatePromotions: "T18: late replies affect nothing newer";
         /// A node reuses memory while a disk still writes into it.
         PromoteUnheld: "T19: memory stays reserved while a disk writes it";
+        /// A master of several answers about names without asking whether it still leads.
+        AnswerUnconfirmed: "answers wait until leadership is confirmed";
+        /// A master of several counts a write that was refused, because another one leads, as durable.
+        TrustRefused: "a refused write of the state is not durable";
     }
     /// Mutants that the tests of `session` must notice: simulated clients make no pauses.
     OF_CLIENTS {
@@ -261,9 +265,11 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
-    /// and rarely a full node whose earlier clients are silent.
+    /// Mutants that the tests of `master` must notice: simulated clusters have no drain jobs, and meet the
+    /// others in too few seeds.
     OF_MASTERS {
+        /// A confirmation releases also answers that were decided after it began.
+        ConfirmLater: "a confirmation covers earlier answers only";
         /// The master answers that an object is absent while its removal is neither confirmed nor saved.
         TellUnsaved: "an absence that a client has seen is final";
         /// The master answers clients before it repeats the decisions of an earlier epoch.
