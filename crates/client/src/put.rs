@@ -331,7 +331,7 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientTo
                 held.settle(Location { segment, slot: item.slot_ref.slot, stamp: item.slot_ref.stamp });
                 // The session aborts the other copies of a stale one.
                 match outcome {
-                    CommitOutcome::Stale => preallocated::give_back(inner, segment),
+                    CommitOutcome::Stale | CommitOutcome::Removed => preallocated::give_back(inner, segment),
                     _ => item.others.iter().for_each(|other| held.settle(*other)),
                 }
             }
@@ -351,7 +351,7 @@ fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Opti
         publish.items.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome.as_ref()?)));
     for (PublishItem { home, item }, outcome) in settled {
         held.settle(Location { segment: *home, slot: item.slot_ref.slot, stamp: item.slot_ref.stamp });
-        if *outcome == CommitOutcome::Stale {
+        if matches!(outcome, CommitOutcome::Stale | CommitOutcome::Removed) {
             preallocated::give_back(inner, *home);
         }
     }

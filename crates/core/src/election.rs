@@ -9,6 +9,8 @@
 //! leader that steps down too late, cost time only: every durable write and every answer about names depends
 //! on the token ([`Event::Confirmed`](crate::master::Event::Confirmed)).
 
+use tiffin_types::sabotage::{Sabotage, sabotaged};
+
 use crate::Tick;
 
 /// How patient masters are.
@@ -125,6 +127,40 @@ impl Election {
     }
 }
 
+/// The answer to the last transaction of a write of the durable state, which requires the token and the
+/// revision of the state that the leader knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteOutcome {
+    /// Both were as required.
+    pub succeeded: bool,
+    /// The revision of the transaction.
+    pub revision: i64,
+    /// If it failed, the revision of the leader's record; 0 if there is none.
+    pub leader: i64,
+    /// If it failed, the revision of the state; 0 if there is none.
+    pub head: i64,
+}
+
+/// What became of a write of the durable state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// It is there, and has this revision.
+    Done(i64),
+    /// An earlier attempt whose answer was lost has changed the state, which has this revision now.
+    Again(i64),
+    /// Another master leads.
+    Replaced,
+}
+
+/// Decides by the last transaction of a write.
+#[must_use]
+pub fn after_write(outcome: &WriteOutcome, token: i64, sabotage: Sabotage) -> Wrote {
+    if outcome.succeeded || sabotaged!(sabotage, TrustRefused) {
+        return Wrote::Done(outcome.revision);
+    }
+    if outcome.leader == token { Wrote::Again(outcome.head) } else { Wrote::Replaced }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +202,19 @@ mod tests {
         election.won(Tick(2_000), 11);
         assert_eq!(election.confirmed(Tick(2_001), false), Some(StepDown::Superseded));
         assert_eq!(election.token(), None);
+    }
+
+    #[test]
+    fn late_write_does_not_replace_a_newer_state() {
+        let wrote = |succeeded, leader, head| {
+            let outcome = WriteOutcome { succeeded, revision: 20, leader, head };
+            after_write(&outcome, 9, Sabotage::None)
+        };
+        assert_eq!(wrote(true, 0, 0), Wrote::Done(20));
+        // The state has changed although this master leads: its own earlier attempt was applied late.
+        assert_eq!(wrote(false, 9, 12), Wrote::Again(12));
+        assert_eq!(wrote(false, 10, 12), Wrote::Replaced);
+        assert_eq!(wrote(false, 0, 12), Wrote::Replaced);
     }
 
     #[test]

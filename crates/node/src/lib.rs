@@ -500,11 +500,12 @@ impl Node {
                 item.slot_ref = self.slots.current(item.slot_ref.slot).unwrap_or(item.slot_ref);
             }
             // One that is repeated while the master decides has the same result.
-            let is_repeated = self.is_being_decided(client, namespace, &item);
+            let item = DecideItem { namespace: namespace.to_owned(), client, item };
+            let is_repeated = self.is_being_decided(&item);
             is_repeat |= is_repeated;
-            let outcome = if is_repeated { None } else { self.prepare(client, namespace, &item) };
+            let outcome = if is_repeated { None } else { self.prepare(client, namespace, &item.item) };
             if outcome.is_none() {
-                asked.push(DecideItem { namespace: namespace.to_owned(), client, item });
+                asked.push(item);
             }
             outcomes.push(outcome);
         }

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use tiffin_types::{
-    ClientId, ClusterId, ConnId, RequestId, SlotRef,
+    ClusterId, ConnId, RequestId, SlotRef,
     message::{
-        Announce, CommitItem, CommitOutcome, Decide, DecideItem, Heartbeat, MemberReply, MemberToMaster,
-        NodeInfo, Register, Registered, Released, Replacement, Reply,
+        Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberReply, MemberToMaster, NodeInfo,
+        Register, Registered, Released, Replacement, Reply,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -46,6 +46,19 @@ impl Waiting {
         wait_ms: u64,
     ) -> Self {
         Self { request, outcomes, asked, wait_ms, is_asked: false, is_repeat: false }
+    }
+
+    /// Another commit of some of its items has these outcomes.
+    fn decide(&mut self, decided: &[DecideItem], outcomes: &[CommitOutcome]) {
+        let outcome = |item: &DecideItem| {
+            let mut all = decided.iter().zip(outcomes);
+            all.find(|(it, _)| *it == item).map(|(_, outcome)| outcome.clone())
+        };
+        let mut known = self.asked.iter().map(outcome);
+        for gap in self.outcomes.iter_mut().filter(|it| it.is_none()) {
+            *gap = known.next().flatten();
+        }
+        self.asked.retain(|it| outcome(it).is_none());
     }
 }
 
@@ -213,10 +226,8 @@ impl Node {
 
     /// Asks about items that the master was not asked about yet, or refused to decide.
     fn present_unasked(&mut self) {
-        let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked);
-        for (_, waiting) in unasked.collect::<Vec<_>>() {
-            self.present(waiting, true);
-        }
+        let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked).collect();
+        self.present_all(unasked);
     }
 
     fn registered(&mut self, registered: Registered) {
@@ -255,13 +266,30 @@ impl Node {
 
     /// Asks about prepared items again.
     fn ask_again(&mut self) {
-        for (_, waiting) in std::mem::take(&mut self.link.waiting) {
-            self.present(waiting, true);
-        }
+        let waiting = std::mem::take(&mut self.link.waiting);
+        self.present_all(waiting);
     }
 
-    /// Asks about the items that are still valid. Retired items have the outcome stale.
+    /// Asks about commits, those that repeat others last.
+    fn present_all(&mut self, waiting: BTreeMap<RequestId, Waiting>) {
+        let (repeats, first): (Vec<_>, Vec<_>) = waiting.into_values().partition(|it| it.is_repeat);
+        first.into_iter().chain(repeats).for_each(|it| self.present(it, true));
+    }
+
+    /// Asks about the items that are still valid. Items that were retired meanwhile are removed. A repeated
+    /// commit waits for the first one, and has its outcome: asked twice, the master could take the item for a
+    /// new put after this node has given it up.
     fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
+        waiting.is_repeat = waiting.is_repeat && waiting.asked.iter().any(|it| self.is_being_decided(it));
+        if waiting.is_repeat {
+            let id = self.link.next_id();
+            self.link.has_repeats = true;
+            self.link.waiting.insert(id, waiting);
+            return;
+        }
+        if waiting.asked.is_empty() {
+            return self.answer(waiting);
+        }
         let stands = |slots: &super::Slots, item: &DecideItem| {
             matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
         };
@@ -269,7 +297,7 @@ impl Node {
             waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
         for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
             if !kept.next().unwrap_or(false) {
-                *gap = Some(CommitOutcome::Stale);
+                *gap = Some(CommitOutcome::Removed);
             }
         }
         waiting.asked.retain(|item| stands(&self.slots, item));
@@ -279,12 +307,7 @@ impl Node {
         // A published object is already committed here. Until the master knows all objects of this node, it
         // would take the item for a new put.
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
-        // A repeated commit waits for the decision of the first: asked twice, the master could take the item
-        // for a new put after this node has given it up.
-        waiting.is_repeat = waiting.is_repeat && waiting.asked.iter().any(|it| self.is_asked_about(it));
-        self.link.has_repeats |= waiting.is_repeat;
-        let may_ask = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
-        waiting.is_asked = may_ask && !waiting.is_repeat;
+        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
         let id = self.link.next_id();
         if waiting.is_asked {
             let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
@@ -303,7 +326,8 @@ impl Node {
 
     fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {
         let Some(mut waiting) = self.link.waiting.remove(&id) else { return };
-        for (item, outcome) in waiting.asked.drain(..).zip(&decided) {
+        let asked = std::mem::take(&mut waiting.asked);
+        for (item, outcome) in asked.iter().zip(&decided) {
             let slot_ref = item.item.slot_ref;
             match outcome {
                 CommitOutcome::Stored(generation)
@@ -312,37 +336,33 @@ impl Node {
                     // It may have been deleted since; then it was stored, and is retired.
                     self.slots.commit(slot_ref, *generation, &mut self.effects);
                 }
-                CommitOutcome::Exists(_) | CommitOutcome::Stale => {
+                CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed => {
                     self.slots.retire(slot_ref, &mut self.effects);
                 }
             }
         }
-        let mut decided = decided.into_iter();
+        let mut outcomes = decided.iter().cloned();
         for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
-            *gap = Some(decided.next().unwrap_or(CommitOutcome::Stale));
+            *gap = Some(outcomes.next().unwrap_or(CommitOutcome::Stale));
         }
         self.answer(waiting);
         if std::mem::take(&mut self.link.has_repeats) {
             let repeats = self.link.waiting.extract_if(.., |_, it| it.is_repeat);
-            for (_, waiting) in repeats.collect::<Vec<_>>() {
+            for (_, mut waiting) in repeats.collect::<Vec<_>>() {
+                waiting.decide(&asked, &decided);
                 self.present(waiting, true);
             }
         }
     }
 
-    /// Whether an object is prepared, and another commit of it waits for the master.
-    fn is_asked_about(&self, item: &DecideItem) -> bool {
-        let slot_ref = item.item.slot_ref;
-        let mut asked = self.link.waiting.values().flat_map(|it| &it.asked);
-        self.slots.state(slot_ref) == Some(SlotState::Prepared)
-            && asked.any(|it| it.item.slot_ref == slot_ref)
-    }
-
-    /// Whether the same commit of this client waits for the master.
-    pub(super) fn is_being_decided(&self, client: ClientId, namespace: &str, item: &CommitItem) -> bool {
-        let is_it = |it: &DecideItem| it.client == client && it.namespace == namespace && it.item == *item;
-        let mut asked = self.link.waiting.values().flat_map(|it| &it.asked);
-        self.slots.state(item.slot_ref) == Some(SlotState::Prepared) && asked.any(is_it)
+    /// Whether the same commit of that client waits for the master.
+    pub(super) fn is_being_decided(&self, item: &DecideItem) -> bool {
+        if self.slots.state(item.item.slot_ref).and_then(SlotState::writer).is_some() {
+            // The first commit prepares it.
+            return false;
+        }
+        let mut first = self.link.waiting.values().filter(|it| !it.is_repeat).flat_map(|it| &it.asked);
+        first.any(|it| it == item)
     }
 
     fn answer(&mut self, waiting: Waiting) {

@@ -260,22 +260,28 @@ fn commit_repeated_while_the_master_decides_has_its_outcome() {
             _ => None,
         })
     };
-    for (outcome, repeated) in [
-        // It is asked about again, like any object that is committed.
-        (CommitOutcome::Stored(GENERATION), None),
-        (CommitOutcome::Exists(GENERATION), Some(Reply::Committed(vec![CommitOutcome::Stale]))),
-    ] {
+    let all = [
+        CommitOutcome::Stored(GENERATION),
+        CommitOutcome::Replaced(GENERATION),
+        CommitOutcome::Exists(GENERATION),
+        CommitOutcome::Removed,
+    ];
+    for (outcome, is_retired) in all.into_iter().flat_map(|it| [(it.clone(), false), (it, true)]) {
         let mut bench = Bench::new();
         let location = bench.reserve(100).unwrap().location;
         assert_eq!(bench.commit(location, 100), None);
         let (first, decide) = (RequestId(bench.next_id), asked(&bench).unwrap());
+        if is_retired {
+            // The object was stored, and removed before the master could answer.
+            bench.retire(location);
+        }
         assert_eq!(bench.commit(location, 100), None, "the first one may still be stored");
         let second = RequestId(bench.next_id);
         assert_eq!(asked(&bench), None, "the master must not decide twice");
         bench.handle(Event::MasterReply(decide, Reply::Decided(vec![outcome.clone()])));
-        assert_eq!(bench.reply_to(first), Some(Reply::Committed(vec![outcome])));
-        assert_eq!(bench.reply_to(second), repeated);
-        assert_eq!(asked(&bench).is_some(), repeated.is_none());
+        assert_eq!(bench.reply_to(first), Some(Reply::Committed(vec![outcome.clone()])));
+        assert_eq!(bench.reply_to(second), Some(Reply::Committed(vec![outcome])));
+        assert_eq!(asked(&bench), None);
     }
 }
 

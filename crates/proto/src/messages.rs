@@ -228,7 +228,7 @@ oneof! {
     }
     ResolveOutcome { 1 => Found, 3 => Unavailable; 2 => Absent }
     DeleteOutcome { 4 => Unconfirmed; 1 => Deleted, 2 => Absent, 3 => Leased }
-    CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists, 5 => Unconfirmed; 4 => Stale }
+    CommitOutcome { 1 => Stored, 2 => Replaced, 3 => Exists, 5 => Unconfirmed; 4 => Stale, 6 => Removed }
     Pattern { 2 => Prefix, 3 => Regex; 1 => All }
     Consumption { 2 => Groups; 1 => Once, 3 => Retained }
     PinOutcome { 3 => Unconfirmed; 1 => Done, 2 => Absent, 4 => TooMany, 5 => NotPinned }

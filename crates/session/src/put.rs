@@ -82,7 +82,7 @@ pub enum WriteResult {
 struct Item {
     request: PutRequest,
     tries: u32,
-    /// A commit of it had no reply.
+    /// A commit or a publication of it had no reply.
     may_be_stored: bool,
     /// Copies that are being written.
     writing: BTreeMap<NeedId, Reservation>,
@@ -260,12 +260,14 @@ impl Put {
                 for index in items {
                     match outcomes.next().flatten() {
                         Some(outcome) => self.committed_one(index, outcome),
-                        None => self.commit(index),
+                        None => self.commit_unpublished(index),
                     }
                 }
             }
             // The home node knows the outcome, or asks the master.
-            (Some(Pending::Publish(items)), _) => items.into_iter().for_each(|index| self.commit(index)),
+            (Some(Pending::Publish(items)), _) => {
+                items.into_iter().for_each(|index| self.commit_unpublished(index));
+            }
             (Some(Pending::Reserve(items)), failed) => {
                 let outcome = failure(id, failed);
                 items.into_iter().for_each(|index| self.finish(index, outcome.clone()));
@@ -329,6 +331,12 @@ impl Put {
         }
     }
 
+    /// Commits at its home what the master may have published.
+    fn commit_unpublished(&mut self, index: usize) {
+        self.items.get_mut(index).into_iter().for_each(|it| it.may_be_stored = true);
+        self.commit(index);
+    }
+
     fn reserved_one(&mut self, index: usize, outcome: ReserveOutcome) {
         match outcome {
             ReserveOutcome::Full(_) | ReserveOutcome::NoNode if self.can_use_avoided(index) => {
@@ -374,7 +382,16 @@ impl Put {
             CommitOutcome::Replaced(generation) => stored(&mut item.written, generation, true, Vec::new()),
             CommitOutcome::Unconfirmed(it) => stored(&mut item.written, it.generation, it.replaced, it.nodes),
             CommitOutcome::Exists(generation) => PutOutcome::Exists(generation),
-            CommitOutcome::Stale => {
+            // A put that starts again would bring its value back.
+            CommitOutcome::Stale | CommitOutcome::Removed
+                if (item.may_be_stored || outcome == CommitOutcome::Removed)
+                    && !sabotaged!(self.sabotage, PutTwice) =>
+            {
+                self.abort_others(index);
+                let why = "the object is not there, but may have been stored and removed meanwhile";
+                return self.finish(index, PutOutcome::Unreachable(Unreached::Other(why)));
+            }
+            CommitOutcome::Stale | CommitOutcome::Removed => {
                 self.abort_others(index);
                 return self.again(index, "the node gave up the reservation");
             }

@@ -11,6 +11,7 @@ use tiffin_types::{
         CallPart, CommitOutcome, Found, Full, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome,
         Reserved, ResolveOutcome, Resolved,
     },
+    sabotage::Sabotage,
 };
 
 const GENERATION: Generation = Generation { epoch: 1, counter: 1 };
@@ -304,11 +305,46 @@ fn commit_without_reply_is_repeated_with_the_stamp() {
     put.replied(id, lost());
     let again = to_node(put.poll());
     assert_eq!((again.1, &again.2), (segment, &request));
-    put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stale])));
-    assert!(
-        matches!(to_master(put.poll()).1, ClientToMaster::Reserve(_)),
-        "a stale reservation is reserved again"
-    );
+    put.replied(again.0, Ok(Reply::Committed(vec![CommitOutcome::Stored(GENERATION)])));
+    assert!(matches!(put.into_outcomes()[0], PutOutcome::Stored { .. }));
+}
+
+/// Whether a put that may have been stored and removed is put again.
+fn is_put_again(sabotage: Sabotage, is_answered: bool, outcome: CommitOutcome) -> bool {
+    let mut put = put_of(1).breaking(sabotage);
+    let id = asked(put.poll());
+    put.replied(id, reserved(vec![space(&[location(1, 1)])]));
+    let (id, ..) = write(put.poll());
+    put.written(id, WriteResult::Written);
+    let (mut id, ..) = to_node(put.poll());
+    if !is_answered {
+        put.replied(id, lost());
+        id = to_node(put.poll()).0;
+    }
+    put.replied(id, Ok(Reply::Committed(vec![outcome])));
+    match put.poll() {
+        None => {
+            let outcome = put.into_outcomes().remove(0);
+            assert!(matches!(outcome, PutOutcome::Unreachable(_)), "{outcome:?}");
+            false
+        }
+        need => matches!(to_master(need).1, ClientToMaster::Reserve(_)),
+    }
+}
+
+#[test]
+fn put_that_may_have_been_stored_is_not_put_again() {
+    let again = |is_answered, outcome| is_put_again(Sabotage::None, is_answered, outcome);
+    assert!(again(true, CommitOutcome::Stale), "a stale reservation is reserved again");
+    assert!(!again(false, CommitOutcome::Stale));
+    assert!(!again(true, CommitOutcome::Removed));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_repeated_puts_is_noticed() {
+    assert!(is_put_again(Sabotage::PutTwice, false, CommitOutcome::Stale));
+    assert!(is_put_again(Sabotage::PutTwice, true, CommitOutcome::Removed));
 }
 
 #[test]

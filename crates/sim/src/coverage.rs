@@ -25,6 +25,24 @@ macro_rules! points {
 }
 
 points! {
+    /// A fault: one of two masters is stopped, then continued.
+    FaultMasterStop,
+    /// A fault: one of two masters does not reach the store.
+    FaultStoreCut,
+    /// A node or client leaves a master for another one.
+    MasterLeft,
+    /// A master leads.
+    MasterLeads,
+    /// A leader learns that it was replaced.
+    LeaderReplaced,
+    /// A leader did not reach the store for too long, and steps down.
+    LeaderGaveUp,
+    /// A master that was replaced may not answer.
+    AnswerNotConfirmed,
+    /// A master that was replaced may not write its state.
+    WriteRefused,
+    /// A request to the store is applied late.
+    StoreLate,
     /// A fault: the network breaks a client's connection.
     FaultClientBreak,
     /// A fault: the network breaks a node's link to the master.
@@ -417,6 +435,8 @@ points! {
     CheckedLeases,
     /// The invariant was checked on something.
     CheckedLeasesKept,
+    /// The invariant was checked on something.
+    CheckedHistory,
     /// The invariant was checked on something.
     CheckedWholeValue,
     /// The invariant was checked on something.

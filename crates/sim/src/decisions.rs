@@ -88,7 +88,7 @@ impl Oracle {
             // A copy on a member that was given up before it reported is to be retired.
             let others = item.item.others.iter().map(|it| (it.segment, it.slot_ref()));
             let given_up =
-                others.filter(|it| self.absent.contains(&it.0) && *outcome == CommitOutcome::Stale);
+                others.filter(|it| self.absent.contains(&it.0) && *outcome == CommitOutcome::Removed);
             given_up.collect::<Vec<_>>().into_iter().for_each(|it| _ = self.retired.insert(it));
             return;
         };

@@ -2,6 +2,7 @@
 
 use crate::{
     coverage::Point,
+    standby::MASTERS,
     world::{Event, Party, Phase, World},
 };
 
@@ -28,10 +29,13 @@ pub(crate) enum Fault {
     DiskFlip,
     DiskLoses,
     DiskFills,
+    MasterStop,
+    StoreCut,
+    BothCrash,
 }
 
 impl Fault {
-    /// The faults of disks, at the end of the list.
+    /// The faults of disks, behind the others.
     pub(crate) const DISKS: [Self; 7] = [
         Self::DiskLink,
         Self::DiskLinkLong,
@@ -41,7 +45,9 @@ impl Fault {
         Self::DiskLoses,
         Self::DiskFills,
     ];
-    pub(crate) const ALL: [Self; 21] = [
+    /// The faults of two masters, behind those.
+    pub(crate) const MASTERS: [Self; 3] = [Self::MasterStop, Self::StoreCut, Self::BothCrash];
+    pub(crate) const ALL: [Self; 24] = [
         Self::ClientBreak,
         Self::LinkBreak,
         Self::LinkLong,
@@ -63,6 +69,9 @@ impl Fault {
         Self::DiskFlip,
         Self::DiskLoses,
         Self::DiskFills,
+        Self::MasterStop,
+        Self::StoreCut,
+        Self::BothCrash,
     ];
 }
 
@@ -127,12 +136,8 @@ impl World {
                     self.coverage.hit(Point::FaultNodeStop);
                 }
             }
-            Fault::MasterCrash => {
-                if self.is_up(Party::Master) {
-                    self.coverage.hit(Point::FaultMasterCrash);
-                    let down = self.rng.delay(30, 200);
-                    self.crash_master(down);
-                }
+            Fault::MasterCrash | Fault::MasterStop | Fault::StoreCut | Fault::BothCrash => {
+                self.inject_master(fault);
             }
             Fault::ClockJump | Fault::ClockBack | Fault::ClockStop | Fault::ClockRate => {
                 self.inject_clock(fault);
@@ -151,6 +156,28 @@ impl World {
                     self.coverage.hit(Point::FaultClientClock);
                 }
             }
+        }
+    }
+
+    /// Injects a fault of a master. Of two it is mostly the leader.
+    fn inject_master(&mut self, fault: Fault) {
+        if !self.has_standby() {
+            if fault == Fault::MasterCrash && self.is_up(Party::Master) {
+                self.coverage.hit(Point::FaultMasterCrash);
+                let down = self.rng.delay(30, 200);
+                self.crash_master(down);
+            }
+            return;
+        }
+        let leading: Vec<_> = (0..MASTERS).filter(|it| self.is_up(Party::Standby(*it))).collect();
+        let master = self.rng.pick(&leading).copied().unwrap_or(0);
+        let master = if self.rng.percent(80) { master } else { self.rng.below(MASTERS as u64) as usize };
+        let down = self.rng.delay(30, 300);
+        match fault {
+            Fault::MasterStop => self.stop_standby(master),
+            Fault::StoreCut => self.cut_standby(master),
+            Fault::MasterCrash => self.crash_standby(master, down),
+            _ => (0..MASTERS).for_each(|it| self.crash_standby(it, down)),
         }
     }
 

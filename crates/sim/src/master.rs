@@ -21,10 +21,10 @@ use crate::{
 };
 
 /// Connection ids from here on belong to the simulation itself, one per namespace.
-const AUDITOR: u64 = u64::MAX / 2;
+pub(crate) const AUDITOR: u64 = u64::MAX / 2;
 
 /// The wall clock at the beginning of a world, and how far that of a master may be ahead.
-const WALL_MS: u64 = 1_000_000;
+pub(crate) const WALL_MS: u64 = 1_000_000;
 const WALL_AHEAD_MS_MAX: u64 = 50;
 
 impl World {
@@ -36,6 +36,9 @@ impl World {
             namespace: keyspace::namespace_name(namespace).to_owned(),
             ..Hello::default()
         };
+        if self.has_standby() {
+            return self.audit_leader(conn, hello, request);
+        }
         self.next_conn += 1;
         let (id, request) = (RequestId(self.next_conn), Request::ClientToMaster(request));
         self.audit = None;
@@ -66,6 +69,9 @@ impl World {
 
     /// When all is calm, the operator declares the members lost that will not come back.
     pub(crate) fn forget_the_dead(&mut self) {
+        if self.has_standby() {
+            return;
+        }
         let is_up = |it: SegmentId| self.node_of(it).is_some() || self.disk_of(it).is_some();
         let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
         let dead = nodes.into_iter().filter(|it| !it.alive && !is_up(it.info.segment));
@@ -93,8 +99,16 @@ impl World {
         let ahead_ms = if self.plan.ttl_percent > 0 { self.rng.below(WALL_AHEAD_MS_MAX) } else { 0 };
         let (wall_ms, started) = (WALL_MS + ahead_ms, self.peek_clock());
         self.oracle.clock = WallClock { wall_ms, started, now: started, stands: false };
-        let config = MasterConfig {
-            epoch: self.epoch,
+        let config = self.master_config(self.epoch, wall_ms);
+        self.master = Some(Master::recover(config, self.state.clone()));
+        let now = self.read_clock();
+        self.drain_master(now);
+    }
+
+    /// The settings of a master that starts now.
+    pub(crate) fn master_config(&mut self, epoch: u64, wall_ms: u64) -> MasterConfig {
+        MasterConfig {
+            epoch,
             instance: self.master_incarnation,
             first_counter: keyspace::first_counter(self.master_incarnation),
             durable: true,
@@ -115,10 +129,7 @@ impl World {
             wall_ms,
             hash_seed: self.rng.any(),
             sabotage: self.sabotage,
-        };
-        self.master = Some(Master::recover(config, self.state.clone()));
-        let now = self.read_clock();
-        self.drain_master(now);
+        }
     }
 
     /// The master's state is durable.
@@ -402,7 +413,7 @@ impl World {
     }
 
     /// The master withdraws uses in the memory of a node on its host.
-    fn withdraw(&mut self, segment: Option<SegmentId>, slot_refs: &[SlotRef]) {
+    pub(crate) fn withdraw(&mut self, segment: Option<SegmentId>, slot_refs: &[SlotRef]) {
         self.coverage.hit(Point::Withdrawn);
         let memory = segment.and_then(|it| self.memories.get_mut(&it));
         memory.into_iter().for_each(|it| slot_refs.iter().for_each(|at| it.withdraw_use(*at)));
@@ -590,7 +601,7 @@ impl World {
         }
     }
 
-    fn segment_of(&self, conn: ConnId) -> Option<SegmentId> {
+    pub(crate) fn segment_of(&self, conn: ConnId) -> Option<SegmentId> {
         self.conns.get(&conn)?.segment
     }
 }

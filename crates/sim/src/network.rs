@@ -110,9 +110,10 @@ impl World {
                 Party::Node(node) => self.nodes.get(node).map(|it| it.segment),
                 Party::Disk(node) => self.disk(node).map(|it| it.segment),
                 Party::Foreigner => self.foreigner.as_ref().map(|it| it.segment),
-                Party::Client(_) | Party::Master => None,
+                Party::Client(_) | Party::Master | Party::Standby(_) => None,
             },
-            same_host: matches!(caller, Party::Node(node) if node < self.plan.same_host_nodes),
+            same_host: matches!(caller, Party::Node(node) if node < self.plan.same_host_nodes)
+                && server != Party::Standby(1),
             caller_open: true,
             server_open: listens,
             greeted: false,
@@ -307,6 +308,7 @@ impl World {
         let incoming = decode(&frame);
         match receiver {
             Party::Master => self.master_receives(id, incoming),
+            Party::Standby(master) => self.standby_receives(master, id, incoming),
             Party::Node(node) => self.node_receives(node, id, way, incoming),
             Party::Disk(node) => self.disk_receives(node, id, incoming),
             Party::Client(client) => self.client_receives(client, id, incoming),

@@ -335,7 +335,8 @@ impl World {
             host: format!("host{node}"),
             ..Hello::default()
         };
-        let conn = self.open(Party::Node(node), Party::Master, hello);
+        let server = self.choose_master(0);
+        let conn = self.open(Party::Node(node), server, hello);
         if let Some(shell) = self.nodes.get_mut(node) {
             shell.link = Some(conn);
             // The node makes a new journal, so that an earlier master writes into one that it has left.

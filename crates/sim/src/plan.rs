@@ -96,6 +96,13 @@ pub(crate) struct Plan {
     /// Percentage of puts with a TTL, and the longest one.
     pub(crate) ttl_percent: u64,
     pub(crate) ttl_ms_max: u64,
+    /// There are two masters with a common store. Clients only put, get and delete a few names.
+    pub(crate) has_standby: bool,
+    /// How long a leader of several goes on without a confirmation.
+    pub(crate) give_up_ms: u64,
+    pub(crate) master_stop_ms_max: u64,
+    /// Percentage of clients that leave a master which is replaced, before it closes their connections.
+    pub(crate) client_leaves_percent: u64,
 }
 
 impl Plan {
@@ -239,6 +246,49 @@ impl Plan {
         }
     }
 
+    /// Some worlds have two masters. Nothing is evicted or lost there, so that the answers which clients get
+    /// must have an explanation.
+    pub(crate) fn draw_standby(&mut self, rng: &mut Rng) {
+        if !rng.percent(12) {
+            return;
+        }
+        let mut rate = |high| if rng.percent(70) { rng.between(1, high) } else { 0 };
+        let rates = [
+            (Fault::MasterStop, 1 + rate(10)),
+            (Fault::StoreCut, rate(8)),
+            (Fault::MasterCrash, rate(4)),
+            (Fault::BothCrash, rate(2)),
+            (Fault::LinkBreak, rate(6)),
+            (Fault::LinkLong, rate(2)),
+            (Fault::ClientBreak, rate(4)),
+            (Fault::ClientStall, rate(3)),
+            (Fault::ClientCrash, rate(3)),
+            (Fault::NodeStop, rate(4)),
+            (Fault::NodeCrash, rate(3)),
+        ];
+        let rate = |fault: &Fault| rates.iter().find(|it| it.0 == *fault).map_or(0, |it| it.1);
+        *self = Self {
+            has_standby: true,
+            give_up_ms: *rng.pick(&[600, 2_500]).unwrap_or(&600),
+            master_stop_ms_max: *rng.pick(&[400, 800, 1_500]).unwrap_or(&800),
+            client_leaves_percent: *rng.pick(&[10, 50, 80]).unwrap_or(&50),
+            faults: Fault::ALL.iter().map(rate).collect(),
+            fault_gap: *rng.pick(&[30, 80, 200]).unwrap_or(&80),
+            capacity: 400 * EXTENT_ALIGN,
+            slot_count: 200,
+            heap_bytes: 400 * EXTENT_ALIGN,
+            keys: rng.between(1, 3),
+            pause_max: rng.between(4, 30),
+            away_ms_max: 1_000_000,
+            pools: self.nodes,
+            copies_max: 2,
+            ..Self::draw_any(rng)
+        };
+        self.pools = self.nodes;
+        self.tier.repair = RepairConfig { delay_ms: 300, copies_max: 2, bytes_max: 40 * EXTENT_ALIGN };
+        (self.pin_percent, self.sample_percent, self.forget_percent) = (0, 0, 0);
+    }
+
     pub(crate) fn has_disks(&self) -> bool {
         self.disks > 0
     }
@@ -327,7 +377,8 @@ impl Plan {
     }
 
     fn draw_any(rng: &mut Rng) -> Self {
-        let faults = Fault::ALL.iter().filter(|it| !Fault::DISKS.contains(it));
+        let is_special = |it: &Fault| Fault::DISKS.contains(it) || Fault::MASTERS.contains(it);
+        let faults = Fault::ALL.iter().filter(|it| !is_special(it));
         let faults = faults.map(|_| if rng.percent(55) { rng.between(1, 10) } else { 0 });
         let mut faults: Vec<_> = faults.collect();
         faults.resize(Fault::ALL.len(), 0);
@@ -383,6 +434,10 @@ impl Plan {
             replaces_percent: 0,
             ttl_percent: 0,
             ttl_ms_max: 0,
+            has_standby: false,
+            give_up_ms: 0,
+            master_stop_ms_max: 0,
+            client_leaves_percent: 0,
         }
     }
 }

@@ -13,7 +13,7 @@ use tiffin_types::{
 };
 
 use crate::{
-    client::{ClientEvent, Kind},
+    client::{ClientEvent, Kind, SessionId},
     coverage::Point,
     keyspace::Name,
     node::node_name,
@@ -28,6 +28,8 @@ const USUAL_PERCENT: u64 = 60;
 const SESSIONS_MAX: usize = 3;
 /// The only regular expression, see [`crate::keyspace::matches`].
 const EVEN: &str = "[02468]$";
+/// How much longer the pauses of clients are that call rarely.
+const RARE: u64 = 12;
 /// The only stream of each namespace.
 const STREAM: &str = "s";
 
@@ -36,7 +38,9 @@ impl World {
         if self.phase != Phase::Faults {
             return;
         }
-        let pause = self.rng.between(1, self.plan.pause_max);
+        // Where there are two masters, some clients call rarely: also while a master is stopped.
+        let is_rare = self.has_standby() && client.is_multiple_of(2);
+        let pause = self.rng.between(1, self.plan.pause_max) * if is_rare { RARE } else { 1 };
         let Some(it) = self.clients.get(client).filter(|it| !it.leaving) else { return };
         let busy = it.sessions.len() >= SESSIONS_MAX;
         let namespace = it.namespace;
@@ -46,6 +50,9 @@ impl World {
         self.client_at(pause, client, ClientEvent::Work);
         if busy {
             return;
+        }
+        if self.has_standby() {
+            return self.begin_name_call(client, namespace);
         }
         // If most objects are samples, most operations consume them.
         let looks = self.rng.percent(self.plan.view_percent);
@@ -94,6 +101,42 @@ impl World {
             }
             _ => self.call_once(client, Kind::Question, ClientToMaster::Stat),
         }
+    }
+
+    /// Calls whose answers are checked by their history.
+    fn begin_name_call(&mut self, client: usize, namespace: u8) {
+        let name = self.name(namespace);
+        match self.rng.below(10) {
+            0..4 => {
+                let on_exists = if self.rng.percent(70) { OnExists::Replace } else { OnExists::Keep };
+                let replicas = self.rng.between(1, self.plan.copies_max) as u32;
+                let options = PutOptions { replicas, on_exists, ..PutOptions::default() };
+                let len = if self.rng.percent(70) { USUAL_LEN } else { 5 * EXTENT_ALIGN - 10 };
+                let value = self.oracle.new_value(name, len);
+                self.oracle.wants_copies(value, replicas);
+                self.answers.put(value, name, on_exists);
+                let requests = vec![PutRequest { key: name.key(), len, options, ready: Vec::new() }];
+                let confirm_ms = self.rng.between(0, 300);
+                let same_host = self.clients.get(client).map(|it| it.same_host.clone()).unwrap_or_default();
+                let put = Put::new(requests).confirming(confirm_ms).publishing(same_host);
+                let put = put.breaking(self.sabotage);
+                self.begin_session(client, Kind::Put { put, values: vec![value] });
+            }
+            4..8 => self.begin_get_of(client, vec![name]),
+            _ => {
+                let wait_ms = self.rng.between(0, 300);
+                let delete = Delete { keys: vec![name.key()], force: true, wait_ms };
+                let Some(id) = self.next_session(client) else { return };
+                self.answers.delete(id, name);
+                self.call_once(client, Kind::Question, ClientToMaster::Delete(delete));
+            }
+        }
+    }
+
+    /// The id of the next session of a client, which is unique in the world.
+    fn next_session(&self, client: usize) -> Option<(usize, u32, SessionId)> {
+        let it = self.clients.get(client)?;
+        Some((client, it.incarnation, SessionId(it.next_session + 1)))
     }
 
     fn begin_put(&mut self, client: usize, namespace: u8) {
@@ -397,6 +440,9 @@ impl World {
         let mut get = get.avoiding(avoided).wait_for_reports(self.rng.between(0, 300));
         if self.plan.has_disks() {
             get = get.wait_for_promotion(self.rng.between(0, 60));
+        }
+        if let Some(session) = self.next_session(client).filter(|_| self.has_standby()) {
+            self.answers.get(session);
         }
         self.begin_session(client, Kind::Get { get, names, buffers, before, slow });
     }

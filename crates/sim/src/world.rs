@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::master::{Master, Saved};
+use tiffin_core::master::{Event as MasterEvent, Master, Saved};
 use tiffin_sim_runner::Rng;
 use tiffin_types::{
     ClientId, ClusterId, ConnId, RequestId, SegmentId, SlotRef, Tick,
@@ -14,6 +14,7 @@ use tiffin_types::{
 };
 
 use crate::{
+    answers::Answers,
     client::{Client, ClientEvent},
     coverage::Coverage,
     faults::Fault,
@@ -26,6 +27,8 @@ use crate::{
     oracle::{Oracle, Sender},
     plan::Plan,
     run_log::RunLog,
+    standby::{Standby, StandbyEvent},
+    store::{Op, Store},
     transfer::{Transfer, TransferId},
 };
 
@@ -49,6 +52,8 @@ pub(crate) enum Party {
     Client(usize),
     /// A node of another cluster.
     Foreigner,
+    /// One of two masters.
+    Standby(usize),
 }
 
 /// An event. Events of a party name its incarnation: a dead process does nothing.
@@ -84,6 +89,12 @@ pub(crate) enum Event {
     ForeignerLinks,
     /// The operator admits the members of another cluster.
     Admit(ClusterId),
+    Standby(usize, u32, StandbyEvent),
+    StandbyStarts(usize),
+    /// The store applies a request of this process in this term, sent at this time if it is answered.
+    StoreApplies((usize, u32), i64, Op, Option<Time>),
+    /// A caller has learned that another master leads.
+    LeavesMaster(ConnId),
 }
 
 /// The phase of the run.
@@ -174,6 +185,12 @@ pub(crate) struct World {
     pub(crate) newest_conns: BTreeMap<ClientId, ConnId>,
     /// The connection through which each node registered last.
     pub(crate) registered: BTreeMap<SegmentId, ConnId>,
+    /// The masters and their store, in worlds with a standby.
+    pub(crate) standbys: Vec<Standby>,
+    pub(crate) store: Store,
+    /// When the last late request is applied to the store.
+    pub(crate) last_store_request: Time,
+    pub(crate) answers: Answers,
     pub(crate) nodes: Vec<NodeShell>,
     pub(crate) memories: BTreeMap<SegmentId, Memory>,
     /// The master's members after the last event, where two may have one name.
@@ -213,6 +230,7 @@ impl World {
         plan.draw_replaces(&mut Rng::new(seed.rotate_left(40)));
         plan.draw_ttls(&mut Rng::new((!seed).rotate_left(40)));
         plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
+        plan.draw_standby(&mut Rng::new((!seed).rotate_left(40)));
         let mut world = Self {
             sabotage,
             now: 0,
@@ -231,6 +249,10 @@ impl World {
             working: false,
             newest_conns: BTreeMap::new(),
             registered: BTreeMap::new(),
+            standbys: Vec::new(),
+            store: Store::default(),
+            last_store_request: 0,
+            answers: Answers::default(),
             nodes: Vec::new(),
             memories: BTreeMap::new(),
             members: BTreeSet::new(),
@@ -256,7 +278,11 @@ impl World {
     }
 
     fn begin(&mut self) {
-        self.start_master();
+        if self.plan.has_standby {
+            self.start_standbys();
+        } else {
+            self.start_master();
+        }
         for index in 0..self.plan.nodes {
             self.nodes.push(NodeShell::absent());
             self.start_node(index);
@@ -361,14 +387,18 @@ impl World {
                     self.crash_node(node, 20);
                 }
             }
-            Event::NodeEnded(incarnation, conn) => {
-                if incarnation == self.master_incarnation {
-                    self.node_ended(conn);
-                }
-            }
+            Event::NodeEnded(incarnation, conn) => match self.conns.get(&conn).map(|it| it.server) {
+                Some(Party::Standby(master)) => self.standby_learns(master, MasterEvent::Ended(conn)),
+                _ if incarnation == self.master_incarnation => self.node_ended(conn),
+                _ => (),
+            },
             Event::ClientStarts(client) => self.start_client(client),
             Event::ForeignerLinks => self.foreigner_links(),
             Event::Admit(cluster) => self.admit_cluster(cluster),
+            Event::Standby(master, incarnation, event) => self.standby_meets(master, incarnation, event),
+            Event::StandbyStarts(master) => self.start_standby(master),
+            Event::StoreApplies(from, token, op, sent) => self.store_applies(from, token, op, sent),
+            Event::LeavesMaster(conn) => self.leave_master(conn),
         }
     }
 
@@ -396,7 +426,7 @@ impl World {
             Party::Disk(node) => self.disk_link_lost(node, id),
             Party::Client(client) => self.conn_lost(client, id),
             Party::Foreigner => self.foreigner_lost_link(id),
-            Party::Master => (),
+            Party::Master | Party::Standby(_) => (),
         }
     }
 
@@ -414,6 +444,7 @@ impl World {
         }
         match server {
             Party::Master => self.master_closed(id),
+            Party::Standby(master) => self.standby_learns(master, MasterEvent::Closed(id)),
             Party::Node(node) => self.node_closed(node, id),
             Party::Client(_) | Party::Disk(_) | Party::Foreigner => (),
         }
@@ -422,6 +453,7 @@ impl World {
     pub(crate) fn is_up(&self, party: Party) -> bool {
         match party {
             Party::Master => self.master.is_some(),
+            Party::Standby(master) => self.standbys.get(master).is_some_and(Standby::leads),
             Party::Foreigner => self.foreigner.is_some(),
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).is_some_and(|it| it.core.is_some()),
             Party::Client(client) => self.clients.get(client).is_some_and(|it| it.alive),
@@ -431,6 +463,7 @@ impl World {
     pub(crate) fn incarnation(&self, party: Party) -> u32 {
         match party {
             Party::Master => self.master_incarnation as u32,
+            Party::Standby(master) => self.standbys.get(master).map_or(0, |it| it.incarnation),
             Party::Foreigner => 0,
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.incarnation),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.incarnation),
@@ -440,6 +473,7 @@ impl World {
     pub(crate) fn stopped_until(&self, party: Party) -> Time {
         match party {
             Party::Master | Party::Foreigner => 0,
+            Party::Standby(master) => self.standbys.get(master).map_or(0, |it| it.stopped_until),
             Party::Node(node) | Party::Disk(node) => self.nodes.get(node).map_or(0, |it| it.stopped_until),
             Party::Client(client) => self.clients.get(client).map_or(0, |it| it.stopped_until),
         }

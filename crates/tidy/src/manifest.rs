@@ -37,6 +37,7 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-node",
             "tiffin-session",
             "tiffin-proto",
+            "tiffin-history",
             "tiffin-sim-runner",
             "tiffin-throttle",
             "tiffin-types",

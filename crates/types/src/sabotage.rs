@@ -241,6 +241,10 @@ tiffin_sabotage::variants! {
         HearLatePromotions: "T18: late replies affect nothing newer";
         /// A node reuses memory while a disk still writes into it.
         PromoteUnheld: "T19: memory stays reserved while a disk writes it";
+        /// A master of several answers about names without asking whether it still leads.
+        AnswerUnconfirmed: "answers wait until leadership is confirmed";
+        /// A master of several counts a write that was refused, because another one leads, as durable.
+        TrustRefused: "a refused write of the state is not durable";
     }
     /// Mutants that the tests of `session` must notice: simulated clients make no pauses.
     OF_CLIENTS {
@@ -248,6 +252,8 @@ tiffin_sabotage::variants! {
         AvoidTheRestarted: "a newer registration ends the pause";
         /// A call fails although its only node is tried again before its deadline.
         FailInPauses: "a call without another way waits for the next attempt";
+        /// A client puts an object again that may have been stored, and removed since.
+        PutTwice: "a put is stored at most once";
     }
     /// Mutants that the tests of `node` must notice: simulated clients rarely use a replaced connection.
     OF_NODES {
@@ -259,9 +265,19 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Mutants that the tests of `master` must notice: simulated clusters have one master and no drain jobs,
-    /// and rarely a full node whose earlier clients are silent.
+    /// Mutants that the tests of `master` must notice: simulated clusters have no drain jobs, and meet the
+    /// others in too few seeds.
     OF_MASTERS {
+        /// A confirmation releases also answers that were decided after it began.
+        ConfirmLater: "a confirmation covers earlier answers only";
+        /// The master answers that an object is absent while its removal is neither confirmed nor saved.
+        TellUnsaved: "an absence that a client has seen is final";
+        /// The master answers clients before it repeats the decisions of an earlier epoch.
+        AnswerUndecided: "decisions are repeated before clients get answers";
+        /// The master takes a member for reported although it dropped a question of that member.
+        ForgetUnanswered: "a member has reported once its questions are answered";
+        /// The master forgets an object whose last copy may be on a node that could not report it.
+        ForgetUnheard: "a written copy keeps its object until its node returns";
         /// The master answers after a write of its state that began before it decided.
         AnswerDeposed: "an answer is confirmed after it was decided";
         /// The master lets an object without pins replace one that was pinned meanwhile.

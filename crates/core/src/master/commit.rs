@@ -58,7 +58,9 @@ impl Retires {
             let (outcome, old) = o.decide_one(node, written, &mut others);
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             match outcome {
-                CommitOutcome::Exists(_) | CommitOutcome::Stale => nameless.extend(old),
+                CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed => {
+                    nameless.extend(old);
+                }
                 _ => replaced.extend(old),
             }
             outcomes.push(outcome);
@@ -124,7 +126,7 @@ impl Objects {
         if was_taken && !sabotaged!(self.cx.config.sabotage, NameRetired) {
             // The node asks again about an object that was stored and removed meanwhile. It has not
             // received the retire yet.
-            return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Removed, self.give_back(&replicas, home_asks, others));
         }
         let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
         if let Some(generation) =

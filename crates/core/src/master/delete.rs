@@ -139,8 +139,8 @@ impl Answer {
             return o.cx.reply_when_saved(conn, id, reply);
         }
         // A put that gets no name may have a copy that must never come back.
-        let is_stale = |it: &CommitOutcome| *it == CommitOutcome::Stale;
-        match matches!(&reply, Reply::Decided(outcomes) if outcomes.iter().any(is_stale)) {
+        let is_removed = |it: &CommitOutcome| *it == CommitOutcome::Removed;
+        match matches!(&reply, Reply::Decided(outcomes) if outcomes.iter().any(is_removed)) {
             true => o.cx.reply_when_synced(conn, id, reply),
             false => o.cx.reply(conn, id, reply),
         }
@@ -168,7 +168,7 @@ fn unconfirm(outcome: &mut CommitOutcome, name: &str) {
         CommitOutcome::Unconfirmed(it) => return note(&mut it.nodes, name),
         CommitOutcome::Replaced(generation) => (*generation, true),
         CommitOutcome::Stored(generation) => (*generation, false),
-        CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+        CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed => return,
     };
     let nodes = vec![name.to_owned()];
     *outcome = CommitOutcome::Unconfirmed(Replacement { generation, replaced, nodes });
@@ -296,7 +296,9 @@ impl Retires {
                 items.entry(node).or_default().push(*item);
             }
         }
-        let mut asked = o.cx.retire(gone.into_iter().map(|(_, replica)| replica).collect(), Some(op));
+        let gone: Vec<_> = gone.into_iter().map(|(_, replica)| replica).collect();
+        o.cx.note_removed(&gone);
+        let mut asked = o.cx.retire(gone, Some(op));
         asked.extend(o.send_attributes(attributes_set.iter().map(|it| it.1).collect(), Some(op)));
         let awaited = Awaited { items, asked, in_any_case: BTreeMap::new(), held: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);

@@ -376,7 +376,7 @@ impl Master {
             Fetched::Resolve(resolve, waited) => self.objects.resolve(&caller, &resolve, Some(waited)),
             Fetched::Reply(reply) => reply,
         };
-        self.objects.cx.reply(conn, id, reply);
+        self.objects.answer(conn, id, reply);
     }
 
     /// When [`Self::handle_timeout`] is due, if no other event occurs first.
@@ -672,7 +672,7 @@ impl Master {
                 Reply::Done
             }
         };
-        self.objects.cx.reply(conn, id, reply);
+        self.objects.answer(conn, id, reply);
     }
 
     fn member_request(

@@ -38,6 +38,9 @@ impl Default for PendingRetire {
 pub(super) struct PendingRetires {
     by_name: BTreeSet<(Arc<Name>, NodeIndex, SlotRef)>,
     names: BTreeMap<(NodeIndex, SlotRef), Arc<Name>>,
+    /// The copies that clients removed, and the version of the saved state at that time. A later version
+    /// contains their retires.
+    removed: BTreeMap<(NodeIndex, SlotRef), u64>,
     /// The copies that deferred requests name, and whether they were withdrawn since.
     asked: BTreeMap<(NodeIndex, SlotRef), bool>,
 }
@@ -64,8 +67,23 @@ impl PendingRetires {
         if let Some(name) = self.names.remove(&(node, slot_ref)) {
             self.by_name.remove(&(name, node, slot_ref));
         }
+        self.removed.remove(&(node, slot_ref));
         // A copy that an earlier epoch removed has no name here.
         self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
+    }
+
+    /// A client removes these copies, after that version of the state was saved.
+    pub(super) fn note_removed(&mut self, copies: &[(NodeIndex, SlotRef)], version: u64) {
+        let pending = copies.iter().filter(|copy| self.names.contains_key(copy));
+        pending.for_each(|copy| _ = self.removed.entry(*copy).or_insert(version));
+    }
+
+    /// The version of the saved state when a client removed the last pending copy of that name.
+    pub(super) fn removed_after(&self, namespace: NamespaceIndex, key: &Key) -> Option<u64> {
+        if self.removed.is_empty() {
+            return None;
+        }
+        self.of(namespace, key).into_iter().filter_map(|copy| self.removed.get(&copy).copied()).max()
     }
 
     /// A deferred request names these copies.

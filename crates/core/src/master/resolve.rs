@@ -85,8 +85,10 @@ impl Objects {
         let lease = resolve.lease.then(|| self.cx.now.after(self.cx.config.lease_ms));
         for keys in resolve.keys.chunks(TOGETHER) {
             let mut found = self.cx.catalog.find_all(caller.namespace, keys);
-            for (found, _) in found.iter_mut().zip(keys) {
+            for (found, key) in found.iter_mut().zip(keys) {
                 let outcome = self.outcome(*found, resolve.locate, &mut nodes);
+                self.has_met_removal |=
+                    outcome == ResolveOutcome::Absent && self.cx.may_return(caller.namespace, key);
                 if !matches!(outcome, ResolveOutcome::Found(_)) {
                     *found = None;
                 }
@@ -127,8 +129,10 @@ impl Objects {
             keys.iter_mut().zip(&mut names).for_each(|(place, name)| *place = name);
             let keys = keys.get(..exists.keys.len() - together).unwrap_or(&keys);
             let mut found = self.cx.catalog.find_all(caller.namespace, keys);
-            for (found, _) in found.iter_mut().zip(keys) {
+            for (found, key) in found.iter_mut().zip(keys) {
                 let (presence, node) = self.presence(*found);
+                self.has_met_removal |= presence == Presence::Absent
+                    && Key::new(key).is_ok_and(|key| self.cx.may_return(caller.namespace, &key));
                 if presence != Presence::Here {
                     *found = None;
                 }

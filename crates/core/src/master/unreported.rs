@@ -364,7 +364,8 @@ impl Master {
 
     /// Continues deferred requests after a report, oldest first. Requests of clients continue once every
     /// member has reported or was given up; requests of nodes once the members that they depend on have
-    /// reported.
+    /// reported, and before those of clients: an earlier epoch may have stored such an object, and shown it
+    /// to clients, before its node learned that.
     pub(super) fn resume_parked(&mut self) {
         if !std::mem::take(&mut self.objects.has_new_report) {
             return;
@@ -375,7 +376,10 @@ impl Master {
             Question::Client(_) => has_all,
             Question::Decide(home, decide) => !o.depends_on_reports(*home, decide),
         });
-        let resumed: Vec<_> = resumed.collect();
+        let mut resumed: Vec<_> = resumed.collect();
+        if !sabotaged!(self.objects.cx.config.sabotage, AnswerUndecided) {
+            resumed.sort_by_key(|(_, it)| matches!(it.question, Question::Client(_)));
+        }
         if has_all && self.objects.unheard.is_empty() {
             self.objects.floors = Floors::default();
         } else if has_all {
@@ -424,13 +428,23 @@ impl Master {
         }
     }
 
-    /// A connection is closed: its deferred requests are not answered.
+    /// A connection is closed: its deferred requests are not answered. An earlier epoch may have stored an
+    /// object that a node asks about, so a node whose request is dropped has not reported.
     pub(super) fn forget_parked(&mut self, conn: ConnId) {
+        let mut unanswered = BTreeSet::new();
         for (op, parked) in self.parked.extract_if(.., |_, it| it.conn == conn) {
             if let Some(deadline) = parked.deadline {
                 self.objects.cx.deadlines.strike(deadline, op);
             }
+            if let Question::Decide(node, _) = parked.question {
+                unanswered.insert(node);
+            }
         }
+        if unanswered.is_empty() || sabotaged!(self.objects.cx.config.sabotage, ForgetUnanswered) {
+            return;
+        }
+        self.objects.unreported.extend(unanswered);
+        self.objects.tell_unreported();
     }
 
     /// A client no longer waits for an answer: its deadline is now.

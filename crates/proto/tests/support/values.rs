@@ -364,6 +364,7 @@ pub(super) fn commit_outcome() -> impl Strategy<Value = CommitOutcome> {
             CommitOutcome::Unconfirmed(Replacement { generation, replaced, nodes })
         }),
         Just(CommitOutcome::Stale),
+        Just(CommitOutcome::Removed),
     ]
 }
 

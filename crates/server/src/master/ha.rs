@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tiffin_core::election::{Election, ElectionConfig, Observed, StepDown};
+use tiffin_core::election::{Election, ElectionConfig, Observed, StepDown, WriteOutcome, Wrote, after_write};
 use tiffin_core::master::{Event, Saved};
 use tiffin_etcd::leader::{Keys, Leader};
 use tiffin_etcd::{Etcd, EtcdError, LeaseId, Op, Outcome, Txn};
 use tiffin_proto::{STATE_BYTES_MAX, decode_state, encode_state};
+use tiffin_types::sabotage::Sabotage;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Shared, state};
@@ -152,7 +153,7 @@ impl Ha {
                     break;
                 }
             }
-            match last.map(|it| after_write(&it, term.token)) {
+            match last.map(|it| after_write(&write_outcome(&it), term.token, Sabotage::None)) {
                 Some(Wrote::Done(head)) => {
                     written.head = head;
                     return Ok(true);
@@ -309,24 +310,11 @@ impl Ha {
     }
 }
 
-/// What became of a write.
-#[derive(Debug, PartialEq, Eq)]
-enum Wrote {
-    /// It is there, and the head has this revision.
-    Done(i64),
-    /// An earlier attempt whose answer was lost has changed the head, which has this revision now.
-    Again(i64),
-    /// Another master leads.
-    Replaced,
-}
-
-/// Decides by the last transaction of a write.
-fn after_write(outcome: &Outcome, token: i64) -> Wrote {
-    if outcome.succeeded {
-        return Wrote::Done(outcome.revision);
-    }
+/// What the last transaction of a write says.
+fn write_outcome(outcome: &Outcome) -> WriteOutcome {
     let revision = |at: usize| outcome.gets.get(at).and_then(|it| it.first()).map_or(0, |it| it.revision);
-    if revision(0) == token { Wrote::Again(revision(1)) } else { Wrote::Replaced }
+    let (leader, head) = (revision(0), revision(1));
+    WriteOutcome { succeeded: outcome.succeeded, revision: outcome.revision, leader, head }
 }
 
 /// The transactions that write a state: all chunks, then the head, which makes them count and deletes those
@@ -567,14 +555,13 @@ mod tests {
     }
 
     #[test]
-    fn late_write_does_not_replace_a_newer_state() {
+    fn outcome_of_a_write_has_the_revisions_of_leader_and_head() {
         let get = |revision| vec![KeyValue { revision, ..KeyValue::default() }];
-        let outcome = |succeeded, gets| Outcome { succeeded, revision: 20, gets };
-        assert_eq!(after_write(&outcome(true, Vec::new()), 9), Wrote::Done(20));
-        // The head has changed although this master leads: its own earlier attempt was applied late.
-        assert_eq!(after_write(&outcome(false, vec![get(9), get(12)]), 9), Wrote::Again(12));
-        assert_eq!(after_write(&outcome(false, vec![get(10), get(12)]), 9), Wrote::Replaced);
-        assert_eq!(after_write(&outcome(false, vec![Vec::new(), get(12)]), 9), Wrote::Replaced);
+        let outcome = |gets| write_outcome(&Outcome { succeeded: false, revision: 20, gets });
+        let failed = WriteOutcome { succeeded: false, revision: 20, leader: 10, head: 12 };
+        assert_eq!(outcome(vec![get(10), get(12)]), failed);
+        assert_eq!(outcome(vec![Vec::new(), get(12)]), WriteOutcome { leader: 0, ..failed });
+        assert_eq!(outcome(Vec::new()), WriteOutcome { leader: 0, head: 0, ..failed });
     }
 
     #[test]

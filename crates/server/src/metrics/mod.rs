@@ -330,7 +330,9 @@ impl Counters {
     }
 
     fn decided<'a>(&self, outcomes: impl Iterator<Item = &'a CommitOutcome> + Clone) {
-        let failed = |it: &&CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
+        let failed = |it: &&CommitOutcome| {
+            matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed)
+        };
         self.outcome(Op::PutEnd, outcomes.clone().count(), outcomes.filter(failed).count());
     }
 

@@ -306,15 +306,18 @@ impl World {
 
     /// Connects, unless it is connected or connecting.
     pub(crate) fn connect(&mut self, client: usize, target: Target) {
+        let known = self.clients.get(client).map_or(0, |it| it.leased_in);
+        let is_open = |it: &Client| it.links.get(&target).is_some_and(|it| it.conn.is_some());
+        if self.clients.get(client).is_some_and(is_open) {
+            return;
+        }
         let server = match target {
-            Target::Master => Some(Party::Master),
+            // A client never goes back to a smaller epoch.
+            Target::Master => Some(self.choose_master(known)),
             Target::Node(segment) => self.node_of(segment).map(Party::Node),
         };
         let Some(it) = self.clients.get_mut(client) else { return };
-        let link = it.links.entry(target).or_default();
-        if link.conn.is_some() {
-            return;
-        }
+        it.links.entry(target).or_default();
         let hello = Hello {
             major: VERSION_MAJOR,
             minor: VERSION_MINOR,

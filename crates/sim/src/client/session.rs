@@ -20,7 +20,7 @@ use crate::{
     keyspace::Name,
     memory::ValueId,
     transfer::{Order, TransferId},
-    world::{Phase, Time, World},
+    world::{Party, Phase, Time, World},
 };
 
 /// Id of a session of a client.
@@ -156,7 +156,7 @@ impl World {
         if done && let Some(session) = it.sessions.remove(&id) {
             // Another read of the same object was faster.
             session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
-            self.session_ended(client, session);
+            self.session_ended(client, id, session);
         } else {
             self.schedule_stall_check(client, id);
         }
@@ -379,10 +379,11 @@ impl World {
         }
     }
 
-    fn session_ended(&mut self, client: usize, session: Session) {
+    fn session_ended(&mut self, client: usize, id: SessionId, session: Session) {
         match session.kind {
             Kind::Put { put, values } => {
                 for (value, outcome) in values.into_iter().zip(put.into_outcomes()) {
+                    self.answers.put_ended(value, &outcome);
                     self.put_ended(client, value, &outcome);
                 }
             }
@@ -394,7 +395,11 @@ impl World {
                 if let Some(it) = self.clients.get_mut(client) {
                     it.locations.finish(&keys, &cached, &outcomes, &asked);
                 }
-                for ((name, newest), outcome) in names.into_iter().zip(newest).zip(outcomes) {
+                let incarnation = self.incarnation(Party::Client(client));
+                for (((name, newest), outcome), asked) in
+                    names.into_iter().zip(newest).zip(outcomes).zip(asked)
+                {
+                    self.got_answer((client, incarnation, id), name, &outcome, asked);
                     self.get_ended(client, name, newest, &outcome);
                 }
             }
@@ -503,6 +508,7 @@ impl World {
             let Some(Reply::Reserved(reserved)) = reply else { return };
             return self.return_reservations(client, reserved);
         };
+        let incarnation = it.incarnation;
         match reply {
             Some(Reply::Reserved(reserved)) => {
                 let Kind::Offers(order) = session.kind else { return };
@@ -513,6 +519,7 @@ impl World {
                 self.order_ended(client, &session.kind);
             }
             Some(Reply::Deleted(outcomes)) => outcomes.iter().for_each(|it| {
+                self.answers.deleted((client, incarnation, id), it);
                 self.coverage.hit(match it {
                     DeleteOutcome::Deleted => Point::Deleted,
                     DeleteOutcome::Absent => Point::DeleteAbsent,

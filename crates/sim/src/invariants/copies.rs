@@ -26,7 +26,7 @@ impl World {
     pub(crate) fn copies_are_made_again(&mut self) -> bool {
         let has_all = self.wait_for("lost copies to be made again", |it| {
             let rests = |it: &Master| it.moving_count() == 0 && it.unconfirmed_count() == 0;
-            let is_still = it.fetching.is_empty() && it.master.as_ref().is_some_and(rests);
+            let is_still = it.fetching.is_empty() && it.leader().is_some_and(rests);
             is_still && it.is_nothing_reserved() && it.short_of_copies().is_empty()
         });
         if has_all {
@@ -69,7 +69,7 @@ impl World {
     fn could_copy(&self, places: &Places, namespace: u8, len: u64) -> bool {
         let Some(need) = space_for(len) else { return false };
         let name = crate::keyspace::namespace_name(namespace);
-        let namespaces = self.master.iter().flat_map(|it| it.stat().namespaces);
+        let namespaces = self.leader().into_iter().flat_map(|it| it.stat().namespaces);
         let mut over = namespaces.filter(|it| it.name == name);
         if over.any(|it| it.quota.is_some_and(|quota| it.used.saturating_add(need) > quota)) {
             return false;

@@ -39,6 +39,7 @@ impl World {
         self.coverage.hit(Point::CheckedLiveness);
         self.check_nothing_leaks("when nothing is under way");
         self.check_agreement();
+        self.check_answers();
         self.check_leases_kept();
         self.phase = Phase::Leaving;
         (0..self.clients.len()).for_each(|client| self.leave(client));
@@ -120,10 +121,11 @@ impl World {
         let master = |it: &Master| knows(&it.stat().nodes) && it.moving_count() == 0;
         let disk = |it: &DiskShell| it.log.is_idle() && it.core.as_ref().is_some_and(Disk::is_member);
         goes_on
+            && self.masters_rest()
             && client
             && node
             && self.disks().all(disk)
-            && self.master.as_ref().is_some_and(master)
+            && self.leader().is_some_and(master)
             && self.transfers.is_empty()
             && self.fetching.is_empty()
             && self.is_nothing_reserved()
@@ -132,12 +134,12 @@ impl World {
     /// Whether no removal is pending. Samples that have waited too long are removed at any time: none is
     /// about to be.
     fn no_removal_is_pending(&self) -> bool {
-        let now = self.peek_clock();
+        let now = self.leader_clock();
         let rests = |it: &Master| {
             let moves = it.unconfirmed_count() + it.moving_count();
             moves == 0 && it.poll_timeout().is_none_or(|at| at > now)
         };
-        self.master.as_ref().is_some_and(rests) && self.disks().all(|it| it.log.is_idle())
+        self.leader().is_some_and(rests) && self.disks().all(|it| it.log.is_idle())
     }
 
     pub(super) fn is_nothing_reserved(&self) -> bool {
@@ -167,7 +169,7 @@ impl World {
         let nodes: Vec<_> = self.nodes.iter().filter_map(|it| it.core.as_ref()).collect();
         let nodes: Vec<_> = nodes.iter().map(|it| (it.is_member(), it.client_count(), it.usage())).collect();
         let disks: Vec<_> = self.disks().map(|it| (it, it.core.as_ref().map(Disk::is_member))).collect();
-        let master = self.master.as_ref().map(|it| (it.moving_count(), it.stat().nodes));
+        let master = self.leader().map(|it| (it.moving_count(), it.stat().nodes));
         let disks = format!("{disks:?} {master:?}");
         let copies = self.short_of_copies();
         format!("{copies:?} {clients:?} {nodes:?} {disks} and {} transfers", self.transfers.len())
@@ -189,9 +191,10 @@ impl World {
                 match self.audit(namespace, ClientToMaster::Resolve(resolve)) {
                     Some(Reply::Resolved(resolved)) => match resolved.items.into_iter().next() {
                         Some(ResolveOutcome::Found(found)) => {
+                            self.audited(name, Some(&found));
                             known.extend(found.replicas.iter().map(|it| (it.segment, it.slot_ref())));
                         }
-                        Some(ResolveOutcome::Absent) => (),
+                        Some(ResolveOutcome::Absent) => self.audited(name, None),
                         other => self
                             .oracle
                             .fail("liveness", || format!("after all has ended, {name:?} is {other:?}")),

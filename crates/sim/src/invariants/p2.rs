@@ -123,7 +123,8 @@ impl Oracle {
             CommitOutcome::Unconfirmed(_)
             | CommitOutcome::Stored(_)
             | CommitOutcome::Exists(_)
-            | CommitOutcome::Stale => return,
+            | CommitOutcome::Stale
+            | CommitOutcome::Removed => return,
         };
         let Some(generation) = old else { return };
         let Some((name, returns)) = self.objects.get(&generation).map(|it| (it.name, it.returns)) else {
@@ -169,7 +170,7 @@ impl Oracle {
                 self.shadowed.insert(it.generation);
                 return;
             }
-            CommitOutcome::Exists(_) | CommitOutcome::Stale => return,
+            CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed => return,
         };
         let Some(name) = name_of(item) else { return };
         coverage.hit(Point::CheckedSuperseded);

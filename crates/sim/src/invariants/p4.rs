@@ -57,12 +57,8 @@ impl Oracle {
         }
         let members = memories.iter().filter(|(segment, it)| it.alive && self.joined.contains(segment));
         // A copy that this epoch removed may exist until its node confirms, also if another node restored the
-        // name meanwhile, and is lost. A promotion ends with the last copy that the master knows, also if its
-        // node has settled it and could not report that.
-        let kept = |segment: SegmentId, slot_ref: SlotRef| {
-            let place = (segment, slot_ref);
-            !self.retired.contains(&place) && !self.tier.is_pending(place)
-        };
+        // name meanwhile, and is lost.
+        let kept = |segment: SegmentId, slot_ref: SlotRef| !self.retired.contains(&(segment, slot_ref));
         let mut holders =
             members.filter(|(segment, it)| copies(it, generation).any(|slot_ref| kept(**segment, slot_ref)));
         if let Some((segment, _)) = holders.next() {
@@ -128,9 +124,8 @@ impl Oracle {
         coverage: &mut Coverage,
     ) {
         coverage.hit(Point::CheckedRival);
-        // A copy that was settled, which its node could not report, does not keep its object.
-        let was_pending = self.tier.leaves((segment, record.slot_ref));
-        let was_retired = !self.retired.insert((segment, record.slot_ref)) || was_pending;
+        self.tier.leaves((segment, record.slot_ref));
+        let was_retired = !self.retired.insert((segment, record.slot_ref));
         let generation = record.generation;
         let Some(history) = self.objects.get(&generation) else { return };
         let (name, pinned) = (history.name, history.is_protected());

@@ -21,7 +21,9 @@ impl Oracle {
 
     /// The master answers a node's decide: objects without a name are dropped.
     pub(crate) fn decide_answered(&mut self, to: (ConnId, RequestId), outcomes: &[CommitOutcome]) {
-        let nameless = |it: &CommitOutcome| matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale);
+        let nameless = |it: &CommitOutcome| {
+            matches!(it, CommitOutcome::Exists(_) | CommitOutcome::Stale | CommitOutcome::Removed)
+        };
         let places = self.places(to);
         for (place, outcome) in places.iter().zip(outcomes) {
             let Some(name) = self.successors.remove(place) else { continue };

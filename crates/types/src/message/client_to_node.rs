@@ -69,8 +69,11 @@ pub enum CommitOutcome {
     Unconfirmed(Replacement),
     /// An object of that name exists and was kept.
     Exists(Generation),
-    /// The reservation has ended.
+    /// The reservation has ended, and nothing was stored.
     Stale,
+    /// It is not there. It may have been stored by a decision whose answer was lost, and removed since. A
+    /// writer that puts it again would bring its value back.
+    Removed,
 }
 
 /// A new object whose predecessor may still be read: some nodes have not confirmed its retire.

@@ -496,6 +496,12 @@ impl Catalog {
         completed
     }
 
+    /// The node of a copy that was being written is disconnected. It may have the copy, which keeps the
+    /// object.
+    pub(super) fn set_unheard(&mut self, index: ObjectIndex, node: NodeIndex) {
+        self.change_replicas(index, |object| object.set_unheard(node));
+    }
+
     /// Removes the copy on one node, and the object with its last copy.
     pub(super) fn drop_replica(&mut self, index: ObjectIndex, node: NodeIndex) {
         let Some(object) = self.get(index).filter(|it| it.on(node).is_some()) else { return };

@@ -43,6 +43,9 @@ enum CopyState {
     Complete,
     /// It is being written, and cannot be read yet. It is retired with the others.
     Pending,
+    /// It is written, but its node was disconnected before it could report that it is committed. It cannot
+    /// be read until the node returns.
+    Unheard,
     /// It can be read, and a disk is reading it. Its memory cannot be reused before that ends, even if the
     /// object is removed.
     Demoting,
@@ -74,7 +77,12 @@ impl Replica {
     }
 
     fn is_pending(&self) -> bool {
-        self.state == CopyState::Pending
+        matches!(self.state, CopyState::Pending | CopyState::Unheard)
+    }
+
+    /// Whether its member has it, or may have it: a disk that is writing it may be done already.
+    fn may_be_there(&self) -> bool {
+        self.state != CopyState::Pending || self.slot_ref().is_on_disk()
     }
 
     fn is_readable_on_disk(&self) -> bool {
@@ -230,9 +238,9 @@ impl Object {
         self.in_memory().chain(on_disks)
     }
 
-    /// The members that have it, or may have it: a disk that is writing it may be done already.
+    /// The members that have it, or may have it.
     pub(in crate::master) fn homes(&self) -> impl Iterator<Item = NodeIndex> + '_ {
-        self.all().filter(|it| !it.is_pending() || it.slot_ref().is_on_disk()).map(|it| it.node)
+        self.all().filter(|it| it.may_be_there()).map(|it| it.node)
     }
 
     /// The copies in memory that can be read.
@@ -315,6 +323,13 @@ impl Object {
     pub(super) fn complete(&mut self, node: NodeIndex, slot_ref: SlotRef) -> bool {
         let replica = self.on_mut(node).filter(|it| it.is_pending() && it.slot_ref() == slot_ref);
         replica.map(|it| it.state = CopyState::Complete).is_some()
+    }
+
+    /// The node of a copy that was being written is disconnected, and may have it.
+    pub(super) fn set_unheard(&mut self, node: NodeIndex) {
+        if let Some(replica) = self.on_mut(node).filter(|it| it.is_pending()) {
+            replica.state = CopyState::Unheard;
+        }
     }
 
     /// Whether a disk is reading the copy in the memory of that node.

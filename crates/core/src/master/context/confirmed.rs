@@ -14,6 +14,8 @@
 
 use std::collections::VecDeque;
 
+use tiffin_types::sabotage::sabotaged;
+
 use super::Context;
 use crate::{
     ConnId,
@@ -52,7 +54,8 @@ impl Context {
             Effect::Reply(_, _, reply) => !says_something_of_names(reply),
             _ => true,
         };
-        if !self.config.confirms || is_certain {
+        let is_free = !self.config.confirms || sabotaged!(self.config.sabotage, AnswerUnconfirmed);
+        if is_free || is_certain {
             return self.effects.push_back(effect);
         }
         if self.confirming.held.len() >= HELD_MAX {
@@ -68,7 +71,8 @@ impl Context {
 
     /// This master led after that confirmation was requested.
     pub(in crate::master) fn confirmed(&mut self, round: u64) {
-        while self.confirming.held.front().is_some_and(|(at, _)| *at <= round) {
+        let is_any = sabotaged!(self.config.sabotage, ConfirmLater);
+        while self.confirming.held.front().is_some_and(|(at, _)| *at <= round || is_any) {
             self.effects.extend(self.confirming.held.pop_front().map(|(_, effect)| effect));
         }
     }

@@ -10,7 +10,8 @@
 //! - a node's registration, until the node is in the synced roster;
 //! - a policy change;
 //! - the removal of a member from the roster;
-//! - a removal of objects that a node has not confirmed.
+//! - a removal of objects that a node has not confirmed;
+//! - a lookup that finds nothing because of such a removal.
 //!
 //! [`Event::Persisted`]: crate::master::Event::Persisted
 
@@ -18,7 +19,7 @@ use std::collections::VecDeque;
 
 use super::{Context, cluster::Cluster};
 use crate::{
-    ConnId, RequestId,
+    ConnId, Key, RequestId, SlotRef,
     master::{
         Effect, Master, Saved, SavedMember, SavedPolicy,
         catalog::{NamespaceIndex, NodeIndex},
@@ -134,6 +135,20 @@ impl Context {
     pub(in crate::master) fn reply_when_saved(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
         let version = self.save();
         self.when_saved(version, Effect::Reply(conn, id, reply));
+    }
+
+    /// Clients remove these copies. Their retires are part of the next version.
+    pub(in crate::master) fn note_removed(&mut self, copies: &[(NodeIndex, SlotRef)]) {
+        if self.config.durable {
+            self.pending_retires.note_removed(copies, self.saving.version);
+        }
+    }
+
+    /// Whether a name is absent because of a removal that is neither confirmed nor saved. If the master died
+    /// now, the object would return.
+    pub(in crate::master) fn may_return(&self, namespace: NamespaceIndex, key: &Key) -> bool {
+        let version = self.pending_retires.removed_after(namespace, key);
+        version.is_some_and(|it| self.saving.synced <= it) && !sabotaged!(self.config.sabotage, TellUnsaved)
     }
 
     /// Answers once what was to be saved before is synced. With several masters that write may have begun

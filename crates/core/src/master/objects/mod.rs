@@ -25,7 +25,11 @@ use super::{
     stream::Streams,
     tier::Tier,
 };
-use crate::{ClientId, Generation, Key, SlotRef, message::Cause, sabotage::sabotaged};
+use crate::{
+    ClientId, ConnId, Generation, Key, RequestId, SlotRef,
+    message::{Cause, Reply},
+    sabotage::sabotaged,
+};
 use std::collections::BTreeSet;
 
 /// The copies of an object.
@@ -47,6 +51,8 @@ pub(in crate::master) struct Objects {
     /// A member has reported, was given up or is lost, so deferred requests may continue.
     pub(in crate::master) has_new_report: bool,
     pub(in crate::master) floors: Floors,
+    /// The lookup in progress has met a removal that may be undone.
+    pub(in crate::master) has_met_removal: bool,
     pub(in crate::master) next_generation: u64,
     /// The namespace that the last sweep ended with.
     pub(in crate::master) swept_namespace: String,
@@ -66,6 +72,7 @@ impl Objects {
             unheard: BTreeSet::new(),
             has_new_report: false,
             floors: Floors::default(),
+            has_met_removal: false,
             next_generation: config.first_counter,
             swept_namespace: String::new(),
         }
@@ -216,6 +223,14 @@ impl Objects {
             }
             let gone = self.take_out(index, Cause::Consumed, &who);
             self.cx.retire(gone, None);
+        }
+    }
+
+    /// Answers a client's request. An absence that the client learns must be final.
+    pub(in crate::master) fn answer(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
+        match std::mem::take(&mut self.has_met_removal) {
+            true => self.cx.reply_when_saved(conn, id, reply),
+            false => self.cx.reply(conn, id, reply),
         }
     }
 

@@ -126,14 +126,20 @@ fn stale_object_lets_no_answer_out_unconfirmed() {
     let [before, after] = decided_with_a_stale_object(Sabotage::None);
     assert_eq!(before, None);
     let after = after.unwrap();
-    assert!(matches!(after[..], [CommitOutcome::Stale, CommitOutcome::Stored(_)]), "{after:?}");
+    assert!(matches!(after[..], [CommitOutcome::Removed, CommitOutcome::Stored(_)]), "{after:?}");
 }
 
 #[cfg(feature = "sabotage")]
 #[test]
-fn mutant_of_confirmations_is_noticed() {
+fn mutants_of_confirmations_are_noticed() {
     let [before, _] = decided_with_a_stale_object(Sabotage::AnswerDeposed);
     assert!(before.is_some());
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    cluster.master.objects.cx.config.sabotage = Sabotage::ConfirmLater;
+    let id = cluster.send(resolve("a"));
+    let earlier = cluster.unconfirmed - 1;
+    cluster.event(Event::Confirmed(earlier));
+    assert!(cluster.replies.contains_key(&id));
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod tier_promote;
 mod tier_refused;
 mod tier_space;
 mod tier_waiting;
+mod undone;
 
 pub(super) use cluster::*;
 

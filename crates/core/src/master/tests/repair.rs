@@ -8,7 +8,7 @@ use super::{Cluster, UNIT, key, pinned, plain, twice};
 use crate::{
     ClientId,
     master::{ClientToMaster, MasterConfig, RepairConfig, Sabotage},
-    message::{CopyStat, CopyWait, FetchItem, ForgetNode, Here, Policy, PutOptions, Why},
+    message::{CopyStat, CopyWait, FetchItem, ForgetNode, Here, Policy, PutOptions, ResolveOutcome, Why},
 };
 
 const DELAY_MS: u64 = 100;
@@ -317,4 +317,38 @@ fn a_node_that_failed_is_tried_again_if_no_other_has_memory() {
 #[test]
 fn mutant_of_a_node_that_failed_is_noticed() {
     assert_eq!(made_on_the_node_that_failed(Sabotage::RepairNeverAgain), 0);
+}
+
+/// Whether an object is known whose last copy is on a node that could not report it: before the node returns,
+/// and afterwards.
+fn is_known_on_a_silent_node(sabotage: Sabotage) -> [bool; 2] {
+    let mut cluster = Cluster::of_copies(&[8, 8, 8], |config| config.sabotage = sabotage);
+    cluster.put("a", UNIT, twice());
+    let (on, 2) = cluster.copies("a") else { panic!() };
+    let other = (0..3).find(|it| !on.contains(it)).unwrap();
+    cluster.lose(on[0]);
+    cluster.fetches.held_up = true;
+    assert_eq!(cluster.repair_after(DELAY_MS).running, 1);
+    cluster.hold_up(other);
+    cluster.end_fetches(true);
+    // The node commits the copy, and is disconnected before its answer.
+    cluster.unlink(other);
+    cluster.lose(on[1]);
+    let is_known = |cluster: &mut Cluster| !matches!(cluster.resolve("a", false), ResolveOutcome::Absent);
+    let before = is_known(&mut cluster);
+    cluster.let_go(other);
+    cluster.link(other);
+    cluster.master.check().unwrap();
+    [before, is_known(&mut cluster)]
+}
+
+#[test]
+fn written_copy_keeps_its_object_until_its_node_returns() {
+    assert_eq!(is_known_on_a_silent_node(Sabotage::None), [true, true]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_written_copies_is_noticed() {
+    assert_eq!(is_known_on_a_silent_node(Sabotage::ForgetUnheard), [false, false]);
 }

@@ -619,7 +619,8 @@ fn allocation(cx: &Context, index: ObjectIndex) -> Option<AllocateItem> {
 }
 
 /// Gives up a copy that will not be in memory. A node that received its record may have committed it, and
-/// must retire it like any other. If the node is disconnected, it announces the copy when it returns.
+/// must retire it like any other. If the node is disconnected, it announces the copy when it returns, and
+/// until then the copy keeps its object.
 fn give_up_copy(
     cx: &mut Context,
     index: ObjectIndex,
@@ -628,7 +629,8 @@ fn give_up_copy(
 ) {
     let is_connected = cx.members.get(node).is_some_and(|it| it.conn.is_some());
     match (settling, is_connected) {
-        (true, false) => (),
+        (true, false) if sabotaged!(cx.config.sabotage, ForgetUnheard) => (),
+        (true, false) => cx.catalog.set_unheard(index, node),
         (true, true) => {
             let Some(object) = cx.catalog.get(index) else { return };
             let name = Name { namespace: object.namespace(), key: object.key().clone() };

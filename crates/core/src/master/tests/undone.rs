@@ -1,0 +1,156 @@
+//! Answers that stay true when the master restarts: a client that has seen an object, or its absence, does
+//! not see the contrary because the master or a node has forgotten.
+
+use super::*;
+use crate::message::{CommitItem, Decide, DecideItem};
+
+const WAIT_MS: u64 = 500;
+
+fn resolve(name: &str) -> ClientToMaster {
+    let keys = vec![key(name)];
+    ClientToMaster::Resolve(Resolve { keys, locate: true, report_wait_ms: WAIT_MS, ..Resolve::default() })
+}
+
+impl Cluster {
+    fn durable_with(capacities: &[u64], sabotage: Sabotage) -> Self {
+        Self::with(capacities, |config| (config.durable, config.sabotage) = (true, sabotage))
+    }
+
+    /// Whether a lookup found its object, if it is answered.
+    fn was_found(&mut self, id: RequestId) -> Option<bool> {
+        match self.replies.remove(&id)? {
+            Reply::Resolved(resolved) => Some(matches!(resolved.items[..], [ResolveOutcome::Found(_)])),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// An object that an earlier master has stored, and whose home has not learned that. A client looks it up,
+/// and the home asks again, before the other member has reported.
+struct AskedAgain {
+    cluster: Cluster,
+    home: usize,
+    decide: MemberToMaster,
+    lookup: RequestId,
+}
+
+impl AskedAgain {
+    fn new(sabotage: Sabotage) -> Self {
+        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+        let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, keep()) else {
+            panic!("there is space")
+        };
+        let (home, slot_ref) = (space[0].location.segment.0 as usize - 1, space[0].location.slot_ref());
+        let item = CommitItem { slot_ref, key: key("a"), len: UNIT, options: keep(), others: Vec::new() };
+        let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
+        let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: WAIT_MS });
+        cluster.restart_alone(6);
+        cluster.link(home);
+        let lookup = cluster.send(resolve("a"));
+        cluster.event(Event::Request(cluster.links[home], RequestId(91), decide.clone().into()));
+        assert_eq!(cluster.master.undecided_count(), 1);
+        Self { cluster, home, decide, lookup }
+    }
+}
+
+/// Whether a lookup finds an object whose home asks at the same time.
+fn is_found_after_the_reports(sabotage: Sabotage) -> bool {
+    let AskedAgain { mut cluster, home, lookup, .. } = AskedAgain::new(sabotage);
+    cluster.link(1 - home);
+    cluster.was_found(lookup).unwrap()
+}
+
+#[test]
+fn decisions_are_repeated_before_lookups_are_answered() {
+    assert!(is_found_after_the_reports(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_repeated_decisions_is_noticed() {
+    assert!(!is_found_after_the_reports(Sabotage::AnswerUndecided));
+}
+
+/// What the lookup says after the home was disconnected before it had an answer, and after it has returned.
+fn found_without_the_home(sabotage: Sabotage) -> [Option<bool>; 2] {
+    let AskedAgain { mut cluster, home, decide, lookup } = AskedAgain::new(sabotage);
+    cluster.unlink(home);
+    cluster.link(1 - home);
+    let before = cluster.was_found(lookup);
+    cluster.link(home);
+    cluster.event(Event::Request(cluster.links[home], RequestId(92), decide.into()));
+    assert!(cluster.master.unreported().is_empty());
+    [before, Some(cluster.has("a"))]
+}
+
+#[test]
+fn member_with_an_unanswered_question_has_not_reported() {
+    assert_eq!(found_without_the_home(Sabotage::None), [None, Some(true)]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_unanswered_questions_is_noticed() {
+    assert_eq!(found_without_the_home(Sabotage::ForgetUnanswered), [Some(false), Some(true)]);
+}
+
+/// What a lookup says during a delete that is neither confirmed nor saved: at once, and once it is saved.
+fn found_during_a_delete(sabotage: Sabotage) -> [Option<bool>; 2] {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT], sabotage);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    cluster.unsynced = Some(Vec::new());
+    assert_eq!(cluster.delete("a", true), None);
+    let lookup = cluster.send(resolve("a"));
+    let at_once = cluster.was_found(lookup);
+    // Lookups of other names never wait for the state folder.
+    let other = cluster.send(resolve("b"));
+    assert_eq!(cluster.was_found(other), Some(false));
+    cluster.sync();
+    [at_once, cluster.was_found(lookup)]
+}
+
+#[test]
+fn absence_by_an_unsaved_delete_is_told_once_it_is_saved() {
+    assert_eq!(found_during_a_delete(Sabotage::None), [None, Some(false)]);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_unsaved_absence_is_noticed() {
+    assert_eq!(found_during_a_delete(Sabotage::TellUnsaved)[0], Some(false));
+}
+
+#[test]
+fn absence_by_a_saved_or_confirmed_delete_is_told_at_once() {
+    for is_saved in [false, true] {
+        let mut cluster = Cluster::durable(&[4 * UNIT]);
+        cluster.put("a", UNIT, plain());
+        cluster.hold_up(0);
+        assert_eq!(cluster.delete("a", true), None);
+        match is_saved {
+            // A policy, for example, or another lookup.
+            true => _ = cluster.ask(resolve("a")),
+            false => cluster.let_go(0),
+        }
+        cluster.unsynced = Some(Vec::new());
+        let lookup = cluster.send(resolve("a"));
+        assert_eq!(cluster.was_found(lookup), Some(false), "{is_saved}");
+        let exists = Exists { keys: [key("a")].iter().collect(), ..Exists::default() };
+        assert!(cluster.ask(ClientToMaster::Exists(exists)).is_some(), "{is_saved}");
+    }
+}
+
+#[test]
+fn probe_of_an_unsaved_delete_waits_too() {
+    let mut cluster = Cluster::durable(&[4 * UNIT]);
+    cluster.put("a", UNIT, plain());
+    cluster.hold_up(0);
+    cluster.unsynced = Some(Vec::new());
+    assert_eq!(cluster.delete("a", true), None);
+    let exists = Exists { keys: [key("a")].iter().collect(), ..Exists::default() };
+    let probe = cluster.send(ClientToMaster::Exists(exists));
+    assert!(!cluster.replies.contains_key(&probe));
+    cluster.sync();
+    assert!(cluster.replies.contains_key(&probe));
+}
