@@ -23,7 +23,8 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
         EmbeddedError::Connect(error) => raise(py, error),
         EmbeddedError::Start(error) => {
             let class = match error {
-                StartError::Config(_)
+                StartError::Access(_)
+                | StartError::Config(_)
                 | StartError::Tenants(_)
                 | StartError::Memory(_)
                 | StartError::Etcd(_)

@@ -312,14 +312,7 @@ impl Error {
             Self::WrongGroup { .. } => "name the group in the sample's consumption when it is put",
             Self::Invalid { .. } => return None,
             Self::Unauthenticated { .. } => "give the token that the server was started with",
-            Self::Refused { reason: Reason::Version, .. } => "run the same release on both sides",
-            Self::Refused { reason: Reason::Forbidden, .. } => "use a token that permits it (`tiffin token`)",
-            Self::Refused { reason: Reason::Busy, .. } => "try again later, or with less at once",
-            Self::Refused { reason: Reason::Closing, .. } => "try again when the server is back",
-            Self::Refused { reason: Reason::Standby, .. } => {
-                "give all masters, or `etcd://HOST:2379/CLUSTER`"
-            }
-            Self::Refused { .. } => "check that the address is that of the right server",
+            Self::Refused { reason, .. } => refused_hint(*reason),
             Self::Closed => "connect again",
             Self::Forked => "connect again in the child",
         })
@@ -392,6 +385,17 @@ impl Error {
 
     pub(crate) fn invalid(what: impl ToString) -> Self {
         Self::Invalid { what: what.to_string() }
+    }
+}
+
+fn refused_hint(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Version => "run the same release on both sides",
+        Reason::Forbidden => "use a token that permits it (`tiffin token`)",
+        Reason::Busy => "try again later, or with less at once",
+        Reason::Closing => "try again when the server is back",
+        Reason::Standby => "give the addresses of all masters, or `etcd://HOST:2379/CLUSTER`",
+        _ => "check that the address is that of the right server",
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use axum::body::{Bytes, HttpBody};
 use serde_json::{Value, json};
 use tiffin_rpc::MASTER_SERVICE;
 use tiffin_trace::{Name, TraceContext};
@@ -277,9 +278,7 @@ impl Shared {
     /// A stream of snapshots. `None` if there are too many.
     pub(crate) fn open_stream(
         &self,
-    ) -> Option<
-        impl axum::body::HttpBody<Data = axum::body::Bytes, Error = axum::Error> + Send + Unpin + 'static + use<>,
-    > {
+    ) -> Option<impl HttpBody<Data = Bytes, Error = axum::Error> + Send + Unpin + 'static + use<>> {
         self.watched.live.open(&self.view().to_string())
     }
 

@@ -78,8 +78,8 @@ pub trait SlotAccess: Send + Sync {
     }
 
     /// Starts to fetch a range from a disk; `None` if there is no such copy, or it is not for this reader.
-    /// [`RequestHead::cached_epoch`] as in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes may be left in the staging
-    /// segment.
+    /// [`RequestHead::cached_epoch`] as in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes
+    /// may be left in the staging segment.
     fn begin_fetch(&self, reader: &dyn Grant, segment: u64, range: &RequestHead) -> Option<Fetch> {
         let _none = (reader.is_ended(), segment, range);
         None
