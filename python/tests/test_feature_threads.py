@@ -1,7 +1,8 @@
 """Threads that share a feature store: frees that fail while another thread goes through those that failed.
 
-The test is deterministic. A hook runs in the middle of an iteration over the failed frees. There it starts a thread
-that adds another one, and waits until that thread has either done so or stands at the lock of the store.
+The test is deterministic. A hook runs in the middle of an iteration over the failed frees. There it starts a
+thread that adds another one, and waits until that thread has either done so or stands at the lock of the
+store.
 """
 
 import threading
