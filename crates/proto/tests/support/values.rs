@@ -153,7 +153,7 @@ pub(super) fn hello() -> impl Strategy<Value = Hello> {
 
 pub(super) fn reason() -> impl Strategy<Value = Reason> {
     use Reason::*;
-    select(&[Invalid, Unauthenticated, Version, NotForYou, Busy, Unreachable, Closing][..])
+    select(&[Invalid, Unauthenticated, Version, NotForYou, Busy, Unreachable, Closing, Forbidden][..])
 }
 
 pub(super) fn options() -> impl Strategy<Value = PutOptions> {
