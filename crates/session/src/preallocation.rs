@@ -20,7 +20,8 @@ use tiffin_types::{
     message::{PutOptions, Reserve, ReserveItem},
 };
 
-/// Maximum length of objects that memory is preallocated for. A device copies 16 MiB while two calls are made.
+/// Maximum length of objects that memory is preallocated for. A device copies 16 MiB in the time of two
+/// calls.
 const LEN_MAX: u64 = 64 << 20;
 /// Maximum number of bytes of the offers of one size, unless [`LARGE_OFFERS_MAX`] have more.
 const BYTES_MAX: u64 = 32 << 20;

@@ -4,7 +4,7 @@ use tiffin_types::{Generation, SegmentId, SlotRef, Tick};
 
 use crate::{
     coverage::{Coverage, Point},
-    oracle::{Deleting, Oracle},
+    oracle::{Deleting, ObjectHistory, Oracle},
 };
 
 impl Oracle {
@@ -38,19 +38,11 @@ impl Oracle {
         if was_pending && !evicting {
             return;
         }
-        let Some(history) = self.objects.get_mut(&generation) else { return };
-        let dropped =
-            |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
-        let asked = self.cause.names.contains(&history.name)
-            || self.cause.generations.contains(&generation)
-            || self.cause.nameless.contains(&(segment, slot_ref))
-            || history.deletes > 0
-            || self.undecided.contains(&(segment, slot_ref))
-            || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
-            || self.deleting.values().any(dropped);
+        let Some(history) = self.objects.get(&generation) else { return };
+        let asked = self.is_asked_for(history, generation, (segment, slot_ref));
         // An unseen eviction is applied when the node returns.
         let unseen = self.has_unknown_evictions && !history.is_protected();
-        let expired = self.objects.get(&generation).is_some_and(|it| self.has_expired(generation, it));
+        let expired = self.has_expired(generation, history);
         // A sample that waited too long loses its other copies next.
         let may_be_surplus = self.is_surplus(generation, (segment, slot_ref));
         if !(evicting || asked || unseen || expired) && may_be_surplus {
@@ -82,6 +74,24 @@ impl Oracle {
         if !explained {
             self.fail("names", || format!("{name:?} {generation} is removed without a reason"));
         }
+    }
+
+    /// Whether a request in progress may remove an object.
+    fn is_asked_for(
+        &self,
+        history: &ObjectHistory,
+        generation: Generation,
+        place: (SegmentId, SlotRef),
+    ) -> bool {
+        let dropped =
+            |it: &Deleting| it.victims.iter().flat_map(|(_, of)| of).any(|it| it.generation == generation);
+        self.cause.names.contains(&history.name)
+            || self.cause.generations.contains(&generation)
+            || self.cause.nameless.contains(&place)
+            || history.deletes > 0
+            || self.undecided.contains(&place)
+            || self.undecided.iter().any(|it| self.generation_of.get(it) == Some(&generation))
+            || self.deleting.values().any(dropped)
     }
 
     /// An object is retired: if it is in favour of another one, that must get its name.

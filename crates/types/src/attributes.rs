@@ -71,7 +71,7 @@ pub struct Expiry {
 }
 
 impl Expiry {
-    fn to_text(&self) -> String {
+    fn to_text(self) -> String {
         let Self { ttl_ms, ends_ms } = self;
         format!("{ttl_ms:0DIGITS$x}{ends_ms:0DIGITS$x}")
     }

@@ -40,11 +40,18 @@ pub struct LimitsConfig {
     /// Number of namespaces at which no client can add another. Objects of members and saved settings always
     /// have theirs.
     pub namespaces_max: usize,
+    /// Number of namespaces up to which also unused ones are kept, so that their removals can be explained.
+    pub namespaces_kept: usize,
 }
 
 impl Default for LimitsConfig {
     fn default() -> Self {
-        Self { waiting_client_max: 1 << 10, waiting_namespace_max: 1 << 14, namespaces_max: 1 << 12 }
+        Self {
+            waiting_client_max: 1 << 10,
+            waiting_namespace_max: 1 << 14,
+            namespaces_max: 1 << 12,
+            namespaces_kept: 1 << 8,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Which namespaces there are: at most so many, and those that nothing uses are forgotten.
 //!
-//! A namespace begins with its first client. It is forgotten when its last client is gone, unless it has
-//! objects, settings, reservations, streams or removals that nodes have not confirmed. Those that become
-//! unused later are found by a sweep: every new namespace looks at a few others.
+//! A namespace begins with its first client. If there are many, it is forgotten when its last client is gone,
+//! unless it has objects, settings, reservations, streams or removals that nodes have not confirmed. Those
+//! that become unused later are found by a sweep: every new namespace looks at a few others.
 //!
 //! **Invariant:** no module has state of a namespace that is forgotten, other than the history of removals.
 
@@ -77,9 +77,11 @@ impl Objects {
         self.cx.catalog.intern(name)
     }
 
-    /// Forgets a namespace that nothing uses.
+    /// Forgets a namespace that nothing uses, if there are more than a few: with it, the reasons of its
+    /// removals are lost.
     pub(super) fn forget_unused(&mut self, index: NamespaceIndex) {
-        if self.is_unused(index) && !sabotaged!(self.cx.config.sabotage, KeepNamespaces) {
+        let are_many = self.cx.catalog.namespace_count() > self.cx.config.limits.namespaces_kept;
+        if are_many && self.is_unused(index) && !sabotaged!(self.cx.config.sabotage, KeepNamespaces) {
             self.cx.catalog.forget_namespace(index);
             self.cx.quotas.forget_namespace(index);
             self.leases.forget_namespace(index);

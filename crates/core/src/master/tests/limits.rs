@@ -260,7 +260,7 @@ fn queues_of_puts_are_served_in_pieces_and_in_turn() {
 /// Whether a client may add a namespace beyond the limit, and whether an unused one is forgotten.
 fn namespaces_at_the_limit(sabotage: Sabotage) -> (bool, bool) {
     let mut cluster = Cluster::with(&[4 * UNIT], |it| {
-        it.limits.namespaces_max = 3;
+        (it.limits.namespaces_max, it.limits.namespaces_kept) = (3, 0);
         it.sabotage = sabotage;
     });
     cluster.open_in(ConnId(10), "a");
@@ -280,7 +280,7 @@ fn namespaces_are_bounded() {
 #[test]
 fn namespace_is_kept_while_it_is_used() {
     use crate::message::{OpenStream, Policy};
-    let mut cluster = Cluster::new(&[4 * UNIT]);
+    let mut cluster = Cluster::with(&[4 * UNIT], |it| it.limits.namespaces_kept = 0);
     let quota = Policy { quota: Some(UNIT), ..Policy::default() };
     let stream = OpenStream { name: "s".into(), ..OpenStream::default() };
     let reserve = waiting_put("a");
@@ -313,8 +313,24 @@ fn namespace_is_kept_while_it_is_used() {
 }
 
 #[test]
+fn removals_are_explained_while_there_are_few_namespaces() {
+    let mut cluster = Cluster::with(&[4 * UNIT], |it| it.limits.namespaces_kept = 2);
+    cluster.put("a", UNIT, plain());
+    cluster.delete("a", true);
+    cluster.event(Event::Closed(CLIENT));
+    cluster.open_in(ConnId(10), "other");
+    cluster.event(Event::Closed(ConnId(10)));
+    cluster.open(CLIENT, 7);
+    assert!(matches!(cluster.why_all(&[key("a")])[..], [Why::Gone(_)]));
+    cluster.event(Event::Closed(CLIENT));
+    cluster.open_in(ConnId(11), "a third one");
+    cluster.open_in(ConnId(12), "a fourth one");
+    assert!(!cluster.master.namespaces().contains(&"default".to_owned()));
+}
+
+#[test]
 fn forgotten_namespace_hands_nothing_to_its_successor() {
-    let mut cluster = Cluster::new(&[4 * UNIT]);
+    let mut cluster = Cluster::with(&[4 * UNIT], |it| it.limits.namespaces_kept = 0);
     cluster.put("a", UNIT, plain());
     cluster.delete("a", true);
     assert!(matches!(cluster.why_all(&[key("a")])[..], [Why::Gone(_)]));

@@ -365,7 +365,8 @@ impl Tier {
     }
 
     /// From which member an object can be copied, and to which node. A node on which that has failed comes
-    /// last: it may have memory, and no space for the name. If the others have no memory, all are tried again.
+    /// last: it may have memory, and no space for the name. If the others have no memory, all are tried
+    /// again.
     fn repair_path(
         &self,
         cx: &Context,
