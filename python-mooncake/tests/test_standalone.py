@@ -227,7 +227,7 @@ def test_daemon_has_mooncakes_flags():
     assert helped.returncode == 0 and "--global_segment_size" in helped.stdout
     for flag, expected in (
         ("--nosuch", "ERROR: unknown command line flag 'nosuch'"),
-        ("--port=x", "ERROR: illegal value 'x' specified for integer flag 'port'"),
+        ("--port=x", "ERROR: illegal value 'x' specified for int32 flag 'port'"),
         ("--rpc_port=1", "ERROR: unknown command line flag 'rpc_port'"),
     ):
         done = run_client(flag)
