@@ -1,7 +1,7 @@
 //! The tokens that a server accepts, and their holders.
 //!
 //! A server without a token accepts every connection that reaches it, with all rights; it listens on loopback
-//! and Unix sockets only. A server with one finds the [`Holder`] of each connection by the hash of its token.
+//! and Unix sockets only. A server with one finds the `Holder` of each connection by the hash of its token.
 //! The decisions are those of [`tiffin_types::access`].
 //!
 //! The *access file* is read again when it changes. A holder whose token was removed, changed or has expired
