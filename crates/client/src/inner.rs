@@ -7,19 +7,19 @@
 //! operation is in progress, and no view is left.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_measure::{Operation, Path};
 use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
-use tiffin_session::{BackoffLimits, CallFailure, OfferSize, Preallocation};
+use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_trace::{Kind, Name, Span, Tracer};
 use tiffin_transport::{Counters, this_process};
 use tiffin_types::message::{
     self, ClientToMaster, ClientToNode, Hello, LeaseOutcome, Leased, Ping, Reason, Refusal, Release, Reply,
     Reserve, ReserveOutcome, Reserved, Role,
 };
-use tiffin_types::{ClientId, Location, Reservation, SegmentId};
+use tiffin_types::{ClientId, Location, SegmentId};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -31,11 +31,11 @@ use crate::locations::{Locations, REPORTED_MAX};
 use crate::measured::OwnMeasures;
 use crate::nodes::Nodes;
 use crate::paces::Paces;
-use crate::reservations::{Held, Reservations};
+use crate::reservations::{Held, Offers, Reservations};
 use crate::route::{OpenRoute, RouteContext};
 use crate::running::Running;
 use crate::traced::Traced;
-use crate::{ConnectOptions, Deadline, Error, Put, host};
+use crate::{ConnectOptions, Deadline, Error, host};
 
 /// How long the master is left alone that could not be reached. A restart is to be noticed soon.
 const MASTER_BACKOFF: BackoffLimits = BackoffLimits { free: 4, first_ms: 25, longest_ms: 400 };
@@ -672,38 +672,4 @@ async fn goodbye(connections: Vec<Connection>, deadline: Instant) {
         });
     }
     running.all().await;
-}
-
-/// The preallocated memory of a client: offers that its next small puts may use.
-#[derive(Debug)]
-pub(crate) struct Offers {
-    state: Mutex<Preallocation>,
-    /// The origin of its times.
-    start: Instant,
-}
-
-impl Offers {
-    pub(crate) fn new() -> Self {
-        Self { state: Mutex::default(), start: Instant::now() }
-    }
-
-    /// Notes a put, and takes an offer for it if there is one.
-    pub(crate) fn take(&self, put: &Put<'_>) -> Option<Reservation> {
-        let size = size_of(put)?;
-        self.lock().take(size, self.now_us())
-    }
-
-    pub(crate) fn now_us(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Preallocation> {
-        // Each use is a single change of one size, so a panic leaves no partial state.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Which offers fit a put.
-pub(crate) fn size_of(put: &Put<'_>) -> Option<OfferSize> {
-    OfferSize::of(&put.key, put.len()?, &put.options)
 }

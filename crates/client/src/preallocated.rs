@@ -15,8 +15,7 @@ use tiffin_types::{Reservation, SegmentId};
 
 use crate::chores::Chore;
 use crate::inner::Inner;
-use crate::inner::size_of;
-use crate::reservations::Held;
+use crate::reservations::{Held, size_of};
 use crate::{Deadline, Put};
 
 /// Interval of the checks for pauses.

@@ -31,7 +31,7 @@ pub struct Dialed {
 
 /// Connects and sends the hello. The versions in `hello` are filled in here.
 ///
-/// For calls there is [`crate::Connection`]; this is for callers that handle every message themselves.
+/// A caller of this function handles every message itself. [`crate::Connection`] matches replies with requests.
 pub async fn dial(
     address: &Address,
     reach: Reach,

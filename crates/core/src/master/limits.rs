@@ -171,8 +171,22 @@ pub(super) fn oversize(request: &ClientToMaster, sabotage: Sabotage) -> Option<R
         ClientToMaster::Why(it) => it.keys.iter().map(len).sum(),
         ClientToMaster::Lease(it) => it.items.iter().map(|it| len(&it.key)).sum(),
         ClientToMaster::Ack(it) => it.items.iter().map(|it| len(&it.key)).sum(),
-        // The others name no object, or a pattern.
-        _ => 0,
+        // They name no object, or a pattern.
+        ClientToMaster::DeleteMatching(_)
+        | ClientToMaster::List(_)
+        | ClientToMaster::Stat
+        | ClientToMaster::Ping(_)
+        | ClientToMaster::DropPins(_)
+        | ClientToMaster::SetPolicy(_)
+        | ClientToMaster::ForgetNode(_)
+        | ClientToMaster::AdmitCluster(_)
+        | ClientToMaster::Await(_)
+        | ClientToMaster::Release(_)
+        | ClientToMaster::KeepLeases(_)
+        | ClientToMaster::Cancel(_)
+        | ClientToMaster::OpenStream(_)
+        | ClientToMaster::EndStream(_)
+        | ClientToMaster::Pull(_) => 0,
     };
     (bytes > BATCH_KEY_BYTES_MAX).then(|| {
         let message = format!(

@@ -159,24 +159,25 @@ struct Listed {
 impl Access {
     /// Accepts this token, if it is not empty, and those of the access file, if there is one.
     pub(crate) fn new(token: &str, file: Option<&Path>) -> Result<Arc<Self>, AccessError> {
-        let is_open = token.is_empty() && file.is_none();
-        let setting = (!token.is_empty()).then(|| {
-            let hash = blake3::hash(token.as_bytes());
-            (hash, Holder::new(Credential::unlimited(SETTING_NAME), principal(&hash)))
-        });
-        let anyone = is_open.then(|| Holder::new(Credential::unlimited("any client"), 0));
-        let file = file.map(Path::to_owned);
-        let access = Self { file, anyone, setting, listed: Mutex::default() };
+        let access = Self { file: file.map(Path::to_owned), ..Self::of_setting(token, file.is_none()) };
         access.reload(now_ms())?;
         Ok(Arc::new(access))
     }
 
     /// Accepts this token only; every connection if it is empty.
     pub(crate) fn single(token: &str) -> Arc<Self> {
-        match Self::new(token, None) {
-            Ok(access) => access,
-            Err(error) => unreachable!("there is no file to read: {error}"),
-        }
+        Arc::new(Self::of_setting(token, true))
+    }
+
+    /// The token of the settings, and no file. If the token is empty and the only one, every connection is accepted.
+    fn of_setting(token: &str, is_only: bool) -> Self {
+        let setting = (!token.is_empty()).then(|| {
+            let hash = blake3::hash(token.as_bytes());
+            (hash, Holder::new(Credential::unlimited(SETTING_NAME), principal(&hash)))
+        });
+        let is_open = token.is_empty() && is_only;
+        let anyone = is_open.then(|| Holder::new(Credential::unlimited("any client"), 0));
+        Self { file: None, anyone, setting, listed: Mutex::default() }
     }
 
     /// Whether every connection is accepted.
