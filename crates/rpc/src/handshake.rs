@@ -31,7 +31,8 @@ pub struct Dialed {
 
 /// Connects and sends the hello. The versions in `hello` are filled in here.
 ///
-/// A caller of this function handles every message itself. [`crate::Connection`] matches replies with requests.
+/// A caller of this function handles every message itself. [`crate::Connection`] matches replies with
+/// requests.
 pub async fn dial(
     address: &Address,
     reach: Reach,

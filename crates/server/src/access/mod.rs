@@ -169,7 +169,8 @@ impl Access {
         Arc::new(Self::of_setting(token, true))
     }
 
-    /// The token of the settings, and no file. If the token is empty and the only one, every connection is accepted.
+    /// The token of the settings, and no file. If the token is empty and the only one, every connection is
+    /// accepted.
     fn of_setting(token: &str, is_only: bool) -> Self {
         let setting = (!token.is_empty()).then(|| {
             let hash = blake3::hash(token.as_bytes());
