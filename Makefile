@@ -10,6 +10,11 @@ ARGS ?=
 EVERY_CRATE := --workspace --all-targets
 # The same without `python`, which cannot be linked into a test; with the simulators, which are no default members.
 TESTED_CRATES := --workspace --exclude tiffin-python
+RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked --no-fail-fast $(TESTED_CRATES),\
+  $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples)
+# Not optimised, which takes half the time.
+TEST_SHIPPED := $(CARGO) test --locked -q --lib \
+  $(foreach it,types session core node kv,-p tiffin-$(it) --config profile.dev.package.tiffin-$(it).opt-level=0)
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
@@ -18,7 +23,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
-.PHONY: check-fmt check-lint check-unit check-docs check-deny check-instructions check-wheel check-python
+.PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target what; do \
@@ -29,7 +34,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt 'instructions lint docs deny &' unit wheel python
+	+@bash .ci/parts fmt 'instructions lint docs deny &' build wheel 'unit &' python
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
@@ -39,14 +44,14 @@ check-lint: .venv/ready # Clippy over every target of every crate, where a warni
 	.venv/bin/ruff check -q .
 	CARGO_TARGET_DIR=target/lint $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
+check-build: # Everything that `check-unit` runs, compiled
+	$(RUN_TESTS) --no-run
+	$(TEST_SHIPPED) --no-run
+
 check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions as shipped, without fault injection
-	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) nextest run --locked --no-fail-fast $(TESTED_CRATES); \
-	else \
-	  set -x; $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples; \
-	fi
+	$(RUN_TESTS)
 	$(CARGO) test --locked -q $(TESTED_CRATES) --doc
-	$(CARGO) test --locked -q -p tiffin-types -p tiffin-session -p tiffin-core -p tiffin-node -p tiffin-kv --lib
+	$(TEST_SHIPPED)
 
 check-docs: # Every link in a doc comment leads somewhere
 	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items

@@ -28,7 +28,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
     // Its test allocator counts the decoder's allocations.
-    "crates/proto/tests/smoke.rs",
+    "crates/proto/tests/messages/smoke.rs",
     // Registers sockets that it owns with the runtime.
     "crates/rpc/src/watch.rs",
     // Passes memory to the kernel and to threads, and keeps it alive until they are done.

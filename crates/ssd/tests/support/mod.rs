@@ -139,12 +139,12 @@ fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
 
 fn payload(generation: u64, len: u64) -> Vec<u8> {
     let mut state = generation.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len as usize + 8);
-    while (bytes.len() as u64) < len {
+    let mut bytes = vec![0; len.next_multiple_of(8) as usize];
+    for word in bytes.chunks_exact_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
+        word.copy_from_slice(&state.to_le_bytes());
     }
     bytes.truncate(len as usize);
     bytes

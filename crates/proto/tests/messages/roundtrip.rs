@@ -3,8 +3,6 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
-mod support;
-
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -18,6 +16,8 @@ use tiffin_proto::{
 use tiffin_types::message::*;
 use tiffin_types::trace::TraceContext;
 use tiffin_types::*;
+
+use crate::support;
 
 fn incoming(bytes: &[u8]) -> Result<Incoming, DecodeError> {
     let mut decoder = Decoder::new();

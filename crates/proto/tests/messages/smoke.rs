@@ -4,8 +4,6 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
-mod support;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -17,6 +15,8 @@ use rand_chacha::ChaCha8Rng;
 use tiffin_proto::frame::{self, Decoder, HEADER_BYTES};
 use tiffin_proto::{decode, encode_reply, encode_request, kinds};
 use tiffin_types::RequestId;
+
+use crate::support;
 
 const SEED: u64 = 0x7401;
 const CASES: usize = 200_000;
