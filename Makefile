@@ -10,8 +10,9 @@ ARGS ?=
 EVERY_CRATE := --workspace --all-targets
 # The same without `python`, which cannot be linked into a test; with the simulators, which are no default members.
 TESTED_CRATES := --workspace --exclude tiffin-python
-RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked --no-fail-fast $(TESTED_CRATES),\
-  $(CARGO) test --locked --no-fail-fast $(TESTED_CRATES) --lib --bins --tests --examples)
+# With `--no-run` nextest refuses `--no-fail-fast`.
+RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked $(TESTED_CRATES),\
+  $(CARGO) test --locked $(TESTED_CRATES) --lib --bins --tests --examples)
 # Not optimised, which takes half the time.
 TEST_SHIPPED := $(CARGO) test --locked -q --lib \
   $(foreach it,types session core node kv,-p tiffin-$(it) --config profile.dev.package.tiffin-$(it).opt-level=0)
@@ -49,7 +50,7 @@ check-build: # Everything that `check-unit` runs, compiled
 	$(TEST_SHIPPED) --no-run
 
 check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions as shipped, without fault injection
-	$(RUN_TESTS)
+	$(RUN_TESTS) --no-fail-fast
 	$(CARGO) test --locked -q $(TESTED_CRATES) --doc
 	$(TEST_SHIPPED)
 
