@@ -1,24 +1,35 @@
 """A small HTTP server for the services of this package, on the standard library.
 
-**Invariants:** at most `CONNECTIONS_MAX` connections are open, and one more is closed at once. The service
-limits the size of a body. A connection without traffic for `IDLE_SECONDS_MAX` is closed. With a token set,
-requests without it are refused.
+A connection is *pending* until the head of a request has arrived and has shown the token, and again after
+the response.
+
+**Invariants:** at most `CONNECTIONS_MAX` connections are open. One more closes the pending one that has
+waited longest, or is closed itself if none is pending: clients that send nothing, or no token, block no
+others. A head must arrive within `HEAD_SECONDS_MAX`. The service limits the size of a body, which is read
+only after its head was accepted. A connection without traffic for `IDLE_SECONDS_MAX` is closed. With a token
+set, requests without it are refused. Without one, requests that a browser sends for a page of another site
+are refused.
 """
 
+import contextlib
 import hmac
+import ipaddress
 import json
 import logging
-import os
 import signal
 import socket
 import socketserver
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, NamedTuple
 
+from tiffin import _settings
+
 CONNECTIONS_MAX = 256
+HEAD_SECONDS_MAX = 10
 IDLE_SECONDS_MAX = 30
 # The number of bytes of an unwanted body that are read, so that its sender gets the answer and not a broken
 # connection.
@@ -82,8 +93,15 @@ class Server:
 
 
 def token() -> str:
-    """The token that clients must send; empty for none."""
-    return os.environ.get("TIFFIN_TOKEN", "")
+    """The token that clients must send, from TIFFIN_TOKEN or TIFFIN_TOKEN_FILE; empty for none."""
+    return _settings.token(None) or ""
+
+
+def host_or_default(given: str | None) -> str:
+    """The address to listen on: all interfaces if it is not given, but loopback without a token."""
+    if given is not None:
+        return given
+    return "0.0.0.0" if token() else "127.0.0.1"
 
 
 def stop_on_signals() -> threading.Event:
@@ -96,12 +114,76 @@ def stop_on_signals() -> threading.Event:
 
 def exposure(host: str) -> str | None:
     """A warning if other machines reach this address without a token."""
-    if token() or host in ("127.0.0.1", "::1", "localhost"):
+    if token() or _is_loopback(host):
         return None
     return (
         f"every client that reaches {host} can use this service: set TIFFIN_TOKEN and send it as "
         "`Authorization: Bearer <token>`, or listen with --host 127.0.0.1"
     )
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.strip("[]").lower()
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
+
+
+class _Waiting(NamedTuple):
+    """A pending connection."""
+
+    since: float
+    has_begun: bool
+
+
+class _Connections:
+    """The open connections, and which of them are pending, in the order in which they became so."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, _Waiting | None] = {}
+
+    def enter(self, connection: socket.socket) -> bool:
+        """Add a pending connection. `False` if there is no place for it."""
+        with self._lock:
+            if len(self._open) >= CONNECTIONS_MAX:
+                oldest = next((it for it, waiting in self._open.items() if waiting is not None), None)
+                if oldest is None:
+                    return False
+                self._cut(oldest)
+            self._open[connection] = _Waiting(time.monotonic(), False)
+            return True
+
+    def wait(self, connection: socket.socket, has_begun: bool) -> None:
+        """It waits for a request, or for the rest of one."""
+        with self._lock:
+            # One that was cut stays so.
+            if self._open.pop(connection, ...) is not ...:
+                self._open[connection] = _Waiting(time.monotonic(), has_begun)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Its request is accepted."""
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = None
+
+    def leave(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+
+    def cut_late(self) -> None:
+        """Close those whose head has not arrived in time."""
+        with self._lock:
+            latest = time.monotonic() - HEAD_SECONDS_MAX
+            for it, waiting in list(self._open.items()):
+                if waiting is not None and waiting.has_begun and waiting.since < latest:
+                    self._cut(it)
+
+    def _cut(self, connection: socket.socket) -> None:
+        del self._open[connection]
+        # Its thread notices that, and closes it.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
@@ -119,7 +201,8 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self.handle = handle
         self.body_bytes_max = body_bytes_max
         self.expected_token = expected_token
-        self.places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self.connections = _Connections()
+        self.is_local = _is_loopback(address[0])
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
@@ -130,20 +213,23 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.places.acquire(blocking=False):
+        if not self.connections.enter(request):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self.places.release()
+            self.connections.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.places.release()
+            self.connections.leave(request)
+
+    def service_actions(self) -> None:
+        self.connections.cut_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("connection from %s ended", client_address, exc_info=True)
@@ -155,8 +241,18 @@ class _Handler(BaseHTTPRequestHandler):
     has_unread_body = False
     server: _Server
 
+    def handle_one_request(self) -> None:
+        self.server.connections.wait(self.connection, has_begun=False)
+        try:
+            self.rfile.peek(1)  # type: ignore[attr-defined]
+        except TimeoutError:
+            self.close_connection = True
+            return
+        self.server.connections.wait(self.connection, has_begun=True)
+        super().handle_one_request()
+
     def answer(self) -> None:
-        response = self.make_response()
+        response = self.check() or self.make_response()
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
         self.send_header("Content-Length", str(len(response.body)))
@@ -177,21 +273,49 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = answer
 
-    def make_response(self) -> Response:
-        length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
-            self.close_connection = self.has_unread_body = True
-            return text(411, "the length of the body is missing\n\nhint: send Content-Length\n")
-        if int(length) > self.server.body_bytes_max:
-            self.close_connection = self.has_unread_body = True
-            most = self.server.body_bytes_max
-            return text(413, f"the body has more than {most} bytes\n\nhint: send less at once\n")
-        body = self.rfile.read(int(length))
+    def check(self) -> Response | None:
+        """The refusal of a request whose head is not acceptable. Its body is not read."""
+        refusal = self.refusal()
+        if refusal is not None:
+            # Without a body the connection can serve another request.
+            self.has_unread_body = self.headers.get("Content-Length", "0") != "0" or self.is_chunked()
+            self.close_connection = self.close_connection or self.has_unread_body
+        return refusal
+
+    def refusal(self) -> Response | None:
         if not self.shows_token():
             return text(401, "the token is missing or wrong\n\nhint: send `Authorization: Bearer <token>`\n")
+        if not self.server.expected_token and self.is_foreign():
+            hint = "use the address of the server itself, or set TIFFIN_TOKEN"
+            return text(403, f"the request comes from a page of another site\n\nhint: {hint}\n")
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdecimal()) or self.is_chunked():
+            return text(411, "the length of the body is missing\n\nhint: send Content-Length\n")
+        most = self.server.body_bytes_max
+        if len(length) > len(str(most)) + 1 or int(length) > most:
+            return text(413, f"the body has more than {most} bytes\n\nhint: send less at once\n")
+        return None
+
+    def is_chunked(self) -> bool:
+        return "Transfer-Encoding" in self.headers
+
+    def is_foreign(self) -> bool:
+        """Whether a browser sends it for a page of another site, or under a name that is not this host's."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            return True
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        return self.server.is_local and name != "" and not _is_loopback(name)
+
+    def make_response(self) -> Response:
+        self.server.connections.serve(self.connection)
+        length = int(self.headers.get("Content-Length", "0"))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionError("the connection ended within a body")
         path, _, query = self.path.partition("?")
-        pairs = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=64))
         try:
+            pairs = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=64))
             return self.server.handle(Request(self.command, urllib.parse.unquote(path), pairs, body))
         except Exception as error:
             _log.warning("%s %s failed: %s", self.command, path, error)

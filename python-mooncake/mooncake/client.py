@@ -41,11 +41,8 @@ class NodeDaemon:
     def __init__(self, flags: Mapping[str, str]):
         self._flags = {**DEFAULTS, **flags}
         self.store = MooncakeDistributedStore()
-        host = self._flags["host"].rpartition(":")[0] or self._flags["host"]
-        if self._flags["host"].count(":") > 1:
-            host = self._flags["host"].strip("[]")
-        self.host = host
-        self._server = _http.Server(host, int(self._flags["port"]), self._answer, 0)
+        self.host = _http.host_or_default(_host_of(flags["host"]) if "host" in flags else None)
+        self._server = _http.Server(self.host, int(self._flags["port"]), self._answer, 0)
 
     @property
     def ports(self) -> list[int]:
@@ -91,6 +88,13 @@ class NodeDaemon:
             lines += [f"tenant {self._flags['tenant_id']}", f"segment {self.store.get_hostname()}"]
             return _http.text(200, "\n".join(lines) + "\n")
         return _http.text(404, "404 Not Found")
+
+
+def _host_of(text: str) -> str:
+    """The host of a flag that may name a port."""
+    if text.count(":") > 1:
+        return text.strip("[]")
+    return text.rpartition(":")[0] or text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,8 +33,8 @@ class KVPoll:
 class KVBootstrapServer:
     """The server. It listens from its creation, and answers after `run`."""
 
-    def __init__(self, port: int, host: str = "0.0.0.0"):
-        self.host = host
+    def __init__(self, port: int, host: str | None = None):
+        self.host = host = _http.host_or_default(host)
         self._entries: dict[str, bytes] = {}
         self._bytes = 0
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="mooncake_http_metadata_server", description="A metadata server for Mooncake's clients."
     )
     parser.add_argument("--port", type=int, default=8080, help="the port; 8080")
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on; 0.0.0.0")
+    parser.add_argument("--host", help="the address to listen on; 0.0.0.0, or 127.0.0.1 without a token")
     parser.add_argument("--log-level", default="INFO", help="the minimum level that is logged; INFO")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
@@ -108,13 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = KVBootstrapServer(options.port, options.host)
     except OSError as error:
-        print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
+        host = _http.host_or_default(options.host)
+        print(f"error: cannot listen on {host}:{options.port}: {error}", file=sys.stderr)
         return 1
-    warning = _http.exposure(options.host)
+    warning = _http.exposure(server.host)
     if warning:
         _log.warning(warning)
     server.run()
-    _log.info("metadata server listens on http://%s:%s/metadata", options.host, server.port)
+    _log.info("metadata server listens on http://%s:%s/metadata", server.host, server.port)
     stopped.wait()
     server.close()
     return 0

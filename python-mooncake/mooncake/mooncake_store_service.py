@@ -227,11 +227,16 @@ def _grace(given: Json) -> int:
 class MooncakeStoreService:
     """A store and the server of its operations."""
 
-    def __init__(self, config: MooncakeConfig, host: str = "0.0.0.0", port: int = 8080):
+    def __init__(self, config: MooncakeConfig, host: str | None = None, port: int = 8080):
         self.config = config
         self.store = MooncakeDistributedStore()
-        self._address = (host, port)
+        self._address = (_http.host_or_default(host), port)
         self._server: _http.Server | None = None
+
+    @property
+    def host(self) -> str:
+        """The address that it listens on."""
+        return self._address[0]
 
     @property
     def port(self) -> int:
@@ -271,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-D", "--define", action="append", default=[], metavar="KEY=VALUE", help="replace a setting"
     )
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on; 0.0.0.0")
+    parser.add_argument("--host", help="the address to listen on; 0.0.0.0, or 127.0.0.1 without a token")
     parser.add_argument("--port", type=int, default=8080, help="the port; 8080")
     parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the master; 60")
     options = parser.parse_args(arguments)
@@ -288,10 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    warning = _http.exposure(options.host)
+    warning = _http.exposure(service.host)
     if warning:
         _log.warning(warning)
-    _log.info("store service listens on http://%s:%s", options.host, service.port)
+    _log.info("store service listens on http://%s:%s", service.host, service.port)
     stopped.wait()
     service.close()
     return 0

@@ -248,14 +248,75 @@ def test_metadata_server_reports_its_state():
 
 
 def test_connections_are_bounded(monkeypatch):
+    """Connections that wait for a request make room for others; those that are served do not."""
     monkeypatch.setattr(_http, "CONNECTIONS_MAX", 2)
-    with serving(lambda _request: _http.text(200, "fine")) as port, contextlib.ExitStack() as held:
-        for _ in range(2):
-            connection = held.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)))
-            connection.request("GET", "/")
-            assert connection.getresponse().read() == b"fine"
-        with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as extra:
-            assert extra.recv(1) == b""
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def handle(request):
+        if request.path == "/slow":
+            begun.release()
+            may_end.wait(SECONDS_MAX)
+        return _http.text(200, "fine")
+
+    with serving(handle) as port, contextlib.ExitStack() as held:
+        connect = lambda: held.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS_MAX))
+        first, _second = connect(), connect()
+        assert fetch(port, "GET", "/")[2] == b"fine", "beyond the limit the oldest is closed"
+        assert first.recv(1) == b""
+        slow = [connect() for _ in range(2)]
+        for it in slow:
+            it.sendall(b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert begun.acquire(timeout=SECONDS_MAX)
+        assert connect().recv(1) == b"", "both places are served"
+        may_end.set()
+        for it in slow:
+            assert b"fine" in it.recv(4096)
+
+
+def test_head_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr(_http, "HEAD_SECONDS_MAX", 1)
+    with serving(lambda _request: _http.text(200, "fine")) as port:
+        with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+            assert slow.recv(1) == b""
+        assert fetch(port, "GET", "/")[0] == 200
+
+
+def test_pages_of_other_sites_use_no_service_without_a_token(monkeypatch):
+    """A browser sends their requests to ports of this machine, which its machine alone could not reach."""
+    with serving(lambda _request: _http.text(200, "fine")) as port:
+        for headers, expected in [
+            ({}, 200),
+            ({"Origin": f"http://127.0.0.1:{port}"}, 200),
+            ({"Host": f"localhost:{port}"}, 200),
+            ({"Host": "[::1]"}, 200),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Host": "evil.example"}, 403),
+            ({"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}, 403),
+        ]:
+            assert fetch(port, "POST", "/", b"1", headers)[0] == expected, headers
+    monkeypatch.setenv("TIFFIN_TOKEN", "secret")
+    with serving(lambda _request: _http.text(200, "fine")) as port:
+        headers = {"Host": "proxy.example", "Authorization": "Bearer secret"}
+        assert fetch(port, "GET", "/", headers=headers)[0] == 200, "the token says enough"
+
+
+def test_services_listen_on_loopback_without_a_token(monkeypatch, tmp_path):
+    config = MooncakeConfig("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "m:1")
+    made = lambda: (_http.host_or_default(None), mooncake_store_service.MooncakeStoreService(config).host)
+    assert made() == ("127.0.0.1", "127.0.0.1")
+    assert _http.host_or_default("0.0.0.0") == "0.0.0.0" and "TIFFIN_TOKEN" in _http.exposure("0.0.0.0")
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    monkeypatch.setenv("TIFFIN_TOKEN_FILE", str(file))
+    assert made() == ("0.0.0.0", "0.0.0.0") and _http.exposure("0.0.0.0") is None
+    with serving(lambda _request: _http.text(200, "fine")) as port:
+        assert fetch(port, "GET", "/")[0] == 401
+        assert fetch(port, "GET", "/", headers={"Authorization": "Bearer secret"})[0] == 200
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        _http.token()
 
 
 def test_requests_need_the_token_and_a_length(monkeypatch):

@@ -89,14 +89,16 @@ def token(given: str | None) -> str | None:
     path = os.environ.get(TOKEN_FILE)
     if said is not None or not path:
         return said
+    hint = "hint: write the token into a file that this user may read"
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read(TOKEN_BYTES_MAX + 1).rstrip()
+            found = file.read(TOKEN_BYTES_MAX + 1).rstrip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(
-            f"{TOKEN_FILE}={path!r} cannot be read: {error}\n\n"
-            "hint: write the token into a file that this user may read"
-        ) from error
+        raise InvalidArgument(f"{TOKEN_FILE}={path!r} cannot be read: {error}\n\n{hint}") from error
+    if not found:
+        # A service without a token serves everybody.
+        raise InvalidArgument(f"{TOKEN_FILE}={path!r} is empty\n\n{hint}")
+    return found
 
 
 def switch(given: bool | None, variable: str) -> bool:

@@ -157,8 +157,9 @@ async fn cluster(store: &StoreClient, clear: &str, console: &mut Console) -> Res
         let usage = node.usage;
         let Usage { capacity, free, granted, committed, held, metadata, .. } = usage;
         let sizes = [capacity, free, granted, committed, held, metadata].map(show::size);
-        nodes.row([node.info.name.clone()].into_iter().chain(sizes).chain([usage.objects.to_string()]));
-        ways.row([node.info.name.clone(), way(node, &routes)]);
+        let name = show::key(node.info.name.as_bytes());
+        nodes.row([name.clone()].into_iter().chain(sizes).chain([usage.objects.to_string()]));
+        ways.row([name, way(node, &routes)]);
     }
     console.text(format!("{nodes}\n\n{ways}\n"))?;
     console.text(namespaces(&stat))?;
@@ -271,7 +272,12 @@ fn viewers(stat: &Cluster) -> Table {
     for node in &stat.nodes {
         for it in &node.holders {
             let who = if it.who.is_empty() { "-".to_owned() } else { show::key(it.who.as_bytes()) };
-            table.row([node.info.name.clone(), who, it.objects.to_string(), show::size(it.bytes)]);
+            table.row([
+                show::key(node.info.name.as_bytes()),
+                who,
+                it.objects.to_string(),
+                show::size(it.bytes),
+            ]);
         }
     }
     table

@@ -114,6 +114,7 @@ impl Greeting {
             }
             // A probe of the port is not worth a log line.
             Ok(Err(Ended::Closed)) => return None,
+            Ok(Err(Ended::Nonsense(id, error))) => (id, refuse(Reason::Invalid, error.to_string())),
             Ok(Err(Ended::Garbage(FrameError::Major(_)))) => {
                 // Such a release cannot read a refusal, as this one cannot read its hello.
                 tracing::warn!(%peer, "disconnected: it speaks another major version");

@@ -115,6 +115,9 @@ pub(crate) enum Ended {
     /// A frame that is longer than allowed at this moment.
     #[error("a message of {0} bytes came where {1} are allowed")]
     TooLong(u32, usize),
+    /// A request does not decode, and the peer was not welcomed yet.
+    #[error("{1}")]
+    Nonsense(RequestId, DecodeError),
 }
 
 /// The number of bytes after which a frame is completely in the socket.
@@ -437,6 +440,9 @@ impl Inbox {
             }
             match decoded {
                 Ok(message) => return Ok(Some(message)),
+                Err(error) if self.is_unproven() && !header.reply => {
+                    return Err(Ended::Nonsense(header.id, error));
+                }
                 Err(error) => {
                     if let Some(message) = self.refuse_malformed(&header, &error) {
                         return Ok(Some(message));
@@ -455,9 +461,7 @@ impl Inbox {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
-        // A peer that was not welcomed yet gets a small buffer.
-        let is_unproven = self.side == Side::Accepting && self.payload_bytes_max <= HELLO_BYTES_MAX;
-        self.buffer.reserve(if is_unproven { HELLO_READ_BYTES } else { READ_BYTES_MIN });
+        self.buffer.reserve(if self.is_unproven() { HELLO_READ_BYTES } else { READ_BYTES_MIN });
         let room = self.buffer.capacity() - self.buffer.len();
         match read(&self.shared.stream, &mut self.buffer) {
             Ok(0) if self.buffer.len() == self.taken => Err(Ended::Closed),
@@ -466,6 +470,11 @@ impl Inbox {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether the peer was not welcomed yet: it gets a small buffer, and no second attempt.
+    fn is_unproven(&self) -> bool {
+        self.side == Side::Accepting && self.payload_bytes_max <= HELLO_BYTES_MAX
     }
 
     /// Tells when there is something to read.
@@ -484,7 +493,9 @@ impl Inbox {
         match ended {
             Ended::Closed => {}
             Ended::Torn | Ended::Broken(_) => tracing::debug!(%peer, %ended, "the connection broke"),
-            Ended::Garbage(_) | Ended::TooLong(..) => tracing::warn!(%peer, %ended, "disconnected"),
+            Ended::Garbage(_) | Ended::TooLong(..) | Ended::Nonsense(..) => {
+                tracing::warn!(%peer, %ended, "disconnected")
+            }
         }
         self.shared.close();
     }

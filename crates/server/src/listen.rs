@@ -36,6 +36,8 @@ const PENDING_MAX: usize = 1024;
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// The idle time before the first TCP keepalive probe, and the time between probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
+/// The refusal of an id that no client may choose: other parts of a server act under it.
+const RESERVED_ID: &str = "the client's id is zero or reserved";
 /// See [`KEEPALIVE`].
 const KEEPALIVE_RETRIES: u32 = 3;
 /// The maximum time that sent bytes may stay unacknowledged before the peer's host counts as dead.
@@ -98,6 +100,9 @@ impl Door {
 
     /// Gives the client id to this holder. `Err` is the problem.
     pub(crate) fn bind(&self, client: ClientId, holder: &Holder) -> Result<(), &'static str> {
+        if !client.may_be_chosen() {
+            return Err(RESERVED_ID);
+        }
         match self.clients.bind(client, holder) {
             true => Ok(()),
             false => Err("the client's id belongs to the holder of another token"),
@@ -131,8 +136,8 @@ impl Door {
                 refuse(Reason::NotForYou, "a storage node accepts only clients")
             }
             Role::Node | Role::Ledger => Ok(()),
-            Role::Client | Role::Lane if hello.client == ClientId(0) => {
-                refuse(Reason::Invalid, "the client's id is zero")
+            Role::Client | Role::Lane if !hello.client.may_be_chosen() => {
+                refuse(Reason::Invalid, RESERVED_ID)
             }
             Role::Client | Role::Lane if hello.namespace.is_empty() => {
                 refuse(Reason::Invalid, "the name of the namespace is empty")
@@ -283,6 +288,13 @@ mod tests {
             (Hello { token: String::new(), ..good.clone() }, false, Err(Reason::Unauthenticated)),
             (Hello { token: "Secret".into(), ..good.clone() }, false, Err(Reason::Unauthenticated)),
             (Hello { client: ClientId(0), ..good.clone() }, false, Err(Reason::Invalid)),
+            (Hello { client: ClientId::CHOSEN_MAX, ..good.clone() }, false, Ok(())),
+            (
+                Hello { client: ClientId(ClientId::CHOSEN_MAX.0 + 1), ..good.clone() },
+                false,
+                Err(Reason::Invalid),
+            ),
+            (Hello { client: ClientId::PROMOTER, ..good.clone() }, false, Err(Reason::Invalid)),
             (Hello { namespace: String::new(), ..good.clone() }, false, Err(Reason::Invalid)),
             (Hello { namespace: long, ..good.clone() }, false, Err(Reason::Invalid)),
             (node.clone(), true, Ok(())),

@@ -1,10 +1,10 @@
 //! The directory or block device of a log: locked, allocated, and opened for direct I/O.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -92,7 +92,8 @@ impl Place {
             Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory(path.to_owned())),
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                fs::create_dir(path).map_err(|error| system("created", error))?;
+                let made = DirBuilder::new().mode(0o700).create(path);
+                made.map_err(|error| system("created", error))?;
             }
             Err(error) => return Err(system("inspected", error)),
         }
@@ -187,8 +188,13 @@ impl Lock {
         if fs::metadata(at).is_ok_and(|found| held.contains(&(id(&found), pid))) {
             return Err(in_use(format!("pid {pid}, which is this process")));
         }
-        let opened = OpenOptions::new().read(true).write(true).create(own).truncate(false).open(at);
-        let mut file = opened.map_err(|error| system("locked", error))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(own).truncate(false).mode(0o600);
+        let mut file = options.open(at).map_err(|error| system("locked", error))?;
+        if own {
+            // Whoever may read it could lock it. Earlier releases made it readable; it may be another user's.
+            let _old = file.set_permissions(Permissions::from_mode(0o600));
+        }
         if let Err(error) = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             if ![Errno::WOULDBLOCK, Errno::ACCESS].contains(&error) {
                 return Err(system("locked", error.into()));

@@ -238,6 +238,9 @@ pub enum Denial {
     /// It is not for this namespace.
     #[error("the token is not for this namespace")]
     Namespace,
+    /// The request concerns all namespaces, and it is not for all of them.
+    #[error("the request is about all namespaces, and the token is not for all of them")]
+    Everywhere,
     /// It lacks all of these rights, any of which would do.
     #[error("the token lacks the right: {0}")]
     Right(Rights),
@@ -268,6 +271,14 @@ pub fn permits(credential: &Credential, request: &Request) -> Result<(), Denial>
     let needed = needed(request);
     if !credential.rights.meets(needed) && needed != Rights::ANY {
         return Err(Denial::Right(needed));
+    }
+    // A member that is forgotten or admitted has objects of all namespaces.
+    let is_of_all = matches!(
+        request,
+        Request::ClientToMaster(ClientToMaster::ForgetNode(_) | ClientToMaster::AdmitCluster(_))
+    );
+    if is_of_all && !credential.namespaces.is_all() && !is_broken(Rule::WholeCluster) {
+        return Err(Denial::Everywhere);
     }
     // A view names memory, not a key: only a reader that maps all of it has a use for one.
     let is_view = matches!(request, Request::ClientToNode(ClientToNode::BeginViews(_)));
@@ -411,6 +422,8 @@ enum Rule {
     Admin,
     /// Only a credential for all namespaces may map memory.
     WholeMemory,
+    /// Only a credential for all namespaces may change the members.
+    WholeCluster,
     /// Replies show nothing of other namespaces.
     Redact,
 }

@@ -104,8 +104,16 @@ impl fmt::Display for ClusterId {
 pub struct ClientId(pub u64);
 
 impl ClientId {
-    /// The client that reserves memory for promotions. No real client may have this id.
+    /// The client that reserves memory for promotions.
     pub const PROMOTER: Self = Self(u64::MAX);
+    /// The greatest id that a client may choose. Greater ones are reserved, and 0 is none.
+    pub const CHOSEN_MAX: Self = Self(i64::MAX as u64 - 1);
+
+    /// Whether a client may choose this id.
+    #[must_use]
+    pub fn may_be_chosen(self) -> bool {
+        (1..=Self::CHOSEN_MAX.0).contains(&self.0)
+    }
 }
 
 impl std::fmt::Display for ClientId {

@@ -436,6 +436,7 @@ fn site(settings: &Settings, name: &Name, master: &Masters, hostname: String) ->
         master: master.clone(),
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
+        access_file: environment.access_file.clone(),
         exposed: environment.node_listen.is_some(),
         advertise: environment.node_listen.map(|_| name.ip.to_string()).filter(|_| !name.ip.is_unspecified()),
         ..NodeConfig::default()

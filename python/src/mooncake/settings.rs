@@ -1,13 +1,14 @@
 //! The settings of `setup`: its arguments in both forms, and the environment.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
-use tiffin_server::config::Engine;
+use tiffin_server::config::{CommonArgs, Engine};
 use tiffin_server::mooncake::HA_CLUSTER;
 
 use super::arguments::{Flag, Number};
@@ -97,6 +98,8 @@ pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
     pub(crate) port_tries: u32,
     pub(crate) token: String,
+    /// The tokens that nodes accept, beside that one.
+    pub(crate) access_file: Option<PathBuf>,
     /// The address on which nodes listen, if it is not to follow from the name and the token.
     pub(crate) node_listen: Option<IpAddr>,
     /// The name of the cluster in etcd, if an address of etcd does not name it.
@@ -380,8 +383,20 @@ fn port_of(number: u64) -> Result<u16, Problem> {
 
 impl Environment {
     /// Reads the current variables through Python, so that changes of `os.environ` count.
-    fn read(py: Python<'_>) -> PyResult<Self> {
+    fn read(py: Python<'_>) -> Result<Self, Problem> {
         let text = |name: &str| environ(py, name);
+        let path = |name: &str| Ok::<_, PyErr>(text(name)?.filter(|it| !it.is_empty()).map(PathBuf::from));
+        let token = text("TIFFIN_TOKEN")?.filter(|it| !it.is_empty());
+        let token_file = path("TIFFIN_TOKEN_FILE")?.filter(|_| token.is_none());
+        let token = CommonArgs { token, token_file, ..CommonArgs::default() }.token();
+        let token = token.map_err(|error| Problem::Refuse(error.to_string()))?;
+        let access_file = path("TIFFIN_ACCESS_FILE")?;
+        if access_file.is_some() && token.is_empty() {
+            let hint = "give this process its own token, in TIFFIN_TOKEN_FILE";
+            return Err(Problem::Refuse(format!(
+                "TIFFIN_ACCESS_FILE is set without a token\n\nhint: {hint}"
+            )));
+        }
         let port = |name: &str, default: u16| -> PyResult<u16> {
             Ok(text(name)?.and_then(|it| it.trim().parse().ok()).filter(|it| *it > 0).unwrap_or(default))
         };
@@ -398,7 +413,8 @@ impl Environment {
         Ok(Self {
             ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
-            token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
+            token,
+            access_file,
             node_listen: text("TIFFIN_NODE_LISTEN")?.and_then(|it| {
                 let with_port = it.trim().parse::<SocketAddr>().map(|it| it.ip());
                 it.trim().parse().or(with_port).ok()

@@ -27,7 +27,7 @@ async fn cluster() -> Cluster {
 async fn counted(cluster: &Cluster) -> BTreeMap<String, u64> {
     let address = cluster.master.http_address().unwrap().to_string();
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     stream.write_all(request).await.unwrap();
     let mut page = String::new();
     stream.read_to_string(&mut page).await.unwrap();

@@ -26,6 +26,7 @@ use blake3::Hash;
 use tiffin_rpc::Outbox;
 use tiffin_transport::tcp;
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(crate) use clients::ClientIds;
@@ -43,6 +44,7 @@ pub(crate) struct Holder {
     /// Tells holders apart. It is no secret, and cannot be chosen.
     principal: u64,
     is_ended: AtomicBool,
+    end: Notify,
     next: AtomicU64,
     // Held for one operation.
     connections: Mutex<BTreeMap<u64, Outbox>>,
@@ -50,8 +52,8 @@ pub(crate) struct Holder {
 
 impl Holder {
     fn new(credential: Credential, principal: u64) -> Arc<Self> {
-        let (is_ended, next, connections) = Default::default();
-        Arc::new(Self { credential, principal, is_ended, next, connections })
+        let (is_ended, end, next, connections) = Default::default();
+        Arc::new(Self { credential, principal, is_ended, end, next, connections })
     }
 
     pub(crate) fn credential(&self) -> &Credential {
@@ -95,6 +97,7 @@ impl Holder {
         let connections = self.connections();
         self.is_ended.store(true, Ordering::Release);
         connections.values().for_each(Outbox::close);
+        self.end.notify_waiters();
     }
 
     fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, Outbox>> {
@@ -121,6 +124,10 @@ impl tcp::Grant for Holder {
 
     fn is_ended(&self) -> bool {
         Holder::is_ended(self)
+    }
+
+    fn end(&self) -> Option<&Notify> {
+        Some(&self.end)
     }
 }
 

@@ -2,8 +2,12 @@
 //!
 //! **Invariant:** a page whose path is not named here needs a token for all namespaces, and a request that is
 //! not a GET the right of an administrator: a new page is never open by mistake.
+//!
+//! **Invariant:** where no token is set, a request that a browser sends for a page of another site is refused.
+//! Such a page must not reach a port of the loopback interface that its own machine could not reach.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,7 +16,7 @@ use axum::Router;
 use axum::body::HttpBody;
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
@@ -71,6 +75,11 @@ impl Caller {
         self.0.as_ref().is_some_and(|it| it.namespaces().covers(namespace))
     }
 
+    /// Whether it has shown a token, where one is needed.
+    pub(super) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// The body, which ends when the token does.
     pub(super) fn while_valid<B>(self, body: B) -> WhileValid<B> {
         WhileValid { caller: self, body }
@@ -118,6 +127,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
+/// Marks the requests of a port that only this machine reaches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalPort;
+
 /// Requires a token that permits the page.
 pub(crate) fn guarded(router: Router, access: &Arc<Access>) -> Router {
     guarded_unless(router, access, |_| None)
@@ -133,6 +146,12 @@ pub(super) fn guarded_unless(
     router.layer(from_fn(move |mut request: Request, next: Next| {
         let (access, known) = (Arc::clone(&access), known.clone());
         async move {
+            let is_local = request.extensions().get::<LocalPort>().is_some();
+            if access.is_open() && is_foreign(request.headers(), is_local) {
+                let text = "the request comes from a page of another site\n\nhint: use the address of the \
+                            server itself, or set a token\n";
+                return (StatusCode::FORBIDDEN, text).into_response();
+            }
             let need = Need::of(request.method(), request.uri().path());
             let holder = shown(&request, &access).or_else(|| known(&request));
             let holder = holder.filter(|it| it.is_valid(now_ms()));
@@ -157,6 +176,24 @@ fn unauthenticated() -> Response {
     (StatusCode::UNAUTHORIZED, header, text).into_response()
 }
 
+/// Whether a browser sends the request for a page of another site: its origin is another one, or it names a
+/// port of the loopback interface by a name that somebody may have directed there.
+fn is_foreign(headers: &HeaderMap, is_local_port: bool) -> bool {
+    let text = |name: HeaderName| headers.get(name).map(|it| it.to_str().unwrap_or_default());
+    let host = text(header::HOST).unwrap_or_default();
+    let origin = text(header::ORIGIN).map(|it| it.split_once("://").map_or("", |(_, authority)| authority));
+    if origin.is_some_and(|it| !it.eq_ignore_ascii_case(host)) {
+        return true;
+    }
+    let is_port = |it: &str| it.bytes().all(|byte| byte.is_ascii_digit());
+    let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
+    let is_loopback = match name.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(ip) => ip.is_loopback(),
+        Err(_) => name.is_empty() || name.eq_ignore_ascii_case("localhost"),
+    };
+    is_local_port && !is_loopback
+}
+
 /// The holder of the token that a request shows.
 fn shown(request: &Request, access: &Access) -> Option<Arc<Holder>> {
     if access.is_open() {
@@ -172,6 +209,33 @@ mod tests {
     use tiffin_types::access::NamePattern;
 
     use super::*;
+
+    #[test]
+    fn requests_of_other_sites_are_found() {
+        for (host, origin, is_local_port, expected) in [
+            (Some("127.0.0.1:7401"), None, true, false),
+            (Some("localhost:7401"), Some("http://localhost:7401"), true, false),
+            (Some("LOCALHOST"), Some("http://localhost"), true, false),
+            (Some("[::1]:7401"), Some("http://[::1]:7401"), true, false),
+            (None, None, true, false),
+            (Some("master.example:7401"), None, false, false),
+            (Some("127.0.0.1:7401"), Some("https://evil.example"), true, true),
+            (Some("127.0.0.1:7401"), Some("http://127.0.0.1:80"), true, true),
+            (Some("127.0.0.1:7401"), Some("null"), true, true),
+            (Some("master.example:7401"), Some("https://evil.example"), false, true),
+            (None, Some("https://evil.example"), false, true),
+            // Its name was directed to this machine.
+            (Some("evil.example:7401"), None, true, true),
+            (Some("evil.example:7401"), Some("http://evil.example:7401"), true, true),
+            (Some("localhost.evil.example"), None, true, true),
+            (Some("10.0.0.1:7401"), None, true, true),
+        ] {
+            let pairs = [(header::HOST, host), (header::ORIGIN, origin)];
+            let headers = pairs.into_iter().filter_map(|(name, it)| Some((name, it?.parse().unwrap())));
+            let headers: HeaderMap = headers.collect();
+            assert_eq!(is_foreign(&headers, is_local_port), expected, "{host:?} {origin:?}");
+        }
+    }
 
     #[test]
     fn pages_need_rights_and_namespaces() {

@@ -91,13 +91,19 @@ async fn metrics(State(shared): Server) -> Response {
     (header, shared.metrics()).into_response()
 }
 
-/// Whether the master runs; it need not be ready.
-async fn health(State(shared): Server) -> Response {
+/// Whether the master runs; it need not be ready. A request without a token learns no name and no address.
+async fn health(State(shared): Server, caller: Caller) -> Response {
     if let Some(failure) = shared.failure() {
-        return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(&failure));
+        let shown = if caller.is_known() { &*failure } else { "see the log of the master" };
+        return answer(StatusCode::INTERNAL_SERVER_ERROR, &failed(shown));
     }
     let awaited = shared.awaited();
     let ((role, state), (address, version)) = (part(&shared), view(&shared));
+    if !caller.is_known() {
+        let ready = awaited.is_empty();
+        let value = json!({"status": "ok", "role": role, "ha_state": state, "service_ready": ready});
+        return answer(StatusCode::OK, &value);
+    }
     let value = json!({
         "status": "ok", "role": role, "ha_state": state, "service_ready": awaited.is_empty(),
         "leader_address": address, "view_version": version, "awaited": awaited,

@@ -81,6 +81,10 @@ impl Pages {
     /// Serves until the future is dropped.
     pub(crate) async fn serve(self, router: Router, supervisor: Arc<Supervisor>) {
         let gate = Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX);
+        let router = match self.address.is_local() {
+            true => router.layer(axum::Extension(guard::LocalPort)),
+            false => router,
+        };
         let mut connections = JoinSet::new();
         loop {
             let accepted = self.listener.accept().await;

@@ -5,8 +5,9 @@
 //! than before. If a member has served a greater epoch, the master takes a greater one, see
 //! [`Effect::Restart`](tiffin_core::master::Effect::Restart).
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,8 @@ const FILE: &str = "state";
 const OLD_FILE: &str = "epoch";
 /// The size in which file systems allocate.
 const BLOCK_BYTES: u64 = 4096;
+/// The permissions of the files: only their user reads them.
+const MODE: u32 = 0o600;
 /// Locked while a master runs.
 const LOCK: &str = "lock";
 /// How long to wait for the lock of a master that is stopping.
@@ -114,9 +117,12 @@ impl StateFolder {
     pub(super) async fn open(folder: &Path) -> Result<(Self, Saved), StartError> {
         let fail =
             |what, hint| move |source| StartError::State { path: folder.to_owned(), what, source, hint };
-        std::fs::create_dir_all(folder).map_err(fail("creating the folder", HINT_WRITABLE))?;
-        let lock = OpenOptions::new().create(true).append(true).open(folder.join(LOCK));
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(fail("creating the folder", HINT_WRITABLE))?;
+        let lock = OpenOptions::new().create(true).append(true).mode(MODE).open(folder.join(LOCK));
         let lock = lock.map_err(fail("opening the lock", HINT_WRITABLE))?;
+        // Whoever may read it could lock it. Earlier releases made it readable; it may belong to another user.
+        let _old = lock.set_permissions(Permissions::from_mode(MODE));
         take(&lock).await.map_err(fail("taking the lock", HINT_LOCKED))?;
         let saved = read(folder).map_err(fail("reading the state", HINT_DAMAGED))?;
         let written = Mutex::new(saved.epoch);
@@ -189,7 +195,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }

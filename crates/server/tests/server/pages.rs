@@ -360,6 +360,33 @@ async fn only_health_is_served_without_the_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn health_without_the_token_names_nothing() {
+    let http = Some("127.0.0.1:0".parse().unwrap());
+    let config = MasterConfig { http, token: "secret".to_owned(), ..MasterConfig::default() };
+    let master = start_master(config).await;
+    let ask = async |header: &str| -> Value {
+        let (status, text) =
+            crate::support::http(master.http_address().unwrap(), "GET", "/health", header, "").await;
+        assert_eq!(status, 200);
+        serde_json::from_str(&text).unwrap()
+    };
+    let expected = json!({"status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true});
+    assert_eq!(ask("").await, expected);
+    assert_eq!(ask("Authorization: Bearer wrong\r\n").await, expected);
+    assert_eq!(ask("Authorization: Bearer secret\r\n").await["awaited"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_other_sites_change_nothing_without_a_token() {
+    let cluster = cluster().await;
+    let path = "/api/v1/remove_all?force=true";
+    let post = async |header: &str| crate::support::http(&cluster.http, "POST", path, header, "").await;
+    let (status, text) = post("Origin: https://evil.example\r\n").await;
+    assert!(status == 403 && text.contains("hint: "), "{text}");
+    assert_eq!(post("Origin: http://localhost\r\n").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn metadata_endpoint_behaves_like_mooncakes() {
     let metadata_http = Some("127.0.0.1:0".parse().unwrap());
     let master = start_master(MasterConfig { metadata_http, ..MasterConfig::default() }).await;

@@ -300,7 +300,7 @@ async fn revoked_token_loses_its_connections_and_others_stay() {
     let (node, _) = Connection::open(&info.tcp.parse().unwrap(), a.hello.clone(), patient()).await.unwrap();
     let mut live = TcpStream::connect(store.master.http_address().unwrap().to_string()).await.unwrap();
     let request =
-        format!("GET /api/tiffin/live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+        format!("GET /api/tiffin/live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
     live.write_all(request.as_bytes()).await.unwrap();
     let mut shown = Vec::new();
     while !shown.ends_with(b"\n\n\r\n") {

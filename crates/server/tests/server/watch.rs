@@ -27,7 +27,7 @@ async fn get_json(address: &Address, path: &str) -> Value {
 /// Sends a request and returns its connection, for responses that do not end.
 async fn begin(address: &Address, path: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address.to_string()).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     stream
 }
@@ -162,7 +162,7 @@ async fn token_opens_a_session_that_may_only_read() {
     }
     let mut stream = TcpStream::connect(address.to_string()).await.unwrap();
     let request =
-        "POST /login HTTP/1.1\r\nHost: test\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret";
+        "POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret";
     stream.write_all(request.as_bytes()).await.unwrap();
     let head = read_until(&mut stream, "\r\n\r\n").await;
     let cookie = head.lines().find_map(|it| it.strip_prefix("set-cookie: ")).unwrap();

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use tokio::time::timeout;
 
 use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
-use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server, next_request};
+use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server};
 use super::stream::ByteStream;
 use crate::buffer::SourceBuf;
 use crate::checksum::checksum;
@@ -67,8 +67,7 @@ impl Server {
                 if begun.is_empty() && !is_one_here {
                     served.flush().await?;
                 }
-                let Some(head) = next_request(&mut served.stream).await? else { return Ok(()) };
-                served.check_grant()?;
+                let Some(head) = served.next_request().await? else { return Ok(()) };
                 match head.kind {
                     // Only the node writes to its disk.
                     RequestKind::Write => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -124,8 +124,11 @@ pub trait Grant: Send + Sync {
     /// Whether it may access this namespace.
     fn covers(&self, namespace: &str) -> bool;
 
-    /// Whether it was revoked: the next request ends the connection.
+    /// Whether it was revoked: then no further request is served.
     fn is_ended(&self) -> bool;
+
+    /// Is notified when it is revoked, so that idle connections end too. `None` if it cannot be.
+    fn end(&self) -> Option<&Notify>;
 }
 
 /// A grant without limits, for nodes without tokens.
@@ -151,6 +154,10 @@ impl Grant for Unlimited {
 
     fn is_ended(&self) -> bool {
         false
+    }
+
+    fn end(&self) -> Option<&Notify> {
+        None
     }
 }
 
@@ -264,8 +271,7 @@ impl Server {
             if served.stream.buffered_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
                 served.flush().await?;
             }
-            let Some(head) = next_request(&mut served.stream).await? else { return Ok(()) };
-            served.check_grant()?;
+            let Some(head) = served.next_request().await? else { return Ok(()) };
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
                 RequestKind::Read => {
@@ -472,12 +478,28 @@ impl Server {
 }
 
 impl<W: ByteStream> Served<W> {
-    /// A revoked client makes no further request.
-    pub(super) fn check_grant(&self) -> Result<(), ServeError> {
-        match self.grant.is_ended() {
-            true => Err(ServeError::Refused("the token was revoked or has expired".to_owned())),
-            false => Ok(()),
-        }
+    /// The next request; `None` if the client closed the connection before it. A revoked client makes none,
+    /// and its connection ends.
+    pub(super) async fn next_request(&mut self) -> Result<Option<RequestHead>, ServeError> {
+        let revoked = || ServeError::Refused("the token was revoked or has expired".to_owned());
+        let Self { stream, grant, .. } = self;
+        let head = match grant.end() {
+            Some(end) if stream.buffered_bytes() == 0 => {
+                let mut ended = pin!(end.notified());
+                // From now on no end is missed.
+                ended.as_mut().enable();
+                if grant.is_ended() {
+                    return Err(revoked());
+                }
+                tokio::select! {
+                    biased;
+                    head = next_request(stream) => head?,
+                    () = ended => return Err(revoked()),
+                }
+            }
+            _ => next_request(stream).await?,
+        };
+        if grant.is_ended() { Err(revoked()) } else { Ok(head) }
     }
 
     fn begin_send(&self, slots: &dyn SlotAccess, head: &RequestHead) -> Option<Vec<Extent>> {
@@ -537,7 +559,7 @@ impl<W: ByteStream> Served<W> {
 }
 
 /// The next request; `None` if the client closed the connection before it.
-pub(super) async fn next_request(
+async fn next_request(
     stream: &mut BufferedStream<impl ByteStream>,
 ) -> Result<Option<RequestHead>, ServeError> {
     // A client may be silent between requests without limit.

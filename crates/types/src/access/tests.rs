@@ -8,7 +8,7 @@ use crate::message::{
     ForgetNode, Heartbeat, Hello, Lease, List, NamedStream, NamespaceStat, NodeStat, OpenStream, Pattern,
     Pin, Ping, PolicyChange, Prefetch, Publish, Pull, Release, Reserve, Resolve, Store, StreamStat,
 };
-use crate::{Key, RequestId};
+use crate::{ClusterId, Key, RequestId};
 
 thread_local! {
     static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
@@ -18,7 +18,7 @@ pub(super) fn is_broken(rule: Rule) -> bool {
     BROKEN.get() == Some(rule)
 }
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     Rule::Expiry,
     Rule::Namespace,
     Rule::ExactNames,
@@ -26,6 +26,7 @@ const RULES: [Rule; 8] = [
     Rule::Write,
     Rule::Admin,
     Rule::WholeMemory,
+    Rule::WholeCluster,
     Rule::Redact,
 ];
 
@@ -148,6 +149,16 @@ fn check_requests() -> Result<(), String> {
     let limited = with(&[Right::Read, Right::Write], &["team-a"]);
     if permits(&limited, &view).is_ok() && !is_broken(Rule::WholeMemory) {
         return Err("a view with a limited token".to_owned());
+    }
+    let limited = with(&[Right::Admin], &["team-a"]);
+    let (forget, admit) = (ForgetNode { name: "n".to_owned() }, AdmitCluster { cluster: ClusterId(1) });
+    for request in [ClientToMaster::ForgetNode(forget), ClientToMaster::AdmitCluster(admit)] {
+        if permits(&limited, &request.into()) != Err(Denial::Everywhere) {
+            return Err("a limited administrator changes the members".to_owned());
+        }
+    }
+    if permits(&limited, &ClientToMaster::SetPolicy(PolicyChange::NONE).into()).is_err() {
+        return Err("a limited administrator cannot change a policy".to_owned());
     }
     let nothing = Credential::new("x", Rights::NONE, Namespaces::All, None);
     permits(&nothing, &Request::Hello(Hello::default())).map_err(|it| it.to_string())
