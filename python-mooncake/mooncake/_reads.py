@@ -2,6 +2,10 @@
 
 A read returns a tensor or `None`. With a destination the object is read into the caller's memory, and the
 tensor is a view of that memory.
+
+A tensor may be stored under several names, which are tried in order. The next name is tried only if the
+object of the one before does not exist. If that object cannot be read now, the result is `None`: the next
+name may be another tensor.
 """
 
 import math
@@ -13,12 +17,13 @@ from tiffin._native import mooncake as _native
 from mooncake import _parallelism as parallel
 from mooncake import _tensor_format as formats
 from mooncake import _tensors as tensors
+from mooncake._codes import NOT_FOUND
 from mooncake._writes import SHARDS_MAX, Buffer
 
 
 def read_plain(store: Any, keys: list[bytes]) -> list[Any]:
     """The tensors of whole objects that fit the local buffer."""
-    found = _native.read_owned(store, keys, True)
+    found = _native.read_owned(store, keys)
     return [None if memory is None else tensors.from_object(memory) for memory in found]
 
 
@@ -49,12 +54,16 @@ def _view(target: Buffer, header: formats.Header, offset: int) -> Any:
 def read_target(store: Any, key: bytes, target: Any, into: Buffer | None) -> Any:
     """The tensor that a target selects, or `None`."""
     try:
-        mode, parallelism = parallel.target_of(target)
-        if mode == "as_stored":
-            return None if parallelism is not None else _read_one(store, key, into)
-        axes = None if parallelism is None else parallel.axes_of(parallelism)
-    except parallel.Invalid:
+        return _read_target(store, key, target, into)
+    except (parallel.Invalid, _native.ReadFailed):
         return None
+
+
+def _read_target(store: Any, key: bytes, target: Any, into: Buffer | None) -> Any:
+    mode, parallelism = parallel.target_of(target)
+    if mode == "as_stored":
+        return None if parallelism is not None else _read_one(store, key, into)
+    axes = None if parallelism is None else parallel.axes_of(parallelism)
     if into is not None and not _native.is_registered(store, into.address, into.size):
         return None
     if axes is None:
@@ -81,9 +90,8 @@ def _read_whole_of_writers(store: Any, key: bytes, into: Buffer | None) -> Any:
         axes = [formats.Axis("tp", rank, manifest.shards, manifest.split_dim) for rank in _ranks(manifest)]
         names = [formats.writer_key(key, axis) for axis in axes]
         shards = _check_shards(store, names, [(axis,) for axis in axes], manifest)
-        whole = None if shards is None else _assemble(store, shards, None, (), into)
-        if whole is not None:
-            return whole
+        if shards is not None:
+            return _assemble(store, shards, None, (), into)
     return _read_one(store, key, into)
 
 
@@ -100,9 +108,7 @@ def _read_shard(store: Any, key: bytes, axes: tuple[formats.Axis, ...], into: Bu
     axis = formats.tp_axis(axes)
     shards = None if axis is None else _find_shards(store, key, axes, axis)
     if shards is not None:
-        found = _assemble(store, shards, axis, axes, into)
-        if found is not None:
-            return found
+        return _assemble(store, shards, axis, axes, into)
     if is_single and into is None:
         # As in Mooncake, an object that the TP calls have stored under that name is returned without a
         # check.
@@ -114,7 +120,7 @@ def _read_shard(store: Any, key: bytes, axes: tuple[formats.Axis, ...], into: Bu
 def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: Buffer | None) -> Any:
     """The object of that name, if its header has these axes."""
     if into is None:
-        memory = _native.read_owned(store, [name], True)[0]
+        memory = _native.read_one(store, name, True)
         header = None if memory is None else tensors.header_of(memory)
         if header is None or not formats.is_shard_of(header, axes):
             return None
@@ -123,6 +129,8 @@ def _read_exact(store: Any, name: bytes, axes: tuple[formats.Axis, ...], into: B
     if found is None or not formats.is_shard_of(found.header, axes):
         return None
     size = store.get_into(name, into.address, into.size)
+    if size < 0 and size != NOT_FOUND:
+        raise _native.ReadFailed
     header = _landed_header(store, into, size)
     # It may have been replaced between the two reads.
     if header is None or not formats.is_shard_of(header, axes):
@@ -146,7 +154,7 @@ def _heads(store: Any, names: list[bytes]) -> list[Head | None]:
 
 
 def _read_manifest(store: Any, name: bytes) -> formats.Manifest | None:
-    memory = _native.read_owned(store, [name], False)[0]
+    memory = _native.read_one(store, name, False)
     return None if memory is None else formats.parse_manifest(bytes(memoryview(memory)[:96]))
 
 
@@ -295,7 +303,7 @@ def _copy_parts(torch: Any, store: Any, shards: Shards, elements: Any, wanted: t
     left += [place for (place, _), is_read in zip(direct, read, strict=True) if not is_read]
     target = elements.reshape(rows, end - start, inner)
     for place in left:
-        memory = _native.read_owned(store, [shards.names[place]], False)[0]
+        memory = _native.read_one(store, shards.names[place], False)
         found = None if memory is None else tensors.header_of(memory)
         if found is None or not _is_part(shards, place, Head(found, "")):
             return False

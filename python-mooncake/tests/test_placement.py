@@ -34,6 +34,33 @@ def two(worker):
     return worker
 
 
+def test_object_that_cannot_be_read_is_not_absent(two):
+    """The tensor calls read the object of another name if one is absent, and only then."""
+    two.run("""
+from tiffin._native import mooncake as native
+def read(key):
+    for call in (lambda: native.read_one(store, key, True), lambda: native.read_heads(store, [key], 4)[0]):
+        try:
+            yield call()
+        except native.ReadFailed:
+            yield 'failed'
+store.put('k', b'v' * 400, config(preferred_segment=there))
+one, head = read(b'k')
+before, holder = (bytes(one), head[:2]), store
+a.stop()
+# Calls of this store end soon, and do not reach the memory of the stopped process.
+os.environ.update(MC_RPC_TIMEOUT_MS='300', TIFFIN_SHARED_MEMORY='off')
+connect(master.address, segment=0)
+after = list(read(b'k'))
+a.resume()
+""")
+    assert two.eval("before, after, list(read(b'absent'))") == (
+        (b"v" * 400, (400, b"vvvv")),
+        ["failed", "failed"],
+        [None, None],
+    )
+
+
 def test_task_never_overwrites_a_newer_value(two):
     """The value is removed and put again while tasks copy it."""
     two.run(

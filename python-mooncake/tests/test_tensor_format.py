@@ -5,7 +5,8 @@ import struct
 import sys
 
 import pytest
-from mooncake._parallelism import Invalid, ParallelAxis, TensorParallelism, axes_of
+from mooncake import _reads
+from mooncake._parallelism import Invalid, ParallelAxis, ReadTarget, TensorParallelism, axes_of
 from mooncake._tensor_format import (
     DTYPES,
     Axis,
@@ -194,3 +195,26 @@ def test_tensors_are_written_without_torch(worker):
     if "torch" not in sys.modules and worker.ask(eval="__import__('torch')").get("raises"):
         answer = worker.ask(eval="store.get_tensor('t')")
         assert answer["raises"] == "ImportError" and "hint: " in answer["text"]
+
+
+@pytest.mark.parametrize("mode", ["shard", "full"])
+def test_next_name_is_tried_only_if_an_object_is_absent(monkeypatch, mode):
+    """An object that cannot be read now is not replaced by the object of another name."""
+    target = ReadTarget()
+    target.mode = mode
+    if mode == "shard":
+        axis, whole = ParallelAxis(), TensorParallelism()
+        axis.kind, axis.split_dim = "tp", 0
+        whole.axes = [axis]
+        target.parallelism = whole
+    native = _reads._native
+
+    def fails(*_):
+        raise native.ReadFailed
+
+    monkeypatch.setattr(_reads, "read_plain", lambda *_: ["the object of the last name"])
+    monkeypatch.setattr(native, "read_one", lambda *_: None)
+    monkeypatch.setattr(native, "read_heads", lambda _, names, __: [None] * len(names))
+    assert _reads.read_target(None, b"k", target, None) == "the object of the last name"
+    monkeypatch.setattr(native, "read_one", fails)
+    assert _reads.read_target(None, b"k", target, None) is None

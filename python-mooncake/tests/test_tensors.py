@@ -51,19 +51,20 @@ for dim in range(3):
     for stored in sizes:
         key = f'k{{dim}}{{stored}}'
         for rank, part in enumerate(whole.chunk(stored, dim)):
-            if store.put_tensor_with_parallelism(key, part, par(('tp', rank, stored, dim))):
-                wrong.append((key, rank))
+            code = store.put_tensor_with_parallelism(key, part, par(('tp', rank, stored, dim)))
+            if code:
+                wrong.append((key, rank, code))
         for wanted in sizes:
             parts = whole.chunk(wanted, dim)
             for rank in range(wanted):
                 axis = ('tp', rank, wanted, dim)
                 found = store.get_tensor_with_parallelism(key, target('shard', axis))
                 if not same(found, parts[rank]):
-                    wrong.append((key, wanted, rank))
+                    wrong.append((key, wanted, rank, str(found)))
             found = store.get_tensor_with_parallelism_into(
                 key, memory.address, memory.size, target('full', ('tp', 0, wanted, dim)))
             if not same(found, whole):
-                wrong.append((key, wanted))
+                wrong.append((key, wanted, str(found)))
 """)
     assert store.eval("wrong") == [], store.tail()
 
@@ -85,6 +86,49 @@ _reads._heads = now
         True,
         True,
     )
+
+
+def test_unreadable_part_is_not_replaced_by_another_tensor(store):
+    """The parts of each tensor are in a stopped process. An object of the next name is not."""
+    store.run("""
+a = Other(master.address, 64 * MIB)
+here, there = (config(preferred_segment=it) for it in (store.get_hostname(), a('store.get_hostname()')))
+whole, other = torch.arange(8.).reshape(4, 2), torch.zeros(4, 2)
+one, two = par(('tp', 0, 1, 0)), par(('tp', 0, 2, 0))
+codes = [
+    # The shards are here, their manifest is there; next is the object of the key.
+    *(store.put_tensor_with_parallelism('m', part, par(('tp', rank, 2, 0)), here)
+      for rank, part in enumerate(whole.chunk(2))),
+    store.upsert('m__parallelism_manifest', store.get('m__parallelism_manifest'), there),
+    store.pub_tensor('m', other, here),
+    # The shard is there; next is that of a writer.
+    store.put_tensor_with_parallelism('s', whole, two, there),
+    store.put_tensor_with_parallelism('s', torch.zeros(8, 2), None, here, two.axes[0]),
+    # The part of a writer is there; next is the object of the key.
+    store.put_tensor_with_parallelism('w', whole, None, there, one.axes[0]),
+    store.pub_tensor('w', other, here),
+]
+full = ReadTarget()
+full.mode = 'full'
+wanted = [('m', target('shard', ('tp', 0, 1, 0))), ('s', target('shard', ('tp', 0, 2, 0))), ('w', full)]
+memory = Memory(4096)
+
+def read():
+    store.register_buffer(memory.address, memory.size)
+    for key, it in wanted:
+        into = store.get_tensor_with_parallelism_into(key, memory.address, memory.size, it)
+        yield from ('none' if found is None else same(found, whole)
+                    for found in (store.get_tensor_with_parallelism(key, it), into))
+
+before, holder = list(read()), store
+a.stop()
+# Calls of this store end soon, and do not reach the memory of the stopped process.
+os.environ.update(MC_RPC_TIMEOUT_MS='300', TIFFIN_SHARED_MEMORY='off')
+connect(master.address, segment=0)
+after = list(read())
+a.resume()
+""")
+    assert store.eval("set(codes), before, after") == ({0}, [True] * 6, ["none"] * 6)
 
 
 def test_whole_may_be_larger_than_the_local_buffer(store):

@@ -101,25 +101,43 @@ fn tell_device<'e>(mut errors: impl Iterator<Item = &'e Error>) {
 
 /// Gets objects that fit the local buffer, and `None` for the others.
 pub(super) fn get(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResult<Vec<Option<Vec<u8>>>> {
-    get_whole(py, open, keys, open.buffer_bytes)
+    Ok(get_whole(py, open, keys, open.buffer_bytes)?.into_iter().map(Whole::bytes).collect())
 }
 
-/// Gets objects up to a size, and `None` for the others.
+/// The result of reading a whole object.
+pub(super) enum Whole {
+    Read(Vec<u8>),
+    /// There is no such object, or it exceeds the size limit.
+    Absent,
+    /// It may exist, and cannot be read now.
+    Failed,
+}
+
+impl Whole {
+    /// The bytes, if it was read.
+    pub(super) fn bytes(self) -> Option<Vec<u8>> {
+        if let Self::Read(bytes) = self { Some(bytes) } else { None }
+    }
+}
+
+/// Gets objects up to a size.
 pub(super) fn get_whole(
     py: Python<'_>,
     open: &Open,
     keys: &[KeyArg],
     bytes_max: u64,
-) -> PyResult<Vec<Option<Vec<u8>>>> {
-    let keys: Vec<_> = keys.iter().map(|key| key.key().filter(|_| bytes_max > 0).ok_or(None)).collect();
-    let (known, keys) = split(keys);
+) -> PyResult<Vec<Whole>> {
+    let key = |key: &KeyArg| key.key().filter(|_| bytes_max > 0).ok_or(Whole::Absent);
+    let (known, keys) = split(keys.iter().map(key).collect());
     let deadline = Deadline::after(open.call_time);
     let options = GetOptions { lease: true, promotion_wait_ms: open.promotion_wait_ms };
     let objects = ask(py, open, deadline, async |client| client.get(&keys, options, deadline).await)?;
-    let values = objects
-        .into_iter()
-        .map(|object| object.ok().map(|object| object.bytes).filter(|bytes| bytes.len() as u64 <= bytes_max));
-    Ok(merge(known, values))
+    let read = objects.into_iter().map(|object| match object {
+        Ok(object) if object.bytes.len() as u64 <= bytes_max => Whole::Read(object.bytes),
+        Ok(_) | Err(Error::NotFound { .. }) => Whole::Absent,
+        Err(_) => Whole::Failed,
+    });
+    Ok(merge(known, read))
 }
 
 /// Gets objects into the local buffer, and `None` for those that do not fit beside live handles.

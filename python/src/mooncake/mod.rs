@@ -68,6 +68,8 @@ fn primitives(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<owned::OwnedBytes>()?;
     module.add_function(wrap_pyfunction!(writes::write, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_owned, module)?)?;
+    module.add("ReadFailed", module.py().get_type::<owned::ReadFailed>())?;
+    module.add_function(wrap_pyfunction!(owned::read_one, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_heads, module)?)?;
     module.add_function(wrap_pyfunction!(owned::read_rows, module)?)?;
     module.add_function(wrap_pyfunction!(owned::peek, module)?)?;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyException};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -13,7 +13,7 @@ use tiffin_client::probe::Access;
 use tiffin_client::{Client, Deadline, Error, GetInto, GetOptions};
 
 use super::arguments::{Items, KeyArg, Number};
-use super::calls::{self, LEASED};
+use super::calls::{self, LEASED, Whole};
 use super::checks;
 use super::class::MooncakeDistributedStore;
 use super::memory;
@@ -21,6 +21,16 @@ use super::open::Open;
 
 /// The time limit for reading a header from a device.
 const PEEK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How often the first bytes of objects that change are read again.
+const HEAD_TRIES_MAX: u32 = 16;
+
+pyo3::create_exception!(
+    mooncake,
+    ReadFailed,
+    PyException,
+    "An object may exist, and cannot be read now: its node or the master does not answer in time."
+);
 
 /// The bytes of an object, writable, in memory of their own. A tensor over them keeps this object.
 #[pyclass(module = "mooncake.store", frozen)]
@@ -73,29 +83,44 @@ impl OwnedBytes {
     }
 }
 
-/// Read whole objects. Returns `None` for objects that cannot be read, or that exceed `limited`, the size
-/// of the local buffer.
+/// Read whole objects that fit the local buffer. Returns `None` for the others.
 #[pyfunction]
 pub(super) fn read_owned(
     py: Python<'_>,
     store: &Bound<'_, MooncakeDistributedStore>,
     keys: Items<KeyArg>,
-    limited: bool,
 ) -> PyResult<Vec<Option<OwnedBytes>>> {
     let found = match store.get().open() {
-        Some(open) => {
-            calls::get_whole(py, &open, &keys.0, if limited { open.buffer_bytes } else { u64::MAX })?
-        }
+        Some(open) => calls::get(py, &open, &keys.0)?,
         None => keys.0.iter().map(|_| None).collect(),
     };
     Ok(found.into_iter().map(|it| it.map(OwnedBytes::new)).collect())
+}
+
+/// Read a whole object. Returns `None` if there is no such object, or if it exceeds `limited`, the size of
+/// the local buffer. Raises `ReadFailed` if it cannot be read for another reason.
+#[pyfunction]
+pub(super) fn read_one(
+    py: Python<'_>,
+    store: &Bound<'_, MooncakeDistributedStore>,
+    key: KeyArg,
+    limited: bool,
+) -> PyResult<Option<OwnedBytes>> {
+    let Some(open) = store.get().open() else { return Ok(None) };
+    let bytes_max = if limited { open.buffer_bytes } else { u64::MAX };
+    match calls::get_whole(py, &open, &[key], bytes_max)?.pop() {
+        Some(Whole::Read(bytes)) => Ok(Some(OwnedBytes::new(bytes))),
+        Some(Whole::Absent) => Ok(None),
+        Some(Whole::Failed) | None => Err(ReadFailed::new_err("object cannot be read now")),
+    }
 }
 
 /// The size of an object, its first bytes, and its generation.
 type Head<'py> = (u64, Bound<'py, PyBytes>, String);
 
 /// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its
-/// generation; `None` for objects that cannot be read or are shorter.
+/// generation; `None` for objects that do not exist or are shorter. Raises `ReadFailed` if one cannot be
+/// read for another reason.
 #[pyfunction]
 pub(super) fn read_heads<'py>(
     py: Python<'py>,
@@ -104,26 +129,44 @@ pub(super) fn read_heads<'py>(
     len: usize,
 ) -> PyResult<Vec<Option<Head<'py>>>> {
     let Some(open) = store.get().open() else { return Ok(keys.0.iter().map(|_| None).collect()) };
-    let found = calls::resolve(py, &open, &keys.0, LEASED)?;
-    let is_long = |it: Result<Option<_>, Error>| {
-        it.ok().flatten().filter(|info: &tiffin_client::Info| info.len >= len as u64)
-    };
-    let infos: Vec<_> = found.into_iter().map(is_long).collect();
+    for _ in 0..HEAD_TRIES_MAX {
+        if let Some(heads) = try_read_heads(py, &open, &keys.0, len)? {
+            return Ok(heads);
+        }
+    }
+    Err(ReadFailed::new_err("object was replaced repeatedly while it was read"))
+}
+
+/// The same; `None` if an object was replaced or removed between the two requests.
+fn try_read_heads<'py>(
+    py: Python<'py>,
+    open: &Open,
+    keys: &[KeyArg],
+    len: usize,
+) -> PyResult<Option<Vec<Option<Head<'py>>>>> {
+    let failed = |error: Error| ReadFailed::new_err(error.to_string());
+    let found = calls::resolve(py, open, keys, LEASED)?;
+    let found = found.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let infos: Vec<_> = found.into_iter().map(|it| it.filter(|info| info.len >= len as u64)).collect();
     let mut heads: Vec<_> = infos.iter().flatten().map(|_| vec![0_u8; len]).collect();
-    let wanted = keys.0.iter().zip(&infos).filter(|(_, info)| info.is_some());
+    let wanted = keys.iter().zip(&infos).filter(|(_, info)| info.is_some());
     let keys = wanted.filter_map(|(key, _)| key.key());
-    let gets = keys.zip(&mut heads).map(|(key, head)| GetInto::new(key, head).range(0..len as u64));
-    let gets: Vec<_> = gets.collect();
-    let fetched = fetch(py, &open, &gets)?;
+    let gets: Vec<_> =
+        keys.zip(&mut heads).map(|(key, head)| GetInto::new(key, head).range(0..len as u64)).collect();
+    let fetched = fetch(py, open, &gets)?;
     drop(gets);
-    let mut heads = heads.into_iter().zip(fetched);
-    let mut head = |info: &tiffin_client::Info| {
-        let (head, fetched) = heads.next()?;
-        // An object that was replaced between the two requests may have another size.
-        let is_same = fetched.is_ok_and(|it| it.generation == info.generation);
-        is_same.then(|| (info.len, PyBytes::new(py, &head), info.generation.to_string()))
+    for (info, fetched) in infos.iter().flatten().zip(fetched) {
+        match fetched {
+            Ok(fetched) if fetched.generation == info.generation => {}
+            Ok(_) | Err(Error::NotFound { .. } | Error::OutOfRange { .. }) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    let mut heads = heads.into_iter();
+    let mut head = |info: tiffin_client::Info| {
+        Some((info.len, PyBytes::new(py, &heads.next()?), info.generation.to_string()))
     };
-    Ok(infos.iter().map(|info| info.as_ref().and_then(&mut head)).collect())
+    Ok(Some(infos.into_iter().map(|info| info.and_then(&mut head)).collect()))
 }
 
 fn fetch(
