@@ -231,6 +231,7 @@ check-alerts: ## Check the alert rules with promtool; installs Debian's promethe
 	@command -v promtool >/dev/null || apt-get install -y --no-install-recommends prometheus || \
 	  { echo 'check-alerts: promtool is missing, and it cannot be installed' >&2; exit 1; }
 	promtool check rules deploy/prometheus/alerts.yml
+	promtool test rules deploy/prometheus/alerts_test.yml
 
 check-page: ## The live page in a real browser: login, live updates, escaping; screenshots in target/page; installs Debian's chromium
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core || \
