@@ -219,8 +219,8 @@ check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors w
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
 
 PLUGINS ?= sglang vllm lmcache TransferQueue
-check-plugins: .venv-plugins/wheels ## The adapters with the real packages, as far as they import without a GPU (several gigabytes; PLUGINS='sglang==0.5.20')
-	.venv-plugins/bin/pip install -q --disable-pip-version-check --no-deps $(PLUGINS)
+check-plugins: .venv-plugins/wheels ## The adapters with the real packages, as far as they import without a GPU (five gigabytes; PLUGINS='sglang==0.5.20')
+	.venv-plugins/bin/pip install -q --disable-pip-version-check --no-deps tensordict triton xgrammar $(PLUGINS)
 	.venv-plugins/bin/pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(sglang|vllm|lmcache|transferqueue|torch) '
 	TIFFIN_PLUGINS=real .venv-plugins/bin/pytest -rs -c python/pyproject.toml --rootdir=. $(wildcard python/tests/test_plugin_*.py) --timeout=600 $(ARGS)
 
@@ -311,7 +311,7 @@ clean: clean-venv ## Remove everything that was built
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
-	$(if $(filter .venv-torch,$(@D)),$(@D)/bin/python $(INSTALL_TORCH))
+	$(if $(filter .venv-torch .venv-plugins,$(@D)),$(@D)/bin/python $(INSTALL_TORCH))
 	@touch $@
 
 INSTALL_WHEELS = $(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps \
