@@ -220,8 +220,8 @@ check-torch: .venv-torch/wheels ## The feature store and the drop-in's tensors w
 	.venv-torch/bin/python examples/hidden_states --samples 60 --kill 2 --json --picture .venv-torch/picture.svg
 
 PLUGINS ?= sglang vllm lmcache TransferQueue
-check-plugins: .venv-plugins/wheels ## The adapters with the real packages, as far as they import without a GPU (several gigabytes; PLUGINS='sglang==0.5.20')
-	.venv-plugins/bin/pip install -q --disable-pip-version-check --no-deps $(PLUGINS)
+check-plugins: .venv-plugins/wheels ## The adapters with the real packages, as far as they import without a GPU (five gigabytes; PLUGINS='sglang==0.5.20')
+	.venv-plugins/bin/pip install -q --disable-pip-version-check --no-deps tensordict triton xgrammar $(PLUGINS)
 	.venv-plugins/bin/pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(sglang|vllm|lmcache|transferqueue|torch) '
 	TIFFIN_PLUGINS=real .venv-plugins/bin/pytest -rs -c python/pyproject.toml --rootdir=. $(wildcard python/tests/test_plugin_*.py) --timeout=600 $(ARGS)
 
@@ -232,6 +232,7 @@ check-alerts: ## Check the alert rules with promtool; installs Debian's promethe
 	@command -v promtool >/dev/null || apt-get install -y --no-install-recommends prometheus || \
 	  { echo 'check-alerts: promtool is missing, and it cannot be installed' >&2; exit 1; }
 	promtool check rules deploy/prometheus/alerts.yml
+	promtool test rules deploy/prometheus/alerts_test.yml
 
 check-page: ## The live page in a real browser: login, live updates, escaping; screenshots in target/page; installs Debian's chromium
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core || \
@@ -311,7 +312,7 @@ clean: clean-venv ## Remove everything that was built
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
-	$(if $(filter .venv-torch,$(@D)),$(@D)/bin/python $(INSTALL_TORCH))
+	$(if $(filter .venv-torch .venv-plugins,$(@D)),$(@D)/bin/python $(INSTALL_TORCH))
 	@touch $@
 
 INSTALL_WHEELS = $(@D)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps \

@@ -5,7 +5,7 @@ without a GPU. This script installs torch without them, and builds a placeholder
 same name whose functions end the process. The CUDA runtime is small and is installed: torch calls it at its
 import.
 
-Called by the targets of the Makefile that have `TORCH=1`, and by `make check-torch`.
+Called by the targets of the Makefile that have `TORCH=1`, and by `make check-torch` and `make check-plugins`.
 """
 
 import importlib.metadata
