@@ -20,7 +20,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: bench-fairness chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
@@ -168,6 +168,9 @@ bench-scale: .venv-bench/wheels .venv-peer/ready ## Throughput and memory by num
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/scale.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python --output bench-out \
 	  $(if $(ARGS),--objects-max $(ARGS))
+
+bench-fairness: ## What a client sees of the load of others: calls a second and their times (ARGS=10 is the seconds of each row)
+	$(CARGO) bench --locked -p tiffin-client --bench fairness -- $(ARGS)
 
 FOLDER ?= target/tmp
 test-ha: ## Several masters on real etcd, each process killed and stopped under load (ROUNDS=1); installs Debian's etcd-server

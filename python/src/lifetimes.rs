@@ -75,6 +75,7 @@ impl SetPolicy {
         quota: &Missing,
         max_hold: &Missing,
         demotion: &Missing,
+        guaranteed: &Missing,
     ) -> PyResult<Self> {
         let mut change = PolicyChange::NONE;
         if let Some(quota) = quota.given(py) {
@@ -85,6 +86,9 @@ impl SetPolicy {
         }
         if let Some(demotion) = demotion.given(py) {
             change = change.demotion(self::demotion(demotion.as_ref())?);
+        }
+        if let Some(guaranteed) = guaranteed.given(py) {
+            change = change.guaranteed(size(guaranteed.as_ref())?);
         }
         Ok(Self { change })
     }
@@ -128,8 +132,8 @@ impl Operation for ReadPolicy {
 
     fn answer(self, py: Python<'_>, outcome: NamespaceStat) -> PyResult<Py<PyAny>> {
         static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let fields =
-            (outcome.quota, outcome.max_hold_ms.map(seconds), types::demotion_word(outcome.demotion));
+        let (max_hold, demotion) = (outcome.max_hold_ms.map(seconds), types::demotion_word(outcome.demotion));
+        let fields = (outcome.quota, max_hold, demotion, outcome.guaranteed);
         Ok(types::class(py, &CLASS, "Policy")?.call1(fields)?.unbind())
     }
 }

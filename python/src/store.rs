@@ -393,6 +393,10 @@ methods! {
     /// after their put (`"write-through"`), or never (`"never"`). `None` is the default of the master's
     /// settings.
     ///
+    /// `guaranteed` is how many bytes of memory other namespaces leave to this one, whatever they do. All
+    /// minimums together must fit the memory of the nodes. While there is one, puts reserve memory for each
+    /// object.
+    ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
     /// >>> store.set_policy(quota="1MiB")
@@ -403,8 +407,9 @@ methods! {
     /// 1048576
     call set_policy(;
         quota: Missing = UNGIVEN, max_hold: Missing = UNGIVEN, demotion: Missing = UNGIVEN,
+        guaranteed: Missing = UNGIVEN,
     ) {
-        SetPolicy::parse(py, &quota, &max_hold, &demotion)?
+        SetPolicy::parse(py, &quota, &max_hold, &demotion, &guaranteed)?
     }
 
     /// The limits of the namespace, as `tiffin.Policy`: those that `set_policy` has set.
@@ -414,7 +419,7 @@ methods! {
     /// >>> store.set_policy(quota="1MiB")
     /// >>> store.set_policy(max_hold=60)
     /// >>> store.policy()
-    /// Policy(quota=1048576, max_hold=60.0, demotion='on-pressure')
+    /// Policy(quota=1048576, max_hold=60.0, demotion='on-pressure', guaranteed=None)
     call policy() {
         ReadPolicy
     }

@@ -43,6 +43,7 @@ pub(crate) fn resource(lacks: Resource) -> &'static str {
         Resource::Slots => "slots",
         Resource::KeySpace => "key space",
         Resource::Contiguous => "contiguous space",
+        Resource::Share => "share",
     }
 }
 
@@ -120,6 +121,8 @@ pub(crate) fn namespace<'py>(py: Python<'py>, stat: &NamespaceStat) -> PyResult<
     samples.set_item("max_hold", stat.max_hold_ms.map(seconds))?;
     samples.set_item("samples_expired", stat.samples_expired)?;
     samples.set_item("samples_expired_size", stat.sample_bytes_expired)?;
+    samples.set_item("guaranteed", stat.guaranteed)?;
+    samples.set_item("held", stat.held)?;
     samples.set_item("demotion", demotion_word(stat.demotion))?;
     let owners = PyDict::new(py);
     for it in &stat.owners {

@@ -149,24 +149,34 @@ def test_sample_without_lease_is_dropped_after_max_hold(store):
 def test_limits_can_be_read(store):
     assert store.policy() == tiffin.Policy(quota=None, max_hold=None)
     store.set_policy(quota="1MiB", max_hold=1.5)
-    assert store.policy() == (MIB, 1.5, "on-pressure")
+    assert store.policy() == (MIB, 1.5, "on-pressure", None)
     with tiffin.connect(store.address, namespace="other") as other:
-        assert other.policy() == (None, None, "on-pressure")
+        assert other.policy() == (None, None, "on-pressure", None)
     assert store.wait_usage(at_least=0).max_hold == 1.5
 
 
 def test_only_named_limits_change(store):
     store.set_policy(quota="1MiB", demotion="never")
     store.set_policy(max_hold=60)
-    assert store.policy() == (MIB, 60.0, "never")
+    assert store.policy() == (MIB, 60.0, "never", None)
     store.set_policy(quota="2MiB")
-    assert store.policy() == (2 * MIB, 60.0, "never")
+    assert store.policy() == (2 * MIB, 60.0, "never", None)
     store.set_policy()
-    assert store.policy() == (2 * MIB, 60.0, "never")
+    assert store.policy() == (2 * MIB, 60.0, "never", None)
     store.set_policy(quota=None)
-    assert store.policy() == (None, 60.0, "never")
+    assert store.policy() == (None, 60.0, "never", None)
     store.set_policy(max_hold=None, demotion=None)
-    assert store.policy() == (None, None, "on-pressure")
+    assert store.policy() == (None, None, "on-pressure", None)
+
+
+def test_minimum_of_memory_is_left_to_its_namespace(store):
+    store.set_policy(guaranteed="1MiB")
+    assert store.policy().guaranteed == MIB
+    assert store.wait_usage(at_least=0).guaranteed == MIB
+    with pytest.raises(tiffin.Error, match="the nodes have"):
+        store.set_policy(guaranteed="1TiB")
+    store.set_policy(guaranteed=None)
+    assert store.policy().guaranteed is None
 
 
 def test_quota_of_zero_admits_nothing(store):

@@ -408,6 +408,7 @@ class Store:
         quota: int | str | None = ...,
         max_hold: float | None = ...,
         demotion: Demotion | None = ...,
+        guaranteed: int | str | None = ...,
         timeout: float | None = None,
     ) -> None: ...
     def policy(self, *, timeout: float | None = None) -> Policy: ...

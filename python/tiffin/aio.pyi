@@ -351,6 +351,7 @@ class AsyncStore:
         quota: int | str | None = ...,
         max_hold: float | None = ...,
         demotion: Demotion | None = ...,
+        guaranteed: int | str | None = ...,
         timeout: float | None = None,
     ) -> None: ...
     async def policy(self, *, timeout: float | None = None) -> Policy: ...

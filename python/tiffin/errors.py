@@ -94,8 +94,8 @@ class Full(Error):
     size: int | None = None
     #: How full all nodes are together; `None` if the namespace is full.
     usage: Usage | None = None
-    #: The missing resource: `bytes`, `slots`, `key space` or `contiguous space`; `None` if the namespace is
-    #: full.
+    #: The missing resource: `bytes`, `slots`, `key space`, `contiguous space` or `share`; `None` if the
+    #: namespace is full.
     lacks: str | None = None
 
 

@@ -115,7 +115,7 @@ class Namespace(NamedTuple):
     objects: int
     #: Their size in bytes, each object counted once.
     size: int
-    #: The bytes that it uses, with all copies and reservations. A quota limits this number.
+    #: The bytes that it uses, with all copies, reservations, and removed objects in view. A quota limits this number.
     used: int = 0
     #: The quota in bytes; `None` for no limit.
     quota: int | None = None
@@ -144,6 +144,10 @@ class Namespace(NamedTuple):
     #: since the master started.
     samples_expired: int = 0
     samples_expired_size: int = 0
+    #: The bytes of memory that other namespaces leave to it; `None` for no such minimum.
+    guaranteed: int | None = None
+    #: The part of `used` that removed objects still take, because clients view or copy them.
+    held: int = 0
 
     def __repr__(self) -> str:
         return _without_defaults(self)
@@ -158,6 +162,8 @@ class Policy(NamedTuple):
     max_hold: float | None = None
     #: When its objects are written to disks: `on-pressure`, `write-through` or `never`.
     demotion: str = "on-pressure"
+    #: The bytes of memory that other namespaces leave to it.
+    guaranteed: int | None = None
 
 
 class Losses(NamedTuple):

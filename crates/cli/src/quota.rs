@@ -26,6 +26,14 @@ pub(crate) struct Quota {
     #[arg(long, conflicts_with = "set")]
     none: bool,
 
+    /// Memory that other namespaces leave to this one: it can always be had.
+    #[arg(long, value_name = "SIZE", value_parser = config::size)]
+    guaranteed: Option<ByteSize>,
+
+    /// Remove the guaranteed minimum.
+    #[arg(long, conflicts_with = "guaranteed")]
+    no_guaranteed: bool,
+
     /// Drop samples that were not leased for this long.
     #[arg(long, value_name = "TIME", value_parser = config::duration)]
     max_hold: Option<Duration>,
@@ -84,6 +92,9 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
     if quota.set.is_some() || quota.none {
         change = change.quota(quota.set.map(|it| it.as_u64()));
     }
+    if quota.guaranteed.is_some() || quota.no_guaranteed {
+        change = change.guaranteed(quota.guaranteed.map(|it| it.as_u64()));
+    }
     if quota.max_hold.is_some() || quota.no_max_hold {
         let milliseconds = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
         change = change.max_hold_ms(quota.max_hold.map(milliseconds));
@@ -100,7 +111,9 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
             "namespace": store.namespace,
             "used": now.used,
             "reserved": now.granted,
+            "held": now.held,
             "quota": now.quota,
+            "guaranteed": now.guaranteed,
             "max_hold_ms": now.max_hold_ms,
             "demotion": Demote::from(now.demotion).to_possible_value().map(|it| it.get_name().to_owned()),
             "waiting": now.waiting,
@@ -111,7 +124,9 @@ pub(crate) async fn run(quota: Quota, context: &Context, console: &mut Console) 
         let hold = now.max_hold_ms.map(|ms| humantime::format_duration(Duration::from_millis(ms)));
         let hold =
             hold.map_or_else(String::new, |it| format!("; samples are dropped after {it} without a lease"));
-        console.text(format!("namespace `{namespace}` holds {}, {limit}{hold}", show::size(now.used)))?;
+        let guaranteed = now.guaranteed.map(|it| format!(", {} guaranteed", show::size(it)));
+        let (used, guaranteed) = (show::size(now.used), guaranteed.unwrap_or_default());
+        console.text(format!("namespace `{namespace}` holds {used}, {limit}{guaranteed}{hold}"))?;
     }
     store.close().await;
     Ok(STATUS_OK)

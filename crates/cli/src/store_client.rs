@@ -105,5 +105,6 @@ fn resource(lacks: Resource) -> &'static str {
         Resource::Slots => "slots",
         Resource::KeySpace => "key space",
         Resource::Contiguous => "contiguous space",
+        Resource::Share => "share",
     }
 }

@@ -6,8 +6,10 @@ use tiffin_types::{BATCH_ITEMS_MAX, BATCH_KEY_BYTES_MAX};
 
 use crate::Error;
 
-/// Maximum number of items per message: replies are larger than requests, and must fit as well.
-const ITEMS_MAX: usize = BATCH_ITEMS_MAX / 4;
+/// Maximum number of items per message: replies are larger than requests, and must fit as well. And the master
+/// serves others between two messages.
+const ITEMS_MAX: usize = 1 << 12;
+const _: () = assert!(ITEMS_MAX <= BATCH_ITEMS_MAX / 4);
 
 /// Splits a list of items with these keys into ranges that fit.
 pub(crate) fn pieces<'a, K>(keys: impl IntoIterator<Item = &'a K>) -> Vec<Range<usize>>

@@ -469,6 +469,7 @@ fn describe_full(key: &Key, len: u64, usage: &Usage, lacks: Resource, never: boo
         Resource::Slots => "; a slot for its record is missing",
         Resource::KeySpace => "; space for its key is missing",
         Resource::Contiguous => "; free memory is too fragmented",
+        Resource::Share => "; this client holds its share in reservations",
     };
     let records =
         if *metadata > 0 { format!(", {} for records and keys", Size(*metadata)) } else { String::new() };

@@ -205,7 +205,7 @@ impl Node {
         }
         for slot_ref in slot_refs {
             if self.slots.keeps(slot_ref) {
-                self.clients.begin_view(client, slot_ref);
+                self.clients.begin_view(client, slot_ref, self.slots.space(slot_ref));
                 self.slots.begin_use(slot_ref);
             }
         }

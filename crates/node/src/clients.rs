@@ -7,9 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_types::{
-    ClientId, ConnId, SlotRef, VIEWERS_MAX,
+    ClientId, ConnId, SlotRef, VIEWERS_MAX, is_within_share,
     message::{Viewer, Views},
 };
+
+/// The maximum number of objects that one client views at a node.
+const VIEWS_PER_CLIENT_MAX: usize = 1 << 18;
 
 /// One client, as the node sees it.
 #[derive(Debug, Default)]
@@ -22,6 +25,8 @@ struct Client {
     mapped: bool,
     reservations: BTreeSet<SlotRef>,
     views: BTreeMap<SlotRef, u32>,
+    /// The memory of these objects.
+    viewed_bytes: u64,
 }
 
 impl Client {
@@ -37,6 +42,9 @@ pub(super) struct Clients {
     by_conn: BTreeMap<ConnId, (ClientId, String)>,
     /// The viewers of each object, each once however many views it has.
     by_view: BTreeSet<(SlotRef, ClientId)>,
+    /// The memory of each viewed object, and of all of them.
+    spaces: BTreeMap<SlotRef, u64>,
+    viewed_bytes: u64,
     /// Clients that map the memory since an earlier process of the node, and have not listed their views.
     unlisted: BTreeSet<ClientId>,
 }
@@ -146,9 +154,42 @@ impl Clients {
         reservations.into_iter().flatten().filter(|slot_ref| known.binary_search(slot_ref).is_err()).collect()
     }
 
-    pub(super) fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef) {
-        *self.clients.entry(client).or_default().views.entry(slot_ref).or_default() += 1;
-        self.by_view.insert((slot_ref, client));
+    /// Whether a client may view an object of `space` bytes, where `capacity` bytes are not reserved. A further
+    /// view of the same object, and the first view of a client, are always allowed.
+    pub(super) fn may_view(
+        &self,
+        client: ClientId,
+        slot_ref: SlotRef,
+        (space, capacity): (u64, u64),
+    ) -> bool {
+        let Some(it) = self.clients.get(&client) else { return true };
+        if it.views.contains_key(&slot_ref) {
+            return true;
+        }
+        let is_new = !self.spaces.contains_key(&slot_ref);
+        let all = self.viewed_bytes.saturating_add(if is_new { space } else { 0 });
+        it.views.len() < VIEWS_PER_CLIENT_MAX && is_within_share(it.viewed_bytes, space, all, capacity)
+    }
+
+    pub(super) fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef, space: u64) {
+        if self.spaces.insert(slot_ref, space).is_none() {
+            self.viewed_bytes += space;
+        }
+        let viewer = self.clients.entry(client).or_default();
+        let count = viewer.views.entry(slot_ref).or_default();
+        *count += 1;
+        if *count == 1 {
+            viewer.viewed_bytes += space;
+            self.by_view.insert((slot_ref, client));
+        }
+    }
+
+    /// The client has no view of the object any more.
+    fn unview(&mut self, client: ClientId, slot_ref: SlotRef) {
+        self.by_view.remove(&(slot_ref, client));
+        if self.viewers(slot_ref).next().is_none() {
+            self.viewed_bytes -= self.spaces.remove(&slot_ref).unwrap_or(0);
+        }
     }
 
     /// Ends one view, and returns whether there was one.
@@ -158,7 +199,8 @@ impl Clients {
         *count -= 1;
         if *count == 0 {
             it.views.remove(&slot_ref);
-            self.by_view.remove(&(slot_ref, client));
+            it.viewed_bytes -= self.spaces.get(&slot_ref).copied().unwrap_or(0);
+            self.unview(client, slot_ref);
         }
         true
     }
@@ -215,7 +257,8 @@ impl Clients {
         let Some(it) = self.clients.get_mut(&client) else { return ClientHoldings::default() };
         let reservations = std::mem::take(&mut it.reservations).into_iter().collect();
         let views = std::mem::take(&mut it.views);
-        views.keys().for_each(|slot_ref| _ = self.by_view.remove(&(*slot_ref, client)));
+        it.viewed_bytes = 0;
+        views.keys().for_each(|slot_ref| self.unview(client, *slot_ref));
         let views =
             views.into_iter().flat_map(|(slot_ref, count)| (0..count).map(move |_| slot_ref)).collect();
         if self.unreachable(client) {
@@ -237,14 +280,29 @@ mod tests {
     use super::*;
 
     const WHO: ClientId = ClientId(1);
+    const SPACE: u64 = 64;
     const SLOT_REF: SlotRef = SlotRef { slot: SlotId(3), stamp: Stamp(9) };
 
     #[test]
     fn view_ends_once() {
         let mut clients = Clients::default();
-        clients.begin_view(WHO, SLOT_REF);
+        clients.begin_view(WHO, SLOT_REF, SPACE);
         assert!(clients.end_view(WHO, SLOT_REF));
         assert!(!clients.end_view(WHO, SLOT_REF));
+    }
+
+    #[test]
+    fn number_of_views_of_a_client_is_limited() {
+        let mut clients = Clients::default();
+        let slot_ref = |slot| SlotRef { slot: SlotId(slot), stamp: Stamp(9) };
+        let size = (0, 1 << 30);
+        for slot in 0..VIEWS_PER_CLIENT_MAX as u32 {
+            assert!(clients.may_view(WHO, slot_ref(slot), size));
+            clients.begin_view(WHO, slot_ref(slot), 0);
+        }
+        let next = slot_ref(VIEWS_PER_CLIENT_MAX as u32);
+        assert!(!clients.may_view(WHO, next, size) && clients.may_view(WHO, slot_ref(0), size));
+        assert!(clients.may_view(ClientId(2), next, size));
     }
 
     #[test]
@@ -252,8 +310,8 @@ mod tests {
         let mut clients = Clients::default();
         let extra = 3;
         for client in 0..(VIEWERS_MAX + extra) as u64 {
-            clients.begin_view(ClientId(client), SLOT_REF);
-            clients.begin_view(ClientId(client), SLOT_REF);
+            clients.begin_view(ClientId(client), SLOT_REF, SPACE);
+            clients.begin_view(ClientId(client), SLOT_REF, SPACE);
         }
         let views = clients.views(SLOT_REF);
         let named: Vec<_> = (0..VIEWERS_MAX as u64).map(ClientId).collect();
@@ -269,9 +327,9 @@ mod tests {
     fn viewer_with_most_memory_is_named_first() {
         let mut clients = Clients::default();
         let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
-        clients.begin_view(WHO, SLOT_REF);
-        clients.begin_view(ClientId(2), SLOT_REF);
-        clients.begin_view(ClientId(2), other);
+        clients.begin_view(WHO, SLOT_REF, SPACE);
+        clients.begin_view(ClientId(2), SLOT_REF, SPACE);
+        clients.begin_view(ClientId(2), other, 2 * SPACE);
         let viewer = |client, objects, bytes| Viewer { client: ClientId(client), objects, bytes };
         let held = || [(SLOT_REF, 64), (other, 128)].into_iter();
         assert_eq!(clients.viewers_of(held()), [viewer(2, 2, 192), viewer(1, 1, 64)]);
@@ -317,7 +375,7 @@ mod tests {
         let other = SlotRef { slot: SlotId(4), stamp: Stamp(10) };
         [SLOT_REF, SLOT_REF, SLOT_REF, other]
             .into_iter()
-            .for_each(|slot_ref| clients.begin_view(WHO, slot_ref));
+            .for_each(|slot_ref| clients.begin_view(WHO, slot_ref, SPACE));
         assert_eq!(clients.views_except(WHO, vec![SLOT_REF, other, other]), [SLOT_REF, SLOT_REF]);
         assert_eq!(clients.views_except(WHO, Vec::new()), [SLOT_REF, SLOT_REF, SLOT_REF, other]);
         assert_eq!(clients.views_except(ClientId(2), Vec::new()), []);
@@ -327,8 +385,8 @@ mod tests {
     fn holdings_are_returned_once() {
         let mut clients = Clients::default();
         clients.reserved(WHO, SLOT_REF);
-        clients.begin_view(WHO, SLOT_REF);
-        clients.begin_view(WHO, SLOT_REF);
+        clients.begin_view(WHO, SLOT_REF, SPACE);
+        clients.begin_view(WHO, SLOT_REF, SPACE);
         assert_eq!(
             clients.release_all(WHO),
             ClientHoldings { reservations: vec![SLOT_REF], views: vec![SLOT_REF, SLOT_REF] }

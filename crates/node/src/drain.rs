@@ -30,7 +30,8 @@ impl Node {
         let drains = self.leaves || self.drain_job.is_some();
         self.slots.set_drains(drains);
         if self.link.is_member() {
-            let told = Released { slot_refs: Vec::new(), usage: self.slots.usage() };
+            let told =
+                Released { usage: self.slots.usage(), held: self.slots.held_by(), ..Released::default() };
             self.link.tell_of_ends(told, &mut self.effects);
         }
         let offers = self.slots.offers();

@@ -269,6 +269,8 @@ pub struct Node {
     /// The node leaves soon.
     leaves: bool,
     drain_job: Option<DrainJob>,
+    /// Views that were not begun, because their client had its share.
+    views_refused: u64,
     effects: VecDeque<Effect>,
 }
 
@@ -287,6 +289,7 @@ impl Node {
             hides_claimed: false,
             leaves: false,
             drain_job: None,
+            views_refused: 0,
             effects: VecDeque::new(),
         }
     }
@@ -357,10 +360,12 @@ impl Node {
     /// Informs the master at once of memory that was freed without it: puts may be waiting for it.
     fn report_space(&mut self, freed_before: u64, is_answered: bool) {
         let grew = freed_before < self.slots.freed() && !is_answered;
-        if (grew || !self.released.is_empty()) && self.link.is_member() {
+        // What is held is charged to its namespace, so that the next put there finds it.
+        let is_held = self.slots.take_held_change();
+        if (grew || is_held || !self.released.is_empty()) && self.link.is_member() {
             let slot_refs = std::mem::take(&mut self.released);
-            let usage = self.slots.usage();
-            self.link.tell_of_ends(Released { slot_refs, usage }, &mut self.effects);
+            let (usage, held) = (self.slots.usage(), self.slots.held_by());
+            self.link.tell_of_ends(Released { slot_refs, usage, held }, &mut self.effects);
         }
     }
 
@@ -545,12 +550,23 @@ impl Node {
         // A view concerns mapped memory; a client that copies through a socket needs none. The client has
         // the location from the master, which may have published the object before this node received the
         // settle.
-        let begins = self.clients.maps(client) && self.slots.state(slot_ref).is_some();
+        let is_there = self.clients.maps(client) && self.slots.state(slot_ref).is_some();
+        let begins = is_there && self.may_view(client, slot_ref);
         if begins {
-            self.clients.begin_view(client, slot_ref);
+            self.clients.begin_view(client, slot_ref, self.slots.space(slot_ref));
             self.slots.begin_use(slot_ref);
         }
         begins
+    }
+
+    /// Whether a client may keep this memory in use. A client beyond its share copies the object instead.
+    fn may_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
+        let (space, usage) = (self.slots.space(slot_ref), self.slots.usage());
+        let capacity = self.slots.capacity().saturating_sub(usage.granted);
+        let may = self.clients.may_view(client, slot_ref, (space, capacity))
+            || sabotaged!(self.config.sabotage, ViewEverything);
+        self.views_refused += u64::from(!may);
+        may
     }
 
     fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) {
@@ -648,12 +664,12 @@ impl Node {
     /// Reserves or offers memory for the remaining items, and replies. If something is missing, it recalls
     /// offers first and continues after that.
     fn allocate(&mut self, mut allocating: Allocating) {
-        let Allocate { client, offered, .. } = allocating.allocate;
+        let Allocate { client, offered, keep, .. } = allocating.allocate;
         let state = if offered { SlotState::Offered(client) } else { SlotState::Reserved(client) };
         while let Some(&item) = allocating.allocate.items.get(allocating.items.len()) {
             let used: usize = allocating.items.iter().flatten().map(|it| it.extents.len()).sum();
             let left = ANSWER_EXTENTS_MAX.saturating_sub(used);
-            let reservation = self.slots.reserve(state, item, left, &mut self.effects);
+            let reservation = self.slots.reserve(state, item, (left, keep), &mut self.effects);
             match &reservation {
                 Ok(it) => self.clients.reserved(client, it.location.slot_ref()),
                 Err(_) if offered || sabotaged!(self.config.sabotage, NeverRecall) => (),

@@ -19,7 +19,7 @@ use tiffin_types::{
 use super::{Effect, Node, fetch::Fetches, slots::SlotState};
 
 /// Objects per announcement, so that a large node neither sends a huge frame nor stalls the master.
-const ANNOUNCE_ITEMS_MAX: usize = 8192;
+const ANNOUNCE_ITEMS_MAX: usize = 1024;
 
 /// A commit that waits for the master.
 #[derive(Debug)]
@@ -164,7 +164,13 @@ impl Node {
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
             let viewers = self.clients.viewers_of(self.slots.retired());
-            let beat = Heartbeat { usage: self.slots.usage(), viewers, measured: Vec::new() };
+            let beat = Heartbeat {
+                usage: self.slots.usage(),
+                viewers,
+                measured: Vec::new(),
+                held: self.slots.held_by(),
+                views_refused: self.views_refused,
+            };
             self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
             self.present_unasked();
         }

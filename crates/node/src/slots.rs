@@ -20,9 +20,10 @@ mod expiry;
 use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{
-    ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
+    ClientId, EXTENT_ALIGN, Extent, Generation, HELD_NAMESPACES_MAX, Key, Location, Reservation, SlotId,
+    SlotRef, Stamp,
     attributes::Attributes,
-    message::{AllocateItem, Record, Resource, Shortage, Usage},
+    message::{AllocateItem, HeldBy, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
     space_for,
 };
@@ -145,6 +146,8 @@ struct Allocation {
 struct Retired {
     extents: Vec<Extent>,
     heap: [Extent; 2],
+    /// The namespace that pays for it; `None` if the object never had a name.
+    namespace: Option<Box<str>>,
 }
 
 /// The table. Effects are pushed in the order in which memory must change.
@@ -156,6 +159,9 @@ pub(super) struct Slots {
     metadata: Metadata,
     use_counts: BTreeMap<SlotRef, u32>,
     retired: BTreeMap<SlotRef, Retired>,
+    /// The memory of `retired` by namespace, and whether it has changed since it was last reported.
+    held_by: BTreeMap<Box<str>, u64>,
+    held_has_changed: bool,
     next_stamp: u64,
     stamp_high_water: u64,
     /// Slots that are offered, the oldest first.
@@ -182,6 +188,8 @@ impl Slots {
             metadata: Metadata::new(&config),
             use_counts: BTreeMap::new(),
             retired: BTreeMap::new(),
+            held_by: BTreeMap::new(),
+            held_has_changed: false,
             next_stamp: 1,
             stamp_high_water: 1,
             offers: BTreeMap::new(),
@@ -227,9 +235,9 @@ impl Slots {
         }
         let allocation = space_of(&record.extents);
         let Some(state) = state else {
-            self.held += allocation;
             let slot_ref = SlotRef { slot: at, stamp: record.stamp };
-            self.retired.insert(slot_ref, Retired { extents: record.extents.clone(), heap });
+            let namespace = identity.map(|it| it.namespace.into_boxed_str());
+            self.hold(slot_ref, Retired { extents: record.extents.clone(), heap, namespace });
             // It may have died between the record and the stamp.
             effects.push_back(Effect::Park { slot: at });
             return true;
@@ -293,6 +301,11 @@ impl Slots {
         self.get(slot_ref).is_some() || self.retired.contains_key(&slot_ref)
     }
 
+    /// Bytes for objects, also of a node that takes no new ones.
+    pub(super) fn capacity(&self) -> u64 {
+        self.space.capacity()
+    }
+
     pub(super) fn usage(&self) -> Usage {
         Usage {
             // The master requests no more than a node's capacity.
@@ -338,18 +351,22 @@ impl Slots {
         self.space.free() + self.metadata.reclaimable() + self.offered
     }
 
-    /// Reserves or offers space for one replica, in at most `pieces_max` extents. Fails with what is
-    /// missing.
+    /// Reserves or offers space for one replica, in at most `pieces_max` extents, and leaves `keep` bytes
+    /// free. Fails with what is missing.
     pub(super) fn reserve(
         &mut self,
         state: SlotState,
         item: AllocateItem,
-        pieces_max: usize,
+        (pieces_max, keep): (usize, u64),
         effects: &mut VecDeque<Effect>,
     ) -> Result<Reservation, Shortage> {
         if self.drains {
             let bytes = space_for(item.len).unwrap_or(u64::MAX);
             return Err(Shortage { resource: Resource::Bytes, amount: bytes, bytes, never: true });
+        }
+        let wanted = space_for(item.len).unwrap_or(u64::MAX).saturating_add(keep);
+        if keep > 0 && wanted > self.free() {
+            return Err(self.short_of(Resource::Bytes, wanted - self.free(), item));
         }
         let mut allocation = self.allocate(item, pieces_max, effects);
         if allocation.is_err() && self.metadata.reclaimable() > 0 {
@@ -428,7 +445,7 @@ impl Slots {
         let bytes = match resource {
             Resource::Slots => self.metadata.growth_bytes(1),
             Resource::KeySpace => self.metadata.growth_bytes(amount),
-            Resource::Bytes | Resource::Contiguous => amount,
+            Resource::Bytes | Resource::Contiguous | Resource::Share => amount,
         };
         let never = !self.metadata.fits_alone(&item, self.space.capacity());
         Shortage { resource, amount, bytes, never }
@@ -608,6 +625,29 @@ impl Slots {
         AttributesSet::Written
     }
 
+    /// The memory of retired objects by namespace, most first, and as many as a report names.
+    pub(super) fn held_by(&self) -> Vec<HeldBy> {
+        let held = |(namespace, bytes): (&Box<str>, &u64)| HeldBy {
+            namespace: namespace.to_string(),
+            bytes: *bytes,
+        };
+        let mut all: Vec<_> = self.held_by.iter().map(held).collect();
+        all.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        all.truncate(HELD_NAMESPACES_MAX);
+        all
+    }
+
+    /// Whether that has changed since this was last asked.
+    pub(super) fn take_held_change(&mut self) -> bool {
+        std::mem::take(&mut self.held_has_changed)
+    }
+
+    /// The memory of a use that stands or is retired.
+    pub(super) fn space(&self, slot_ref: SlotRef) -> u64 {
+        let of_retired = || self.retired.get(&slot_ref).map(|it| &it.extents);
+        self.get(slot_ref).map(|it| &it.extents).or_else(of_retired).map_or(0, |it| space_of(it))
+    }
+
     /// Number of views, sends and stores of this use of the slot.
     pub(super) fn use_count(&self, slot_ref: SlotRef) -> u64 {
         self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count))
@@ -640,10 +680,10 @@ impl Slots {
             }
             SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= allocation,
         }
-        let memory = Retired { extents: slot.extents, heap: [slot.heap, slot.attributes] };
+        let namespace = slot.identity.map(|it| it.namespace.into_boxed_str());
+        let memory = Retired { extents: slot.extents, heap: [slot.heap, slot.attributes], namespace };
         if stays {
-            self.held += allocation;
-            self.retired.insert(slot_ref, memory);
+            self.hold(slot_ref, memory);
         } else {
             self.free_memory(slot_ref.slot, &memory, effects);
         }
@@ -718,10 +758,31 @@ impl Slots {
         is_held || slot_ref.stamp.0 < self.unlisted_below
     }
 
+    /// Keeps the memory of a retired use.
+    fn hold(&mut self, slot_ref: SlotRef, memory: Retired) {
+        let space = space_of(&memory.extents);
+        self.held += space;
+        if let Some(namespace) = &memory.namespace {
+            *self.held_by.entry(namespace.clone()).or_default() += space;
+            self.held_has_changed = true;
+        }
+        self.retired.insert(slot_ref, memory);
+    }
+
     /// Frees the memory of a retired use.
     fn reclaim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
         let Some(memory) = self.retired.remove(&slot_ref) else { return };
-        self.held -= space_of(&memory.extents);
+        let space = space_of(&memory.extents);
+        self.held -= space;
+        if let Some(namespace) = &memory.namespace
+            && let Some(held) = self.held_by.get_mut(namespace)
+        {
+            *held -= space;
+            self.held_has_changed = true;
+            if *held == 0 {
+                self.held_by.remove(namespace);
+            }
+        }
         effects.push_back(Effect::Reclaim { slot: slot_ref.slot });
         self.free_memory(slot_ref.slot, &memory, effects);
     }

@@ -121,6 +121,7 @@ impl Bench {
             client: WRITER,
             items: vec![AllocateItem { len, name_len: 20, attributes_len: 0 }],
             offered: false,
+            keep: 0,
         };
         match self.master(MasterToMember::Allocate(allocate)) {
             Reply::Allocated(mut allocated) => allocated.items.remove(0),
@@ -220,6 +221,7 @@ fn stamp_mark_is_ahead_of_every_stamp() {
         client: WRITER,
         items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
+        keep: 0,
     };
     node.handle(Event::MasterRequest(RequestId(1), MasterToMember::Allocate(allocate)));
     let mark = node.effects.iter().position(|it| matches!(it, Effect::StampHighWater(2..)));
@@ -337,6 +339,53 @@ fn view_keeps_memory_and_needs_a_valid_stamp() {
     assert_eq!(bench.free(), 8);
 }
 
+/// How many of 32 objects, which fill the memory, one client can view, and then another one.
+fn viewed_by_two(sabotage: Sabotage) -> (usize, usize) {
+    let mut bench = Bench::with_slots(32, 32);
+    bench.node.config.sabotage = sabotage;
+    let other = (ConnId(2), ClientId(8));
+    bench.handle(Event::Opened { conn: other.0, client: other.1, namespace: "default".into() });
+    [WRITER, other.1].into_iter().for_each(|client| bench.handle(Event::Mapped(client)));
+    let slot_refs: Vec<_> = (0..32).map(|_| bench.put(UNIT).slot_ref()).collect();
+    let mut view = |conn, slot_refs: &[SlotRef]| {
+        let request = ClientToNode::BeginViews(slot_refs.to_vec());
+        bench.handle(Event::Request { conn, id: RequestId(77), request });
+        match bench.reply_to(RequestId(77)) {
+            Some(Reply::ViewsBegun(begun)) => begun.into_iter().filter(|it| *it).count(),
+            reply => panic!("{reply:?}"),
+        }
+    };
+    let first = view(CONN, &slot_refs);
+    assert_eq!(view(CONN, &slot_refs[..1]), 1, "one more view of the same object takes nothing");
+    let others: Vec<_> = slot_refs.iter().rev().copied().collect();
+    (first, view(other.0, &others))
+}
+
+#[test]
+fn views_of_one_client_leave_memory_to_others() {
+    // The second one takes one of two units that are not in view, and may view fifteen times the other.
+    assert_eq!(viewed_by_two(Sabotage::None), (30, 15));
+}
+
+#[test]
+fn held_memory_is_reported_by_namespace_at_once() {
+    let mut bench = Bench::new();
+    bench.handle(Event::Mapped(WRITER));
+    let location = bench.put(UNIT);
+    bench.client(ClientToNode::BeginViews(vec![location.slot_ref()]));
+    let held = |bench: &Bench| {
+        let told = bench.effects.iter().find_map(|it| match it {
+            Effect::AskMaster(_, MemberToMaster::Released(released)) => Some(released.held.clone()),
+            _ => None,
+        });
+        told.unwrap().into_iter().map(|it| (it.namespace, it.bytes)).collect::<Vec<_>>()
+    };
+    bench.retire(location);
+    assert_eq!(held(&bench), [("default".to_owned(), UNIT)]);
+    bench.client(ClientToNode::EndViews(vec![location.slot_ref()]));
+    assert_eq!(held(&bench), []);
+}
+
 #[test]
 fn mapped_writer_keeps_its_memory_until_proven_dead() {
     let mut bench = Bench::new();
@@ -385,6 +434,7 @@ fn unconnected_client_ends_by_the_masters_message() {
         client: ClientId(8),
         items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
+        keep: 0,
     };
     bench.master(MasterToMember::Allocate(allocate));
     assert_eq!(bench.free(), 7);
@@ -572,6 +622,7 @@ fn missing_memory_slots_or_heap_is_a_reply() {
         client: WRITER,
         items: vec![AllocateItem { len: 1, name_len: 2000, attributes_len: 0 }],
         offered: false,
+        keep: 0,
     };
     let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
     assert_eq!(allocated.items, [None]);
@@ -655,7 +706,7 @@ fn settled_reservation_commits_and_stale_is_reported() {
 fn reservation_that_cannot_be_committed_ends_with_its_master() {
     let mut bench = Bench::new();
     let items = vec![AllocateItem { len: 10, name_len: 20, attributes_len: 0 }];
-    let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false };
+    let allocate = Allocate { client: ClientId::PROMOTER, items, ..Allocate::default() };
     let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
     let slot_ref = allocated.items[0].as_ref().unwrap().location.slot_ref();
     let attributes = Attributes { pins: vec!["set since".into()], ..Attributes::default() };
@@ -739,7 +790,8 @@ fn replaced_connection_is_closed_and_ignored() {
 #[test]
 #[cfg(feature = "sabotage")]
 fn node_that_hears_a_replaced_connection_is_noticed() {
-    assert_eq!(Sabotage::OF_NODES, [Sabotage::NodeHearsOldConnections]);
+    assert_eq!(Sabotage::OF_NODES, [Sabotage::NodeHearsOldConnections, Sabotage::ViewEverything]);
+    assert_eq!(viewed_by_two(Sabotage::ViewEverything), (32, 32));
     let mut bench = Bench::new();
     bench.node.config.sabotage = Sabotage::NodeHearsOldConnections;
     let location = bench.reserve(10).unwrap().location;

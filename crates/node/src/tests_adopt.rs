@@ -195,11 +195,15 @@ fn unclaimed_offers_are_recalled_and_claimed_ones_stay() {
     let mut bench = Bench::new();
     bench.handle(Event::Mapped(WRITER));
     let items = vec![AllocateItem { len: UNIT, name_len: 20, attributes_len: 0 }; 2];
-    let offers =
-        match bench.master(MasterToMember::Allocate(Allocate { client: WRITER, items, offered: true })) {
-            Reply::Allocated(it) => it.items.into_iter().flatten().map(|it| it.location).collect::<Vec<_>>(),
-            other => panic!("{other:?}"),
-        };
+    let offers = match bench.master(MasterToMember::Allocate(Allocate {
+        client: WRITER,
+        items,
+        offered: true,
+        keep: 0,
+    })) {
+        Reply::Allocated(it) => it.items.into_iter().flatten().map(|it| it.location).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
     bench.claimed.insert(offers[0].slot_ref());
     bench.restart(&[WRITER]);
     bench.rejoin(Registered::default());

@@ -15,7 +15,7 @@ const OTHER: ClientId = ClientId(8);
 impl Bench {
     fn allocate(&mut self, client: ClientId, lens: &[u64], offered: bool) -> Vec<Option<Reservation>> {
         let items = lens.iter().map(|&len| AllocateItem { len, name_len: 20, attributes_len: 0 }).collect();
-        match self.master(MasterToMember::Allocate(Allocate { client, items, offered })) {
+        match self.master(MasterToMember::Allocate(Allocate { client, items, offered, keep: 0 })) {
             Reply::Allocated(allocated) => {
                 assert_eq!(allocated.usage, self.node.usage());
                 allocated.items
@@ -104,8 +104,9 @@ fn missing_slots_and_names_recall_offers_too() {
     let mut bench = Bench::new();
     // The heap of 1024 bytes has space for two such names.
     let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
-    let allocate =
-        |client, offered| MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered });
+    let allocate = |client, offered| {
+        MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered, keep: 0 })
+    };
     bench.master(allocate(WRITER, true));
     let Reply::Allocated(allocated) = bench.master(allocate(OTHER, false)) else { panic!() };
     assert!(allocated.items.iter().all(Option::is_some), "{allocated:?}");
@@ -122,8 +123,12 @@ fn missing_space_for_attributes_recalls_offers() {
         let object = bench.put(UNIT).slot_ref();
         // Two such names leave less of the heap of 1024 bytes than the pin needs.
         let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
-        let offer =
-            MasterToMember::Allocate(Allocate { client: WRITER, items: vec![item; 2], offered: true });
+        let offer = MasterToMember::Allocate(Allocate {
+            client: WRITER,
+            items: vec![item; 2],
+            offered: true,
+            keep: 0,
+        });
         let Reply::Allocated(offers) = bench.master(offer) else { panic!() };
         let offers: Vec<_> = offers.items.iter().flatten().map(|it| it.location.slot_ref()).collect();
         assert_eq!(offers.len(), 2);

@@ -10,13 +10,13 @@ use tiffin_types::message::{
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
     DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Evicted,
     Evictions, Exists, Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
-    Heartbeat, Held, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List, ListItem,
-    Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream, OwnerStat,
-    Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence, PromoteItem,
-    Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal, Register, Registered,
-    Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve, ResolveOutcome,
-    Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store, StreamEnd, StreamLimits,
-    StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    Heartbeat, Held, HeldBy, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List,
+    ListItem, Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
+    OwnerStat, Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence,
+    PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal, Register,
+    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
+    ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store, StreamEnd,
+    StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -38,7 +38,7 @@ choices! {
         else Invalid
     }
     // The node lacks something that this side does not know.
-    Resource { Bytes = 0, Slots = 1, KeySpace = 2, Contiguous = 3; else Bytes }
+    Resource { Bytes = 0, Slots = 1, KeySpace = 2, Contiguous = 3, Share = 4; else Bytes }
     CopyWait { Nothing = 0, Node = 1, Memory = 2, Quota = 3, Source = 4, Turn = 5; else Turn }
     Presence { Absent = 0, Here = 1, Unavailable = 2 }
     Demotion { OnPressure = 0, WriteThrough = 1, Never = 2 }
@@ -129,14 +129,15 @@ message! {
         1 => name, 2 => objects, 3 => bytes, 4 => used, 5 => granted, 6 => quota, 7 => samples,
         8 => samples_leased, 9 => sample_age_ms, 10 => waiting, 11 => sample_bytes, 12 => sample_bytes_leased,
         13 => leased_age_ms, 14 => max_hold_ms, 15 => owners, 16 => holders, 17 => demotion,
-        18 => samples_expired, 19 => sample_bytes_expired,
+        18 => samples_expired, 19 => sample_bytes_expired, 20 => held, 21 => guaranteed,
     }
     OwnerStat { 1 => owner, 2 => objects, 3 => bytes }
     Holder { 1 => held, 2 => who, 3 => objects, 4 => bytes }
     AdmitCluster { 1 => cluster }
     ForgetNode { 1 => name }
     Forgotten { 1 => members, 2 => objects }
-    Heartbeat { 1 => usage, 2 => viewers, 3 => measured }
+    Heartbeat { 1 => usage, 2 => viewers, 3 => measured, 4 => held, 5 => views_refused }
+    HeldBy { 1 => namespace, 2 => bytes }
     Ping { 1 => measured }
     Measured { 1 => operation, 2 => path, 3 => counts, 4 => sum_us, 5 => bytes }
     Viewer { 1 => client, 2 => objects, 3 => bytes }
@@ -151,7 +152,7 @@ message! {
     Expiry { 1 => ttl_ms, 2 => ends_ms }
     SampleAttributes { 1 => consumption, 2 => acked, 3 => stream, 4 => elsewhere }
     AttributesItem { 1 => slot_ref, 2 => attributes }
-    Released { 1 => slot_refs, 2 => usage }
+    Released { 1 => slot_refs, 2 => usage, 3 => held }
 
     Commit { 1 => items, 2 => wait_ms }
     Store { 1 => commit, 2 => bytes }
@@ -161,7 +162,7 @@ message! {
     Decide { 1 => items, 2 => wait_ms }
     Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
-    Allocate { 1 => client, 2 => items, 3 => offered }
+    Allocate { 1 => client, 2 => items, 3 => offered, 4 => keep }
     AllocateItem { 1 => len, 2 => name_len, 3 => attributes_len }
     Allocated { 1 => items, 2 => usage, 3 => short }
     Settle { 1 => commit, 2 => abort, 3 => retire }
@@ -178,6 +179,7 @@ message! {
     DropPins { 1 => owner, 2 => wait_ms }
     PolicyChange {
         1 => quota, 2 => max_hold_ms, 3 => demotion, 4 => keep_quota, 5 => keep_max_hold, 6 => keep_demotion,
+        7 => guaranteed, 8 => keep_guaranteed,
     }
     Await { 1 => at_most, 2 => at_least, 3 => wait_ms }
     Here {
@@ -219,7 +221,7 @@ message! {
     Saved { 1 => epoch, 2 => members, 3 => policies, 4 => forgotten, 5 => clusters }
     SavedMember { 1 => segment, 2 => name, 3 => host, 4 => beside, 5 => tcp, 6 => owed, 7 => outlives }
     SavedPolicy { 1 => namespace, 2 => policy }
-    Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion }
+    Policy { 1 => quota, 2 => max_hold_ms, 3 => demotion, 4 => guaranteed }
 }
 
 oneof! {

@@ -109,7 +109,8 @@ mod tests {
             outlives: segment % 3 == 0,
             owed: vec![7; 24],
         };
-        let policy = Policy { quota: Some(7), max_hold_ms: None, demotion: Some(Demotion::Never) };
+        let demotion = Some(Demotion::Never);
+        let policy = Policy { quota: Some(7), max_hold_ms: None, demotion, guaranteed: Some(5) };
         let policy = |index| SavedPolicy { namespace: format!("n{index}"), policy: policy.clone() };
         Saved {
             epoch: 41,

@@ -31,6 +31,7 @@ mod reply_path;
 pub mod supervise;
 mod tenants;
 mod traced;
+mod turnstile;
 pub mod up;
 mod watch;
 pub mod why;

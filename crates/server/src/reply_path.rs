@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::access::Holder;
 use crate::listen::forbidden;
+use crate::turnstile::{self, Turn, Turnstile};
 
 /// The time limit for sending a refusal to a lane.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
@@ -92,25 +93,30 @@ pub(crate) fn add_lane<'a>(
 }
 
 /// Serves a lane of a client until it ends. `serve` receives the requests, which count as sent on the
-/// client's first connection.
+/// client's first connection, when it is their turn.
 pub(crate) async fn serve_lane(
     greeting: Greeting,
     welcome: Welcome,
     client: Result<ConnId, Refusal>,
     holder: &Holder,
-    serve: impl Fn((ConnId, RequestId), Request, Option<TraceContext>, &Outbox),
+    turnstile: &Turnstile,
+    serve: impl Fn((ConnId, RequestId), Request, Option<TraceContext>, &Outbox, Turn<'_>),
 ) {
     let conn = match client {
         Ok(conn) => conn,
         Err(refusal) => return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await,
     };
     let lane = greeting.hello.lane;
+    let who = (turnstile::group(&greeting.hello.namespace), greeting.hello.client.0);
     let (outbox, mut inbox) = greeting.welcome(welcome);
     while let Some(message) = inbox.next().await {
         match message {
             Incoming::Request(id, request) if id.lane() == lane => {
                 match access::permits(holder.credential(), &request) {
-                    Ok(()) => serve((conn, id), request, inbox.trace(), &outbox),
+                    Ok(()) => {
+                        let turn = turnstile.enter(who, turnstile::cost(&request)).await;
+                        serve((conn, id), request, inbox.trace(), &outbox, turn);
+                    }
                     Err(denial) => outbox.reply(id, &Reply::Refused(forbidden(denial))),
                 }
             }

@@ -157,6 +157,8 @@ points! {
     PutLacksKeySpace,
     /// A put finds free memory in too many pieces.
     PutLacksContiguous,
+    /// A put finds that its client has its share.
+    PutLacksShare,
     /// A put finds no node.
     PutNoNode,
     /// A node takes bytes of the data segment for records or names.
@@ -165,6 +167,8 @@ points! {
     Restored,
     /// Such bytes cannot be given back, because there is no memory for them.
     NotRestored,
+    /// A promise was checked: memory that is guaranteed to a namespace is not used by another one.
+    CheckedGuaranteed,
     /// A promise was checked: `Full` is answered only when nothing is left to evict.
     CheckedFull,
     /// An object is written to a disk.

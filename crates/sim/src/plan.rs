@@ -96,6 +96,9 @@ pub(crate) struct Plan {
     /// Percentage of puts with a TTL, and the longest one.
     pub(crate) ttl_percent: u64,
     pub(crate) ttl_ms_max: u64,
+    /// Percentage of all memory that is guaranteed to the second namespace; zero for no such minimum. Then half
+    /// of the clients are in each namespace, and those of the first take what they can.
+    pub(crate) guaranteed_percent: u64,
     /// There are two masters with a common store. Clients only put, get and delete a few names.
     pub(crate) has_standby: bool,
     /// How long a leader of several goes on without a confirmation.
@@ -244,6 +247,23 @@ impl Plan {
         if rng.percent(12) {
             (self.has_foreigner, self.state_loss_percent) = (true, 0);
         }
+    }
+
+    /// In some worlds the clients of two namespaces are hostile to each other, and one namespace has a guaranteed
+    /// minimum. It is in the master's state folder, which is not lost there.
+    pub(crate) fn draw_hostility(&mut self, rng: &mut Rng) {
+        let is_other = self.has_standby || self.has_disks() || self.has_little_metadata || self.has_foreigner;
+        if is_other || !rng.percent(15) {
+            return;
+        }
+        (self.guaranteed_percent, self.state_loss_percent) = (rng.between(20, 70), 0);
+        (self.pin_percent, self.view_percent) = (rng.between(20, 60), *rng.pick(&[0, 30]).unwrap_or(&30));
+        self.pause_max = self.pause_max.min(20);
+    }
+
+    /// The minimum that is guaranteed to the second namespace.
+    pub(crate) fn guaranteed(&self) -> u64 {
+        self.capacity * self.nodes as u64 * self.guaranteed_percent / 100
     }
 
     /// Some worlds have two masters. Nothing is evicted or lost there, so that the answers which clients get
@@ -434,6 +454,7 @@ impl Plan {
             replaces_percent: 0,
             ttl_percent: 0,
             ttl_ms_max: 0,
+            guaranteed_percent: 0,
             has_standby: false,
             give_up_ms: 0,
             master_stop_ms_max: 0,

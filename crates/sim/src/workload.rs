@@ -290,12 +290,18 @@ impl World {
 
     /// A change of some limits: set or removed.
     fn policy_change(&mut self, all: u64) -> PolicyChange {
-        let quota = self.rng.percent(60).then(|| self.rng.between(all / 4, all));
+        // A quota below the guaranteed minimum is refused.
+        let least = (all / 4).max(self.plan.guaranteed());
+        let quota = self.rng.percent(60).then(|| self.rng.between(least, all));
         let max_hold_ms = self.rng.once_in(5).then(|| self.rng.between(50, 500));
         match self.rng.below(3) {
             0 => PolicyChange::NONE.quota(quota),
             1 => PolicyChange::NONE.max_hold_ms(max_hold_ms),
-            _ => Policy { quota, max_hold_ms, demotion: None }.into(),
+            _ => {
+                let all = Policy { quota, max_hold_ms, ..Policy::default() };
+                // Only the operator changes the guaranteed minimum.
+                PolicyChange { keep_guaranteed: true, ..all.into() }
+            }
         }
     }
 

@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::master::{Event as MasterEvent, Master, Saved};
+use tiffin_core::master::{Event as MasterEvent, Master, Saved, SavedPolicy};
 use tiffin_sim_runner::Rng;
 use tiffin_types::{
     ClientId, ClusterId, ConnId, RequestId, SegmentId, SlotRef, Tick,
-    message::{Reply, Request},
+    message::{Policy, Reply, Request},
     sabotage::Sabotage,
 };
 
@@ -21,6 +21,7 @@ use crate::{
     fetch::Fetching,
     foreigner::Foreigner,
     invariants::tier::Probe,
+    keyspace,
     memory::Memory,
     network::{Conn, Way},
     node::{NodeEvent, NodeShell},
@@ -215,6 +216,16 @@ pub(crate) struct World {
     pub(crate) put_may_wait: bool,
 }
 
+/// What the operator has set before the world begins.
+fn first_state(plan: &Plan) -> Saved {
+    let guaranteed = Some(plan.guaranteed()).filter(|it| *it > 0);
+    let policy = SavedPolicy {
+        namespace: keyspace::namespace_name(1).to_owned(),
+        policy: Policy { guaranteed, ..Policy::default() },
+    };
+    Saved { policies: guaranteed.map(|_| policy).into_iter().collect(), ..Saved::default() }
+}
+
 impl World {
     pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
         let mut rng = Rng::new(seed);
@@ -231,6 +242,8 @@ impl World {
         plan.draw_ttls(&mut Rng::new((!seed).rotate_left(40)));
         plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
         plan.draw_standby(&mut Rng::new((!seed).rotate_left(40)));
+        plan.draw_hostility(&mut Rng::new(seed.rotate_left(48)));
+        let state = first_state(&plan);
         let mut world = Self {
             sabotage,
             now: 0,
@@ -242,7 +255,7 @@ impl World {
             master: None,
             epoch: 0,
             master_incarnation: 0,
-            state: Saved::default(),
+            state,
             saving: None,
             superseded: None,
             parked: BTreeMap::new(),
@@ -313,6 +326,7 @@ impl World {
         }
         self.handle_event(event);
         self.check_books();
+        self.check_guaranteed();
         self.check_membership();
         self.check_tier();
         self.check_foreigner();

@@ -15,14 +15,18 @@
 //!   affected.
 //! - *bounds*: keys and bytes in flight are bounded, and expiry touches only keys that are due.
 //!
+//! [`Turns`] is about requests that wait for anything: whose is next.
+//!
 //! No clock, no random numbers, no I/O, no iteration over a hash map: the same calls give the same answers.
 
 pub mod sabotage;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use sabotage::Sabotage;
 use sabotage::sabotaged;
+pub use turns::Turns;
 
 /// The limits and times of a [`Throttle`]. Times are in ticks of the caller, usually milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

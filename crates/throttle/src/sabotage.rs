@@ -18,4 +18,13 @@ tiffin_sabotage::variants! {
         /// Work in flight expires.
         ForgetRunning: "expiry: work in flight does not expire";
     }
+    /// Mutants of [`Turns`](crate::Turns).
+    OF_TURNS {
+        /// Requests are served in the order in which they came.
+        ServeInOrder: "share: flows that wait take turns";
+        /// A batch counts as one request.
+        FreeBatches: "cost: a batch counts by its items";
+        /// All flows are in one group.
+        IgnoreGroups: "groups: a group with many flows gets no more than one with a single flow";
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rand::RngExt;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
-use tiffin_throttle::{Config, End, Sabotage, Throttle, Token, Verdict};
+use tiffin_throttle::{Config, End, Sabotage, Throttle, Token, Turns, Verdict};
 
 const CONFIG: Config = Config {
     keys_max: 3,
@@ -191,4 +191,86 @@ fn every_mutant_is_noticed() {
         let noticed = (0..50).find_map(|seed| run(seed, *sabotage).err());
         assert!(noticed.is_some(), "{sabotage:?} was not noticed");
     }
+}
+
+/// What was served of each flow when the first one has got `wanted` units, in groups: `(group, flow)`, how many
+/// requests it keeps waiting, and their cost.
+fn shares(sabotage: Sabotage, flows: &[((u64, u64), usize, u64)], wanted: u64) -> Vec<u64> {
+    let mut turns = Turns::new(sabotage);
+    for (at, (who, count, cost)) in flows.iter().enumerate().rev() {
+        (0..*count).for_each(|_| turns.push(*who, *cost, at));
+    }
+    let mut served = vec![0; flows.len()];
+    while served[0] < wanted {
+        let at = turns.pop().unwrap();
+        let (who, _, cost) = flows[at];
+        served[at] += cost;
+        turns.push(who, cost, at);
+    }
+    served
+}
+
+/// One request at a time beside a thousand of another client.
+fn beside_a_loop(sabotage: Sabotage) -> Vec<u64> {
+    shares(sabotage, &[((1, 1), 1, 1), ((1, 2), 1000, 1)], 100)
+}
+
+/// Single keys beside batches of a hundred.
+fn beside_batches(sabotage: Sabotage) -> Vec<u64> {
+    shares(sabotage, &[((1, 1), 1, 1), ((1, 2), 8, 100)], 1000)
+}
+
+/// One client beside eight of another namespace.
+fn beside_a_crowd(sabotage: Sabotage) -> Vec<u64> {
+    let crowd = (1..=8).map(|flow| ((2, flow), 4, 1));
+    shares(sabotage, &[((1, 1), 1, 1)].into_iter().chain(crowd).collect::<Vec<_>>(), 800)
+}
+
+#[test]
+fn flows_and_groups_take_turns() {
+    let served = beside_a_loop(Sabotage::None);
+    assert!(served[1] <= served[0] + 1, "{served:?}");
+    let served = beside_batches(Sabotage::None);
+    assert!((900..=1200).contains(&served[1]), "{served:?}");
+    let served = beside_a_crowd(Sabotage::None);
+    assert!(served[1..].iter().all(|it| (99..=101).contains(it)), "{served:?}");
+}
+
+#[test]
+fn requests_of_a_flow_are_served_in_order_and_it_is_forgotten() {
+    let mut turns = Turns::new(Sabotage::None);
+    (0..8).for_each(|at| turns.push((1, 1), 5, at));
+    turns.push((1, 2), 1, 100);
+    assert_eq!(turns.len(), 9);
+    let served: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+    assert_eq!(served.iter().filter(|it| **it < 100).collect::<Vec<_>>(), [&0, &1, &2, &3, &4, &5, &6, &7]);
+    assert!(turns.is_empty() && turns.pop().is_none());
+    for flow in 0..100_000 {
+        turns.push((flow, flow), 1 + flow, 0);
+        turns.pop();
+    }
+    assert!(turns.flow_count() < 5000, "{}", turns.flow_count());
+}
+
+#[test]
+fn idle_flow_earns_nothing() {
+    let mut turns = Turns::new(Sabotage::None);
+    for _ in 0..100 {
+        turns.push((1, 1), 1, 1);
+        turns.pop();
+    }
+    (0..10).for_each(|_| turns.push((1, 1), 1, 1));
+    (0..10).for_each(|_| turns.push((1, 2), 1, 2));
+    let first: Vec<_> = (0..6).filter_map(|_| turns.pop()).collect();
+    assert!(first.contains(&1) && first.contains(&2), "{first:?}");
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutants_of_turns_are_noticed() {
+    assert_eq!(Sabotage::OF_TURNS.len(), 3);
+    assert!(beside_a_loop(Sabotage::ServeInOrder)[1] > 1000);
+    assert!(beside_batches(Sabotage::FreeBatches)[1] > 50_000);
+    let crowd = beside_a_crowd(Sabotage::IgnoreGroups);
+    assert!(crowd[1..].iter().sum::<u64>() > 1600, "{crowd:?}");
 }

@@ -57,6 +57,7 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-transport",
             "tiffin-rpc",
             "tiffin-ssd",
+            "tiffin-throttle",
         ],
     ),
     (

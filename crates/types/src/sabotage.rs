@@ -259,6 +259,8 @@ tiffin_sabotage::variants! {
     OF_NODES {
         /// The node accepts messages of replaced connections.
         NodeHearsOldConnections: "fence of connections, node";
+        /// The node lets one client view all of its memory.
+        ViewEverything: "the views of a client leave memory to others";
     }
     /// Mutants that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
     OF_DISKS {
@@ -312,6 +314,20 @@ tiffin_sabotage::variants! {
         ListAllNamespaces: "an answer lists a bounded number of namespaces";
         /// The master compares any number of bytes with a regular expression at a time.
         MatchAnyBytes: "a page compares a bounded number of bytes with an expression";
+        /// The master lets one client reserve all memory.
+        ReserveEverything: "the reservations of a client leave memory to others";
+        /// The master lets a client or namespace have any number of reservations.
+        ReserveAnyNumber: "the reservations of a client and of a namespace are bounded";
+        /// The master lets a namespace have any number of leases.
+        LeaseAnyNumber: "the leases of a client and of a namespace are bounded";
+        /// The master lets a namespace have any number of pins.
+        PinAnyNumber: "the pins of a namespace are bounded";
+        /// The master gives memory that is guaranteed to one namespace to another.
+        TakeGuaranteed: "a guaranteed minimum stays free for its namespace";
+        /// The master evicts guaranteed objects of other namespaces.
+        EvictGuaranteed: "objects within a guaranteed minimum are not evicted for others";
+        /// The master does not charge removed objects that are in view.
+        ViewForFree: "removed objects in view are charged to their namespace";
         /// The master accepts a batch whose keys have any number of bytes.
         AnyKeyBytes: "the keys of a batch are bounded in bytes";
         /// A restarted master ends TTLs before all members have reported.

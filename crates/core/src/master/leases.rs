@@ -26,6 +26,7 @@ use super::{
     Caller,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     context::Context,
+    limits::subtract_one,
     refuse,
     stream::{StreamIndex, Streams},
 };
@@ -38,9 +39,6 @@ use crate::{
     sabotage::sabotaged,
 };
 
-/// Maximum number of leases of one client.
-const LEASES_PER_CLIENT_MAX: usize = 1 << 16;
-
 /// The leases of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
@@ -48,6 +46,11 @@ pub(super) struct Leases {
     leases: BTreeMap<u64, Held>,
     by_object: BTreeSet<(ObjectIndex, u64)>,
     by_client: BTreeSet<(ClientId, u64)>,
+    /// Number of leases of each client and namespace.
+    client_counts: BTreeMap<ClientId, usize>,
+    namespace_counts: BTreeMap<NamespaceIndex, usize>,
+    /// How often the limits of a client and of a namespace were reached.
+    reached: (u64, u64),
     /// Disconnected clients that have leases, and how long the leases are kept for them.
     away: BTreeMap<ClientId, Tick>,
     /// Samples by namespace and by the time they were put.
@@ -69,6 +72,7 @@ type Pulled = (StreamIndex, String, Generation);
 struct Held {
     object: ObjectIndex,
     client: ClientId,
+    namespace: NamespaceIndex,
     label: String,
     pulled: Option<Pulled>,
 }
@@ -105,10 +109,13 @@ impl Leases {
     fn grant(&mut self, object: ObjectIndex, caller: &Caller, pulled: Option<Pulled>) -> u64 {
         self.next += 1;
         let lease = self.next;
-        let held = Held { object, client: caller.client, label: caller.label.clone(), pulled };
+        let Caller { client, namespace, .. } = *caller;
+        let held = Held { object, client, namespace, label: caller.label.clone(), pulled };
+        *self.client_counts.entry(client).or_default() += 1;
+        *self.namespace_counts.entry(namespace).or_default() += 1;
         self.leases.insert(lease, held);
         self.by_object.insert((object, lease));
-        self.by_client.insert((caller.client, lease));
+        self.by_client.insert((client, lease));
         lease
     }
 
@@ -123,8 +130,26 @@ impl Leases {
     }
 
     /// Number of further leases that a client may have.
-    pub(super) fn left_for(&self, client: ClientId) -> usize {
-        LEASES_PER_CLIENT_MAX.saturating_sub(self.of_client(client).count())
+    pub(super) fn left_for(&self, cx: &Context, caller: &Caller) -> usize {
+        if sabotaged!(cx.config.sabotage, LeaseAnyNumber) {
+            return usize::MAX;
+        }
+        let (of_client, of_namespace) = self.counts(caller);
+        let limits = cx.config.limits;
+        let of_client = limits.leases_client_max.saturating_sub(of_client);
+        of_client.min(limits.leases_namespace_max.saturating_sub(of_namespace))
+    }
+
+    fn counts(&self, caller: &Caller) -> (usize, usize) {
+        let of_client = self.client_counts.get(&caller.client).copied().unwrap_or(0);
+        (of_client, self.namespace_counts.get(&caller.namespace).copied().unwrap_or(0))
+    }
+
+    /// The most leases of any client and of any namespace, and how often these limits were reached.
+    pub(super) fn most(&self) -> [(usize, u64); 2] {
+        let most = |counts: &mut dyn Iterator<Item = &usize>| counts.copied().max().unwrap_or(0);
+        let of_client = most(&mut self.client_counts.values());
+        [(of_client, self.reached.0), (most(&mut self.namespace_counts.values()), self.reached.1)]
     }
 
     /// Ends a lease, if the client has it.
@@ -135,6 +160,8 @@ impl Leases {
         let Some(held) = self.leases.remove(&lease) else { return false };
         self.by_object.remove(&(held.object, lease));
         self.by_client.remove(&(held.client, lease));
+        subtract_one(&mut self.client_counts, held.client);
+        subtract_one(&mut self.namespace_counts, held.namespace);
         self.put_back.extend(held.pulled);
         if self.deferred.contains_key(&held.object) && !self.is_leased(held.object) {
             self.released.push(held.object);
@@ -209,9 +236,20 @@ impl Leases {
 
     /// Leases samples by name.
     pub(super) fn lease(&mut self, cx: &mut Context, caller: &Caller, lease: &Lease) -> Reply {
-        let many = self.of_client(caller.client).count() + lease.items.len() > LEASES_PER_CLIENT_MAX;
-        if lease.items.len() > BATCH_ITEMS_MAX || many {
-            return refuse(Reason::Busy, "too many leases: release some first");
+        if lease.items.len() > BATCH_ITEMS_MAX {
+            return refuse(Reason::Invalid, "the batch is too large");
+        }
+        if lease.items.len() > self.left_for(cx, caller) {
+            let of_client = self.counts(caller).0 + lease.items.len() > cx.config.limits.leases_client_max;
+            let (who, reached) = match of_client {
+                true => ("client", &mut self.reached.0),
+                false => ("namespace", &mut self.reached.1),
+            };
+            *reached += 1;
+            return refuse(
+                Reason::Busy,
+                &format!("the {who} would have too many leases: release some first"),
+            );
         }
         let mut nodes = BTreeSet::new();
         let items = lease.items.iter().map(|item| self.lease_one(cx, caller, item, &lease.group, &mut nodes));

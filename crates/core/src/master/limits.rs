@@ -6,14 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{
-    Caller, Master, OpId,
+    Caller, Master, Objects, OpId,
     catalog::NamespaceIndex,
+    context::guarantees::GUARANTEES_MAX,
     objects::history::{HISTORY_BYTES_MAX, HISTORY_MAX},
     refuse,
 };
 use crate::{
-    BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId,
-    message::{ClientToMaster, Reason, Reply},
+    BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId, SHARE_PARTS,
+    message::{ClientToMaster, Reason, Reply, Reserve, ReserveItem},
     sabotage::{Sabotage, sabotaged},
 };
 
@@ -42,6 +43,16 @@ pub struct LimitsConfig {
     pub namespaces_max: usize,
     /// Number of namespaces up to which also unused ones are kept, so that their removals can be explained.
     pub namespaces_kept: usize,
+    /// Maximum number of reservations of one client, offers included.
+    pub reservations_client_max: u64,
+    /// Maximum number of reservations of one namespace, offers included.
+    pub reservations_namespace_max: u64,
+    /// Maximum number of leases of samples of one client.
+    pub leases_client_max: usize,
+    /// Maximum number of leases of samples of one namespace.
+    pub leases_namespace_max: usize,
+    /// Maximum number of pins in one namespace: of all owners on all objects.
+    pub pins_namespace_max: u64,
 }
 
 impl Default for LimitsConfig {
@@ -51,6 +62,11 @@ impl Default for LimitsConfig {
             waiting_namespace_max: 1 << 14,
             namespaces_max: 1 << 12,
             namespaces_kept: 1 << 8,
+            reservations_client_max: 1 << 18,
+            reservations_namespace_max: 1 << 19,
+            leases_client_max: 1 << 16,
+            leases_namespace_max: 1 << 18,
+            pins_namespace_max: 1 << 22,
         }
     }
 }
@@ -60,6 +76,11 @@ impl Default for LimitsConfig {
 pub(super) struct Limits {
     pub(super) key_bytes: u64,
     pub(super) namespaces: u64,
+    pub(super) reservations_client: u64,
+    pub(super) reservations_namespace: u64,
+    pub(super) reserved_share: u64,
+    pub(super) pins: u64,
+    pub(super) guarantees: u64,
 }
 
 /// The requests of clients that wait: for space, for a watermark, for samples, for promotions, for the views
@@ -145,7 +166,7 @@ impl Waiting {
     }
 }
 
-fn subtract_one<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+pub(super) fn subtract_one<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
     if let Entry::Occupied(mut entry) = counts.entry(key) {
         *entry.get_mut() -= 1;
         if *entry.get() == 0 {
@@ -196,6 +217,48 @@ pub(super) fn oversize(request: &ClientToMaster, sabotage: Sabotage) -> Option<R
     })
 }
 
+impl Objects {
+    /// Refuses a batch that would exceed the number of reservations of its client or namespace, or of pins.
+    pub(super) fn refuse_too_many(&mut self, caller: &Caller, reserve: &Reserve) -> Option<Reply> {
+        let copies = |it: &ReserveItem| u64::from(it.options.replicas).max(u64::from(reserve.spare)).max(1);
+        let more = reserve.items.iter().map(copies).fold(0, u64::saturating_add);
+        let (of_client, of_namespace) = self.cx.quotas.counts(caller.client, caller.namespace);
+        let limits = self.cx.config.limits;
+        let is_checked = !sabotaged!(self.cx.config.sabotage, ReserveAnyNumber);
+        let counts = &mut self.cx.limits;
+        let (who, reached, count) = if of_client.saturating_add(more) > limits.reservations_client_max {
+            ("client", &mut counts.reservations_client, of_client)
+        } else if of_namespace.saturating_add(more) > limits.reservations_namespace_max {
+            ("namespace", &mut counts.reservations_namespace, of_namespace)
+        } else {
+            return self.refuse_pins(caller.namespace, reserve);
+        };
+        if !is_checked {
+            return None;
+        }
+        *reached += 1;
+        let message = format!("the {who} has {count} reservations; {more} more would exceed the limit");
+        Some(refuse(Reason::Busy, &message))
+    }
+
+    fn refuse_pins(&mut self, namespace: NamespaceIndex, reserve: &Reserve) -> Option<Reply> {
+        let pinned = reserve.items.iter().filter(|it| it.options.hard_pin).count() as u64;
+        if pinned == 0 || self.has_pins_left(namespace, pinned) {
+            return None;
+        }
+        Some(refuse(Reason::Busy, "the namespace would have too many pins: end some first"))
+    }
+
+    /// Whether a namespace may have so many more pins.
+    pub(super) fn has_pins_left(&mut self, namespace: NamespaceIndex, more: u64) -> bool {
+        let pins = self.cx.catalog.namespace(namespace).map_or(0, |it| it.pins);
+        let has = pins.saturating_add(more) <= self.cx.config.limits.pins_namespace_max
+            || sabotaged!(self.cx.config.sabotage, PinAnyNumber);
+        self.cx.limits.pins += u64::from(!has);
+        has
+    }
+}
+
 impl Master {
     /// Checks that every request that waits is listed, and no other.
     pub(super) fn check_waiting(&self) -> Result<(), String> {
@@ -229,7 +292,46 @@ impl Master {
         let by_client = most(&mut waiting.by_client.values());
         let by_namespace = most(&mut waiting.by_namespace.values());
         let namespaces = o.cx.catalog.namespace_count();
+        let (of_client, of_namespace, reserved) = o.cx.quotas.most();
+        let reservations = [of_client, of_namespace].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        let pins = o.cx.catalog.namespace_indexes().filter_map(|it| Some(o.cx.catalog.namespace(it)?.pins));
+        let [leases_client, leases_namespace] = o.leases.most();
+        let number = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
+        let memory = o.cx.members.iter().filter(|(_, it)| !it.is_disk());
+        let (capacity, views_refused) = memory.fold((0_u64, 0_u64), |sum, (_, it)| {
+            (sum.0.saturating_add(it.usage.capacity), sum.1.saturating_add(it.views_refused))
+        });
+        let share = number(capacity / (SHARE_PARTS + 1) * SHARE_PARTS);
+        let viewed = o.cx.members.iter().flat_map(|(_, it)| &it.viewers).map(|it| it.bytes).max();
         vec![
+            stat(
+                "reservations_per_client",
+                number(limits.reservations_client_max),
+                reservations[0],
+                o.cx.limits.reservations_client,
+            ),
+            stat(
+                "reservations_per_namespace",
+                number(limits.reservations_namespace_max),
+                reservations[1],
+                o.cx.limits.reservations_namespace,
+            ),
+            stat("reserved_bytes_per_client", share, number(reserved), o.cx.limits.reserved_share),
+            stat("viewed_bytes_per_client", share, number(viewed.unwrap_or(0)), views_refused),
+            stat("leases_per_client", limits.leases_client_max, leases_client.0, leases_client.1),
+            stat("leases_per_namespace", limits.leases_namespace_max, leases_namespace.0, leases_namespace.1),
+            stat(
+                "pins_per_namespace",
+                number(limits.pins_namespace_max),
+                number(pins.max().unwrap_or(0)),
+                o.cx.limits.pins,
+            ),
+            stat(
+                "guaranteed_minimums",
+                GUARANTEES_MAX,
+                o.cx.quotas.guaranteed().len(),
+                o.cx.limits.guarantees,
+            ),
             stat("namespaces", limits.namespaces_max, namespaces, o.cx.limits.namespaces),
             stat("waiting_per_client", limits.waiting_client_max, by_client, waiting.reached.0),
             stat("waiting_per_namespace", limits.waiting_namespace_max, by_namespace, waiting.reached.1),

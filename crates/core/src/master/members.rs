@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::catalog::{NodeIndex, ObjectIndex};
+use super::catalog::{NamespaceIndex, NodeIndex, ObjectIndex};
 use crate::{
     ConnId, Generation, SegmentId, SlotRef, Tick,
     message::{NodeInfo, NodeStat, Usage, Viewer},
@@ -56,6 +56,10 @@ pub(super) struct Member {
     pub(super) free: u64,
     /// The views of retired objects, as last reported.
     pub(super) viewers: Vec<Viewer>,
+    /// The memory of retired objects by namespace, as last reported.
+    pub(super) held_by: Vec<(NamespaceIndex, u64)>,
+    /// Views that it refused since it started, as last reported.
+    pub(super) views_refused: u64,
     /// Retires that were sent on this connection and are not confirmed.
     pub(super) retiring: BTreeSet<SlotRef>,
     /// Those of them that the master has withdrawn: no reader validates these copies.
@@ -114,6 +118,8 @@ impl Member {
             free: usage.free,
             usage,
             viewers: Vec::new(),
+            held_by: Vec::new(),
+            views_refused: 0,
             retiring: BTreeSet::new(),
             withdrawn: BTreeSet::new(),
             owed: BTreeSet::new(),
@@ -170,6 +176,11 @@ impl Member {
         self.info.beside.is_some()
     }
 
+    /// Memory of removed objects of that namespace, as last reported.
+    pub(super) fn held(&self, namespace: NamespaceIndex) -> u64 {
+        self.held_by.iter().filter(|it| it.0 == namespace).map(|it| it.1).sum()
+    }
+
     /// Whether it leaves soon, and takes no new objects.
     pub(super) fn is_draining(&self) -> bool {
         self.usage.capacity == 0
@@ -222,6 +233,7 @@ impl Member {
     pub(super) fn report(&mut self, now: Tick, usage: Usage) {
         self.usage = usage;
         if usage.held == 0 {
+            self.held_by.clear();
             self.viewers.clear();
         }
         self.free = usage.free;

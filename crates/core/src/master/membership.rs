@@ -23,11 +23,11 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, RequestId, SegmentId, Tick, VIEWERS_MAX,
+    ConnId, HELD_NAMESPACES_MAX, RequestId, SegmentId, Tick, VIEWERS_MAX,
     attributes::{Attributes, SampleAttributes},
     message::{
-        Announce, Announced, Cause, Forgotten, Heartbeat, NodeInfo, Reason, Record, Register, Registered,
-        Released, Reply,
+        Announce, Announced, Cause, Forgotten, Heartbeat, HeldBy, NodeInfo, Reason, Record, Register,
+        Registered, Released, Reply,
     },
     sabotage::sabotaged,
 };
@@ -410,17 +410,34 @@ pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Re
     // A node sends heartbeats only after it has received all replies to its announcements.
     has_done_what_it_owed(o, node);
     o.cx.report(node, beat.usage);
+    note_held(o, node, beat.held);
     if let Some(member) = o.cx.members.get_mut(node) {
+        member.views_refused = beat.views_refused;
         member.viewers = beat.viewers;
         member.viewers.truncate(VIEWERS_MAX);
     }
     Reply::Done
 }
 
+/// Who pays for memory of removed objects on a node from now on.
+fn note_held(o: &mut Objects, node: NodeIndex, held: Vec<HeldBy>) {
+    let known = |it: HeldBy| Some((o.cx.catalog.namespace_index(&it.namespace)?, it.bytes));
+    let held_by: Vec<_> = held.into_iter().take(HELD_NAMESPACES_MAX).filter_map(known).collect();
+    if let Some(member) = o.cx.members.get_mut(node) {
+        let before: u64 = member.held_by.iter().map(|it| it.1).sum();
+        let is_less = held_by.iter().map(|it| it.1).sum::<u64>() < before;
+        member.held_by = held_by;
+        if is_less {
+            o.cx.quotas.note_change();
+        }
+    }
+}
+
 /// Ends reservations that the node has released on its own.
 pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) -> Reply {
     o.cx.hear(node);
     o.cx.report(node, released.usage);
+    note_held(o, node, released.held.clone());
     for &slot_ref in &released.slot_refs {
         o.cx.quotas.end_grant(node, slot_ref);
     }

@@ -105,6 +105,7 @@ impl Objects {
             && has_reports
             && !self.cx.connections.has_clients_in(index)
             && !self.cx.quotas.knows(index)
+            && self.cx.held(index) == 0
             && !self.cx.waiting.has_any_in(index)
             && !self.streams.has_any_in(index)
             && self.cx.pending_retires.after(index, &PendingRetire::default()).next().is_none()

@@ -105,7 +105,8 @@ impl Objects {
             _ => {}
         }
         if on {
-            if attributes.pins.len() >= ATTRIBUTES_MAX {
+            let namespace = object.namespace();
+            if attributes.pins.len() >= ATTRIBUTES_MAX || !self.has_pins_left(namespace, 1) {
                 return PinOutcome::TooMany;
             }
             attributes.pins.push(owner.to_owned());

@@ -14,8 +14,11 @@ use std::{
 
 use super::{
     Caller, Context, Objects, OpId, Wait,
-    catalog::{Eviction, NodeIndex, ObjectIndex, Scope},
-    context::quotas::{QueueKey, Terms},
+    catalog::{Eviction, NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    context::{
+        guarantees::Spared,
+        quotas::{Charge, QueueKey, Quotas, Terms},
+    },
     members::{Member, Standing},
     placement::{Wish, rank},
     refuse,
@@ -35,6 +38,9 @@ use crate::{
 
 /// One part in this many of a node's memory stays free of offers, so that few puts must recall one.
 const UNOFFERED_SHARE: u64 = 8;
+
+/// The name of the queue of a client that has its share, without the client. No stream has such a name.
+const SHARE_QUEUE: &str = "\0share of client ";
 
 /// All reservations in progress.
 #[derive(Debug, Default)]
@@ -94,6 +100,9 @@ impl Reservations {
         if reserve.items.iter().any(|it| it.options.stream != stream) {
             let reply = refuse(Reason::Invalid, "the batch names more than one stream");
             return o.cx.reply(conn, id, reply);
+        }
+        if let Some(refusal) = o.refuse_too_many(caller, &reserve) {
+            return o.cx.reply(conn, id, refusal);
         }
         let look = |request| self.first_look(o, caller, request, spare > 0);
         let items = reserve.items.into_iter().flat_map(|it| std::iter::repeat_n(it, spare.max(1)));
@@ -234,7 +243,7 @@ impl Reservations {
                 }
                 Err(shortage) => {
                     if reserving.spare == 0 {
-                        o.cx.quotas.unplan(whose.0, space);
+                        o.cx.quotas.unplan(charge_at(&reserving.caller, node, &item.request));
                     }
                     item.counted = stream.map(|it| it.0);
                     // Offers that the master counted as free were claimed. The node's reply now has the
@@ -305,7 +314,8 @@ impl Reservations {
                 Some(AllocateItem { len: request.len, name_len, attributes_len })
             });
             let (client, offered) = (reserving.caller.client, reserving.spare > 0);
-            let allocate = Allocate { client, items: items.collect(), offered };
+            let keep = o.cx.keeps_free(node, reserving.caller.namespace);
+            let allocate = Allocate { client, items: items.collect(), offered, keep };
             // A candidate is connected, so this cannot fail.
             let asked = o.cx.ask(node, MasterToMember::Allocate(allocate), Wait::Allocate(op, indexes));
             reserving.outstanding += u32::from(asked.is_some());
@@ -338,6 +348,12 @@ impl Reservations {
         let whose = (reserving.caller.label.as_str(), &item.request.key);
         let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
+        if first && !o.cx.is_within_share(reserving.caller.client, charge) {
+            o.cx.limits.reserved_share += 1;
+            let (usage, never) = (self.total_usage(o), false);
+            let full = ReserveOutcome::Full(Full { usage, lacks: Resource::Share, never });
+            return self.finish(o, reserving, index, full);
+        }
         if first && let Err(quota) = o.within_quota(namespace, charge, whose, may_wait) {
             return self.finish(o, reserving, index, ReserveOutcome::OverQuota(quota));
         }
@@ -346,7 +362,7 @@ impl Reservations {
         let lack = |node: NodeIndex| o.lack(node, item.refusals.get(&node), need);
         let mut chosen = Vec::new();
         for &node in &candidates {
-            let has_bytes = o.cx.members.get(node).is_some_and(|it| need.bytes <= it.free);
+            let has_bytes = o.cx.left_on(node, namespace).is_some_and(|left| need.bytes <= left);
             if chosen.len() < wanted && has_bytes && lack(node).is_met() {
                 chosen.push(node);
             }
@@ -355,19 +371,23 @@ impl Reservations {
         // object.
         if chosen.is_empty() && first {
             let candidates: Vec<_> = candidates.into_iter().map(|node| (node, lack(node))).collect();
-            let made = o.make_space_somewhere(&candidates, need.bytes, whose, may_wait);
+            let made = o.make_space_somewhere(&candidates, (namespace, need.bytes), whose, may_wait);
             if let (Some(node), Some(item)) = (made, reserving.items.get_mut(index)) {
                 item.refusals.entry(node).and_modify(Refused::freed);
                 chosen.push(node);
             }
         }
+        let whose = chosen.iter().filter_map(|&node| {
+            let item = reserving.items.get(index)?;
+            Some(charge_at(&reserving.caller, node, &item.request))
+        });
+        whose.for_each(|it| o.cx.quotas.plan(it));
         let mut needs_recall = false;
         for &node in &chosen {
             if let Some(member) = o.cx.members.get_mut(node) {
                 needs_recall |= need.bytes > member.unoffered();
                 member.free = member.free.saturating_sub(need.bytes);
             }
-            o.cx.quotas.plan(namespace, charge);
         }
         if let Some(item) = reserving.items.get_mut(index) {
             item.needs_recall = needs_recall;
@@ -411,7 +431,7 @@ impl Reservations {
         candidates: &[NodeIndex],
         need: u64,
     ) -> Option<NodeIndex> {
-        let is_rationed = o.cx.quota(caller.namespace).is_some();
+        let is_rationed = o.cx.quota(caller.namespace).is_some() || !o.cx.quotas.guaranteed().is_empty();
         if is_rationed || o.cx.quotas.anybody_waits() {
             return None;
         }
@@ -482,10 +502,7 @@ impl Reservations {
             let entered = if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) };
             match entered {
                 Ok(()) => {
-                    if is_new {
-                        reserving.queued = true;
-                        o.cx.quotas.queue(reserving.queue_key.clone(), op);
-                    }
+                    enter_queue(&mut o.cx.quotas, op, &mut reserving);
                     o.cx.deadlines.list(reserving.deadline, op);
                     self.parked.insert(op, reserving);
                     return;
@@ -576,11 +593,12 @@ impl Objects {
     fn make_space_somewhere(
         &mut self,
         candidates: &[(NodeIndex, Lack)],
-        need: u64,
+        (namespace, need): (NamespaceIndex, u64),
         whose: (&str, &Key),
         may_wait: bool,
     ) -> Option<NodeIndex> {
-        let lossless = candidates.iter().find(|&&it| self.make_space(it, need, whose, true));
+        let wanted = (namespace, need);
+        let lossless = candidates.iter().find(|&&it| self.make_space(it, wanted, whose, true));
         if let Some((node, _)) = lossless {
             return Some(*node);
         }
@@ -593,7 +611,7 @@ impl Objects {
         if waits && candidates.iter().any(|(node, _)| is_awaited(self, *node)) {
             return None;
         }
-        let made = candidates.iter().find(|&&it| self.make_space(it, need, whose, false));
+        let made = candidates.iter().find(|&&it| self.make_space(it, wanted, whose, false));
         made.map(|(node, _)| *node)
     }
 
@@ -602,14 +620,16 @@ impl Objects {
     fn make_space(
         &mut self,
         (node, mut lack): (NodeIndex, Lack),
-        need: u64,
+        (namespace, bytes): (NamespaceIndex, u64),
         whose: (&str, &Key),
         on_disk_only: bool,
     ) -> bool {
         let Some((mut free, usage)) = self.cx.members.get(node).map(|it| (it.free, it.usage)) else {
             return false;
         };
-        let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node));
+        let need = self.cx.free_needed(node, namespace, bytes, free);
+        let mut spared = self.cx.spared_from(namespace, node);
+        let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node, &spared));
         if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
             return false;
         }
@@ -623,7 +643,7 @@ impl Objects {
         let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
         let (mut shrinks, mut evicts) = (0, false);
         while free + shrinks < need || !lack.is_met() {
-            let Some(victim) = self.next_victim(node, on_disk_only) else { break };
+            let Some(victim) = self.next_victim(node, on_disk_only, &mut spared) else { break };
             if let Some(object) = self.cx.catalog.get(victim) {
                 free += space_for(object.len()).unwrap_or(0);
                 shrinks = usage.metadata.min(shrinks + overhead);
@@ -641,7 +661,7 @@ impl Objects {
     }
 
     /// Upper bound of the bytes that eviction could free on a node.
-    fn evictable(&self, node: NodeIndex) -> u64 {
+    fn evictable(&self, node: NodeIndex, spared: &Spared) -> u64 {
         let sabotage = self.cx.config.sabotage;
         let is_broken = sabotaged!(sabotage, EvictPinned) || sabotaged!(sabotage, EvictLeased);
         if is_broken || sabotaged!(sabotage, EvictSamples) {
@@ -650,12 +670,26 @@ impl Objects {
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules =
             Eviction { soft_pinned_too, on_disk_only: !self.floors.has_space(), ..Eviction::default() };
-        let unshielded = self.cx.catalog.evictable(Scope::Node(node), self.cx.now, rules);
-        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |_, on| on == node))
+        let unshielded = self.cx.evictable_for(node, rules, spared);
+        let is_free = |it: &Object| !spared.has(it.namespace());
+        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |it, on| on == node && is_free(it)))
     }
 
     /// The next object that may leave a node.
-    fn next_victim(&self, node: NodeIndex, on_disk_only: bool) -> Option<ObjectIndex> {
+    fn next_victim(&self, node: NodeIndex, on_disk_only: bool, spared: &mut Spared) -> Option<ObjectIndex> {
+        loop {
+            let victim = self.next_victim_but(node, on_disk_only, spared)?;
+            let object = self.cx.catalog.get(victim)?;
+            let (namespace, space) = (object.namespace(), object.space_of_one());
+            if spared.allows(namespace, space) {
+                spared.count(namespace, space);
+                return Some(victim);
+            }
+        }
+    }
+
+    /// The same, of all but these namespaces.
+    fn next_victim_but(&self, node: NodeIndex, on_disk_only: bool, spared: &Spared) -> Option<ObjectIndex> {
         let on_disk_only = on_disk_only || !self.floors.has_space();
         let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
         let rules = Eviction {
@@ -665,9 +699,11 @@ impl Objects {
             even_pinned: samples_too || sabotaged!(self.cx.config.sabotage, EvictPinned),
         };
         let now = if sabotaged!(self.cx.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.cx.now };
-        let victim = self.cx.catalog.next_victim(node, now, rules).or_else(|| {
-            let is_there = |it: &super::catalog::Object| it.in_memory().any(|(on, _)| on == node);
-            self.tier.next_shielded(&self.cx, is_there).filter(|_| !on_disk_only)
+        let none_of: Vec<_> = spared.namespaces().collect();
+        let victim = self.cx.catalog.next_victim(node, now, rules, &none_of).or_else(|| {
+            let is_there = |it: &Object| it.in_memory().any(|(on, _)| on == node);
+            let may_go = |it: &Object| is_there(it) && !none_of.contains(&it.namespace());
+            self.tier.next_shielded(&self.cx, may_go).filter(|_| !on_disk_only)
         })?;
         let pinned = self.cx.catalog.get(victim).is_some_and(|it| it.hard_pin());
         (!(samples_too && pinned)).then_some(victim)
@@ -697,6 +733,13 @@ fn charge(request: &ReserveItem) -> u64 {
     space_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
 }
 
+/// The same, for one copy on a node.
+fn charge_at(caller: &Caller, node: NodeIndex, request: &ReserveItem) -> Charge {
+    let memory = space_for(request.len).unwrap_or(u64::MAX);
+    let (namespace, client) = (caller.namespace, Some(caller.client));
+    Charge { namespace, client, node, space: charge(request), memory }
+}
+
 /// The bytes that its stream counts.
 fn in_stream(request: &ReserveItem) -> u64 {
     request.len.saturating_add(request.options.elsewhere)
@@ -704,6 +747,27 @@ fn in_stream(request: &ReserveItem) -> u64 {
 
 fn has_space(item: &Item) -> bool {
     matches!(item.done, Some(ReserveOutcome::Space(_)))
+}
+
+/// A put waits in its queue. One whose client has its share waits in a queue of that client: it must not hold
+/// up the others.
+fn enter_queue(quotas: &mut Quotas, op: OpId, reserving: &mut Reserving) {
+    let lacks_share =
+        |it: &Item| matches!(&it.done, Some(ReserveOutcome::Full(full)) if full.lacks == Resource::Share);
+    let (namespace, client) = (reserving.caller.namespace, reserving.caller.client);
+    let queue_key = match reserving.items.iter().any(lacks_share) {
+        true => (namespace, format!("{SHARE_QUEUE}{}", client.0)),
+        false => reserving.queue_key.clone(),
+    };
+    let is_there = reserving.queued && queue_key == reserving.queue_key;
+    if is_there {
+        return;
+    }
+    if std::mem::replace(&mut reserving.queued, true) {
+        quotas.leave_queue(&reserving.queue_key, op);
+    }
+    quotas.queue(queue_key.clone(), op);
+    reserving.queue_key = queue_key;
 }
 
 /// Whether an item lacks space now and may find it later.

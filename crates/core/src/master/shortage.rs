@@ -95,7 +95,7 @@ impl Lack {
         let space = space_for(object.len()).unwrap_or(0);
         self.bytes = self.bytes.saturating_sub(space);
         let freed = match self.resource {
-            Resource::Bytes | Resource::Contiguous => space,
+            Resource::Bytes | Resource::Contiguous | Resource::Share => space,
             Resource::Slots => 1,
             Resource::KeySpace => {
                 let attributes = object.attributes().map_or(0, |it: &Attributes| it.to_bytes().len());
@@ -112,7 +112,7 @@ impl Objects {
     pub(super) fn lack(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
         let lack = self.lack_of(node, refused, need);
         let is_kept = match lack.resource {
-            Resource::Bytes => false,
+            Resource::Bytes | Resource::Share => false,
             Resource::Slots => sabotaged!(self.cx.config.sabotage, KeepSlots),
             Resource::KeySpace => sabotaged!(self.cx.config.sabotage, KeepKeySpace),
             Resource::Contiguous => sabotaged!(self.cx.config.sabotage, KeepPieces),

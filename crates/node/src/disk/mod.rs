@@ -28,7 +28,7 @@ use tiffin_types::{
 use crate::serves;
 
 /// Copies per announcement.
-const ANNOUNCE_ITEMS_MAX: usize = 8192;
+const ANNOUNCE_ITEMS_MAX: usize = 1024;
 /// Maximum number of bytes of names on a page: keys may be long, messages are bounded.
 const ANNOUNCE_BYTES_MAX: usize = ANNOUNCE_ITEMS_MAX << 10;
 

@@ -50,6 +50,7 @@ use crate::metrics::Counters;
 use crate::reply_path::ReplyPath;
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
+use crate::turnstile::{Turn, Turnstile};
 use crate::watch::Kind;
 use crate::{StartError, host, http, traced};
 
@@ -76,6 +77,8 @@ pub(crate) struct Shared {
     // Guards the core and its connections. It is held while the core decides and while frames are written
     // to non-blocking sockets; never across an await.
     state: CoreLock<State>,
+    /// Whose request is decided next.
+    turnstile: Turnstile,
     supervisor: Arc<Supervisor>,
     /// Notified when the core wants to be woken before the timer does.
     earlier: Notify,
@@ -369,6 +372,7 @@ impl Shared {
         let supervisor = Supervisor::new();
         Ok(Self {
             state: CoreLock::new(state, "the master's core", &supervisor),
+            turnstile: Turnstile::default(),
             supervisor,
             earlier: Notify::new(),
             work: Notify::new(),
@@ -516,6 +520,11 @@ impl Shared {
 
     /// Lets the core decide, and carries out its effects. `timed` is the request, for the counters.
     fn handle(&self, event: Event, timed: Option<&Timed>) {
+        self.handle_in_turn(event, timed, None);
+    }
+
+    /// The same for a request that had to wait for its turn, which ends here.
+    fn handle_in_turn(&self, event: Event, timed: Option<&Timed>, turn: Option<Turn<'_>>) {
         let mut answers = Vec::new();
         {
             let mut state = self.lock();
@@ -528,6 +537,7 @@ impl Shared {
             self.drain(&mut state, now, timed, &mut answers);
             timed.into_iter().for_each(|it| state.unanswered.add(it));
         }
+        drop(turn);
         for (outbox, id, reply) in answers {
             outbox.reply(id, &reply);
         }

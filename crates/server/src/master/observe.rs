@@ -19,6 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::{Conn, Shared, State};
 use crate::metrics::{self, Asked, RequestKind, Shortage};
 use crate::traced;
+use crate::turnstile::Turn;
 use crate::watch::{self, History, Journal, Kind, Live};
 
 /// The maximum number of requests that are timed while they wait for an answer.
@@ -97,8 +98,14 @@ impl Unanswered {
 }
 
 impl Shared {
-    /// Counts a request and passes it to the core.
-    pub(super) fn asked(&self, conn: ConnId, id: RequestId, request: Request, trace: Option<TraceContext>) {
+    /// Counts a request and passes it to the core. Its turn ends when the core has decided.
+    pub(super) fn asked(
+        &self,
+        (conn, id): (ConnId, RequestId),
+        request: Request,
+        trace: Option<TraceContext>,
+        turn: Option<Turn<'_>>,
+    ) {
         if let Request::ClientToMaster(ClientToMaster::Ping(ping)) = &request {
             self.counters.client_measured(&ping.measured);
         }
@@ -115,7 +122,7 @@ impl Shared {
             }),
             is_answered: Cell::new(false),
         };
-        self.handle(super::Event::Request(conn, id, request), Some(&timed));
+        self.handle_in_turn(super::Event::Request(conn, id, request), Some(&timed), turn);
     }
 
     /// Adds what a member has measured.
@@ -218,7 +225,7 @@ impl Shared {
             transfers: self.counters.transfers(&stat),
             waiting: waiting as u64,
             undecided: undecided as u64,
-            limits,
+            limits: limits.into_iter().chain([self.turnstile.stat()]).collect(),
             events: self.watched.journal.counts(),
             spans: self.tracer.as_ref().map_or((0, 0), |it| (it.exported(), it.dropped())),
             ..self.snapshot(&stat)

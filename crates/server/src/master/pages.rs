@@ -162,7 +162,7 @@ impl Shared {
         let hello =
             Hello { client, namespace: namespace.to_owned(), label: "pages".to_owned(), ..Hello::default() };
         self.handle(Event::Opened(conn, hello), None);
-        self.asked(conn, REQUEST, Request::ClientToMaster(request), None);
+        self.asked((conn, REQUEST), Request::ClientToMaster(request), None, None);
         receiver.await.unwrap_or_else(|_| unavailable("the master was restarted meanwhile; retry"))
     }
 }

@@ -17,6 +17,7 @@ use crate::access::Holder;
 use crate::listen::{Door, Host, forbidden};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::Supervisor;
+use crate::turnstile;
 
 /// How long the refusal of a standby may take.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
@@ -51,8 +52,11 @@ impl Host for Shared {
                 welcome,
                 clients,
                 &holder,
-                |(conn, id), request, trace, outbox| match request {
-                    Request::ClientToMaster(request) => self.asked(conn, id, request.into(), trace),
+                &self.turnstile,
+                |(conn, id), request, trace, outbox, turn| match request {
+                    Request::ClientToMaster(request) => {
+                        self.asked((conn, id), request.into(), trace, Some(turn));
+                    }
                     Request::Hello(_)
                     | Request::Goodbye
                     | Request::MemberToMaster(_)
@@ -80,6 +84,8 @@ impl Host for Shared {
             return;
         }
         // The core knows the client before the welcome, because a welcomed client opens lanes.
+        let is_client = hello.role == Role::Client;
+        let who = (turnstile::group(&hello.namespace), hello.client.0);
         let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
         else {
             return;
@@ -93,7 +99,11 @@ impl Host for Shared {
                         continue;
                     }
                     self.measured(visit.segment, &request);
-                    self.asked(visit.conn, id, request, inbox.trace());
+                    let turn = match is_client {
+                        true => Some(self.turnstile.enter(who, turnstile::cost(&request)).await),
+                        false => None,
+                    };
+                    self.asked((visit.conn, id), request, inbox.trace(), turn);
                 }
                 Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
             }

@@ -310,14 +310,18 @@ pub(crate) fn shown_namespaces(namespaces: &[NamespaceStat], limit: usize) -> Ve
 fn namespaces(page: &mut Page, all: &[NamespaceStat]) {
     page.gauge("tiffin_namespaces", "Namespaces that a client has used", all.len() as u64);
     let namespaces = shown_namespaces(all, NAMESPACES_MAX);
-    let rows: [KindRow<NamespaceStat, Option<u64>>; 12] = [
+    let rows: [KindRow<NamespaceStat, Option<u64>>; 14] = [
         ("objects", "gauge", "Objects", |it| Some(it.objects)),
         ("bytes", "gauge", "Bytes of objects, each counted once", |it| Some(it.bytes)),
         ("used_bytes", "gauge", "Memory in use, each copy counted, reservations included", |it| {
             Some(it.used)
         }),
         ("reserved_bytes", "gauge", "The part of it that writers have reserved", |it| Some(it.granted)),
+        ("in_view_bytes", "gauge", "The part of it that removed objects take while they are in view", |it| {
+            Some(it.held)
+        }),
         ("quota_bytes", "gauge", "The limit of it, if there is one", |it| it.quota),
+        ("guaranteed_bytes", "gauge", "Memory that other namespaces leave to it", |it| it.guaranteed),
         ("puts_waiting", "gauge", "Puts that wait for memory", |it| Some(it.waiting)),
         ("samples", "gauge", "Samples that are not consumed", |it| Some(it.samples)),
         ("sample_bytes", "gauge", "Their bytes", |it| Some(it.sample_bytes)),

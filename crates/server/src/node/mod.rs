@@ -61,6 +61,7 @@ use crate::listen::{self, Door, Host, forbidden};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::traced::{self, TracedRequests};
+use crate::turnstile::{self, Turn, Turnstile};
 use crate::{StartError, host};
 
 /// The step in which the memory for slot records and names grows, at the expense of the memory for objects.
@@ -114,6 +115,8 @@ pub(crate) struct Shared {
     // Guards the core, the control segment and the connections. It is held while the core decides and while
     // memory and non-blocking sockets are written; never across an await.
     state: CoreLock<State>,
+    /// Whose request is decided next.
+    turnstile: Turnstile,
     supervisor: Arc<Supervisor>,
     info: NodeInfo,
     master: Masters,
@@ -198,6 +201,7 @@ impl NodeServer {
         };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
+            turnstile: Turnstile::default(),
             supervisor,
             info,
             master: config.master.clone(),
@@ -431,19 +435,25 @@ impl Host for Shared {
             let client = greeting.hello.client;
             let conn = reply_path::add_lane(self.lock().clients(), &greeting);
             let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
-            let serve = |(conn, id), request, trace: Option<TraceContext>, outbox: &Outbox| match request {
-                Request::ClientToNode(request) => {
-                    self.serve((conn, client), outbox, id, request, trace);
-                }
-                Request::Hello(_)
-                | Request::Goodbye
-                | Request::ClientToMaster(_)
-                | Request::MemberToMaster(_)
-                | Request::MasterToMember(_) => outbox.reply(id, &wrong_direction("a lane to a node")),
-            };
-            return reply_path::serve_lane(greeting, welcome, conn, &holder, serve).await;
+            let serve =
+                |(conn, id), request, trace: Option<TraceContext>, outbox: &Outbox, _turn: Turn<'_>| {
+                    match request {
+                        Request::ClientToNode(request) => {
+                            self.serve((conn, client), outbox, id, request, trace);
+                        }
+                        Request::Hello(_)
+                        | Request::Goodbye
+                        | Request::ClientToMaster(_)
+                        | Request::MemberToMaster(_)
+                        | Request::MasterToMember(_) => {
+                            outbox.reply(id, &wrong_direction("a lane to a node"))
+                        }
+                    }
+                };
+            return reply_path::serve_lane(greeting, welcome, conn, &holder, &self.turnstile, serve).await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
+        let who = (turnstile::group(&greeting.hello.namespace), greeting.hello.client.0);
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
         let (_, mut inbox) = greeting.welcome(welcome);
@@ -454,6 +464,7 @@ impl Host for Shared {
                 visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
                 continue;
             }
+            let _turn = self.turnstile.enter(who, turnstile::cost(&request)).await;
             match request {
                 Request::ClientToNode(request) => {
                     self.serve((visit.conn, visit.client), &visit.outbox, id, request, inbox.trace());

@@ -226,7 +226,8 @@ impl World {
         self.next_client += 1;
         let id = ClientId(self.next_client);
         let shares = self.rng.percent(self.plan.sharing_percent);
-        let namespace = u8::from(self.rng.once_in(8));
+        let is_rare = self.rng.once_in(8);
+        let namespace = u8::from(if self.plan.guaranteed_percent > 0 { client % 2 == 1 } else { is_rare });
         let Some(it) = self.clients.get_mut(client) else { return };
         let incarnation = it.incarnation + 1;
         *it = Client { id, incarnation, alive: true, shares, namespace, ..Client::absent(self.sabotage) };

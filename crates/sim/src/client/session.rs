@@ -419,6 +419,7 @@ impl World {
                 Resource::Slots => Point::PutLacksSlots,
                 Resource::KeySpace => Point::PutLacksKeySpace,
                 Resource::Contiguous => Point::PutLacksContiguous,
+                Resource::Share => Point::PutLacksShare,
             },
             PutOutcome::NoNode => Point::PutNoNode,
             PutOutcome::OverQuota(_) => Point::PutOverQuota,

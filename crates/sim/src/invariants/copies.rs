@@ -68,6 +68,10 @@ impl World {
     /// Whether a node without the object has memory for it, and its namespace a quota.
     fn could_copy(&self, places: &Places, namespace: u8, len: u64) -> bool {
         let Some(need) = space_for(len) else { return false };
+        // Free memory may be guaranteed to the other namespace.
+        if self.plan.guaranteed_percent > 0 {
+            return false;
+        }
         let name = crate::keyspace::namespace_name(namespace);
         let namespaces = self.leader().into_iter().flat_map(|it| it.stat().namespaces);
         let mut over = namespaces.filter(|it| it.name == name);

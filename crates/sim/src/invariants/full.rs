@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tiffin_node::{SlotRecord, SlotState};
 use tiffin_types::{
     ConnId, RequestId, SegmentId, Tick,
-    message::{NodeStat, Reserve, ReserveOutcome, Reserved},
+    message::{NodeStat, Reserve, ReserveOutcome, Reserved, Resource},
     space_for,
 };
 
@@ -89,7 +89,13 @@ impl World {
             return self.oracle.fail("r19", fail);
         }
         let [ReserveOutcome::Full(full)] = reserved.items.as_slice() else { return };
-        if full.never || self.plan.has_disks() || !self.plan.evict_soft_pinned {
+        // Memory that is guaranteed to another namespace is not evicted, and not used.
+        let is_reserved_for_others = self.plan.guaranteed_percent > 0;
+        if full.never || self.plan.has_disks() || !self.plan.evict_soft_pinned || is_reserved_for_others {
+            return;
+        }
+        // The rule is that of the client, whatever could be evicted.
+        if full.lacks == Resource::Share {
             return;
         }
         let Some(master) = &self.master else { return };

@@ -12,12 +12,15 @@
 //! | [`copies`] | lost copies are made again, and none too many stays |
 //! | [`expiry`] | an object exists until its TTL is over, and not after that |
 //! | [`full`] | `Full` is answered only when nothing is left to evict (R19) |
+//! | [`guaranteed`] | memory that is guaranteed to a namespace is not used by another one (P5) |
+//! | [`walls`] | no answer to a client contains an object of another namespace (P9) |
 //! | [`memory`] | usage counters are correct, memory is used once, nothing leaks |
 //! | [`liveness`] | after the faults stop, everything ends |
 
 mod copies;
 pub(crate) mod expiry;
 pub(crate) mod full;
+mod guaranteed;
 mod liveness;
 mod memory;
 mod p1;
@@ -28,3 +31,4 @@ mod p8;
 pub(crate) mod r16;
 mod streams;
 pub(crate) mod tier;
+mod walls;

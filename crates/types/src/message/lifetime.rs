@@ -49,6 +49,8 @@ pub struct Policy {
     pub max_hold_ms: Option<u64>,
     /// What happens to its objects when memory is short; `None` takes the master's setting.
     pub demotion: Option<Demotion>,
+    /// The number of bytes of memory that other namespaces leave to this one.
+    pub guaranteed: Option<u64>,
 }
 
 impl Policy {
@@ -59,6 +61,7 @@ impl Policy {
             quota: if change.keep_quota { self.quota } else { change.quota },
             max_hold_ms: if change.keep_max_hold { self.max_hold_ms } else { change.max_hold_ms },
             demotion: if change.keep_demotion { self.demotion } else { change.demotion },
+            guaranteed: if change.keep_guaranteed { self.guaranteed } else { change.guaranteed },
         }
     }
 }
@@ -80,6 +83,10 @@ pub struct PolicyChange {
     pub keep_max_hold: bool,
     /// The demotion does not change.
     pub keep_demotion: bool,
+    /// See [`Policy::guaranteed`].
+    pub guaranteed: Option<u64>,
+    /// The guaranteed minimum does not change.
+    pub keep_guaranteed: bool,
 }
 
 impl Default for PolicyChange {
@@ -97,6 +104,8 @@ impl PolicyChange {
         keep_quota: true,
         keep_max_hold: true,
         keep_demotion: true,
+        guaranteed: None,
+        keep_guaranteed: true,
     };
 
     /// Sets the quota, or removes it.
@@ -116,12 +125,19 @@ impl PolicyChange {
     pub const fn demotion(self, demotion: Option<Demotion>) -> Self {
         Self { demotion, keep_demotion: false, ..self }
     }
+
+    /// Guarantees a minimum of memory, or no longer does.
+    #[must_use]
+    pub const fn guaranteed(self, guaranteed: Option<u64>) -> Self {
+        Self { guaranteed, keep_guaranteed: false, ..self }
+    }
 }
 
 impl From<Policy> for PolicyChange {
     /// Replaces all limits.
     fn from(it: Policy) -> Self {
-        Self::NONE.quota(it.quota).max_hold_ms(it.max_hold_ms).demotion(it.demotion)
+        let limits = Self::NONE.quota(it.quota).max_hold_ms(it.max_hold_ms);
+        limits.demotion(it.demotion).guaranteed(it.guaranteed)
     }
 }
 

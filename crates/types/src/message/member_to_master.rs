@@ -159,6 +159,20 @@ pub struct Heartbeat {
     pub viewers: Vec<Viewer>,
     /// The growth of each histogram since the last heartbeat. The shells fill it in and read it.
     pub measured: Vec<Measured>,
+    /// Who pays for memory of retired objects, those that hold most of it first, at most
+    /// [`HELD_NAMESPACES_MAX`](crate::HELD_NAMESPACES_MAX).
+    pub held: Vec<HeldBy>,
+    /// Views that were not begun since the node started, because their client had its share.
+    pub views_refused: u64,
+}
+
+/// The memory of retired objects of one namespace that clients still view or copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldBy {
+    /// Its name.
+    pub namespace: String,
+    /// That memory.
+    pub bytes: u64,
 }
 
 /// A client with views of retired objects, whose memory cannot be reclaimed.
@@ -199,4 +213,6 @@ pub struct Released {
     pub slot_refs: Vec<SlotRef>,
     /// The usage of the node.
     pub usage: Usage,
+    /// See [`Heartbeat::held`].
+    pub held: Vec<HeldBy>,
 }

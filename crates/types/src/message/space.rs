@@ -60,6 +60,8 @@ pub enum Resource {
     KeySpace,
     /// Free runs that are long enough: at most [`EXTENTS_MAX`](crate::EXTENTS_MAX) of them hold the value.
     Contiguous,
+    /// What one client may hold in reservations, given what all clients hold: other clients still get memory.
+    Share,
 }
 
 /// Why a node has no space for an object, and what must be freed there before it is asked again.
@@ -96,6 +98,9 @@ pub struct Allocate {
     /// The items are offers, see [`Reserve::spare`](super::Reserve::spare): no other offer is recalled for
     /// them.
     pub offered: bool,
+    /// The free bytes that must be left, because other namespaces have a right to them. What the master has
+    /// evicted may be in view, so that only the node knows how much is free.
+    pub keep: u64,
 }
 
 /// The space for one copy.

@@ -138,10 +138,14 @@ pub struct NamespaceStat {
     pub bytes: u64,
     /// The memory of nodes that it uses, reservations included, each copy counted.
     pub used: u64,
-    /// The part of that which is reserved by writers.
+    /// The part of it that is reserved by writers.
     pub granted: u64,
-    /// The limit of that; `None` if there is none.
+    /// The part of it that removed objects still take, because clients view or copy them.
+    pub held: u64,
+    /// The limit of `used`; `None` if there is none.
     pub quota: Option<u64>,
+    /// The memory that other namespaces leave to it; `None` if there is no such minimum.
+    pub guaranteed: Option<u64>,
     /// The number of samples that are not consumed yet.
     pub samples: u64,
     /// How many of these are leased.

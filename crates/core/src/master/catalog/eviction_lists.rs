@@ -145,11 +145,23 @@ pub(in crate::master) enum Scope {
     Node(NodeIndex),
     /// In the quota of a namespace.
     Namespace(NamespaceIndex),
+    /// In the memory of a node, by one namespace.
+    NamespaceOn(NamespaceIndex, NodeIndex),
 }
 
 impl EvictionLists {
     fn of_node(&self, node: NodeIndex) -> impl Iterator<Item = &[Ends; LIST_COUNT]> + Clone {
         self.nodes.get(node.0 as usize).into_iter().flatten()
+    }
+
+    /// The lists of a node without those of some namespaces.
+    fn of_node_without<'a>(
+        &'a self,
+        node: NodeIndex,
+        spared: &'a [NamespaceIndex],
+    ) -> impl Iterator<Item = &'a [Ends; LIST_COUNT]> + Clone {
+        let is_spared = |at: usize| spared.iter().any(|it| it.position() == at);
+        self.of_node(node).enumerate().filter(move |(at, _)| !is_spared(*at)).map(|it| it.1)
     }
 
     fn of_namespace(
@@ -301,14 +313,15 @@ fn victim<'a>(
 }
 
 impl Catalog {
-    /// The next victim on a node.
+    /// The next victim on a node, of any but these namespaces.
     pub(in crate::master) fn next_victim(
         &self,
         node: NodeIndex,
         now: Tick,
         rules: Eviction,
+        spared: &[NamespaceIndex],
     ) -> Option<ObjectIndex> {
-        let ends = || self.lists.of_node(node);
+        let ends = || self.lists.of_node_without(node, spared);
         victim(ends(), now, rules).or_else(|| self.hidden_victim(ends().map(|it| (node, it)), now, rules))
     }
 
@@ -367,7 +380,17 @@ impl Catalog {
                 let ends = self.lists.of_namespace(namespace);
                 ends.map(|(node, ends)| of_node(node, ends)).fold(0, u64::saturating_add)
             }
+            Scope::NamespaceOn(namespace, node) => {
+                let mut ends = self.lists.of_node(node).skip(namespace.position());
+                ends.next().map_or(0, |ends| of_node(node, ends))
+            }
         }
+    }
+
+    /// Memory of a namespace's objects on a node.
+    pub(in crate::master) fn space_on(&self, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
+        let ends = self.lists.of_node(node).nth(namespace.position());
+        ends.map_or(0, |ends| ends.iter().map(|it| it.bytes).fold(0, u64::wrapping_add))
     }
 
     /// The bytes of a list's objects whose leases have ended. Leases end in the order of the list, except
@@ -417,7 +440,7 @@ impl Catalog {
     ///   `since`.
     /// - An ended lease alone protects nothing.
     ///
-    /// `is_promoted` says which objects were promoted and not read since. `None` if the objects are not
+    /// Objects of `spared` namespaces stay. `is_promoted` says which objects were promoted and not read since. `None` if the objects are not
     /// enough.
     pub(in crate::master) fn cold_victims(
         &self,
@@ -426,12 +449,17 @@ impl Catalog {
         (unread_ms, read_ms): (u64, u64),
         need: u64,
         is_promoted: impl Fn(ObjectIndex) -> bool,
+        spared: &[NamespaceIndex],
     ) -> Option<Vec<ObjectIndex>> {
         let (mut found, mut seen, mut sum) = (Vec::new(), BTreeSet::new(), 0);
         for lists in
             [&[EvictionList::OnDiskUnread][..], &[EvictionList::OnDiskIdle, EvictionList::OnDiskLeased]]
         {
             let mut next = self.heads(scope, lists);
+            // All objects of a list are of one namespace.
+            let is_spared =
+                |index: u32| self.objects.get(index).is_some_and(|it| spared.contains(&it.namespace()));
+            next.retain(|it| !is_spared(it.1));
             while sum < need {
                 let touched = |at: &(NodeIndex, u32)| self.objects.get(at.1).map(Object::touched);
                 let oldest = next.iter().enumerate().filter_map(|(at, it)| Some((touched(it)?, at))).min();
@@ -469,6 +497,7 @@ impl Catalog {
                 let is_wanted = match scope {
                     Scope::Node(wanted) => wanted == node,
                     Scope::Namespace(wanted) => wanted.position() == at,
+                    Scope::NamespaceOn(wanted, on) => wanted.position() == at && on == node,
                 };
                 let of = lists.iter().filter_map(|list| ends.get(*list as usize)).filter(|_| is_wanted);
                 heads.extend(of.filter(|it| it.oldest != NIL).map(|it| (node, it.oldest)));

@@ -119,6 +119,11 @@ fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
     }
 }
 
+fn count_pin(namespaces: &mut [Namespace], namespace: NamespaceIndex, change: i64) {
+    let found = namespaces.get_mut(namespace.position()).filter(|it| it.index == namespace);
+    found.into_iter().for_each(|it| it.pins = it.pins.wrapping_add_signed(change));
+}
+
 /// One namespace's name and totals.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -129,6 +134,8 @@ pub(super) struct Namespace {
     pub(super) bytes: u64,
     /// Memory of its objects on all nodes, each copy counted.
     pub(super) committed: u64,
+    /// Number of its hard pins, of all owners.
+    pub(super) pins: u64,
 }
 
 /// The results of names that were looked up together, in their order.
@@ -220,7 +227,7 @@ impl Catalog {
                 assert!(self.namespaces.len() < 1 << POSITION_BITS, "too many namespaces");
                 let index = NamespaceIndex(self.namespaces.len() as u32);
                 let name = name.to_owned();
-                self.namespaces.push(Namespace { index, name, objects: 0, bytes: 0, committed: 0 });
+                self.namespaces.push(Namespace { index, name, objects: 0, bytes: 0, committed: 0, pins: 0 });
                 index
             }
         };
@@ -331,6 +338,7 @@ impl Catalog {
             for owner in &attributes.pins {
                 self.pins.insert((namespace, owner.clone(), index));
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
+                count_pin(&mut self.namespaces, namespace, 1);
             }
         }
         self.names.insert(hash, index);
@@ -352,6 +360,7 @@ impl Catalog {
             for owner in &attributes.pins {
                 self.pins.remove(&(object.namespace(), owner.clone(), index.0));
                 subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
+                count_pin(&mut self.namespaces, object.namespace(), -1);
             }
         }
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().position()) {
@@ -435,12 +444,14 @@ impl Catalog {
         for owner in &attributes.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
+                count_pin(&mut self.namespaces, namespace, 1);
             }
         }
         let pins = attributes.pins.clone();
         for owner in object.set_attributes(attributes).pins.into_iter().filter(|it| !pins.contains(it)) {
             if self.pins.remove(&(namespace, owner.clone(), index.0)) {
                 subtract(&mut self.owners, (namespace, owner), len);
+                count_pin(&mut self.namespaces, namespace, -1);
             }
         }
         self.objects.get(index.0).into_iter().for_each(|it| self.expiries.list(index.0, it));

@@ -30,7 +30,7 @@ fn put(catalog: &mut Catalog, now: u64, name: &str, hard_pin: bool, soft_until: 
 
 fn victims(catalog: &mut Catalog, now: u64, rules: Eviction) -> Vec<String> {
     let mut names = Vec::new();
-    while let Some(index) = catalog.next_victim(NODE, Tick(now), rules) {
+    while let Some(index) = catalog.next_victim(NODE, Tick(now), rules, &[]) {
         names.push(catalog.remove(index).unwrap().key().to_string());
     }
     names
@@ -172,7 +172,7 @@ fn quota_eviction_is_limited_to_the_namespace() {
         NewObject { namespace: mine, key, generation, len: 10, attributes, writer, soft_until, replicas };
     let index = catalog.insert(Tick(10_000), new);
     assert_eq!(catalog.next_victim_of(mine, Tick(10_001), Eviction::default()), index);
-    assert_eq!(catalog.next_victim(OTHER, Tick(10_001), Eviction::default()), Some(ObjectIndex(0)));
+    assert_eq!(catalog.next_victim(OTHER, Tick(10_001), Eviction::default(), &[]), Some(ObjectIndex(0)));
     catalog.touch(index.unwrap(), Tick(10_001), Some(Tick(10_100)));
     assert_eq!(catalog.next_victim_of(mine, Tick(10_002), Eviction::default()), None);
     assert_eq!(catalog.next_lease_end(Tick(10_002)), Some(Tick(10_100)));

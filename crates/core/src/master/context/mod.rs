@@ -10,6 +10,7 @@
 
 pub(in crate::master) mod cluster;
 pub(in crate::master) mod confirmed;
+pub(in crate::master) mod guarantees;
 pub(in crate::master) mod quotas;
 pub(in crate::master) mod saved;
 
@@ -367,10 +368,11 @@ impl Context {
         self.waiting.enter(op, asked, caller, self.config.limits, self.config.sabotage)
     }
 
-    /// Bytes that a namespace uses, reservations included.
+    /// Bytes that a namespace uses, with reservations, and removed objects that are still in view.
     pub(in crate::master) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
-        committed.saturating_add(self.quotas.granted(namespace))
+        let held = if sabotaged!(self.config.sabotage, ViewForFree) { 0 } else { self.held(namespace) };
+        committed.saturating_add(self.quotas.granted(namespace)).saturating_add(held)
     }
 
     /// Emits a notice for an object that was added to the catalog. The cluster is not empty any more.

@@ -6,24 +6,35 @@
 //!
 //! **Invariant:** a namespace's reservations and objects together never exceed its quota.
 
-use std::{collections::BTreeMap, ops::Bound};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ops::Bound,
+};
 
 use crate::{
-    ClientId, SlotRef,
+    ClientId, SlotRef, is_within_share,
     master::{
         OpId,
         catalog::{LabelIndex, NamespaceIndex, NodeIndex},
         stream::StreamIndex,
     },
     message::Policy,
+    space_for,
 };
 
 /// The policies and reservations of each namespace, and the queues of waiting puts.
 #[derive(Debug, Default)]
 pub(in crate::master) struct Quotas {
     policies: BTreeMap<NamespaceIndex, Policy>,
+    /// The guaranteed minimums of these policies.
+    guaranteed: BTreeMap<NamespaceIndex, u64>,
+    /// The memory of the reservations of namespaces with a minimum, by node.
+    granted_on: BTreeMap<(NamespaceIndex, NodeIndex), u64>,
     /// The bytes and number of the reservations of each namespace, offers without their bytes.
     granted: BTreeMap<NamespaceIndex, Granted>,
+    /// The same of each client, and of all.
+    by_client: BTreeMap<ClientId, Granted>,
+    granted_bytes: u64,
     /// Which namespace each reservation is charged to.
     grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
     /// The puts of each queue, in the order in which they joined. No queue is empty.
@@ -49,6 +60,29 @@ struct Granted {
     count: u64,
 }
 
+impl Granted {
+    fn add(&mut self, space: u64) {
+        (self.bytes, self.count) = (self.bytes.saturating_add(space), self.count + 1);
+    }
+
+    fn subtract(&mut self, space: u64) {
+        (self.bytes, self.count) = (self.bytes.saturating_sub(space), self.count - 1);
+    }
+}
+
+/// Who pays for space on a node, which is requested or reserved.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::master) struct Charge {
+    pub(in crate::master) namespace: NamespaceIndex,
+    /// None if it is for no client.
+    pub(in crate::master) client: Option<ClientId>,
+    pub(in crate::master) node: NodeIndex,
+    /// The bytes that count for quotas and shares.
+    pub(in crate::master) space: u64,
+    /// The bytes of the node's memory.
+    pub(in crate::master) memory: u64,
+}
+
 /// Identifies a queue: the puts of a namespace into the same stream, or into none.
 pub(in crate::master) type QueueKey = (NamespaceIndex, String);
 
@@ -62,6 +96,18 @@ struct Grant {
     offered: bool,
     /// None if it belongs to no client.
     terms: Option<Terms>,
+}
+
+impl Grant {
+    /// Bytes of the node's memory.
+    fn memory(&self) -> u64 {
+        self.terms.as_ref().and_then(|it| space_for(it.len)).unwrap_or(self.space)
+    }
+
+    fn charge(&self, node: NodeIndex) -> Charge {
+        let (space, memory) = if self.offered { (0, 0) } else { (self.space, self.memory()) };
+        Charge { namespace: self.namespace, client: self.terms.map(|it| it.client), node, space, memory }
+    }
 }
 
 /// The client of a reservation, and the object that it is for.
@@ -98,6 +144,19 @@ impl Quotas {
     }
 
     pub(in crate::master) fn set_policy(&mut self, namespace: NamespaceIndex, policy: Policy) {
+        let guaranteed = policy.guaranteed.filter(|it| *it > 0);
+        match guaranteed {
+            Some(guaranteed) => self.guaranteed.insert(namespace, guaranteed),
+            None => self.guaranteed.remove(&namespace),
+        };
+        // What is planned meanwhile and not granted yet is counted when it is granted.
+        self.granted_on.retain(|it, _| it.0 != namespace);
+        if guaranteed.is_some() {
+            let of_it = |it: &&Grant| it.namespace == namespace && !it.offered;
+            for ((node, _), grant) in self.grants.iter().filter(|it| of_it(&it.1)) {
+                *self.granted_on.entry((namespace, *node)).or_default() += grant.memory();
+            }
+        }
         if policy == Policy::default() {
             self.policies.remove(&namespace);
         } else {
@@ -105,16 +164,63 @@ impl Quotas {
         }
     }
 
-    /// Charges space that is about to be requested.
-    pub(in crate::master) fn plan(&mut self, namespace: NamespaceIndex, space: u64) {
-        let granted = self.granted.entry(namespace).or_default();
-        (granted.bytes, granted.count) = (granted.bytes.saturating_add(space), granted.count + 1);
+    /// The guaranteed minimums.
+    pub(in crate::master) fn guaranteed(&self) -> &BTreeMap<NamespaceIndex, u64> {
+        &self.guaranteed
+    }
+
+    /// The memory of a node that is reserved for a namespace with a guaranteed minimum.
+    pub(in crate::master) fn granted_on(&self, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
+        self.granted_on.get(&(namespace, node)).copied().unwrap_or(0)
+    }
+
+    /// Whether a client may reserve `space` more, if the nodes have `capacity` bytes.
+    pub(in crate::master) fn is_within_share(&self, client: ClientId, space: u64, capacity: u64) -> bool {
+        let own = self.by_client.get(&client).map_or(0, |it| it.bytes);
+        is_within_share(own, space, self.granted_bytes.saturating_add(space), capacity)
+    }
+
+    /// Number of reservations of a client, and of a namespace.
+    pub(in crate::master) fn counts(&self, client: ClientId, namespace: NamespaceIndex) -> (u64, u64) {
+        let count = |it: Option<&Granted>| it.map_or(0, |it| it.count);
+        (count(self.by_client.get(&client)), count(self.granted.get(&namespace)))
+    }
+
+    /// The most reservations of any client, and of any namespace, and the most bytes of any client.
+    pub(in crate::master) fn most(&self) -> (u64, u64, u64) {
+        let most = |counts: &mut dyn Iterator<Item = u64>| counts.max().unwrap_or(0);
+        let of_clients = most(&mut self.by_client.values().map(|it| it.count));
+        let of_namespaces = most(&mut self.granted.values().map(|it| it.count));
+        (of_clients, of_namespaces, most(&mut self.by_client.values().map(|it| it.bytes)))
+    }
+
+    /// Charges space that is about to be requested from a node.
+    pub(in crate::master) fn plan(&mut self, at: Charge) {
+        self.granted.entry(at.namespace).or_default().add(at.space);
+        self.granted_bytes = self.granted_bytes.saturating_add(at.space);
+        if let Some(client) = at.client {
+            self.by_client.entry(client).or_default().add(at.space);
+        }
+        if self.guaranteed.contains_key(&at.namespace) {
+            *self.granted_on.entry((at.namespace, at.node)).or_default() += at.memory;
+        }
     }
 
     /// The space was not found. This wakes no waiting put, because nothing became free.
-    pub(in crate::master) fn unplan(&mut self, namespace: NamespaceIndex, space: u64) {
-        let granted = self.granted.entry(namespace).or_default();
-        (granted.bytes, granted.count) = (granted.bytes.saturating_sub(space), granted.count - 1);
+    pub(in crate::master) fn unplan(&mut self, at: Charge) {
+        self.granted.entry(at.namespace).or_default().subtract(at.space);
+        self.granted_bytes = self.granted_bytes.saturating_sub(at.space);
+        if let Some(client) = at.client
+            && let Entry::Occupied(mut entry) = self.by_client.entry(client)
+        {
+            entry.get_mut().subtract(at.space);
+            if entry.get().count == 0 {
+                entry.remove();
+            }
+        }
+        if let Some(granted) = self.granted_on.get_mut(&(at.namespace, at.node)) {
+            *granted = granted.saturating_sub(at.memory);
+        }
     }
 
     /// Planned space became a reservation.
@@ -143,8 +249,9 @@ impl Quotas {
         terms: Terms,
     ) {
         let grant = Grant { namespace, who, space, offered: true, terms: Some(terms) };
+        let charge = grant.charge(node);
         if self.grants.insert((node, slot_ref), grant).is_none() {
-            self.plan(namespace, 0);
+            self.plan(charge);
         }
     }
 
@@ -167,8 +274,8 @@ impl Quotas {
 
     /// A reservation became an object, or was given up.
     pub(in crate::master) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
-        if let Some(Grant { namespace, space, offered, .. }) = self.grants.remove(&(node, slot_ref)) {
-            self.unplan(namespace, if offered { 0 } else { space });
+        if let Some(grant) = self.grants.remove(&(node, slot_ref)) {
+            self.unplan(grant.charge(node));
             if let Some((index, len)) = self.streamed.remove(&(node, slot_ref)) {
                 self.unplan_stream(index, len);
             }
@@ -201,6 +308,7 @@ impl Quotas {
     /// A namespace without settings and reservations is forgotten.
     pub(in crate::master) fn forget_namespace(&mut self, namespace: NamespaceIndex) {
         self.granted.remove(&namespace);
+        self.granted_on.retain(|it, _| it.0 != namespace);
     }
 
     /// Whether a namespace has settings, reservations or waiting puts.

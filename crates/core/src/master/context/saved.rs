@@ -231,6 +231,9 @@ impl Master {
                 refuse(Reason::Busy, "too many namespaces have a policy: reset those that are not needed");
             return self.objects.cx.reply(conn, id, reply);
         }
+        if let Some(refusal) = self.objects.cx.forbids(namespace, change) {
+            return self.objects.cx.reply(conn, id, refusal);
+        }
         let before = self.objects.cx.quotas.policy(namespace).cloned().unwrap_or_default();
         let before = if sabotaged!(self.objects.cx.config.sabotage, ReplacePolicy) {
             Policy::default()

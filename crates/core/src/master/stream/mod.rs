@@ -407,7 +407,7 @@ impl Streams {
         if let Some(end) = stream.end().filter(|it| it.failure.is_some()) {
             return Next::End(end.clone());
         }
-        let most = (pull.items_max as usize).min(leases.left_for(pulling.caller.client));
+        let most = (pull.items_max as usize).min(leases.left_for(cx, &pulling.caller));
         let mut names = 0;
         let few = |it: &Generation| {
             names += stream.entry(*it).map_or(0, |it| it.key.as_bytes().len());

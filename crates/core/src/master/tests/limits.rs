@@ -16,7 +16,7 @@ impl Cluster {
         }
     }
 
-    fn limit(&self, name: &str) -> LimitStat {
+    pub(super) fn limit(&self, name: &str) -> LimitStat {
         *self.master.limits().iter().find(|it| it.name == name).unwrap()
     }
 }

@@ -7,6 +7,7 @@ mod confirmed;
 mod drain;
 mod drops;
 mod expire;
+mod guarantees;
 mod identity;
 mod lifetimes;
 mod limits;

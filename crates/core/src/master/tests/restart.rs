@@ -437,7 +437,7 @@ fn memory_in_the_process_of_a_master_that_goes_on_must_report() {
 #[test]
 fn policies_survive_and_are_limited() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
-    let policy = Policy { quota: Some(77), max_hold_ms: Some(5), demotion: None };
+    let policy = Policy { quota: Some(77), max_hold_ms: Some(5), guaranteed: Some(9), ..Policy::default() };
     cluster.unsynced = Some(Vec::new());
     let id = cluster.send(ClientToMaster::SetPolicy(policy.clone().into()));
     assert!(!cluster.replies.contains_key(&id), "it is not synced yet");

@@ -323,6 +323,8 @@ fn put_evicts_promoted_objects_as_a_last_resort() {
     assert_eq!((promoted_unused, evicted_undemoted), (1, 0));
     // After a read it is protected no longer than others.
     read(&mut cluster, "b");
+    // The first client has its share.
+    cluster.open(CLIENT, 8);
     assert!(matches!(cluster.put_waiting("newer", 1, 0), Some(ReserveOutcome::Space(_))));
     assert_eq!(cluster.where_is("b"), (false, true));
 }

@@ -16,13 +16,16 @@ impl Tier {
         &mut self,
         cx: &mut Context,
         node: NodeIndex,
-        need: u64,
+        (namespace, bytes): (NamespaceIndex, u64),
         requested: Tick,
     ) -> bool {
         let mut free = cx.members.get(node).map_or(0, |it| it.free);
+        let need = bytes.saturating_add(cx.kept_from(namespace, node));
         if free >= need {
             return true;
         }
+        // Promotions are a convenience: objects of other namespaces with a minimum never make way for them.
+        let spared: Vec<_> = cx.spared_from(namespace, node).all().collect();
         let possible = free.saturating_add(cx.catalog.on_disk_space(node)) >= need;
         if !possible {
             return false;
@@ -30,7 +33,8 @@ impl Tier {
         let times = (requested, cx.now);
         let is_promoted = |it| self.promotions.is_unread(it);
         let scope = Scope::Node(node);
-        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - free, is_promoted);
+        let (warm_ms, need) = (warm_ms(cx), need - free);
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms, need, is_promoted, &spared);
         let Some(victims) = victims else { return false };
         for victim in victims {
             let memory = cx.catalog.get(victim).and_then(|it| space_for(it.len())).unwrap_or(0);
@@ -59,7 +63,8 @@ impl Tier {
         let limit = cx.quotas.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
         let scope = Scope::Namespace(namespace);
         let (times, is_promoted) = ((requested, cx.now), |it| self.promotions.is_unread(it));
-        let victims = cx.catalog.cold_victims(scope, times, warm_ms(cx), need - left, is_promoted);
+        let (warm_ms, short) = (warm_ms(cx), need - left);
+        let victims = cx.catalog.cold_victims(scope, times, warm_ms, short, is_promoted, &[]);
         let Some(victims) = victims.filter(|_| need <= limit) else { return false };
         victims.into_iter().for_each(|victim| self.evict_cold(cx, victim, None));
         cx.quota_left(namespace) >= need
@@ -75,7 +80,7 @@ impl Tier {
     /// limit applies.
     pub(super) fn could_begin(&self, cx: &Context, index: ObjectIndex, node: NodeIndex, need: u64) -> bool {
         let Some(object) = cx.catalog.get(index) else { return false };
-        let free = cx.members.get(node).map_or(0, |it| it.free);
+        let free = cx.left_on(node, object.namespace()).unwrap_or(0);
         let unread = cx.catalog.on_disk_unread_space(node);
         let has_path = super::promote::path(cx, index).is_some_and(|it| it.1 == node);
         has_path

@@ -24,7 +24,7 @@ use super::{Tier, fetch::Fetches, shield::Shields, sketch::Sketch, waiting::Memo
 use crate::master::{
     Notice, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
-    context::Context,
+    context::{Context, quotas::Charge},
     pending_retires::Name,
 };
 use crate::{
@@ -335,7 +335,7 @@ impl Tier {
         let requested = self.promotions.queue.since(&generation).unwrap_or(cx.now);
         let begun = match () {
             () if !self.free_cold_quota(cx, namespace, need, requested) => Begun::OverQuota,
-            () if !self.free_cold_memory(cx, node, need, requested) => Begun::NoMemory,
+            () if !self.free_cold_memory(cx, node, (namespace, need), requested) => Begun::NoMemory,
             () => Begun::Running,
         };
         if begun != Begun::Running {
@@ -356,7 +356,8 @@ impl Tier {
         if let Some(member) = cx.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
         }
-        cx.quotas.plan(namespace, need);
+        let charge = Charge { namespace, client: None, node, space: need, memory: need };
+        cx.quotas.plan(charge);
         let id = PromotionId { generation, purpose, token: token.number() };
         let promoting = Promoting {
             token,
@@ -373,7 +374,8 @@ impl Tier {
         };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
-        let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false };
+        let keep = cx.keeps_free(node, namespace);
+        let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false, keep };
         // A ready node is connected, so this cannot fail.
         cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));
     }
@@ -425,12 +427,13 @@ impl Tier {
         reservation: Option<Reservation>,
     ) {
         let slot_ref = reservation.map(|it| it.location.slot_ref());
+        let charge = Charge { namespace, client: None, node, space: need, memory: need };
         let Some(promoting) = self.promotions.get(cx, id) else {
-            cx.quotas.unplan(namespace, need);
+            cx.quotas.unplan(charge);
             return cx.abort_all(slot_ref.into_iter().map(|it| (node, it)).collect());
         };
         let Some(slot_ref) = slot_ref else {
-            cx.quotas.unplan(namespace, need);
+            cx.quotas.unplan(charge);
             if cx.is_ready(node) && id.purpose == Purpose::Promotion {
                 return self.wait_again(cx, id.generation, need);
             }

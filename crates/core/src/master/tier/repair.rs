@@ -282,8 +282,8 @@ impl Tier {
         // Only what is protected displaces others, and only such as a disk has, too.
         let has_quota = cx.quota_left(namespace) >= need
             || is_protected && self.free_cold_quota(cx, namespace, need, cx.now);
-        let has_memory = cx.members.get(node).is_some_and(|it| it.free >= need)
-            || is_protected && has_quota && self.free_cold_memory(cx, node, need, cx.now);
+        let has_memory = cx.left_on(node, namespace).is_some_and(|left| left >= need)
+            || is_protected && has_quota && self.free_cold_memory(cx, node, (namespace, need), cx.now);
         if !has_quota || !has_memory {
             self.repairs.throttle.finish(cx.now.0, token, End::Cancelled);
             // A node on which a copy failed may be the only one with memory.
@@ -403,7 +403,9 @@ impl Tier {
         let wait = match self.repair_path(cx, object) {
             Err(wait) => wait,
             Ok(_) if cx.quota_left(object.namespace()) < need => CopyWait::Quota,
-            Ok((_, node)) if cx.members.get(node).is_none_or(|it| it.free < need) => CopyWait::Memory,
+            Ok((_, node)) if cx.left_on(node, object.namespace()).is_none_or(|it| it < need) => {
+                CopyWait::Memory
+            }
             Ok(_) => CopyWait::Turn,
         };
         (there, None, wait)

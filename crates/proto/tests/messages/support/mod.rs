@@ -58,11 +58,17 @@ fn measured() -> impl Strategy<Value = Measured> {
     )
 }
 
+fn held_by() -> impl Strategy<Value = HeldBy> {
+    (text(), number()).prop_map(|(namespace, bytes)| HeldBy { namespace, bytes })
+}
+
 fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
     prop_oneof![
-        (usage(), vec(viewer(), 0..4), vec(measured(), 0..4)).prop_map(|(usage, viewers, measured)| {
-            MemberToMaster::Heartbeat(Heartbeat { usage, viewers, measured })
-        }),
+        (usage(), vec(viewer(), 0..4), vec(measured(), 0..4), vec(held_by(), 0..4), number()).prop_map(
+            |(usage, viewers, measured, held, views_refused)| {
+                MemberToMaster::Heartbeat(Heartbeat { usage, viewers, measured, held, views_refused })
+            }
+        ),
         (node_info(), usage(), number(), number(), number(), number()).prop_map(
             |(info, usage, epoch, stamps, instance, cluster)| {
                 let cluster = ClusterId(cluster);
@@ -76,8 +82,9 @@ fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
             let item = |(namespace, client, item)| DecideItem { namespace, client: ClientId(client), item };
             MemberToMaster::Decide(Decide { items: items.into_iter().map(item).collect(), wait_ms })
         }),
-        (slot_refs(), usage())
-            .prop_map(|(slot_refs, usage)| MemberToMaster::Released(Released { slot_refs, usage })),
+        (slot_refs(), usage(), vec(held_by(), 0..4)).prop_map(|(slot_refs, usage, held)| {
+            MemberToMaster::Released(Released { slot_refs, usage, held })
+        }),
         number().prop_map(|client| MemberToMaster::ClientDied(ClientId(client))),
         (vec(record(), 0..4), flag(), usage())
             .prop_map(|(items, corrupt, usage)| MemberToMaster::Dropped(Dropped { items, corrupt, usage })),
@@ -149,11 +156,12 @@ fn prefetch_outcome() -> impl Strategy<Value = PrefetchOutcome> {
 }
 
 fn policy_change() -> impl Strategy<Value = PolicyChange> {
-    let limits = (option::of(number()), option::of(number()), option::of(demotion()));
-    let keeps = (flag(), flag(), flag());
-    (limits, keeps).prop_map(|((quota, max_hold_ms, demotion), keeps)| {
-        let (keep_quota, keep_max_hold, keep_demotion) = keeps;
-        PolicyChange { quota, max_hold_ms, demotion, keep_quota, keep_max_hold, keep_demotion }
+    let sizes = (option::of(number()), option::of(number()), option::of(number()));
+    let keeps = (flag(), flag(), flag(), flag());
+    (sizes, option::of(demotion()), keeps).prop_map(|((quota, max_hold_ms, guaranteed), demotion, keeps)| {
+        let (keep_quota, keep_max_hold, keep_demotion, keep_guaranteed) = keeps;
+        let change = PolicyChange { quota, max_hold_ms, demotion, guaranteed, ..PolicyChange::NONE };
+        PolicyChange { keep_quota, keep_max_hold, keep_demotion, keep_guaranteed, ..change }
     })
 }
 

@@ -90,7 +90,8 @@ pub(super) fn resource() -> impl Strategy<Value = Resource> {
         Just(Resource::Bytes),
         Just(Resource::Slots),
         Just(Resource::KeySpace),
-        Just(Resource::Contiguous)
+        Just(Resource::Contiguous),
+        Just(Resource::Share)
     ]
 }
 
@@ -295,10 +296,8 @@ pub(super) fn allocate() -> impl Strategy<Value = Allocate> {
         name_len,
         attributes_len,
     });
-    (number(), vec(item, 0..20), any::<bool>()).prop_map(|(client, items, offered)| Allocate {
-        client: ClientId(client),
-        items,
-        offered,
+    (number(), vec(item, 0..20), any::<bool>(), number()).prop_map(|(client, items, offered, keep)| {
+        Allocate { keep, client: ClientId(client), items, offered }
     })
 }
 
@@ -383,16 +382,16 @@ pub(super) fn list_item() -> impl Strategy<Value = ListItem> {
 
 pub(super) fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
     let numbers = (number(), number(), number(), number(), number());
-    let limits = (option::of(number()), option::of(number()), demotion());
+    let limits = (option::of(number()), option::of(number()), demotion(), option::of(number()), number());
     let ages = (number(), number(), number(), number(), number());
     let owner = (text(), number(), number());
     let owner = owner.prop_map(|(owner, objects, bytes)| OwnerStat { owner, objects, bytes });
-    let held = (vec(owner, 0..3), vec(holder(), 0..3));
-    (text(), numbers, limits, (number(), number(), number()), (ages, held)).prop_map(
+    let lists = (vec(owner, 0..3), vec(holder(), 0..3));
+    (text(), numbers, limits, (number(), number(), number()), (ages, lists)).prop_map(
         |(
             name,
             (objects, bytes, used, granted, samples),
-            (quota, max_hold_ms, demotion),
+            (quota, max_hold_ms, demotion, guaranteed, held),
             (samples_leased, sample_age_ms, waiting),
             (
                 (sample_bytes, sample_bytes_leased, leased_age_ms, samples_expired, sample_bytes_expired),
@@ -404,7 +403,9 @@ pub(super) fn namespace_stat() -> impl Strategy<Value = NamespaceStat> {
             bytes,
             used,
             granted,
+            held,
             quota,
+            guaranteed,
             demotion,
             samples,
             samples_leased,
