@@ -1,12 +1,14 @@
 //! The settings of `setup`: its arguments in both forms, and the environment.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
+use tiffin_server::TlsFiles;
 use tiffin_server::config::Engine;
 use tiffin_server::mooncake::HA_CLUSTER;
 
@@ -97,6 +99,8 @@ pub(crate) struct Environment {
     pub(crate) ports: (u16, u16),
     pub(crate) port_tries: u32,
     pub(crate) token: String,
+    /// With a CA, this client connects with TLS. With a certificate, its own segments accept only TLS.
+    pub(crate) tls: TlsFiles,
     /// The address on which nodes listen, if it is not to follow from the name and the token.
     pub(crate) node_listen: Option<IpAddr>,
     /// The name of the cluster in etcd, if an address of etcd does not name it.
@@ -382,6 +386,7 @@ impl Environment {
     /// Reads the current variables through Python, so that changes of `os.environ` count.
     fn read(py: Python<'_>) -> PyResult<Self> {
         let text = |name: &str| environ(py, name);
+        let path = |name: &str| Ok::<_, PyErr>(text(name)?.filter(|it| !it.is_empty()).map(PathBuf::from));
         let port = |name: &str, default: u16| -> PyResult<u16> {
             Ok(text(name)?.and_then(|it| it.trim().parse().ok()).filter(|it| *it > 0).unwrap_or(default))
         };
@@ -399,6 +404,12 @@ impl Environment {
             ports: if first <= last { (first, last) } else { PORTS_DEFAULT },
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
             token: text("TIFFIN_TOKEN")?.unwrap_or_default(),
+            tls: TlsFiles {
+                cert: path("TIFFIN_TLS_CERT")?,
+                key: path("TIFFIN_TLS_KEY")?,
+                ca: path("TIFFIN_TLS_CA")?,
+                client_ca: path("TIFFIN_TLS_CLIENT_CA")?,
+            },
             node_listen: text("TIFFIN_NODE_LISTEN")?.and_then(|it| {
                 let with_port = it.trim().parse::<SocketAddr>().map(|it| it.ip());
                 it.trim().parse().or(with_port).ok()
