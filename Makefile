@@ -20,7 +20,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: bench-fairness chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: bench-fairness bench-security chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
@@ -186,6 +186,9 @@ bench-ssd: .venv-bench/wheels .venv-peer/ready ## A disk raw, through the log an
 	@bash bench/peer-needs.sh
 	.venv-bench/bin/python bench/tier.py --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --folder $(abspath $(FOLDER)) $(ARGS)
+
+bench-security: .venv-bench/wheels ## What tokens and TLS cost, call by call, without shared memory (ARGS=--json)
+	.venv-bench/bin/python bench/security.py $(ARGS)
 
 bench-restart: ## How long a restarted master takes until it answers for a million objects (ARGS=100000 objects)
 	$(CARGO) bench --locked -q -p tiffin-client --bench restart -- $(ARGS)

@@ -187,6 +187,7 @@ fn class(error: &Error) -> &'static str {
         Error::TooSmall { .. } => "TooSmall",
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "Timeout",
         Error::NoHandshake { is_silent: false, .. } => "Unreachable",
+        Error::Tls { .. } => "Unreachable",
         Error::Unreachable { .. } | Error::UnknownHost { .. } | Error::NoNode { .. } => "Unreachable",
         Error::NodeDown { .. } => "NodeDown",
         Error::Device { .. } => "DeviceError",

@@ -759,7 +759,9 @@ methods! {
             }
             let again = self.caller.handle.again();
             let seconds = self.caller.time.as_secs_f64();
-            let arguments = (&again.address, &again.namespace, &again.token, again.shared_memory, seconds);
+            let tls = (&again.tls.ca, &again.tls.cert, &again.tls.key);
+            let arguments =
+                (&again.address, &again.namespace, &again.token, tls, again.shared_memory, seconds);
             Ok((py.import("tiffin")?.getattr("_connect_again")?, arguments.into_pyobject(py)?))
         }
     }

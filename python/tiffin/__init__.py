@@ -17,6 +17,7 @@ has the same calls for asyncio, `tiffin.errors` the exceptions, `tiffin.types` t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -155,6 +156,9 @@ def connect(
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> Store:
@@ -168,15 +172,17 @@ def connect(
 
     With an address, such as `"host:port"`, it is the cluster of the master that listens there. Its nodes have
     memory and disks of their own: `memory` and `ssd` are refused. `token` is the secret that its servers were
-    started with; without an address it is refused.
+    started with; without an address it is refused. `tls_ca` is a file with the CA of its servers: then TCP
+    connections are encrypted, and lead only to servers whose certificate it has signed. `tls_cert` and
+    `tls_key` are shown to servers that ask for a certificate. The files are read again when they change.
 
     All keys are in `namespace`. `shared_memory=False` sends every byte through sockets, as if all nodes were
     on other hosts. `timeout`, in seconds, limits connecting, and is the default of each call.
 
     Only the address decides which store it is. For other arguments that are not given, environment variables
     apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN or
-    the content of TIFFIN_TOKEN_FILE, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout`
-    TIFFIN_TIMEOUT (`10s`).
+    the content of TIFFIN_TOKEN_FILE, `tls_ca`, `tls_cert` and `tls_key` TIFFIN_TLS_CA, TIFFIN_TLS_CERT and
+    TIFFIN_TLS_KEY, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
     TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see
     `tiffin.trace`.
 
@@ -188,7 +194,8 @@ def connect(
     True
     b'hello'
     """
-    arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
+    tls = (tls_ca, tls_cert, tls_key)
+    arguments = _arguments(address, memory, ssd, namespace, token, tls, shared_memory, timeout)
     store: Store = _connect(**arguments, is_async=False)
     return store
 
@@ -199,6 +206,7 @@ def _arguments(
     ssd: str | Iterable[str],
     namespace: str | None,
     token: str | None,
+    tls: _settings.Files,
     shared_memory: bool | None,
     timeout: float | None,
 ) -> dict[str, Any]:
@@ -217,6 +225,7 @@ def _arguments(
         "ssd": disks,
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
         "token": _settings.token(token),
+        "tls": (None, None, None) if address is None else _settings.tls(*tls),
         "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),
         "timeout": _settings.seconds(timeout, _settings.TIMEOUT),
     }
@@ -236,6 +245,23 @@ def _refuse_embedded_only(address: str, memory: int | str | None, disks: list[st
     )
 
 
-def _connect_again(address: str, namespace: str, token: str, shared_memory: bool, timeout: float) -> Store:
+def _connect_again(
+    address: str,
+    namespace: str,
+    token: str,
+    tls: tuple[str | None, str | None, str | None],
+    shared_memory: bool,
+    timeout: float,
+) -> Store:
     """Restore a pickled store in another process."""
-    return connect(address, namespace=namespace, token=token, shared_memory=shared_memory, timeout=timeout)
+    ca, cert, key = tls
+    return connect(
+        address,
+        namespace=namespace,
+        token=token,
+        tls_ca=ca,
+        tls_cert=cert,
+        tls_key=key,
+        shared_memory=shared_memory,
+        timeout=timeout,
+    )

@@ -559,6 +559,7 @@ def connect(
     ssd: Sequence[str],
     namespace: str | None,
     token: str | None,
+    tls: tuple[str | None, str | None, str | None],
     shared_memory: bool,
     timeout: float,
     is_async: bool,

@@ -19,6 +19,12 @@ from .errors import InvalidArgument
 TOKEN = "TIFFIN_TOKEN"
 #: A file that contains it.
 TOKEN_FILE = "TIFFIN_TOKEN_FILE"
+#: The CA of servers; with one, TCP connections are encrypted.
+TLS_CA = "TIFFIN_TLS_CA"
+#: The certificate that is shown to servers that ask.
+TLS_CERT = "TIFFIN_TLS_CERT"
+#: Its key.
+TLS_KEY = "TIFFIN_TLS_KEY"
 #: The namespace of all keys. Unset: `default`.
 NAMESPACE = "TIFFIN_NAMESPACE"
 #: `on` or `off`: whether memory of this host may be mapped. Unset: `on`.
@@ -99,6 +105,23 @@ def token(given: str | None) -> str | None:
         # A service without a token serves everybody.
         raise InvalidArgument(f"{TOKEN_FILE}={path!r} is empty\n\n{hint}")
     return found
+
+
+#: The arguments `tls_ca`, `tls_cert` and `tls_key`.
+Files = tuple[str | os.PathLike[str] | None, str | os.PathLike[str] | None, str | os.PathLike[str] | None]
+
+
+def tls(
+    ca: str | os.PathLike[str] | None,
+    cert: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+) -> tuple[str | None, str | None, str | None]:
+    """The files for TLS. A certificate and its key are from one source: the arguments, or the environment."""
+    if cert is None and key is None:
+        cert, key = text(None, TLS_CERT), text(None, TLS_KEY)
+    found = (text(None, TLS_CA) if ca is None else ca, cert, key)
+    first, second, third = (None if it is None else os.fspath(it) for it in found)
+    return first, second, third
 
 
 def switch(given: bool | None, variable: str) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable
 from typing import Any
 
@@ -40,6 +41,9 @@ def connect(
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> _Opening:
@@ -48,7 +52,8 @@ def connect(
     `async with tiffin.aio.connect() as store` closes the store at the end; `await tiffin.aio.connect()`
     leaves that to the caller.
     """
-    arguments = _arguments(address, memory, ssd, namespace, token, shared_memory, timeout)
+    tls = (tls_ca, tls_cert, tls_key)
+    arguments = _arguments(address, memory, ssd, namespace, token, tls, shared_memory, timeout)
 
     async def opened() -> AsyncStore:
         return AsyncStore(await _connect(**arguments, is_async=True))

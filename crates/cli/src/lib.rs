@@ -8,6 +8,7 @@
 //! its own arguments.
 
 mod bench;
+mod certs;
 mod chaos;
 mod config;
 mod console;
@@ -93,6 +94,7 @@ enum Command {
     Pins(pin::Pins),
     Quota(quota::Quota),
     Token(token::Token),
+    Certs(certs::Certs),
     Doctor(doctor::Doctor),
     Settings(settings::Settings),
     Config(config::Config),
@@ -202,6 +204,7 @@ async fn dispatch(command: Command, context: &Context, console: &mut Console) ->
         Command::Quota(quota) => unless_interrupted(quota::run(quota, context, console), signals).await,
         Command::Doctor(doctor) => unless_interrupted(doctor::run(&doctor, context, console), signals).await,
         Command::Token(token) => token::run(token, context, console),
+        Command::Certs(certs) => certs::run(certs, console),
         Command::Settings(settings) => settings::run(&settings, console),
         Command::Config(config) => config::run(&config, context, console),
         Command::Completions(completions) => manual::run_completions(&completions, console),

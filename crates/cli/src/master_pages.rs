@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tiffin_server::Address;
 use tiffin_server::config::{ClientArgs, HTTP_DEFAULT};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tiffin_tls::{TlsClient, TlsStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -34,6 +35,7 @@ pub(crate) struct PagesArgs {
 pub(crate) struct MasterPages {
     address: String,
     token: String,
+    tls: Option<TlsClient>,
     time_max: Duration,
 }
 
@@ -46,7 +48,8 @@ impl MasterPages {
             Some(address) => address.to_string(),
             None => beside(&config.master.to_string())?,
         };
-        Ok(Self { address, token: config.token, time_max: config.timeout })
+        let tls = TlsClient::open(&config.tls).map_err(|error| Failure::new("config", error))?;
+        Ok(Self { address, token: config.token, tls, time_max: config.timeout })
     }
 
     /// Reads a page as JSON.
@@ -81,18 +84,30 @@ impl MasterPages {
     }
 
     async fn read(&self, path: &str) -> std::io::Result<Vec<u8>> {
-        let mut stream = TcpStream::connect(&self.address).await?;
         let token = match self.token.is_empty() {
             true => String::new(),
             false => format!("Authorization: Bearer {}\r\n", self.token),
         };
         let head =
             format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{token}Connection: close\r\n\r\n", self.address);
-        stream.write_all(head.as_bytes()).await?;
-        let mut bytes = Vec::new();
-        stream.take(PAGE_BYTES_MAX).read_to_end(&mut bytes).await?;
-        Ok(bytes)
+        let stream = TcpStream::connect(&self.address).await?;
+        match &self.tls {
+            None => exchange(stream, &head).await,
+            Some(tls) => {
+                let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
+                let session = tls.session(host.trim_start_matches('[').trim_end_matches(']'))?;
+                exchange(TlsStream::shake(stream, session).await?, &head).await
+            }
+        }
     }
+}
+
+async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &str) -> std::io::Result<Vec<u8>> {
+    stream.write_all(head.as_bytes()).await?;
+    stream.flush().await?;
+    let mut bytes = Vec::new();
+    stream.take(PAGE_BYTES_MAX).read_to_end(&mut bytes).await?;
+    Ok(bytes)
 }
 
 /// The address of the pages beside a master's own, with the default port.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tiffin_client::ConnectOptions;
 use tiffin_server::NodeServer;
 use tiffin_server::config::{ClientArgs, NodeArgs, NodeConfig};
 use tiffin_server::node::JoinError;
@@ -125,11 +126,13 @@ pub(crate) async fn run(
     let config = node.args.resolve(&context.common, &context.file);
     let config: NodeConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let (master, token) = (config.master.to_string(), config.token.clone());
+    let master = config.master.to_string();
+    let (token, tls) = (config.token.clone(), config.tls.clone());
+    let options = ConnectOptions { token, tls, ..ConnectOptions::new(&*master) };
     let Some(server) = serve::start(start(config), &mut signals, console).await? else {
         return Ok(STATUS_OK);
     };
-    serve::serve_drains(&server, &master, &token);
+    serve::serve_drains(&server, options.clone());
     // An adopted pool keeps its size, whatever was asked for.
     let memory = server.memory().geometry().data_bytes;
     let info = server.info();
@@ -145,7 +148,7 @@ pub(crate) async fn run(
         console
             .text(format!("node `{name}` is up at {}, with {size} for the master at {master}", info.tcp))?;
     }
-    let losses = async |server: &NodeServer| serve::losses(server, &master, &token).await;
+    let losses = async |server: &NodeServer| serve::losses(server, &options).await;
     if let Some(pool) = pool.filter(|_| server.keeps_memory()) {
         console.note(format!("the memory stays in `{pool}` when the node ends; the next start adopts it"));
     }

@@ -37,19 +37,17 @@ pub(crate) async fn start<T>(
 const LOSSES_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Objects that are lost when this node leaves.
-pub(crate) async fn losses(node: &NodeServer, master: &str, token: &str) -> Losses {
+pub(crate) async fn losses(node: &NodeServer, options: &ConnectOptions) -> Losses {
     if node.keeps_memory() {
         return Losses::default();
     }
-    let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
     let deadline = Deadline::after(LOSSES_TIME_MAX);
     let records = node.read_inventory(deadline.instant()).await;
-    Losses::of(records, node.segment(), &options, deadline).await
+    Losses::of(records, node.segment(), options, deadline).await
 }
 
 /// Moves the objects of this node away whenever an operator drains it.
-pub(crate) fn serve_drains(node: &NodeServer, master: &str, token: &str) {
-    let options = ConnectOptions { token: token.to_owned(), ..ConnectOptions::new(master) };
+pub(crate) fn serve_drains(node: &NodeServer, options: ConnectOptions) {
     tokio::spawn(tiffin_embedded::drain::serve(node.drain_duty(), options));
 }
 
@@ -79,6 +77,7 @@ pub(crate) async fn until_stopped<T, F: Future<Output = ()>>(
 /// Converts a start error.
 pub(crate) fn explain(error: &StartError) -> Failure {
     let (code, hint) = match error {
+        StartError::Tls(_) => ("tls", "`tiffin certs create` makes certificates"),
         StartError::Access(_) => ("access", "`tiffin token create` makes an access file"),
         StartError::Config(_) => ("config", "`tiffin settings` lists every setting"),
         StartError::Listen(_) => ("listen", "choose another address; port 0 is any free port"),

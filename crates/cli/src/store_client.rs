@@ -32,6 +32,7 @@ impl StoreClient {
         let address = config.master.to_string();
         let options = ConnectOptions {
             token: config.token,
+            tls: config.tls,
             namespace: config.namespace.clone(),
             label: format!("tiffin, process {}", std::process::id()),
             shared_memory: config.shared_memory,

@@ -1,6 +1,7 @@
 //! `tiffin up`: a master and a node in one process.
 
 use serde_json::json;
+use tiffin_client::ConnectOptions;
 use tiffin_server::config::{LISTEN_DEFAULT, UpArgs, UpConfig};
 
 use crate::Context;
@@ -30,11 +31,12 @@ pub(crate) async fn run(
     let config = up.args.resolve(&context.common, &context.file);
     let config: UpConfig = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
-    let token = config.node.token.clone();
+    let (token, tls) = (config.node.token.clone(), config.node.tls.clone());
     let starting = async { tiffin_server::Up::start(config).await.map_err(|error| serve::explain(&error)) };
     let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.master().address().to_string();
-    serve::serve_drains(server.node(), &address, &token);
+    let options = ConnectOptions { token: token.clone(), tls, ..ConnectOptions::new(&*address) };
+    serve::serve_drains(server.node(), options.clone());
     // An adopted pool keeps its size, whatever was asked for.
     let memory = server.node().memory().geometry().data_bytes;
     let pool = server.node().memory().pool().map(|it| it.folder().display().to_string());
@@ -55,7 +57,7 @@ pub(crate) async fn run(
         };
         console.text(welcome(&program, &address, http.as_deref(), memory, !token.is_empty()) + &end)?;
     }
-    let losses = async |server: &tiffin_server::Up| serve::losses(server.node(), &address, &token).await;
+    let losses = async |server: &tiffin_server::Up| serve::losses(server.node(), &options).await;
     let stop = |server: tiffin_server::Up, deadline| server.shutdown(deadline);
     Ok(serve::until_stopped(server, losses, stop, &mut signals, console).await)
 }

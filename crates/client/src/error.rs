@@ -109,6 +109,14 @@ pub enum Error {
         /// It sent nothing in time; otherwise it closed the connection.
         is_silent: bool,
     },
+    /// There is no TLS connection to the server, or it accepts no other.
+    #[error("{what}")]
+    Tls {
+        /// Which server, and why.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The object exists, but no node that holds it can be reached now.
     #[error("`{key}` exists, but the nodes that hold it cannot be reached: {}", list(.nodes))]
     NodeDown {
@@ -232,6 +240,7 @@ impl Error {
             Self::Device { .. } => "device",
             Self::UnknownHost { .. } => "unknown_host",
             Self::WrongPort { .. } => "wrong_port",
+            Self::Tls { .. } => "tls",
             Self::NodeDown { .. } => "node_down",
             Self::Unavailable { .. } => "unavailable",
             Self::Leased { .. } => "leased",
@@ -282,6 +291,7 @@ impl Error {
             Self::Device { .. } => {
                 "keep device memory allocated until the call returns; `tiffin doctor` checks the CUDA driver"
             }
+            Self::Tls { hint, .. } => hint,
             Self::NoHandshake { .. } => {
                 "another program may listen there: check the address; or the server is stopped, overloaded \
                  or shutting down"
@@ -347,6 +357,7 @@ impl Error {
             | Self::NotASample { .. }
             | Self::WrongGroup { .. }
             | Self::WrongPort { .. }
+            | Self::Tls { .. }
             | Self::Invalid { .. }
             | Self::Device { .. }
             | Self::Unauthenticated { .. }
@@ -422,6 +433,7 @@ impl From<CallError> for Error {
             CallError::Unanswered { is_silent, .. } => Self::NoHandshake { what, is_silent },
             CallError::Resolve { .. } => Self::UnknownHost { what },
             CallError::Foreign { .. } => Self::WrongPort { what },
+            CallError::Tls { source, .. } => Self::Tls { what, hint: source.hint() },
             CallError::Timeout { .. } => Self::Timeout { what },
             CallError::Refused(refusal) => refusal.into(),
             CallError::Protocol { .. } => Self::Refused { reason: Reason::Version, what },

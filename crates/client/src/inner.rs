@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_measure::{Operation, Path};
-use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, superseded};
+use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, TlsClient, Via, superseded};
 use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_trace::{Kind, Name, Span, Tracer};
 use tiffin_transport::{Counters, this_process};
@@ -92,6 +92,7 @@ pub(crate) struct Inner {
     pub(crate) offers: Offers,
     pub(crate) nodes: Nodes,
     hello: Hello,
+    tls: Option<TlsClient>,
     masters: Masters,
     master: Arc<Link<Master>>,
     closed: AtomicBool,
@@ -117,6 +118,7 @@ impl Inner {
         options: ConnectOptions,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Chore>), Error> {
         let masters: Masters = options.address.parse()?;
+        let tls = TlsClient::open(&options.tls).map_err(Error::invalid)?;
         // The attempt ends by itself after `connect_time`, and its error says how far it got.
         let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));
         let counters = Arc::new(Counters::default());
@@ -135,6 +137,7 @@ impl Inner {
         };
         let context = RouteContext {
             hello: hello.clone(),
+            tls: tls.clone(),
             shared_memory: options.shared_memory,
             own_memory: options.own_memory.clone(),
             own_disks: options.own_disks.clone(),
@@ -156,6 +159,7 @@ impl Inner {
             offers: Offers::new(),
             nodes: Nodes::new(context, Handle::current()),
             hello,
+            tls,
             master: Arc::new(Link::new(format!("`{masters}`"), MASTER_BACKOFF)),
             masters,
             closed: AtomicBool::new(false),
@@ -456,14 +460,14 @@ impl Inner {
     pub(crate) async fn master(&self, deadline: Deadline) -> Result<Arc<Master>, Error> {
         let (masters, hello) = (self.masters.clone(), self.hello.clone());
         let (time, me) = (self.options.connect_time, Weak::clone(&self.me));
-        let reach = Reach::near_if(self.options.shared_memory);
+        let via = Via { reach: Reach::near_if(self.options.shared_memory), tls: self.tls.clone() };
         let open = |last: Option<Arc<Master>>| async move {
             let least = last.as_ref().map_or(0, |it| it.epoch);
             let (token, several) = (hello.token.clone(), masters.single().is_none());
             let connect = |address: Address, until: Instant| {
-                let hello = hello.clone();
+                let (hello, via) = (hello.clone(), via.clone());
                 async move {
-                    let (connection, welcome) = Connection::open_by(&address, reach, hello, until).await?;
+                    let (connection, welcome) = Connection::open_by(&address, via, hello, until).await?;
                     if several && welcome.epoch < least {
                         return Err(replaced(&address, welcome.epoch, least));
                     }
@@ -472,7 +476,7 @@ impl Inner {
             };
             let (connection, welcome) = masters.open(Instant::now() + time, connect).await?;
             if several {
-                let watched = watch_leader(connection.clone(), masters, welcome.epoch, reach, token);
+                let watched = watch_leader(connection.clone(), masters, welcome.epoch, via, token);
                 tokio::spawn(watched);
             }
             if let Some(inner) = me.upgrade().filter(|_| last.is_some()) {
@@ -542,7 +546,7 @@ fn replaced(address: &Address, epoch: u64, least: u64) -> CallError {
 }
 
 /// Closes the connection to a master that is silent once another one leads, so that calls go there.
-async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, reach: Reach, token: String) {
+async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, via: Via, token: String) {
     let heard = Heard::now();
     let pings = async {
         loop {
@@ -556,7 +560,7 @@ async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, reac
         }
     };
     tokio::select! {
-        () = superseded(&masters, epoch, reach, &token, &heard) => {
+        () = superseded(&masters, epoch, &via, &token, &heard) => {
             tracing::warn!(address = %connection.address(), "the master is silent, and another one leads");
             connection.close();
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tiffin_tls::TlsFiles;
 use tiffin_trace::TracerSettings;
 use tiffin_transport::local::LocalDisk;
 use tiffin_transport::segment::NodeMemory;
@@ -102,6 +103,9 @@ pub struct ConnectOptions {
     pub address: String,
     /// The shared secret; empty if none is set.
     pub token: String,
+    /// With a CA, TCP connections are encrypted, and lead only to servers whose certificate it has signed. The
+    /// certificate is shown to servers that ask. The files are read again when they change.
+    pub tls: TlsFiles,
     /// The namespace of all keys.
     pub namespace: String,
     /// A readable name, shown in lists of clients.
@@ -130,6 +134,7 @@ impl ConnectOptions {
         Self {
             address: address.into(),
             token: String::new(),
+            tls: TlsFiles::default(),
             namespace: NAMESPACE_DEFAULT.to_owned(),
             label: format!("process {}", std::process::id()),
             shared_memory: true,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tiffin_measure::Path;
-use tiffin_rpc::{Address, Blocking, Connection, blocking};
+use tiffin_rpc::{Address, Blocking, Connection, TlsClient, Via, blocking};
 use tiffin_session::{Seen, SeenState, is_valid_cached};
 use tiffin_trace::{Kind, Name, Span};
 use tiffin_transport::control::{ControlReader, SlotState};
@@ -35,6 +35,8 @@ const ATTACH_TIME_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(crate) struct RouteContext {
     pub(crate) hello: Hello,
+    /// Encrypts TCP connections, if a CA is known.
+    pub(crate) tls: Option<TlsClient>,
     pub(crate) shared_memory: bool,
     pub(crate) own_memory: Option<Arc<NodeMemory>>,
     pub(crate) own_disks: Vec<Arc<dyn LocalDisk>>,
@@ -316,9 +318,11 @@ pub(crate) async fn open(
         Error::NoHandshake { what, is_silent } => {
             Error::NoHandshake { what: format!("node `{}`: {what}", info.name), is_silent }
         }
+        Error::Tls { what, hint } => Error::Tls { what: format!("node `{}`: {what}", info.name), hint },
         error => error,
     };
-    let opened = Connection::open(&address, hello, deadline).await;
+    let via = Via { tls: context.tls.clone(), ..Via::default() };
+    let opened = Connection::open_by(&address, via, hello, deadline).await;
     let (connection, welcome) = opened.map_err(|error| named(error.into()))?;
     check_segment(&info, &welcome, &address)?;
     let data_path = data_path(&context, &info, attached);
@@ -335,10 +339,11 @@ fn data_path(context: &RouteContext, info: &NodeInfo, attached: Option<Arc<Attac
     let token = context.hello.token.clone();
     let identity = Identity { client: context.hello.client.0, segment: info.segment.0, token };
     if info.beside.is_some() {
-        return DataPath::Tcp(Tcp::to_disk(info.data.clone(), identity, counters, attached));
+        let disk = Tcp::to_disk(info.data.clone(), identity, counters, attached);
+        return DataPath::Tcp(disk.secured(context.tls.clone()));
     }
     let Some(attachment) = attached else {
-        return DataPath::Tcp(Tcp::new(info.data.clone(), identity, counters));
+        return DataPath::Tcp(Tcp::new(info.data.clone(), identity, counters).secured(context.tls.clone()));
     };
     match &context.own_memory {
         Some(memory) if memory.geometry().segment == info.segment.0 => {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::calls::{Calls, Late};
 use crate::lanes::{LaneCall, Lanes};
 use crate::mailbox::Ticket;
-use crate::{Address, Blocking, CallError, Outbox, Reach, SendError, blocking, dial, handshake};
+use crate::{Address, Blocking, CallError, Outbox, SendError, Via, blocking, dial, handshake};
 
 /// A connection for calls. Clones share it; it is closed when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -58,18 +58,19 @@ impl Connection {
         hello: Hello,
         deadline: Instant,
     ) -> Result<(Self, Welcome), CallError> {
-        Self::open_by(address, Reach::Far, hello, deadline).await
+        Self::open_by(address, Via::default(), hello, deadline).await
     }
 
-    /// Like [`Self::open`], on the shortest way if `reach` says so.
+    /// Like [`Self::open`], on this way.
     pub async fn open_by(
         address: &Address,
-        reach: Reach,
+        via: impl Into<Via>,
         hello: Hello,
         deadline: Instant,
     ) -> Result<(Self, Welcome), CallError> {
-        let dialed = dial(address, reach, hello.clone(), deadline).await?;
-        let lanes = Lanes::new(address, reach, hello, dialed.outbox.clone());
+        let via = via.into();
+        let dialed = dial(address, &via, hello.clone(), deadline).await?;
+        let lanes = Lanes::new(address, via, hello, dialed.outbox.clone());
         let calls = Arc::new(Calls::new());
         let (mut inbox, all) = (dialed.inbox, (Arc::clone(&calls), Arc::clone(&lanes)));
         tokio::spawn(async move {

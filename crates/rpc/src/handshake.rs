@@ -1,9 +1,11 @@
 //! The handshake: `Hello` from the side that connects, `Welcome` or `Refused` from the side that accepts.
 
+use std::io;
 use std::sync::Arc;
 
 use tiffin_proto::Incoming;
 use tiffin_proto::frame::{FrameError, PAYLOAD_BYTES_MAX};
+use tiffin_tls::{TlsError, is_client_hello};
 use tiffin_types::RequestId;
 use tiffin_types::message::{
     Hello, Reason, Refusal, Reply, Request, RequestRef, VERSION_MAJOR, VERSION_MINOR, Welcome,
@@ -11,12 +13,14 @@ use tiffin_types::message::{
 use tokio::time::{Instant, timeout_at};
 
 use crate::mailbox::{self, Ended, Side};
-use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Reach, Stream};
+use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Stream, Via};
 
 /// The longest payload from a peer that was not welcomed yet.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// The id of the first request. Later ones count up.
 pub(crate) const HELLO_ID: RequestId = RequestId(0);
+/// The refusal of a client without TLS. Clients recognize it.
+const TLS_WANTED: &str = "the server accepts only TLS";
 
 /// A connection that this side opened.
 #[derive(Debug)]
@@ -35,10 +39,11 @@ pub struct Dialed {
 /// requests.
 pub async fn dial(
     address: &Address,
-    reach: Reach,
+    via: impl Into<Via>,
     hello: Hello,
     deadline: Instant,
 ) -> Result<Dialed, CallError> {
+    let Via { reach, tls } = via.into();
     let timeout = |what| CallError::Timeout { address: address.clone(), what };
     let failed = |source| CallError::Connect { address: address.clone(), source: Arc::new(source) };
     let stream = timeout_at(deadline, Stream::connect(address, reach))
@@ -50,6 +55,15 @@ pub async fn dial(
             }
             ConnectError::Connect(source) => failed(source),
         })?;
+    let is_far = !matches!(stream.peer(), Peer::Unix { .. });
+    let stream = match (&tls, address) {
+        (Some(tls), Address::Tcp { host, .. }) if is_far => {
+            let secured = timeout_at(deadline, stream.secure(tls, host)).await;
+            let secured = secured.map_err(|_| timeout("the TLS handshake"))?;
+            secured.map_err(|error| tls_error(address, &error).unwrap_or_else(|| failed(error)))?
+        }
+        _ => stream,
+    };
     let (outbox, mut inbox) = mailbox::split(stream, Side::Dialing, PAYLOAD_BYTES_MAX);
     let hello = Hello { major: VERSION_MAJOR, minor: VERSION_MINOR, ..hello };
     let frame = tiffin_proto::encode_request(HELLO_ID, RequestRef::Hello(&hello))?;
@@ -65,14 +79,27 @@ pub async fn dial(
         Ok(Incoming::Reply(HELLO_ID, Reply::Welcome(welcome))) => {
             Err(protocol(format!("its version is {}, ours is {VERSION_MAJOR}", welcome.major)))
         }
+        Ok(Incoming::Reply(HELLO_ID, Reply::Refused(refusal))) if is_tls_wanted(&refusal) => {
+            Err(CallError::Tls { address: address.clone(), source: TlsError::Wanted })
+        }
         Ok(Incoming::Reply(HELLO_ID, Reply::Refused(refusal))) => Err(CallError::Refused(refusal)),
         Ok(_) => Err(protocol("it did not answer the hello".to_owned())),
         Err(Ended::Garbage(source @ FrameError::Magic(_))) => {
             Err(CallError::Foreign { address: address.clone(), source })
         }
         Err(Ended::Garbage(error)) => Err(protocol(error.to_string())),
+        // Only now the client learns whether the server accepts its certificate.
+        Err(Ended::Broken(error)) => Err(tls_error(address, &error).unwrap_or_else(|| unanswered(false))),
         Err(_) => Err(unanswered(false)),
     }
+}
+
+fn is_tls_wanted(refusal: &Refusal) -> bool {
+    refusal.reason == Reason::Invalid && refusal.message.starts_with(TLS_WANTED)
+}
+
+fn tls_error(address: &Address, error: &io::Error) -> Option<CallError> {
+    Some(CallError::Tls { address: address.clone(), source: TlsError::of(error)?.clone() })
 }
 
 /// A peer that connected and sent its hello, and waits for the reply.
@@ -88,8 +115,23 @@ pub struct Greeting {
 impl Greeting {
     /// Waits for the hello. A peer that is silent, or speaks another protocol or major version, is
     /// disconnected here, with a line in the log; then there is nothing to do.
-    pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
+    pub async fn receive(mut stream: Stream, deadline: Instant) -> Option<Self> {
         let peer = stream.peer();
+        match timeout_at(deadline, stream.welcome()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if TlsError::of(&error) == Some(&TlsError::Plaintext) => {
+                refuse_plaintext(stream, deadline).await;
+                return None;
+            }
+            Ok(Err(error)) => {
+                log_failed(peer, &error);
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!(%peer, "disconnected: it did not complete the TLS handshake in time");
+                return None;
+            }
+        }
         let (outbox, mut inbox) = mailbox::split(stream, Side::Accepting, HELLO_BYTES_MAX);
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {
@@ -111,6 +153,10 @@ impl Greeting {
             Ok(Ok(Incoming::Reply(..))) => {
                 tracing::warn!(%peer, "disconnected: it replied before there was a request");
                 return None;
+            }
+            Ok(Err(Ended::Garbage(FrameError::Magic(start)))) if is_client_hello(&start) => {
+                // The client's TLS reports bytes that are not TLS.
+                (HELLO_ID, refuse(Reason::Invalid, "this server does not speak TLS".to_owned()))
             }
             // A probe of the port is not worth a log line.
             Ok(Err(Ended::Closed)) => return None,
@@ -158,6 +204,23 @@ impl Greeting {
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.inbox.peer()
+    }
+}
+
+/// Tells a client without TLS why it is not accepted.
+async fn refuse_plaintext(stream: Stream, deadline: Instant) {
+    // The client's hello was not read. All clients use this id.
+    let (outbox, mut inbox) = mailbox::split(stream, Side::Accepting, HELLO_BYTES_MAX);
+    let message = format!("{TLS_WANTED}\n\nhint: {}", TlsError::Wanted.hint());
+    send_refusal(&outbox, HELLO_ID, Refusal { reason: Reason::Invalid, message }, deadline).await;
+    inbox.linger().await;
+}
+
+/// A probe of the port is not worth a log line.
+fn log_failed(peer: Peer, error: &io::Error) {
+    match TlsError::of(error) {
+        Some(TlsError::Closed) | None => tracing::debug!(%peer, %error, "the TLS handshake was cut off"),
+        Some(error) => tracing::warn!(%peer, %error, "the TLS handshake failed"),
     }
 }
 

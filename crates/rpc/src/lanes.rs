@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use crate::calls::{Late, refuse};
 use crate::mailbox::{Ended, Ticket};
 use crate::spin::Spin;
-use crate::{Address, Blocking, Inbox, Outbox, Reach, SendError, blocking, dial};
+use crate::{Address, Blocking, Inbox, Outbox, SendError, Via, blocking, dial};
 
 /// The most lanes of one connection. Threads beyond that share the connection.
 pub const LANES_MAX: u32 = 16;
@@ -40,7 +40,7 @@ const BLOCK_TIME_MAX: Duration = Duration::from_millis(4);
 #[derive(Debug)]
 pub(crate) struct Lanes {
     address: Address,
-    reach: Reach,
+    via: Via,
     hello: Hello,
     /// The shared connection.
     shared: Outbox,
@@ -81,10 +81,10 @@ pub(crate) struct LaneCall {
 }
 
 impl Lanes {
-    pub(crate) fn new(address: &Address, reach: Reach, hello: Hello, shared: Outbox) -> Arc<Self> {
+    pub(crate) fn new(address: &Address, via: Via, hello: Hello, shared: Outbox) -> Arc<Self> {
         let hello = Hello { role: Role::Lane, ..hello };
         let (address, runtime) = (address.clone(), Handle::current());
-        Arc::new(Self { address, reach, hello, shared, runtime, state: Mutex::default() })
+        Arc::new(Self { address, via, hello, shared, runtime, state: Mutex::default() })
     }
 
     /// Begins a call on an idle lane. If there is none, one more is opened for later calls.
@@ -118,7 +118,7 @@ impl Lanes {
 
     async fn open(self: Arc<Self>, number: u32) {
         let hello = Hello { lane: number, ..self.hello.clone() };
-        let dialed = dial(&self.address, self.reach, hello, Instant::now() + OPEN_TIME_MAX).await;
+        let dialed = dial(&self.address, &self.via, hello, Instant::now() + OPEN_TIME_MAX).await;
         let mut state = self.lock();
         state.is_opening = false;
         match dialed {

@@ -23,6 +23,7 @@ mod lanes;
 mod local;
 mod mailbox;
 mod masters;
+mod secure;
 mod spin;
 mod stream;
 mod watch;
@@ -35,12 +36,14 @@ use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::FrameError;
 use tiffin_types::message::{Reason, Refusal};
 
+pub use tiffin_tls::{ClientCertificates, TlsClient, TlsError, TlsFileError, TlsFiles, TlsServer};
+
 pub use address::{Address, AddressError};
 pub use blocking::{Blocking, blocking, with_blocking};
 pub use connection::{Connection, MASTER_SERVICE, NODE_SERVICE};
 pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;
-pub use local::Reach;
+pub use local::{Reach, Via};
 pub use mailbox::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
 pub use masters::{Heard, MASTERS_MAX, Masters, MastersError, superseded};
 pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
@@ -69,6 +72,14 @@ pub enum CallError {
         address: Address,
         /// The system's error.
         source: Arc<io::Error>,
+    },
+    /// There is no TLS connection, so nothing was done.
+    #[error("cannot connect to `{address}`: {source}\n\nhint: {}", .source.hint())]
+    Tls {
+        /// The peer.
+        address: Address,
+        /// Why.
+        source: TlsError,
     },
     /// The peer did not reply in time. It may or may not have carried out the request.
     #[error(
@@ -148,6 +159,7 @@ impl CallError {
         match self {
             Self::Connect { .. } => "connect",
             Self::Resolve { .. } => "resolve",
+            Self::Tls { .. } => "tls",
             Self::Timeout { .. } => "timeout",
             Self::Lost { .. } => "lost",
             Self::Unanswered { .. } => "unanswered",

@@ -11,6 +11,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tiffin_tls::TlsClient;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::{Peer, Stream};
@@ -31,6 +32,27 @@ impl Reach {
     #[must_use]
     pub fn near_if(may_share: bool) -> Self {
         if may_share { Self::Near } else { Self::Far }
+    }
+}
+
+/// The way to a server.
+#[derive(Clone, Debug, Default)]
+pub struct Via {
+    /// Whether through a local socket.
+    pub reach: Reach,
+    /// Encrypts TCP connections, and checks whom they lead to.
+    pub tls: Option<TlsClient>,
+}
+
+impl From<Reach> for Via {
+    fn from(reach: Reach) -> Self {
+        Self { reach, tls: None }
+    }
+}
+
+impl From<&Self> for Via {
+    fn from(via: &Self) -> Self {
+        via.clone()
     }
 }
 

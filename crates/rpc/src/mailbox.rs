@@ -25,6 +25,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::handshake::HELLO_BYTES_MAX;
+use crate::secure::linger;
 use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
 
@@ -158,7 +159,8 @@ struct Queue {
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Outbox, Inbox) {
+pub(crate) fn split(mut stream: Stream, side: Side, payload_bytes_max: usize) -> (Outbox, Inbox) {
+    let buffer = stream.take_early();
     let shared = Arc::new(Shared {
         peer: stream.peer(),
         stream,
@@ -168,8 +170,7 @@ pub(crate) fn split(stream: Stream, side: Side, payload_bytes_max: usize) -> (Ou
         runtime: Handle::current(),
     });
     let outbox = Outbox { shared: shared.clone() };
-    let inbox =
-        Inbox { shared, readable: None, buffer: Vec::new(), taken: 0, payload_bytes_max, side, trace: None };
+    let inbox = Inbox { shared, readable: None, buffer, taken: 0, payload_bytes_max, side, trace: None };
     (outbox, inbox)
 }
 
@@ -356,6 +357,13 @@ impl Inbox {
             if self.read(Stream::try_read).is_err() {
                 return messages;
             }
+        }
+    }
+
+    /// Drops what the peer still sends, for a moment, so that it reads what was sent to it.
+    pub(crate) async fn linger(&mut self) {
+        if let Ok(readable) = self.readable() {
+            linger(&self.shared.stream, &readable).await;
         }
     }
 
@@ -577,6 +585,12 @@ impl Shared {
         {
             return Err(Refused::Full(frame));
         }
+        // Under the lock of the queue, so that records are sent in their order.
+        let Ok(frame) = self.stream.seal(frame) else {
+            drop(queue);
+            self.close();
+            return Err(Refused::Closed);
+        };
         queue.accepted += frame.len() as u64;
         queue.bytes += frame.len();
         queue.frames.push_back(frame);

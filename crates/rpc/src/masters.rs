@@ -20,7 +20,7 @@ use tiffin_types::{ClientId, NAMESPACE_DEFAULT};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::{Address, CallError, Reach, dial, host};
+use crate::{Address, CallError, Via, dial, host};
 
 /// The greatest number of addresses.
 pub const MASTERS_MAX: usize = 16;
@@ -114,7 +114,7 @@ impl Masters {
     }
 
     /// Whether another master leads with a greater epoch. With one address there is no other.
-    pub async fn have_newer(&self, epoch: u64, reach: Reach, hello: &Hello, deadline: Instant) -> bool {
+    pub async fn have_newer(&self, epoch: u64, via: &Via, hello: &Hello, deadline: Instant) -> bool {
         let addresses = match &self.source {
             Source::Listed(addresses) if addresses.len() == 1 => return false,
             Source::Listed(addresses) => addresses,
@@ -125,8 +125,8 @@ impl Masters {
         };
         let mut dials = JoinSet::new();
         for address in addresses.clone() {
-            let hello = hello.clone();
-            dials.spawn(async move { dial(&address, reach, hello, deadline).await });
+            let (hello, via) = (hello.clone(), via.clone());
+            dials.spawn(async move { dial(&address, via, hello, deadline).await });
         }
         while let Some(dialed) = dials.join_next().await {
             if let Ok(Ok(dialed)) = dialed
@@ -270,6 +270,7 @@ fn is_final(error: &CallError) -> bool {
             )
         }
         CallError::TooLarge(_) => true,
+        CallError::Tls { source, .. } => source.is_final(),
         _ => false,
     }
 }
@@ -351,7 +352,7 @@ impl Heard {
 }
 
 /// Ends when a master of that epoch is silent and another one leads. Never ends with one address.
-pub async fn superseded(masters: &Masters, epoch: u64, reach: Reach, token: &str, heard: &Heard) {
+pub async fn superseded(masters: &Masters, epoch: u64, via: &Via, token: &str, heard: &Heard) {
     if masters.single().is_some() {
         return std::future::pending().await;
     }
@@ -366,7 +367,7 @@ pub async fn superseded(masters: &Masters, epoch: u64, reach: Reach, token: &str
             continue;
         }
         let until = Instant::now() + PROBE_TIME;
-        if timeout_at(until, masters.have_newer(epoch, reach, &hello, until)).await == Ok(true) {
+        if timeout_at(until, masters.have_newer(epoch, via, &hello, until)).await == Ok(true) {
             return;
         }
         sleep(ROUND_PAUSE).await;

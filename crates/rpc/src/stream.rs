@@ -11,10 +11,12 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, sockopt};
+use tiffin_tls::{TlsClient, TlsError, TlsServer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use crate::Address;
 use crate::local::{self, Reach, abstract_path};
+use crate::secure::Secure;
 use crate::spin::{SPIN_TIME_MAX, Spin};
 
 /// How long `accept` waits before it tries again after an error, at first and at most.
@@ -38,6 +40,17 @@ const LITTLE_BYTES: usize = 4 << 10;
 pub struct Stream {
     socket: Arc<OwnedFd>,
     peer: Peer,
+    layer: Layer,
+}
+
+/// What is between the socket and the frames.
+#[derive(Debug)]
+enum Layer {
+    Plain,
+    /// A handshake, which the listener's settings want and which has not taken place.
+    Wanted(TlsServer),
+    /// TLS, and bytes that were decrypted before the first read.
+    Tls(Box<Secure>, Vec<u8>),
 }
 
 /// The peer of a connection, as far as the system knows.
@@ -82,6 +95,8 @@ pub struct ListenError {
 pub struct Listener {
     kind: ListenerKind,
     address: Address,
+    /// Wanted of every TCP connection.
+    tls: Option<TlsServer>,
 }
 
 #[derive(Debug)]
@@ -113,6 +128,41 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// Carries out the handshake of a client. There is no deadline here.
+    pub(crate) async fn secure(mut self, tls: &TlsClient, host: &str) -> io::Result<Self> {
+        let (secure, early) = Secure::shake(&self, tls.session(host)?).await?;
+        self.layer = Layer::Tls(Box::new(secure), early);
+        Ok(self)
+    }
+
+    /// Carries out the handshake of a server, if its listener wants one. There is no deadline here.
+    pub(crate) async fn welcome(&mut self) -> io::Result<()> {
+        if let Layer::Wanted(tls) = &self.layer {
+            let session = tls.session()?;
+            // If it fails, what is sent next is not encrypted.
+            self.layer = Layer::Plain;
+            let (secure, early) = Secure::shake(self, session).await?;
+            self.layer = Layer::Tls(Box::new(secure), early);
+        }
+        Ok(())
+    }
+
+    /// Bytes that were received before the first read.
+    pub(crate) fn take_early(&mut self) -> Vec<u8> {
+        match &mut self.layer {
+            Layer::Tls(_, early) => std::mem::take(early),
+            Layer::Plain | Layer::Wanted(_) => Vec::new(),
+        }
+    }
+
+    /// A frame as it goes into the socket.
+    pub(crate) fn seal(&self, frame: Vec<u8>) -> Result<Vec<u8>, TlsError> {
+        match &self.layer {
+            Layer::Plain | Layer::Wanted(_) => Ok(frame),
+            Layer::Tls(secure, _) => secure.seal(&frame),
+        }
     }
 
     /// Tries the addresses of the host in turn; on loopback through the local socket first.
@@ -155,7 +205,7 @@ impl Stream {
     }
 
     fn new(socket: OwnedFd, peer: Peer) -> Self {
-        Self { socket: Arc::new(socket), peer }
+        Self { socket: Arc::new(socket), peer, layer: Layer::Plain }
     }
 
     /// The socket.
@@ -165,12 +215,19 @@ impl Stream {
 
     /// Appends what has arrived; `WouldBlock` if nothing has, zero at the end.
     pub(crate) fn try_read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        if let Layer::Tls(secure, _) = &self.layer {
+            let wanted = buffer.capacity() - buffer.len();
+            return secure.try_read(self, buffer, wanted);
+        }
         Ok(recv(&*self.socket, spare_capacity(buffer), RecvFlags::DONTWAIT)?.0)
     }
 
     /// The same, but little at a time: freeing many small messages takes the system longer than others should
     /// wait for the processor.
     pub(crate) fn try_read_little(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        if let Layer::Tls(secure, _) = &self.layer {
+            return secure.try_read(self, buffer, LITTLE_BYTES);
+        }
         let mut little = [0; LITTLE_BYTES];
         let (_, read) = recv(&*self.socket, &mut little[..], RecvFlags::DONTWAIT)?;
         buffer.extend_from_slice(little.get(..read).unwrap_or_default());
@@ -267,7 +324,14 @@ impl Listener {
     /// Begins to listen. Port 0 takes any free one: see [`Self::local_address`]. What listens on loopback has
     /// a local Unix socket besides, for clients with [`Reach::Near`].
     pub async fn bind(address: &Address) -> Result<Self, ListenError> {
-        Self::try_bind(address).await.map_err(|source| ListenError { address: address.clone(), source })
+        Self::bind_with(address, None).await
+    }
+
+    /// The same; TCP connections are encrypted if there is a certificate.
+    pub async fn bind_with(address: &Address, tls: Option<TlsServer>) -> Result<Self, ListenError> {
+        let bound = Self::try_bind(address).await;
+        let bound = bound.map_err(|source| ListenError { address: address.clone(), source })?;
+        Ok(Self { tls, ..bound })
     }
 
     /// Where it listens, with the real port.
@@ -298,25 +362,34 @@ impl Listener {
                 let listener = TcpListener::bind((host.as_str(), *port)).await?;
                 let at = listener.local_addr()?;
                 let address = Address::Tcp { host: host.clone(), port: at.port() };
-                Ok(Self { kind: ListenerKind::Tcp { local: local::listen(at), listener }, address })
+                let kind = ListenerKind::Tcp { local: local::listen(at), listener };
+                Ok(Self { kind, address, tls: None })
             }
             Address::Unix { name } => {
                 let listener = UnixListener::bind(abstract_path(name))?;
-                Ok(Self { kind: ListenerKind::Unix(listener), address: address.clone() })
+                Ok(Self { kind: ListenerKind::Unix(listener), address: address.clone(), tls: None })
             }
         }
     }
 
     async fn try_accept(&self) -> io::Result<Stream> {
         match &self.kind {
-            ListenerKind::Tcp { local: None, listener } => Stream::from_tcp(listener.accept().await?.0),
+            ListenerKind::Tcp { local: None, listener } => self.accepted(listener.accept().await?.0),
             // Both are equally likely to be next, so that neither keeps the other waiting.
             ListenerKind::Tcp { local: Some(local), listener } => tokio::select! {
-                accepted = listener.accept() => Stream::from_tcp(accepted?.0),
+                accepted = listener.accept() => self.accepted(accepted?.0),
                 accepted = local.accept() => Stream::from_unix(accepted?.0),
             },
             ListenerKind::Unix(listener) => Stream::from_unix(listener.accept().await?.0),
         }
+    }
+}
+
+impl Listener {
+    fn accepted(&self, stream: TcpStream) -> io::Result<Stream> {
+        let stream = Stream::from_tcp(stream)?;
+        let layer = self.tls.clone().map_or(Layer::Plain, Layer::Wanted);
+        Ok(Stream { layer, ..stream })
     }
 }
 

@@ -45,7 +45,7 @@ pub use listen::CONNECTIONS_MAX;
 pub use master::MasterServer;
 pub use node::NodeServer;
 pub use tenants::TenantFileError;
-pub use tiffin_rpc::{Address, ListenError, Masters, host};
+pub use tiffin_rpc::{Address, ListenError, Masters, TlsFileError, TlsFiles, host};
 pub use tiffin_transport::Limit;
 pub use tiffin_transport::segment::{Fit, SegmentError};
 pub use up::{Embedded, Up};
@@ -60,6 +60,9 @@ pub enum StartError {
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
     /// The server cannot listen on an address.
     #[error(transparent)]
     Listen(#[from] ListenError),

@@ -8,7 +8,7 @@ use crate::tree::File;
 const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 29] = [
+pub const DIRECTION: [(&str, &[&str]); 30] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-measure", &[]),
@@ -20,9 +20,10 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
     ("tiffin-node", &["tiffin-sabotage", "tiffin-types"]),
     ("tiffin-gpu", &[]),
     ("tiffin-gpu-standin", &[]),
-    ("tiffin-transport", &["tiffin-gpu", "tiffin-measure"]),
+    ("tiffin-transport", &["tiffin-gpu", "tiffin-measure", "tiffin-tls"]),
     ("tiffin-ssd", &["tiffin-sabotage"]),
     ("tiffin-tidy", &[]),
+    ("tiffin-tls", &[]),
     ("tiffin-etcd", &[]),
     ("tiffin-kv", &["tiffin-sabotage"]),
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
@@ -43,7 +44,10 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-types",
         ],
     ),
-    ("tiffin-rpc", &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-trace", "tiffin-transport"]),
+    (
+        "tiffin-rpc",
+        &["tiffin-types", "tiffin-etcd", "tiffin-proto", "tiffin-tls", "tiffin-trace", "tiffin-transport"],
+    ),
     (
         "tiffin-server",
         &[
@@ -53,6 +57,7 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-etcd",
             "tiffin-measure",
             "tiffin-proto",
+            "tiffin-tls",
             "tiffin-trace",
             "tiffin-transport",
             "tiffin-rpc",
@@ -67,6 +72,7 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-session",
             "tiffin-measure",
             "tiffin-proto",
+            "tiffin-tls",
             "tiffin-trace",
             "tiffin-transport",
             "tiffin-rpc",
@@ -85,6 +91,7 @@ pub const DIRECTION: [(&str, &[&str]); 29] = [
             "tiffin-kv",
             "tiffin-kv-replay",
             "tiffin-report",
+            "tiffin-tls",
         ],
     ),
     (

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tiffin_tls::{ClientCertificates, TlsClient, TlsFiles, TlsServer, ca};
 use tiffin_transport::behavior::{self, Fixture, TestNode};
 use tiffin_transport::faults::{FaultyConnect, Flaky, Plan};
 use tiffin_transport::hedge::{BufferOwners, ReadControl};
@@ -48,6 +49,10 @@ async fn shared_memory(counters: &Arc<Counters>) -> Fixture {
 }
 
 async fn data_socket(counters: &Arc<Counters>) -> (Arc<TestNode>, String, Ends) {
+    data_socket_with(counters, None).await
+}
+
+async fn data_socket_with(counters: &Arc<Counters>, tls: Option<TlsServer>) -> (Arc<TestNode>, String, Ends) {
     let node = Arc::new(TestNode::new());
     let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
     let server = tcp::Server::new(
@@ -58,7 +63,7 @@ async fn data_socket(counters: &Arc<Counters>) -> (Arc<TestNode>, String, Ends) 
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
-    (node, address, Ends(tokio::spawn(server.run(listener))))
+    (node, address, Ends(tokio::spawn(server.run_with(listener, tls))))
 }
 
 async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Fixture {
@@ -88,10 +93,47 @@ async fn through_shared_memory_no_byte_crosses_a_socket() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn through_tcp() {
     let counters = Arc::new(Counters::default());
-    behavior::all(|| over_tcp(&counters, Box::new(TcpConnect), false)).await;
+    behavior::all(|| over_tcp(&counters, Box::new(TcpConnect::default()), false)).await;
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
     assert!(counters.served.read() >= counters.tcp.read(), "every byte read was served");
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn through_tls() {
+    let counters = Arc::new(Counters::default());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| Some(folder.path().join(name));
+    ca::create(folder.path(), &["127.0.0.1".to_owned()], Duration::from_secs(3600)).expect("certificates");
+    let files = TlsFiles { cert: path(ca::SERVER_CERT), key: path(ca::SERVER_KEY), ..TlsFiles::default() };
+    let server = TlsServer::open(&files, ClientCertificates::Required).expect("a certificate");
+    let trusting = TlsFiles { ca: path(ca::CA_CERT), ..TlsFiles::default() };
+    let tls = TlsClient::open(&trusting).expect("a CA");
+    for may_block in [false, true] {
+        behavior::all(|| async {
+            let (node, address, keep) = data_socket_with(&counters, server.clone()).await;
+            let segment = node.memory().geometry().segment;
+            let identity = Identity { client: 1, segment, token: String::new() };
+            let tcp = Tcp::new(address, identity, Arc::clone(&counters)).secured(tls.clone());
+            let transport: Arc<dyn Transport> =
+                if may_block { Arc::new(Blocking(tcp)) } else { Arc::new(tcp) };
+            Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
+        })
+        .await;
+    }
+    assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+
+    // A client without TLS, and one with TLS where the node has none.
+    for (server, client, expected) in
+        [(server.clone(), None, "it accepts only TLS"), (None, tls.clone(), "it does not speak TLS")]
+    {
+        let (node, address, _keep) = data_socket_with(&counters, server).await;
+        let segment = node.memory().geometry().segment;
+        let identity = Identity { client: 1, segment, token: String::new() };
+        let tcp = Tcp::new(address, identity, Arc::clone(&counters)).secured(client);
+        let error = tcp.probe(behavior::soon()).await.expect_err("no connection").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 /// The same transport, used by a thread that may block.
@@ -312,7 +354,7 @@ async fn through_tcp_with_faults() {
         behavior::all(|| {
             let seed = seeds.fetch_add(1, Ordering::Relaxed);
             let plan = Plan { seed, short, delay, reset };
-            over_tcp(&counters, Box::new(FaultyConnect::new(TcpConnect, plan)), true)
+            over_tcp(&counters, Box::new(FaultyConnect::new(TcpConnect::default(), plan)), true)
         })
         .await;
     }
@@ -332,7 +374,7 @@ async fn inside_one_process_with_operations_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn transfers_and_clients_end_with_the_connections() {
     let counters = Arc::new(Counters::default());
-    let fixture = over_tcp(&counters, Box::new(TcpConnect), false).await;
+    let fixture = over_tcp(&counters, Box::new(TcpConnect::default()), false).await;
     let location = fixture.node.reserve(&[9 << 20]);
     let bytes = behavior::pattern(location.stamp, 9 << 20);
     fixture.write(location, 0, &[&bytes]).await.unwrap();

@@ -73,6 +73,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         | Error::NoHandshake { is_silent: false, .. }
         | Error::UnknownHost { .. }
         | Error::WrongPort { .. }
+        | Error::Tls { .. }
         | Error::Unauthenticated { .. }
         | Error::Unconfirmed { .. } => RPC_FAIL,
         Error::Refused { reason: Reason::Invalid, .. } => INVALID_PARAMS,

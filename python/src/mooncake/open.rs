@@ -133,6 +133,7 @@ impl Open {
         check_metadata(&settings.metadata_server).await?;
         let options = ConnectOptions {
             token: settings.environment.token.clone(),
+            tls: settings.environment.tls.clone(),
             shared_memory: settings.environment.shared_memory,
             connect_time: CONNECT_TIME,
             ..ConnectOptions::new(master.to_string())
@@ -437,6 +438,7 @@ fn site(settings: &Settings, name: &Name, master: &Masters, hostname: String) ->
         shared_memory: environment.node_shared_memory,
         token: environment.token.clone(),
         access_file: environment.access_file.clone(),
+        tls: environment.tls.clone(),
         exposed: environment.node_listen.is_some(),
         advertise: environment.node_listen.map(|_| name.ip.to_string()).filter(|_| !name.ip.is_unspecified()),
         ..NodeConfig::default()

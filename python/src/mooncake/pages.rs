@@ -82,7 +82,7 @@ pub(super) async fn serve(
 ) -> Option<ClientPages> {
     let listen = Address::Tcp { host: site.ip.to_string(), port };
     let shown = Shown { handle: Arc::downgrade(handle), call_time };
-    match ClientPages::start(&listen, &site.config.token, Arc::new(shown)).await {
+    match ClientPages::start(&listen, &site.config.token, &site.config.tls, Arc::new(shown)).await {
         Ok(pages) => Some(pages),
         Err(error) => {
             tell(&format!("warning: the pages of this client are not served: {error}"));

@@ -8,6 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
+use tiffin_server::TlsFiles;
 use tiffin_server::config::{CommonArgs, Engine};
 use tiffin_server::mooncake::HA_CLUSTER;
 
@@ -100,6 +101,8 @@ pub(crate) struct Environment {
     pub(crate) token: String,
     /// The tokens that nodes accept, beside that one.
     pub(crate) access_file: Option<PathBuf>,
+    /// With a CA, this client connects with TLS. With a certificate, its own segments accept only TLS.
+    pub(crate) tls: TlsFiles,
     /// The address on which nodes listen, if it is not to follow from the name and the token.
     pub(crate) node_listen: Option<IpAddr>,
     /// The name of the cluster in etcd, if an address of etcd does not name it.
@@ -415,6 +418,12 @@ impl Environment {
             port_tries: tries.unwrap_or(PORT_TRIES_DEFAULT).max(1),
             token,
             access_file,
+            tls: TlsFiles {
+                cert: path("TIFFIN_TLS_CERT")?,
+                key: path("TIFFIN_TLS_KEY")?,
+                ca: path("TIFFIN_TLS_CA")?,
+                client_ca: path("TIFFIN_TLS_CLIENT_CA")?,
+            },
             node_listen: text("TIFFIN_NODE_LISTEN")?.and_then(|it| {
                 let with_port = it.trim().parse::<SocketAddr>().map(|it| it.ip());
                 it.trim().parse().or(with_port).ok()

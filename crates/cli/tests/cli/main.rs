@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may fail in any line")]
 
 mod bench;
+mod certs;
 mod chaos;
 mod cluster;
 mod curve;

@@ -19,4 +19,5 @@ mod store;
 mod streams;
 mod support;
 mod tiers;
+mod tls;
 mod traces;

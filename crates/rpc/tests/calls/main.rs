@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 mod threads;
+mod tls;
 
 /// Far enough that only a hang reaches it.
 fn patient() -> Instant {

@@ -25,7 +25,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::nearest::nearest;
 use super::values;
-use super::{ClientArgs, CommonArgs, ConfigError, HaArgs, MasterArgs, NodeArgs, StorageArgs, TierArgs};
+use super::{
+    ClientArgs, CommonArgs, ConfigError, HaArgs, MasterArgs, NodeArgs, StorageArgs, TierArgs, TlsArgs,
+};
 
 /// The maximum length of a settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -35,6 +37,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct SettingsFile {
     /// The top of the file.
     pub common: CommonArgs,
+    /// On top too: the files for TLS.
+    pub tls: TlsArgs,
     /// Under `[master]`.
     pub master: MasterArgs,
     /// Under `[master]` too: several masters.
@@ -78,6 +82,7 @@ impl SettingsFile {
         check_keys(text, path)?;
         Ok(Self {
             common: deserialize(text, path)?,
+            tls: deserialize(text, path)?,
             master: table!(master, text, path),
             ha: table!(master, text, path),
             tier: table!(master, text, path),

@@ -15,17 +15,18 @@ pub mod page;
 mod secret;
 pub(crate) mod storage;
 mod tier;
+mod tls;
 mod trace;
 mod values;
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use tiffin_rpc::{Address, Masters};
+use tiffin_tls::TlsFiles;
 use tiffin_trace::Endpoint;
 use tiffin_transport::layout::DATA_BYTES_MAX;
 use tiffin_types::NAMESPACE_DEFAULT;
@@ -36,7 +37,8 @@ pub use file::SettingsFile;
 pub use ha::{HaArgs, HaConfig};
 pub use storage::{PoolEnd, StorageArgs};
 pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
-pub use values::{ValueError, duration, size};
+pub use tls::TlsArgs;
+pub use values::{OffOr, ValueError, duration, size};
 
 use values::{check_duration, check_exposure, check_is_tcp, default_state_dir};
 
@@ -93,6 +95,11 @@ pub struct CommonArgs {
     /// `tiffin token`. It is read again when it changes. Default: none.
     #[arg(long, env = "TIFFIN_ACCESS_FILE", value_name = "FILE", global = true)]
     pub access_file: Option<PathBuf>,
+
+    /// The TLS files.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub tls: TlsArgs,
 
     /// The lowest level that is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
     /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `warn` for
@@ -303,32 +310,6 @@ pub enum Switch {
     Off,
 }
 
-/// The word `off`, or a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OffOr<T> {
-    /// Disabled.
-    Off,
-    /// The value.
-    Value(T),
-}
-
-impl<T> OffOr<T> {
-    fn into_option(self) -> Option<T> {
-        match self {
-            Self::Off => None,
-            Self::Value(value) => Some(value),
-        }
-    }
-}
-
-impl<T: FromStr> FromStr for OffOr<T> {
-    type Err = T::Err;
-
-    fn from_str(text: &str) -> Result<Self, T::Err> {
-        if text == "off" { Ok(Self::Off) } else { text.parse().map(Self::Value) }
-    }
-}
-
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -391,6 +372,9 @@ pub enum ConfigError {
         /// The address.
         address: Address,
     },
+    /// The TLS settings do not fit together.
+    #[error(transparent)]
+    Tls(#[from] tiffin_tls::TlsFileError),
     /// A required setting is missing.
     #[error("{what}\n\nhint: {hint}")]
     Missing {
@@ -418,6 +402,8 @@ pub struct MasterConfig {
     pub token: String,
     /// See [`CommonArgs::access_file`].
     pub access_file: Option<PathBuf>,
+    /// See [`TlsArgs`].
+    pub tls: TlsFiles,
     /// See [`MasterArgs::lease_ttl`].
     pub lease_ttl: Duration,
     /// See [`MasterArgs::lease_mode`].
@@ -479,6 +465,8 @@ pub struct NodeConfig {
     pub token: String,
     /// See [`CommonArgs::access_file`].
     pub access_file: Option<PathBuf>,
+    /// See [`TlsArgs`].
+    pub tls: TlsFiles,
     /// Accept a non-loopback address without a token. Only stores that replace Mooncake's set it.
     pub exposed: bool,
     /// Where spans are sent, if anywhere.
@@ -507,6 +495,8 @@ pub struct ClientConfig {
     pub shared_memory: bool,
     /// The shared secret; empty for none.
     pub token: String,
+    /// See [`TlsArgs`].
+    pub tls: TlsFiles,
 }
 
 /// The settings of the log.
@@ -539,6 +529,7 @@ impl CommonArgs {
         if args.token.is_none() && args.token_file.is_none() {
             (args.token, args.token_file) = (said.token, said.token_file);
         }
+        args.tls = args.tls.over(file.tls.clone());
         Ok((args, file))
     }
 
@@ -575,6 +566,7 @@ impl MasterArgs {
             ha,
             token: common.token()?,
             access_file: common.access_file.clone(),
+            tls: common.tls.files()?,
             lease_ttl: args.lease_ttl.unwrap_or(LEASE_TTL_DEFAULT),
             lease_mode: args.lease_mode.unwrap_or_default(),
             lease_grace: args.lease_grace.unwrap_or(LEASE_GRACE_DEFAULT),
@@ -647,6 +639,7 @@ impl ClientArgs {
             timeout: args.timeout.unwrap_or(TIMEOUT_DEFAULT),
             shared_memory: args.shared_memory.unwrap_or(Switch::On) == Switch::On,
             token: common.token()?,
+            tls: common.tls.files()?,
         };
         check_duration("timeout", config.timeout, Duration::from_millis(1), "10s")?;
         Ok(config)
@@ -664,6 +657,7 @@ impl Default for MasterConfig {
             ha: None,
             token: String::new(),
             access_file: None,
+            tls: TlsFiles::default(),
             lease_ttl: LEASE_TTL_DEFAULT,
             lease_mode: LeaseMode::default(),
             lease_grace: LEASE_GRACE_DEFAULT,
@@ -700,6 +694,7 @@ impl Default for NodeConfig {
             pool_on_stop: PoolEnd::Keep,
             token: String::new(),
             access_file: None,
+            tls: TlsFiles::default(),
             exposed: false,
             trace: None,
         }
@@ -731,6 +726,7 @@ impl MasterConfig {
                 return Err(ConfigError::Missing { what, hint: "give `--etcd` or `--state-dir`, not both" });
             }
         }
+        self.tls.check()?;
         self.tier.check()?;
         check_duration("lease_ttl", self.lease_ttl, Duration::from_millis(1), "10s")?;
         check_duration("lease_grace", self.lease_grace, Duration::from_millis(1), "10s")?;
@@ -753,6 +749,8 @@ impl NodeConfig {
                 check_is_tcp(name, address, true)?;
             }
         }
+        // Settings of a node whose connections are of both kinds are a mistake.
+        tls::check_node(&self.tls, self.listen.is_some() || !self.ssd.is_empty())?;
         let shown = |bytes| ByteSize::b(bytes).display().iec().to_string();
         if self.memory < MEMORY_BYTES_MIN || self.memory > DATA_BYTES_MAX {
             let (least, most) = (shown(MEMORY_BYTES_MIN), shown(DATA_BYTES_MAX));

@@ -91,6 +91,7 @@ impl StorageArgs {
             pool: self.pool.and_then(OffOr::into_option),
             pool_on_stop: self.pool_on_stop.unwrap_or_default(),
             token: common.token()?,
+            tls: common.tls.files()?,
             access_file: common.access_file.clone(),
             trace: common.trace()?,
             ..NodeConfig::default()

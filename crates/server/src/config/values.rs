@@ -1,6 +1,7 @@
 //! Values with a unit: sizes such as `8GiB`, durations such as `10s`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -19,6 +20,32 @@ pub struct ValueError {
     text: String,
     why: String,
     hint: &'static str,
+}
+
+/// The word `off`, or a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OffOr<T> {
+    /// Disabled.
+    Off,
+    /// The value.
+    Value(T),
+}
+
+impl<T> OffOr<T> {
+    pub(super) fn into_option(self) -> Option<T> {
+        match self {
+            Self::Off => None,
+            Self::Value(value) => Some(value),
+        }
+    }
+}
+
+impl<T: FromStr> FromStr for OffOr<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        if text == "off" { Ok(Self::Off) } else { text.parse().map(Self::Value) }
+    }
 }
 
 /// Parses a size: a number of bytes, or a number and a unit.

@@ -9,11 +9,12 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tiffin_rpc::{Address, ListenError};
+use tiffin_rpc::{Address, ClientCertificates, TlsFiles, TlsServer};
 use tokio::task::JoinHandle;
 
 use super::guard::guarded;
 use super::{Pages, not_found, text};
+use crate::StartError;
 use crate::access::Access;
 use crate::supervise::Supervisor;
 
@@ -64,14 +65,16 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// Serves the pages. With a token, all but `/health` require it.
+    /// Serves the pages; by HTTPS, if there is a certificate. With a token, all but `/health` require it.
     pub async fn start(
         listen: &Address,
         token: &str,
+        tls: &TlsFiles,
         state: Arc<dyn ClientState>,
-    ) -> Result<Self, ListenError> {
+    ) -> Result<Self, StartError> {
+        let tls = TlsServer::open(tls, ClientCertificates::Asked)?;
         let (listener, address) = super::listen(listen).await?;
-        let pages = Pages { listener, address: address.clone() };
+        let pages = Pages { listener, address: address.clone(), tls };
         let task = tokio::spawn(pages.serve(router(state, token), Supervisor::new()));
         Ok(Self { address, task })
     }

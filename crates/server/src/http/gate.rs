@@ -58,6 +58,11 @@ impl Gate {
         })
     }
 
+    /// Counts a connection that has sent no request yet. It must end when `cut` is notified.
+    pub(super) fn enter(&self, cut: &Arc<Notify>) -> PendingEntry {
+        self.pending.enter(cut)
+    }
+
     /// Waits for permission to render a page; only expensive pages wait.
     async fn turn(&self, is_expensive: bool) -> Option<SemaphorePermit<'_>> {
         match is_expensive {

@@ -10,6 +10,9 @@
 //! [`REQUEST_TIME_MAX`], including its body. A connection on which no byte moves for [`IDLE_TIME_MAX`] is
 //! closed.
 //!
+//! **Invariant:** with a certificate set, only HTTPS is served. Where clients must show a certificate, one
+//! without gets `/health` only, because probes have none.
+//!
 //! **Invariant:** with a token set, only `/health` and the page at `/`, which contains no data, are served
 //! without one or a session (see `watch`). What a token permits is decided in `guard`.
 
@@ -20,6 +23,7 @@ mod gate;
 mod guard;
 pub(crate) mod master;
 pub(crate) mod metadata;
+mod secure;
 mod watch;
 
 use std::io;
@@ -30,7 +34,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tiffin_rpc::{Address, ListenError};
+use tiffin_rpc::{Address, ListenError, TlsServer};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -63,14 +67,18 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 pub(crate) struct Pages {
     listener: TcpListener,
     address: Address,
+    tls: Option<TlsServer>,
 }
 
 impl Pages {
     /// Binds the port, if an address is given.
-    pub(crate) async fn bind(address: Option<&Address>) -> Result<Option<Self>, ListenError> {
+    pub(crate) async fn bind(
+        address: Option<&Address>,
+        tls: Option<TlsServer>,
+    ) -> Result<Option<Self>, ListenError> {
         let Some(address) = address else { return Ok(None) };
         let (listener, address) = listen(address).await?;
-        Ok(Some(Self { listener, address }))
+        Ok(Some(Self { listener, address, tls }))
     }
 
     /// The address with the actual port.
@@ -91,7 +99,13 @@ impl Pages {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((stream, _)) => {
-                    let served = gate::serve(stream, router.clone(), Arc::clone(&gate));
+                    let (router, gate, tls) = (router.clone(), Arc::clone(&gate), self.tls.clone());
+                    let served = async move {
+                        match tls {
+                            None => gate::serve(stream, router, gate).await,
+                            Some(tls) => secure::serve(stream, &tls, router, gate).await,
+                        }
+                    };
                     connections.spawn(supervisor.watch("the task of a page", served));
                 }
                 Err(error) => {

@@ -31,7 +31,7 @@ use state::{StateFolder, Store};
 use tiffin_core::master::{
     Effect, Event, LimitsConfig, Master, MasterConfig as CoreConfig, OWED_PAGE_MAX, PIECE_OBJECTS_MAX, Saved,
 };
-use tiffin_rpc::{Address, Listener, Outbox, SendError};
+use tiffin_rpc::{Address, ClientCertificates, Listener, Outbox, SendError, TlsServer};
 use tiffin_trace::Tracer;
 use tiffin_transport::peer::process_of;
 use tiffin_types::access;
@@ -97,6 +97,7 @@ pub(crate) struct Shared {
     strict_leases: bool,
     heartbeat: Duration,
     door: Door,
+    tls: Option<TlsServer>,
     counters: Counters,
     watched: Watched,
     /// Requests that take longer are logged; zero for none.
@@ -171,14 +172,16 @@ impl MasterServer {
     /// Listens, increments the epoch, and serves.
     pub async fn start(config: MasterConfig) -> Result<Self, StartError> {
         config.check()?;
+        let tls = TlsServer::open(&config.tls, ClientCertificates::Required)?;
         let mut listeners = Vec::new();
         for address in &config.listen {
-            listeners.push(Listener::bind(address).await?);
+            listeners.push(Listener::bind_with(address, tls.clone()).await?);
         }
         // Only a master that can listen increments the epoch, so that a second one started by mistake uses
         // none up.
-        let pages = http::Pages::bind(config.http.as_ref()).await?;
-        let metadata = http::Pages::bind(config.metadata_http.as_ref()).await?;
+        let tls = TlsServer::open(&config.tls, ClientCertificates::Asked)?;
+        let pages = http::Pages::bind(config.http.as_ref(), tls.clone()).await?;
+        let metadata = http::Pages::bind(config.metadata_http.as_ref(), tls.clone()).await?;
         let publisher = match &config.events {
             Some(events) => Some(http::listen(&events.listen).await?),
             None => None,
@@ -186,7 +189,7 @@ impl MasterServer {
         let addresses: Vec<_> = listeners.iter().map(|it| it.local_address().clone()).collect();
         let (store, saved) = open_store(&config, &addresses).await?;
         let epoch = saved.epoch;
-        let shared = Arc::new(Shared::new(&config, store, saved)?);
+        let shared = Arc::new(Shared { tls: tls.clone(), ..Shared::new(&config, store, saved)? });
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared))));
@@ -386,6 +389,7 @@ impl Shared {
             strict_leases: config.lease_mode == LeaseMode::Strict,
             heartbeat: heartbeat(config),
             door: Door::new(Access::new(&config.token, config.access_file.as_deref())?, true),
+            tls: None,
             counters: Counters::default(),
             watched: Watched::default(),
             slow: config.slow,

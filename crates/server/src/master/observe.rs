@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::{Bytes, HttpBody};
 use serde_json::{Value, json};
-use tiffin_rpc::MASTER_SERVICE;
+use tiffin_rpc::{MASTER_SERVICE, TlsServer};
 use tiffin_trace::{Name, TraceContext};
 use tiffin_types::message::{ClientToMaster, MemberToMaster, Reply, Request, Stat};
 use tiffin_types::{ConnId, RequestId, SegmentId};
@@ -243,6 +243,7 @@ impl Shared {
         metrics::Snapshot {
             connections: self.door.inside(),
             refused: self.door.refused(),
+            certificate_ends_s: self.tls.as_ref().and_then(TlsServer::certificate).map_or(0, |it| it.ends_s),
             uptime: self.started.elapsed(),
             leads: self.ha_stat().map_or((true, 0, 0), |(leads, it)| (leads, it.won, it.lost)),
             ..metrics::Snapshot::of(stat, &self.counters)

@@ -123,6 +123,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) spans: (u64, u64),
     pub(crate) connections: u64,
     pub(crate) refused: u64,
+    /// When the certificate ends, in seconds since the Unix epoch; zero without TLS.
+    pub(crate) certificate_ends_s: u64,
     pub(crate) uptime: Duration,
     /// Whether this master leads, and how often it won and lost an election.
     pub(crate) leads: (bool, u64, u64),
@@ -142,6 +144,7 @@ impl<'a> Snapshot<'a> {
             spans: (0, 0),
             connections: 0,
             refused: 0,
+            certificate_ends_s: 0,
             uptime: Duration::ZERO,
             leads: (true, 0, 0),
         }

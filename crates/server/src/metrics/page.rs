@@ -441,6 +441,11 @@ fn own(page: &mut Page, snapshot: &Snapshot<'_>) {
     page.gauge("tiffin_uptime_seconds", "Time since the master started", snapshot.uptime.as_secs());
     page.gauge("tiffin_connections", "Connections of clients and nodes", snapshot.connections);
     page.counter("tiffin_connections_refused_total", "Rejected connections", snapshot.refused);
+    page.gauge(
+        "tiffin_tls_certificate_expires_timestamp_seconds",
+        "When the master's certificate ends, in seconds since the Unix epoch; 0 without TLS",
+        snapshot.certificate_ends_s,
+    );
     let refusals = get(&snapshot.counters.refusals);
     page.counter("tiffin_requests_refused_total", "Requests that were rejected as a whole", refusals);
     page.gauge("tiffin_operations_waiting", "Operations that wait for a node", snapshot.waiting);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tiffin_measure::{Measures, Operation, Path, Series};
 use tiffin_node::disk::{Disk, DiskConfig, Effect, Event};
-use tiffin_rpc::{Masters, Outbox, SendError};
+use tiffin_rpc::{Masters, Outbox, SendError, Via};
 use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
@@ -535,8 +535,8 @@ impl link::Linked for Arc<DiskMember> {
         &self.info
     }
 
-    fn is_near(&self) -> bool {
-        self.node.attachments.is_some()
+    fn via(&self) -> Via {
+        self.node.via()
     }
 
     fn is_leaving(&self) -> bool {

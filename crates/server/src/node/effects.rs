@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tiffin_measure::{Measures, Series, growth};
 use tiffin_node::{Effect, Event, TableRange};
-use tiffin_rpc::{Masters, Outbox, SendError, token_matches};
+use tiffin_rpc::{Masters, Outbox, Reach, SendError, Via, token_matches};
 use tiffin_transport::tcp::frame::RequestHead;
 use tiffin_transport::{self as transport, shm, tcp};
 use tiffin_types::message::{Measured, MemberToMaster, NodeInfo, Refusal, Reply};
@@ -186,8 +186,8 @@ impl link::Linked for Shared {
     }
 
     // A node that does not share memory behaves like one on another host.
-    fn is_near(&self) -> bool {
-        self.attachments.is_some()
+    fn via(&self) -> Via {
+        Via { reach: Reach::near_if(self.attachments.is_some()), tls: self.tls.clone() }
     }
 
     fn is_leaving(&self) -> bool {

@@ -84,8 +84,8 @@ async fn transport(node: &Shared, item: &FetchItem, deadline: Instant) -> Result
     if !source.data.is_empty() {
         let address = source.data.clone();
         return Ok(Source::Socket(match source.beside {
-            Some(_) => Tcp::to_disk(address, identity, counters, None),
-            None => Tcp::new(address, identity, counters),
+            Some(_) => Tcp::to_disk(address, identity, counters, None).secured(node.tls.clone()),
+            None => Tcp::new(address, identity, counters).secured(node.tls.clone()),
         }));
     }
     let attached = match node.sources.get(source.segment.0) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tiffin_proto::Incoming;
 use tiffin_rpc::{
-    Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, dial, superseded,
+    Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, Via, dial, superseded,
 };
 use tiffin_types::RequestId;
 use tiffin_types::message::{
@@ -130,10 +130,10 @@ pub(super) trait Linked: Send + Sync {
     fn master(&self) -> &Masters;
     /// The shared secret.
     fn token(&self) -> &str;
+    /// The way to the master.
+    fn via(&self) -> Via;
     /// The member's description for the master.
     fn info(&self) -> &NodeInfo;
-    /// Whether it may use the master's Unix socket on this host.
-    fn is_near(&self) -> bool;
     /// Whether the member is leaving, so that the link is not reopened.
     fn is_leaving(&self) -> bool;
     /// Whether the master has accepted the member.
@@ -181,12 +181,12 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             memory: shared.info().memory.clone(),
             ..Hello::default()
         };
-        let (reach, has_ledger) = (Reach::near_if(shared.is_near()), shared.has_ledger());
+        let (via, has_ledger) = (shared.via(), shared.has_ledger());
         let connect = |address: Address, until: Instant| {
-            let hello = hello.clone();
+            let (hello, via) = (hello.clone(), via.clone());
             async move {
-                let ledger = Ledger::open(&address, has_ledger, reach, hello.clone(), until).await;
-                Ok((dial(&address, reach, hello, until).await?, ledger))
+                let ledger = Ledger::open(&address, has_ledger, &via, hello.clone(), until).await;
+                Ok((dial(&address, via, hello, until).await?, ledger))
             }
         };
         match shared.master().open(Instant::now() + HELLO_TIME_MAX, connect).await {
@@ -244,12 +244,12 @@ fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
 struct Ledger(Option<Inbox>);
 
 impl Ledger {
-    async fn open(master: &Address, is_wanted: bool, reach: Reach, hello: Hello, until: Instant) -> Self {
+    async fn open(master: &Address, is_wanted: bool, via: &Via, hello: Hello, until: Instant) -> Self {
         let hello = Hello { role: Role::Ledger, ..hello };
-        if reach == Reach::Far || !is_wanted {
+        if via.reach == Reach::Far || !is_wanted {
             return Self(None);
         }
-        let dialed = dial(master, reach, hello, until).await.ok();
+        let dialed = dial(master, via, hello, until).await.ok();
         let mut inbox = dialed.map(|it| it.inbox).filter(|it| matches!(it.peer(), Peer::Unix { .. }));
         inbox.iter_mut().for_each(Inbox::unwatch);
         Self(inbox)
@@ -327,8 +327,8 @@ async fn converse(
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let heard = Heard::now();
     let (mut looked, mut pause) = (heard.last(), LOOK_PAUSE);
-    let (masters, reach) = (shared.master(), Reach::near_if(shared.is_near()));
-    let superseded = superseded(masters, welcome.epoch, reach, shared.token(), &heard);
+    let (masters, via) = (shared.master(), shared.via());
+    let superseded = superseded(masters, welcome.epoch, &via, shared.token(), &heard);
     tokio::pin!(superseded);
     loop {
         // Reservations of empty objects are not visible here. They are polled for a while after an
@@ -461,6 +461,7 @@ fn status_of(error: &CallError) -> LinkStatus {
             LinkStatus::Refused(error.to_string())
         }
         CallError::Protocol { .. } | CallError::Foreign { .. } => LinkStatus::Refused(error.to_string()),
+        CallError::Tls { source, .. } if source.is_final() => LinkStatus::Refused(error.to_string()),
         _ => LinkStatus::Unreachable(error.to_string()),
     }
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, Masters, NODE_SERVICE, Outbox};
+use tiffin_rpc::{ClientCertificates, Greeting, Masters, NODE_SERVICE, Outbox, TlsClient, TlsServer};
 use tiffin_trace::{Name, TraceContext};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
@@ -121,6 +121,8 @@ pub(crate) struct Shared {
     info: NodeInfo,
     master: Masters,
     token: String,
+    /// For connections to the master and to other nodes.
+    tls: Option<TlsClient>,
     memory: Arc<NodeMemory>,
     counters: Arc<Counters>,
     door: Door,
@@ -177,7 +179,9 @@ impl NodeServer {
         let drawn = SegmentId(host::draw().map_err(failed)?);
         let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, drawn)?;
         let geometry = memory.geometry();
-        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment)).await?;
+        let tls = TlsServer::open(&config.tls, ClientCertificates::Required)?;
+        let client_tls = TlsClient::open(&config.tls)?;
+        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment), tls.clone()).await?;
         info.outlives = memory.pool().is_some();
         let door = Door::new(Access::new(&config.token, config.access_file.as_deref())?, false);
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
@@ -206,6 +210,7 @@ impl NodeServer {
             info,
             master: config.master.clone(),
             token: config.token.clone(),
+            tls: client_tls,
             attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
@@ -227,7 +232,7 @@ impl NodeServer {
         if config.populate {
             populate(&shared, &config);
         }
-        let mut tasks = spawn(&shared, sockets, heard, fetched);
+        let mut tasks = spawn(&shared, sockets, tls, (heard, fetched));
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
@@ -700,8 +705,8 @@ fn populate(shared: &Arc<Shared>, config: &NodeConfig) {
 fn spawn(
     shared: &Arc<Shared>,
     sockets: Sockets,
-    heard: mpsc::Receiver<shm::Event>,
-    fetched: mpsc::Receiver<FetchItem>,
+    tls: Option<TlsServer>,
+    (heard, fetched): (mpsc::Receiver<shm::Event>, mpsc::Receiver<FetchItem>),
 ) -> JoinSet<()> {
     let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
     let watch = &shared.supervisor;
@@ -717,7 +722,7 @@ fn spawn(
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
-        handles.push(tasks.spawn(watch.watch("the data socket", server.run(listener))));
+        handles.push(tasks.spawn(watch.watch("the data socket", server.run_with(listener, tls))));
     }
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));

@@ -17,6 +17,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_gpu::Stage;
+use tiffin_tls::TlsClient;
 use tokio::time::timeout_at;
 
 use super::batch::{Batch, Chunk, ChunkOutcome};
@@ -67,7 +68,7 @@ impl Tcp {
     /// Reaches the node at `host:port`. Connects at the first transfer.
     #[must_use]
     pub fn new(address: String, identity: Identity, counters: Arc<Counters>) -> Self {
-        Self::with_connect(address, identity, counters, Box::new(TcpConnect))
+        Self::with_connect(address, identity, counters, Box::new(TcpConnect::default()))
     }
 
     /// The same over connections of another kind.
@@ -90,8 +91,15 @@ impl Tcp {
         counters: Arc<Counters>,
         stage: Option<Arc<Attachment>>,
     ) -> Self {
-        let pool = Pool::new(address, identity, Box::new(TcpConnect), DISK_STREAMS_MAX);
+        let pool = Pool::new(address, identity, Box::new(TcpConnect::default()), DISK_STREAMS_MAX);
         Self { pool, counters, stage }
+    }
+
+    /// Connects with TLS, if there is a CA to trust.
+    #[must_use]
+    pub fn secured(mut self, tls: Option<TlsClient>) -> Self {
+        self.pool.connect_by(Box::new(TcpConnect { tls }));
+        self
     }
 
     /// The node's `host:port`.

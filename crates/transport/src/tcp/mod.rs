@@ -21,6 +21,7 @@ mod client;
 mod disk;
 pub mod frame;
 mod pool;
+mod secure;
 mod server;
 pub mod stream;
 

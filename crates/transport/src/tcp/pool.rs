@@ -7,11 +7,13 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 
+use tiffin_tls::TlsClient;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::buffered::BufferedStream;
 use super::frame::{HelloHead, Rejection, WelcomeHead};
+use super::secure;
 use super::stream::{ByteStream, Socket};
 use crate::buffer::SourceBuf;
 use crate::{TOKEN_BYTES_MAX, TransferError};
@@ -31,14 +33,20 @@ pub trait Connect: Send + Sync {
 }
 
 /// Opens TCP connections.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TcpConnect;
+#[derive(Clone, Debug, Default)]
+pub struct TcpConnect {
+    /// Encrypts them, and checks whom they lead to.
+    pub tls: Option<TlsClient>,
+}
 
 impl Connect for TcpConnect {
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
-            let socket = Socket::new(TcpStream::connect(address).await?)?;
-            Ok(Box::new(socket) as Box<dyn ByteStream>)
+            let stream = TcpStream::connect(address).await?;
+            Ok(match &self.tls {
+                None => Box::new(Socket::new(stream)?) as Box<dyn ByteStream>,
+                Some(tls) => Box::new(secure::connect(stream, tls, address).await?),
+            })
         })
     }
 }
@@ -86,6 +94,11 @@ impl Pool {
         streams_max: usize,
     ) -> Self {
         Self { address, identity, connect, permits: Semaphore::new(streams_max), idle: Mutex::default() }
+    }
+
+    /// Opens connections in another way from now on.
+    pub(super) fn connect_by(&mut self, connect: Box<dyn Connect>) {
+        self.connect = connect;
     }
 
     pub(super) fn address(&self) -> &str {

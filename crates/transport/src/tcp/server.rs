@@ -1,6 +1,7 @@
 //! The node's end of the data socket.
 
 use std::collections::BTreeMap;
+use std::future::{Future, ready};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tiffin_measure::{Operation, Path};
+use tiffin_tls::{TlsServer, is_client_hello};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -20,6 +22,7 @@ use super::frame::{
     CHECKSUM_BYTES, DATA_VERSION_MIN, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind,
     RequestHead, RequestKind, Status, WelcomeHead,
 };
+use super::secure;
 use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
@@ -222,6 +225,11 @@ impl Server {
 
     /// Serves until the future is dropped, which ends every connection.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
+        self.run_with(listener, None).await;
+    }
+
+    /// The same; connections are encrypted if there is a certificate.
+    pub async fn run_with(self: Arc<Self>, listener: TcpListener, tls: Option<TlsServer>) {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
@@ -233,9 +241,14 @@ impl Server {
             match accepted {
                 Ok((stream, from)) => {
                     let (server, is_full) = (Arc::clone(&self), tasks.len() >= CONNECTIONS_MAX);
+                    let tls = tls.clone();
                     prepare(&stream);
                     tasks.spawn(async move {
-                        if let Err(error) = server.serve(stream, is_full).await {
+                        let served = match tls {
+                            None => server.serve(stream, is_full).await,
+                            Some(tls) => server.serve_opened(secure::accept(stream, &tls), is_full).await,
+                        };
+                        if let Err(error) = served {
                             tracing::debug!(%from, %error, "a data connection ended");
                         }
                     });
@@ -250,13 +263,26 @@ impl Server {
 
     /// Serves one connection until it ends.
     pub async fn serve(&self, wire: impl ByteStream, is_full: bool) -> Result<(), ServeError> {
-        let mut stream = BufferedStream::unauthenticated(wire);
+        self.serve_opened(ready(Ok(wire)), is_full).await
+    }
+
+    /// The same for one that is still opened. That takes part in the time limit of the hello.
+    async fn serve_opened<W: ByteStream>(
+        &self,
+        opened: impl Future<Output = io::Result<W>>,
+        is_full: bool,
+    ) -> Result<(), ServeError> {
         let cut = Arc::new(Notify::new());
         let pending = self.pending.enter(&cut);
-        let (HelloHead { client, segment, .. }, grant) = tokio::select! {
+        let welcomed = async {
+            let mut stream = BufferedStream::unauthenticated(opened.await?);
+            let (head, grant) = self.welcome(&mut stream, is_full).await?;
+            Ok::<_, ServeError>((stream, head, grant))
+        };
+        let (mut stream, HelloHead { client, segment, .. }, grant) = tokio::select! {
             biased;
             () = cut.notified() => return Err(ServeError::Displaced),
-            welcomed = timeout(HELLO_TIME_MAX, self.welcome(&mut stream, is_full)) => welcomed??,
+            welcomed = timeout(HELLO_TIME_MAX, welcomed) => welcomed??,
         };
         drop(pending);
         stream.authenticate();
@@ -300,9 +326,14 @@ impl Server {
         stream: &mut BufferedStream<impl ByteStream>,
         is_full: bool,
     ) -> Result<(HelloHead, Arc<dyn Grant>), ServeError> {
-        let head = HelloHead::decode(&stream.array(false).await?);
-        let head = match head {
+        let bytes = stream.array(false).await?;
+        let head = match HelloHead::decode(&bytes) {
             Ok(head) => head,
+            // The client's TLS reports bytes that are not TLS.
+            Err(FrameError::Magic) if is_client_hello(&bytes) => {
+                let reason = "this data socket does not speak TLS".to_owned();
+                return refuse(stream, DATA_VERSION_MIN, Rejection::Refused, reason).await;
+            }
             // A peer of another protocol gets no answer.
             Err(FrameError::Magic) => return Err(FrameError::Magic.into()),
             // It is answered in the oldest version, which most peers understand.

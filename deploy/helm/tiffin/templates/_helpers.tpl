@@ -29,3 +29,14 @@ fsGroup: {{ .Values.runAsUser }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{- define "tiffin.tlsEnv" -}}
+{{- if .Values.tls.existingSecret -}}
+- name: TIFFIN_TLS_CERT
+  value: /etc/tiffin/tls/server.pem
+- name: TIFFIN_TLS_KEY
+  value: /etc/tiffin/tls/server.key
+- name: TIFFIN_TLS_CA
+  value: /etc/tiffin/tls/ca.pem
+{{- end -}}
+{{- end -}}
