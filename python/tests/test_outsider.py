@@ -431,7 +431,7 @@ def test_nonsense_ends_one_connection(site):
 
 
 def test_half_and_slow_messages_end(site):
-    """Whoever sends half a message, or one byte at a time, is closed; all of them at once."""
+    """A connection with half a message, or with one byte at a time, is closed; all of them at once."""
     waiting = selectors.DefaultSelector()
     for process, endpoint, protocol in site.endpoints():
         message = {
