@@ -58,7 +58,12 @@ class Process:
         state = {"XDG_STATE_HOME": str(site.folder / f"state of {name}"), "TIFFIN_NODE_POOL": "off"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=clean | state | environment
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=clean | state | environment,
+                umask=0o022,
             )
         self.found = None
 

@@ -268,6 +268,31 @@ def test_location_is_worthless_in_another_namespace(site):
                     assert wire.read(connection, location, len(value)) == expected, (process.name, holder)
 
 
+def test_answers_name_no_other_namespace(site):
+    for master in (site.up, site.master):
+        with tiffin.connect(master.found[1], token=site.tokens["a"], namespace="team-a", timeout=60) as store:
+            store.put("hidden", b"1", pin=True, owner="owner-of-a")
+        with wire.Control(
+            control_of(master), token=site.tokens["b"], namespace="team-b", client=6
+        ) as control:
+            for kind, values in [
+                (wire.STAT, {}),
+                (wire.WHY, {1: b"hidden"}),
+                (wire.LIST, {1: {1: b""}, 3: 100}),
+                (wire.LIST, {1: {3: ".*"}, 3: 100}),
+                (wire.RESOLVE, {1: b"hidden", 4: 1}),
+                (wire.EXISTS, {1: b"hidden"}),
+                (wire.DELETE, {1: b"hidden", 2: 1}),
+                (wire.DELETE_MATCHING, {1: {1: b""}, 2: 1}),
+                (wire.DROP_PINS, {1: "owner-of-a"}),
+            ]:
+                said = str(control.ask(kind, values))
+                assert not re.search("team-a|owner-of-a|neighbour|default", said), (kind, said)
+        with tiffin.connect(master.found[1], token=site.tokens["a"], namespace="team-a", timeout=60) as store:
+            assert store.get("hidden") == b"1"
+            assert [it.key for it in store.scan(pinned_by="owner-of-a")] == ["hidden"]
+
+
 def test_memory_is_mapped_only_with_a_token_for_all_of_it(site):
     for process, endpoint, _ in site.guarded("attach"):
         for number, holder in enumerate(["a", "b", "reader", "writer", "admin"]):
@@ -406,7 +431,7 @@ def test_nonsense_ends_one_connection(site):
 
 
 def test_half_and_slow_messages_end(site):
-    """Whoever sends half a message, or one byte at a time, is closed; all of them at once."""
+    """A connection with half a message, or with one byte at a time, is closed; all of them at once."""
     waiting = selectors.DefaultSelector()
     for process, endpoint, protocol in site.endpoints():
         message = {

@@ -12,6 +12,7 @@ use tiffin_types::message::{
 };
 use tokio::time::{Instant, timeout_at};
 
+use crate::log_limit::permits_line;
 use crate::mailbox::{self, Ended, Side};
 use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Stream, Via};
 
@@ -151,7 +152,9 @@ impl Greeting {
                 | Request::ClientToNode(_),
             ))) => (id, refuse(Reason::Invalid, "a connection begins with a hello".to_owned())),
             Ok(Ok(Incoming::Reply(..))) => {
-                tracing::warn!(%peer, "disconnected: it replied before there was a request");
+                if permits_line() {
+                    tracing::warn!(%peer, "disconnected: it replied before there was a request");
+                }
                 return None;
             }
             Ok(Err(Ended::Garbage(FrameError::Magic(start)))) if is_client_hello(&start) => {
@@ -163,15 +166,21 @@ impl Greeting {
             Ok(Err(Ended::Nonsense(id, error))) => (id, refuse(Reason::Invalid, error.to_string())),
             Ok(Err(Ended::Garbage(FrameError::Major(_)))) => {
                 // Such a release cannot read a refusal, as this one cannot read its hello.
-                tracing::warn!(%peer, "disconnected: it speaks another major version");
+                if permits_line() {
+                    tracing::warn!(%peer, "disconnected: it speaks another major version");
+                }
                 return None;
             }
             Ok(Err(ended)) => {
-                tracing::warn!(%peer, %ended, "disconnected before its hello");
+                if permits_line() {
+                    tracing::warn!(%peer, %ended, "disconnected before its hello");
+                }
                 return None;
             }
             Err(_) => {
-                tracing::warn!(%peer, "disconnected: it sent no hello in time");
+                if permits_line() {
+                    tracing::warn!(%peer, "disconnected: it sent no hello in time");
+                }
                 return None;
             }
         };
@@ -228,7 +237,7 @@ async fn send_refusal(outbox: &Outbox, id: RequestId, refusal: Refusal, deadline
     // Clients that have a list of masters try standbys all the time.
     if refusal.reason == Reason::Standby {
         tracing::debug!(peer = %outbox.peer(), "refused: {}", refusal.message);
-    } else {
+    } else if permits_line() {
         tracing::warn!(peer = %outbox.peer(), reason = ?refusal.reason, "refused: {}", refusal.message);
     }
     outbox.reply(id, &Reply::Refused(refusal));

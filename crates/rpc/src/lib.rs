@@ -21,6 +21,7 @@ mod handshake;
 pub mod host;
 mod lanes;
 mod local;
+mod log_limit;
 mod mailbox;
 mod masters;
 mod secure;

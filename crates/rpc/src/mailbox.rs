@@ -25,6 +25,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::handshake::HELLO_BYTES_MAX;
+use crate::log_limit::permits_line;
 use crate::secure::linger;
 use crate::watch::{Readable, writable};
 use crate::{Peer, Stream};
@@ -502,7 +503,9 @@ impl Inbox {
             Ended::Closed => {}
             Ended::Torn | Ended::Broken(_) => tracing::debug!(%peer, %ended, "the connection broke"),
             Ended::Garbage(_) | Ended::TooLong(..) | Ended::Nonsense(..) => {
-                tracing::warn!(%peer, %ended, "disconnected")
+                if permits_line() {
+                    tracing::warn!(%peer, %ended, "disconnected");
+                }
             }
         }
         self.shared.close();
@@ -517,7 +520,9 @@ impl Inbox {
 
     /// Refuses a request; turns a reply into a refusal.
     fn refuse_malformed(&self, header: &Header, error: &DecodeError) -> Option<Incoming> {
-        tracing::warn!(peer = %self.shared.peer, %error, "a message does not decode");
+        if permits_line() {
+            tracing::warn!(peer = %self.shared.peer, %error, "a message does not decode");
+        }
         let refusal = Reply::Refused(Refusal { reason: Reason::Invalid, message: error.to_string() });
         if header.reply {
             return Some(Incoming::Reply(header.id, refusal));

@@ -1,7 +1,8 @@
 //! A master and a node in one process.
 //!
-//! [`Embedded`] is a store inside a program. It listens on Unix sockets only, for processes of the same
-//! user on this host. [`Up`] is the store that `tiffin up` starts.
+//! [`Embedded`] is a store inside a program. It listens on Unix sockets, for processes of the same user on
+//! this host, and if it has disks on a loopback port for their bytes. [`Up`] is the store that `tiffin up`
+//! starts.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -192,7 +192,7 @@ impl Lock {
         options.read(true).write(true).create(own).truncate(false).mode(0o600);
         let mut file = options.open(at).map_err(|error| system("locked", error))?;
         if own {
-            // Whoever may read it could lock it. Earlier releases made it readable; it may be another user's.
+            // A process that may read it could lock it. Earlier releases made it readable.
             let _old = file.set_permissions(Permissions::from_mode(0o600));
         }
         if let Err(error) = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -3,8 +3,8 @@
 //! **Invariant:** a page whose path is not named here needs a token for all namespaces, and a request that is
 //! not a GET the right of an administrator: a new page is never open by mistake.
 //!
-//! **Invariant:** where no token is set, a request that a browser sends for a page of another site is refused.
-//! Such a page must not reach a port of the loopback interface that its own machine could not reach.
+//! **Invariant:** where no token is set, a request that a browser sends for a page of another site is
+//! refused. Such a page must not reach a port of the loopback interface that its own machine could not.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -177,7 +177,7 @@ fn unauthenticated() -> Response {
 }
 
 /// Whether a browser sends the request for a page of another site: its origin is another one, or it names a
-/// port of the loopback interface by a name that somebody may have directed there.
+/// port of the loopback interface by a name that an attacker may have directed there.
 fn is_foreign(headers: &HeaderMap, is_local_port: bool) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|it| it.to_str().unwrap_or_default());
     let host = text(header::HOST).unwrap_or_default();

@@ -121,7 +121,8 @@ impl StateFolder {
         made.map_err(fail("creating the folder", HINT_WRITABLE))?;
         let lock = OpenOptions::new().create(true).append(true).mode(MODE).open(folder.join(LOCK));
         let lock = lock.map_err(fail("opening the lock", HINT_WRITABLE))?;
-        // Whoever may read it could lock it. Earlier releases made it readable; it may belong to another user.
+        // A process that may read it could lock it. Earlier releases made it readable; the file may belong to
+        // another user.
         let _old = lock.set_permissions(Permissions::from_mode(MODE));
         take(&lock).await.map_err(fail("taking the lock", HINT_LOCKED))?;
         let saved = read(folder).map_err(fail("reading the state", HINT_DAMAGED))?;
