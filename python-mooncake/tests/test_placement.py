@@ -61,6 +61,26 @@ a.resume()
     )
 
 
+def test_failed_read_does_not_write_later(two):
+    """A process stops while it is asked for bytes, and continues when the caller has reused the memory."""
+    two.run("""
+size = 4 * MIB
+source, late, other = Memory(size, b'stored'), Memory(size), Memory(size)
+store.put_from('k', source.address, size, config(preferred_segment=there))
+holder = store
+os.environ.update(MC_RPC_TIMEOUT_MS='300', TIFFIN_SHARED_MEMORY='off')
+connect(master.address, segment=0)
+read = lambda memory: store.get_into('k', memory.address, size)
+until(lambda: read(late) == size)
+a.stop()
+code = read(late)
+late[:] = bytes(size)
+a.resume()
+until(lambda: read(other) == size)
+""")
+    assert two.eval("code < 0, other[:] == source[:], late[:] == bytes(size)") == (True, True, True)
+
+
 def test_task_never_overwrites_a_newer_value(two):
     """The value is removed and put again while tasks copy it."""
     two.run(
