@@ -25,7 +25,8 @@ import zipfile
 
 EXTRAS = ["lmcache", "numpy", "sglang", "torch", "vllm"]
 SMOKE = """
-import sys, tiffin
+import sys, sysconfig, tiffin
+assert not (sysconfig.get_config_var("Py_GIL_DISABLED") and sys._is_gil_enabled()), "the GIL was enabled"
 with tiffin.connect(memory="64MiB") as store:
     store["k"] = b"hello"
     assert store["k"] == b"hello" and len(store) == 1
@@ -37,16 +38,38 @@ print(sys.version.split()[0], tiffin.__version__)
 """
 
 
+VERSION = """
+import sys, sysconfig
+print("%d.%d" % sys.version_info[:2] + "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED")))
+"""
+
+
 def interpreters() -> dict[str, str]:
-    """The Pythons of this machine by version: those of the path and of pyenv."""
+    """The Pythons of the path and of pyenv by version. A `t` marks free-threaded ones."""
     found = {}
     names = glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python"))
-    names += filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 20)))
+    names += filter(
+        None, (shutil.which(f"python3.{minor}{kind}") for minor in range(10, 20) for kind in ("", "t"))
+    )
     for name in names:
-        told = subprocess.run([name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], **QUIET)
+        told = subprocess.run([name, "-c", VERSION], **QUIET)
         if told.returncode == 0:
             found[told.stdout.strip()] = name
-    return found
+    return dict(sorted(found.items(), key=lambda it: (minor_of(it[0]), it[0])))
+
+
+def minor_of(version: str) -> int:
+    """The 13 of 3.13t."""
+    return int(version.partition(".")[2].rstrip("t"))
+
+
+def fits(wheel: pathlib.Path, version: str) -> bool:
+    """Whether an interpreter of this version takes the wheel."""
+    _, _, tag, abi, _ = wheel.stem.split("-")
+    own, minor = int(tag.removeprefix("cp3")), minor_of(version)
+    if abi == "abi3":
+        return minor >= own and not version.endswith("t")
+    return minor == own and version.endswith("t") == abi.endswith("t")
 
 
 QUIET = {"capture_output": True, "text": True}
@@ -162,12 +185,12 @@ def main() -> int:
                 told = emulator.try_wheel(wheel)
                 tell(f"  emulated {emulator.machine}", told if told.startswith("FAILED") else "", told)
             continue
-        minor, abi = int(wheel.stem.split("-")[2].removeprefix("cp3")), wheel.stem.split("-")[3]
-        for version, python in sorted(interpreters().items(), key=lambda it: int(it[0].partition(".")[2])):
-            other = int(version.partition(".")[2])
-            if other == minor or (abi == "abi3" and other > minor):
-                told = try_wheel(wheel, python)
-                tell(f"  on Python {version}", told if told.startswith("FAILED") else "", told)
+        fitting = {version: python for version, python in interpreters().items() if fits(wheel, version)}
+        if not fitting:
+            tell("  not run", "", "this machine has no Python for it")
+        for version, python in fitting.items():
+            told = try_wheel(wheel, python)
+            tell(f"  on Python {version}", told if told.startswith("FAILED") else "", told)
     for binary in sorted(folder.glob("tiffin-*-linux")):
         needed = glibc_needed(binary)
         late = needed != "none" and int(needed.split(".")[1]) > int(glibc.split(".")[1])
