@@ -36,6 +36,9 @@ def connect(
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> _Opening[AsyncStore]: ...
@@ -91,7 +94,7 @@ def written() -> str:
     variables = [node for node in tree.body if isinstance(node, ast.Assign)]
     variables += ast.parse('_Opened = TypeVar("_Opened", covariant=True)').body
     used = {it.id for part in [*classes, *variables] for it in ast.walk(part) if isinstance(it, ast.Name)}
-    imports = []
+    imports = ast.parse("import os").body
     for node in tree.body:
         if isinstance(node, ast.Import):
             imports.append(node)

@@ -47,7 +47,9 @@ def secured(folder):
         "TIFFIN_TLS_CA": str(folder / "ca.pem"),
         "TIFFIN_TLS_CLIENT_CA": str(folder / "ca.pem"),
     }
-    with helpers.server("master", "--listen", "127.0.0.1:0", "--http", "off", "--json", **variables) as master:
+    with helpers.server(
+        "master", "--listen", "127.0.0.1:0", "--http", "off", "--json", **variables
+    ) as master:
         address = json.loads(master.stdout.readline())["master"]
         node = ("node", "--master", address, "--memory", "64MiB", "--shared-memory", "off", "--json")
         with helpers.server(*node, **variables) as first, helpers.server(*node, **variables) as second:
@@ -97,7 +99,10 @@ def test_mistakes_are_named_with_a_hint(secured, files, tmp_path):
         assert "hint: " in str(error.value)
     with pytest.raises(tiffin.InvalidArgument, match="tls_key is not"):
         tiffin.connect(secured, tls_ca=files["tls_ca"], tls_cert=files["tls_cert"])
-    with helpers.up("--memory", "16MiB") as (plain, _), pytest.raises(tiffin.Unreachable, match="not speak TLS"):
+    with (
+        helpers.up("--memory", "16MiB") as (plain, _),
+        pytest.raises(tiffin.Unreachable, match="not speak TLS"),
+    ):
         tiffin.connect(plain, shared_memory=False, **files)
 
 

@@ -2,6 +2,7 @@
 # mypy: disable-error-code="overload-overlap"
 
 import builtins
+import os
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -499,6 +500,9 @@ def connect(
     ssd: str | Iterable[str] = (),
     namespace: str | None = None,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     shared_memory: bool | None = None,
     timeout: float | None = None,
 ) -> _Opening[AsyncStore]: ...

@@ -8,9 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tiffin_server::Address;
 use tiffin_server::config::{ClientArgs, HTTP_DEFAULT};
-use tiffin_tls::{TlsClient, TlsStream};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tiffin_tls::TlsClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::Context;
@@ -90,24 +89,13 @@ impl MasterPages {
         };
         let head =
             format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{token}Connection: close\r\n\r\n", self.address);
-        let stream = TcpStream::connect(&self.address).await?;
-        match &self.tls {
-            None => exchange(stream, &head).await,
-            Some(tls) => {
-                let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
-                let session = tls.session(host.trim_start_matches('[').trim_end_matches(']'))?;
-                exchange(TlsStream::shake(stream, session).await?, &head).await
-            }
-        }
+        let mut stream = tiffin_tls::connect(&self.address, self.tls.as_ref()).await?;
+        stream.write_all(head.as_bytes()).await?;
+        stream.flush().await?;
+        let mut bytes = Vec::new();
+        stream.take(PAGE_BYTES_MAX).read_to_end(&mut bytes).await?;
+        Ok(bytes)
     }
-}
-
-async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &str) -> std::io::Result<Vec<u8>> {
-    stream.write_all(head.as_bytes()).await?;
-    stream.flush().await?;
-    let mut bytes = Vec::new();
-    stream.take(PAGE_BYTES_MAX).read_to_end(&mut bytes).await?;
-    Ok(bytes)
 }
 
 /// The address of the pages beside a master's own, with the default port.

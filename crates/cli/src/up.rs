@@ -55,6 +55,8 @@ pub(crate) async fn run(
             }
             _ => "Ctrl-C stops it, and its objects are lost.".to_owned(),
         };
+        let scheme = if options.tls.has_server() { "https" } else { "http" };
+        let http = http.map(|it| format!("{scheme}://{it}"));
         console.text(welcome(&program, &address, http.as_deref(), memory, !token.is_empty()) + &end)?;
     }
     let losses = async |server: &tiffin_server::Up| serve::losses(server.node(), &options).await;
@@ -63,7 +65,7 @@ pub(crate) async fn run(
 }
 
 fn welcome(program: &str, address: &str, http: Option<&str>, memory: u64, has_token: bool) -> String {
-    let pages = http.map_or_else(String::new, |http| format!("  pages   http://{http}/metrics\n"));
+    let pages = http.map_or_else(String::new, |http| format!("  pages   {http}/metrics\n"));
     let master = if address == LISTEN_DEFAULT { String::new() } else { format!(" --master {address}") };
     let (shell_token, python_token) = if has_token {
         ("  export TIFFIN_TOKEN=…  # the token of this store\n", ", token=\"…\"")
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn shown_commands_can_be_copied() {
-        let shown = welcome("tiffin", LISTEN_DEFAULT, Some("127.0.0.1:7401"), 1 << 30, false);
+        let shown = welcome("tiffin", LISTEN_DEFAULT, Some("http://127.0.0.1:7401"), 1 << 30, false);
         expect![[r#"
             tiffin is up, with 1.0 GiB of memory
 

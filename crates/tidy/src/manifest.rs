@@ -104,6 +104,7 @@ pub const DIRECTION: [(&str, &[&str]); 30] = [
             "tiffin-cli",
             "tiffin-kv",
             "tiffin-kv-exec",
+            "tiffin-tls",
         ],
     ),
 ];

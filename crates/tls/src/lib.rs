@@ -33,4 +33,4 @@ pub use error::TlsError;
 pub use files::{TlsFileError, TlsFiles};
 pub use server::{ClientCertificates, TlsServer};
 pub use session::{Plaintext, RECORD_BYTES_MAX, Session, is_client_hello};
-pub use stream::TlsStream;
+pub use stream::{AnyStream, TlsStream, connect, host_of};

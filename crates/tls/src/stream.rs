@@ -7,9 +7,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::{Session, TlsError};
+use crate::{Session, TlsClient, TlsError};
 
 /// How many bytes one write encrypts at most.
 const WRITE_BYTES_MAX: usize = 64 << 10;
@@ -30,6 +31,27 @@ pub struct TlsStream<S> {
     sealed: Vec<u8>,
     sent: usize,
     is_closing: bool,
+}
+
+/// A stream of bytes, encrypted or not.
+pub trait AnyStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> AnyStream for S {}
+
+/// Connects to `host:port`; with TLS, if there is a CA to trust. There is no deadline here.
+pub async fn connect(address: &str, tls: Option<&TlsClient>) -> io::Result<Box<dyn AnyStream>> {
+    let stream = TcpStream::connect(address).await?;
+    Ok(match tls {
+        None => Box::new(stream),
+        Some(tls) => Box::new(TlsStream::shake(stream, tls.session(host_of(address))?).await?),
+    })
+}
+
+/// The host in `host:port`, without brackets.
+#[must_use]
+pub fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {

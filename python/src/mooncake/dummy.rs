@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tiffin_tls::{TlsClient, TlsFiles};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::codes;
@@ -48,7 +48,8 @@ pub(crate) fn set_up(py: Python<'_>, buffer_bytes: u64, address: &str) -> PyResu
 }
 
 async fn open(settings: Settings, address: &str) -> Result<Open, String> {
-    let Daemon { master, tenant } = ask(address, &settings.environment.token).await?;
+    let Daemon { master, tenant } =
+        ask(address, &settings.environment.token, &settings.environment.tls).await?;
     let settings = Settings { master, tenant, ..settings };
     Ok(Open::new(&settings).await.map_err(|failure| failure.what)?.of_daemon(address))
 }
@@ -56,13 +57,13 @@ async fn open(settings: Settings, address: &str) -> Result<Open, String> {
 /// Whether the daemon that set up the store no longer answers.
 pub(crate) fn is_orphan(py: Python<'_>, open: &Open) -> PyResult<bool> {
     let Some(address) = &open.daemon else { return Ok(false) };
-    let token = &open.handle.again().token;
-    Ok(block_on(py, async || ask(address, token).await)?.is_err())
+    let again = open.handle.again();
+    Ok(block_on(py, async || ask(address, &again.token, &again.tls).await)?.is_err())
 }
 
 /// Asks the daemon at `host:port`. The error is a message for the user.
-async fn ask(address: &str, token: &str) -> Result<Daemon, String> {
-    let answer = match timeout(ANSWER_TIME, fetch(address, token)).await {
+async fn ask(address: &str, token: &str, tls: &TlsFiles) -> Result<Daemon, String> {
+    let answer = match timeout(ANSWER_TIME, fetch(address, token, tls)).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(format!("no mooncake_client answers at `{address}`: {error}")),
         Err(_) => return Err(format!("the mooncake_client at `{address}` does not answer")),
@@ -70,11 +71,13 @@ async fn ask(address: &str, token: &str) -> Result<Daemon, String> {
     parse(&answer).map_err(|what| format!("`{address}` is not a mooncake_client: {what}"))
 }
 
-async fn fetch(address: &str, token: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
+async fn fetch(address: &str, token: &str, tls: &TlsFiles) -> io::Result<String> {
+    let tls = TlsClient::open(tls).map_err(io::Error::other)?;
+    let mut stream = tiffin_tls::connect(address, tls.as_ref()).await?;
     let shown = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
     let request = format!("GET /standalone HTTP/1.1\r\nHost: {address}\r\n{shown}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
+    stream.flush().await?;
     let mut answer = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
     Ok(String::from_utf8_lossy(&answer).into_owned())

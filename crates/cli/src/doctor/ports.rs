@@ -62,7 +62,7 @@ fn taken(name: &'static str, address: &str, flag: &str, identify: Listener) -> C
     match identify {
         Listener::Store => Check::ok(name, format!("{address} is used by a running store")),
         Listener::StoreWithOtherToken => {
-            Check::ok(name, format!("{address} is used by a running store, which has another token"))
+            Check::ok(name, format!("{address} is used by a running store, which has another token, or TLS"))
         }
         Listener::OtherProgram => Check::limited(
             name,
@@ -85,7 +85,9 @@ async fn master_at(address: &str, token: Option<&str>) -> Listener {
             let _ignored = client.close(Deadline::after(ANSWER_TIME_MAX)).await;
             Listener::Store
         }
-        Err(Error::Unauthenticated { .. } | Error::Refused { .. }) => Listener::StoreWithOtherToken,
+        Err(Error::Unauthenticated { .. } | Error::Refused { .. } | Error::Tls { .. }) => {
+            Listener::StoreWithOtherToken
+        }
         Err(_) => Listener::OtherProgram,
     }
 }

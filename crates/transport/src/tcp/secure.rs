@@ -10,7 +10,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tiffin_tls::{Session, TlsClient, TlsError, TlsServer, TlsStream, is_client_hello};
+use tiffin_tls::{Session, TlsClient, TlsError, TlsServer, TlsStream, host_of, is_client_hello};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -56,9 +56,8 @@ pub(super) async fn connect(
     tls: &TlsClient,
     address: &str,
 ) -> io::Result<SecureStream<Socket>> {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let (stream, session) = TlsStream::shake(stream, tls.session(host)?).await?.into_parts();
+    let session = tls.session(host_of(address))?;
+    let (stream, session) = TlsStream::shake(stream, session).await?.into_parts();
     Ok(SecureStream::new(Socket::new(stream)?, session))
 }
 
