@@ -22,7 +22,7 @@ use crate::available::{Available, Limit, available_memory};
 use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
-use crate::layout::{DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
+use crate::layout::{CLAIM_BYTES, DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
@@ -239,10 +239,19 @@ impl NodeMemory {
         allocate(&self.data_file, extent)
     }
 
-    /// Allocates the pages of a range of the control segment. Only those of a pool can be missing: a memory
-    /// file takes them from the system when they are written.
+    /// Allocates the pages of a range of the control segment, and of the claim words of its slots. Only those
+    /// of a pool can be missing: a memory file takes them from the system when they are written.
     pub fn back(&self, extent: Extent) -> io::Result<()> {
-        if self.pool.is_some() { allocate(&self.control_file, extent) } else { Ok(()) }
+        if self.pool.is_none() {
+            return Ok(());
+        }
+        allocate(&self.control_file, extent)?;
+        let end = extent.end().unwrap_or(u64::MAX);
+        let [first, last] = [extent.offset, end].map(|it| self.geometry().slots_before(it) * CLAIM_BYTES);
+        if first == last {
+            return Ok(());
+        }
+        allocate(&self.claims_file, Extent { offset: first, len: last - first })
     }
 
     /// Allocates all pages of a pool that was adopted, except for these ranges of the data segment. If no

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_node::{Event, Node};
+use tiffin_node::{Event, Node, StampKey};
 use tiffin_proto::Incoming;
 use tiffin_proto::frame::Decoder;
 use tiffin_transport::control::ControlWriter;
@@ -47,7 +47,8 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
     let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
     let create = || -> Result<Opened, StartError> {
         let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
-        let core = Node::new(core_config(&wanted, false));
+        let stamp_key = StampKey::from_bytes(draw_bytes()?);
+        let core = Node::new(core_config(&wanted, stamp_key, false));
         Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
     };
     let Some(folder) = &config.pool else { return create() };
@@ -100,6 +101,8 @@ fn choose(first: &Path, old: Option<PathBuf>, master: &str) -> PathBuf {
 /// Makes or adopts the pool in this folder.
 fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> Result<Opened, StartError> {
     let pool = Pool::open(folder).map_err(SegmentError::from)?;
+    let stamp_key = pool.stamp_key(draw_bytes()?).map_err(SegmentError::from)?;
+    let stamp_key = StampKey::from_bytes(stamp_key);
     let (memory, writer) = NodeMemory::open_pool(pool, wanted, disks)?;
     let found = memory.geometry();
     let invalid = |what: String| match memory.pool() {
@@ -110,8 +113,8 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
     adopted.ledger = unread(&memory)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
-    let core =
-        Node::adopt(core_config(&found, true), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let core = Node::adopt(core_config(&found, stamp_key, true), adopted);
+    let core = core.map_err(|damage| invalid(damage.to_string()))?;
     let withheld: Vec<_> = core.withheld().map(records::extent).collect();
     let in_use: Vec<_> = core.backed().map(|it| records::in_control(&memory, it)).collect();
     memory.settle_pool(&withheld, &in_use)?;
@@ -128,6 +131,13 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         );
     }
     Ok(Opened { memory, writer, core, mapped_by })
+}
+
+fn draw_bytes() -> Result<[u8; StampKey::BYTES], StartError> {
+    let draw = || host::draw().map(u128::from);
+    let failed = |source| StartError::System { what: "drawing a random number", source };
+    let (low, high) = (draw().map_err(failed)?, draw().map_err(failed)?);
+    Ok((high << 64 | low).to_le_bytes())
 }
 
 /// The messages that the journal of the ledger has. Those that cannot be decoded are left out: a master of
