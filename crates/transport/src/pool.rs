@@ -473,7 +473,8 @@ mod tests {
 
     use super::*;
     use crate::control::{SlotRecord, SlotState};
-    use crate::segment::{NodeMemory, SegmentError};
+    use crate::map::{Access, Map};
+    use crate::segment::{MemoryOptions, NodeMemory, SegmentError};
 
     const GEOMETRY: Geometry =
         Geometry { segment: 0xbeef, data_bytes: 1 << 20, slot_count: 64, heap_bytes: 1 << 16 };
@@ -487,7 +488,8 @@ mod tests {
 
     fn open(folder: &Path) -> Result<(std::sync::Arc<NodeMemory>, crate::control::ControlWriter), String> {
         let pool = Pool::open(folder).map_err(|error| error.to_string())?;
-        NodeMemory::open_pool(pool, GEOMETRY, 0).map_err(|error: SegmentError| error.to_string())
+        NodeMemory::open_pool(pool, GEOMETRY, MemoryOptions::default())
+            .map_err(|error: SegmentError| error.to_string())
     }
 
     #[test]
@@ -552,7 +554,7 @@ mod tests {
         // Another process would ask for other sizes: those of the pool count.
         let pool = Pool::open(&folder).unwrap();
         let wanted = Geometry { segment: 1, data_bytes: 2 << 20, ..GEOMETRY };
-        let (memory, mut writer) = NodeMemory::open_pool(pool, wanted, 0).unwrap();
+        let (memory, mut writer) = NodeMemory::open_pool(pool, wanted, MemoryOptions::default()).unwrap();
         assert_eq!(memory.geometry(), GEOMETRY);
         let found = memory.reader().scan().unwrap();
         assert_eq!(found.iter().map(|it| it.slot).collect::<Vec<_>>(), [3, 4]);
@@ -588,6 +590,22 @@ mod tests {
         assert!(key(5).unwrap_err().to_string().contains("`stamps` is missing or damaged"));
         Pool::open(&folder).unwrap().discard().unwrap();
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn clients_of_an_isolated_pool_get_no_writable_file() {
+        let folder = folder("isolated");
+        let options = MemoryOptions { is_isolated: true, ..MemoryOptions::default() };
+        let pool = Pool::open(&folder).unwrap();
+        let (memory, _writer) = NodeMemory::open_pool(pool, GEOMETRY, options).unwrap();
+        for file in memory.descriptors(77).unwrap() {
+            assert!(Map::new(file.as_fd(), 64, Access::ReadWrite).is_err());
+            assert!(Map::new(file.as_fd(), 64, Access::ReadOnly).is_ok());
+        }
+        let held = memory.descriptors(77).unwrap();
+        assert_eq!(memory.mapping_clients().unwrap(), [77], "the kernel knows who maps it");
+        drop(held);
+        memory.pool().unwrap().discard().unwrap();
     }
 
     #[test]

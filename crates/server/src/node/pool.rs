@@ -16,7 +16,7 @@ use tiffin_proto::frame::Decoder;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
-use tiffin_transport::segment::{NodeMemory, SegmentError};
+use tiffin_transport::segment::{MemoryOptions, NodeMemory, SegmentError};
 use tiffin_types::message::{MasterToMember, Request, Settle};
 use tiffin_types::{ClientId, SegmentId};
 
@@ -44,9 +44,10 @@ pub(super) struct Opened {
 
 /// Makes the memory of a node, or adopts it. A new one has this segment.
 pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, StartError> {
-    let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
+    let wanted = geometry(segment, config.memory);
+    let options = MemoryOptions { disk_bytes: disk_bytes(config), is_isolated: config.isolate };
     let create = || -> Result<Opened, StartError> {
-        let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
+        let (memory, writer) = NodeMemory::create_with(wanted, options)?;
         let stamp_key = StampKey::from_bytes(draw_bytes()?);
         let core = Node::new(core_config(&wanted, stamp_key, false));
         Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
@@ -59,7 +60,7 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
         folder.clone()
     };
     let is_new = !Pool::exists(&folder);
-    match open_in(&folder, segment, wanted, disks) {
+    match open_in(&folder, segment, wanted, options) {
         Ok(opened) => {
             if let Some(Err(error)) = opened.memory.pool().map(|it| it.set_master(&master)) {
                 tracing::warn!(path = %folder.display(), %error, "the address of the master is not stored");
@@ -99,11 +100,16 @@ fn choose(first: &Path, old: Option<PathBuf>, master: &str) -> PathBuf {
 }
 
 /// Makes or adopts the pool in this folder.
-fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> Result<Opened, StartError> {
+pub(super) fn open_in(
+    folder: &Path,
+    segment: SegmentId,
+    wanted: Geometry,
+    options: MemoryOptions,
+) -> Result<Opened, StartError> {
     let pool = Pool::open(folder).map_err(SegmentError::from)?;
     let stamp_key = pool.stamp_key(draw_bytes()?).map_err(SegmentError::from)?;
     let stamp_key = StampKey::from_bytes(stamp_key);
-    let (memory, writer) = NodeMemory::open_pool(pool, wanted, disks)?;
+    let (memory, writer) = NodeMemory::open_pool(pool, wanted, options)?;
     let found = memory.geometry();
     let invalid = |what: String| match memory.pool() {
         Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
@@ -268,9 +274,10 @@ mod tests {
     fn node_finds_its_own_pool_among_those_of_its_name() {
         let shm = tempfile::tempdir_in("/dev/shm").unwrap();
         let (first, old) = (shm.path().join("name-n"), shm.path().join("127.0.0.1:1/n"));
+        let options = MemoryOptions::default();
         let make = |folder: &Path, master: &str| {
             let (memory, _) =
-                NodeMemory::open_pool(Pool::open(folder).unwrap(), geometry(SegmentId(1), 1 << 20), 0)
+                NodeMemory::open_pool(Pool::open(folder).unwrap(), geometry(SegmentId(1), 1 << 20), options)
                     .unwrap();
             memory.pool().unwrap().set_master(master).unwrap();
             memory
