@@ -51,10 +51,22 @@ def up(*arguments, stderr=None, **environment):
 
 def run(program, *arguments, **environment):
     """The output of a program in a new interpreter, with these `arguments`."""
+    done = _done(program, arguments, environment)
+    assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def end_of(program, *arguments):
+    """Exit status and output of a program, as for `run`."""
+    done = _done(program, arguments, {})
+    return done.returncode, done.stdout
+
+
+def _done(program, arguments, environment):
     # A background job ignores Ctrl-C, and its children inherit that.
     prelude = "import pickle, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     prelude += f"arguments = pickle.loads({pickle.dumps(arguments)!r})\n"
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", prelude + program],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -62,8 +74,6 @@ def run(program, *arguments, **environment):
         timeout=SECONDS_MAX,
         env=os.environ | environment,
     )
-    assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def in_child(work):
@@ -91,6 +101,26 @@ def in_child(work):
     succeeded, result = pickle.loads(said)
     assert succeeded, f"the child raised {result}"
     return result
+
+
+def mutations(chance, good, count):
+    """Damaged forms of some bytes: flipped bits, cut and doubled ranges, other texts and numbers."""
+    texts = [b"", b"null", b"[]", b"{}", b'"', b"-1", b"1e999", b"18446744073709551616", b"\xff", b"\0"]
+    for _ in range(count):
+        bytes_ = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            start = chance.randint(0, len(bytes_))
+            end = min(len(bytes_), start + chance.choice([0, 1, 4, 30]))
+            kind = chance.randint(0, 3)
+            if kind == 0 and start < len(bytes_):
+                bytes_[start] ^= 1 << chance.randint(0, 7)
+            elif kind == 1:
+                del bytes_[start:end]
+            elif kind == 2:
+                bytes_[start:start] = bytes_[start:end]
+            else:
+                bytes_[start:end] = chance.choice(texts)
+        yield bytes(bytes_)
 
 
 def stop(process):

@@ -2,6 +2,8 @@
 
 import gc
 import io
+import pathlib
+import signal
 import weakref
 
 import numpy as np
@@ -55,6 +57,47 @@ def test_view_is_read_only(store, view):
         io.BytesIO(VALUE).readinto(view)
     with pytest.raises(TypeError, match="read-only"):
         store.get_into("k", view)
+
+
+STORE_THROUGH_ADDRESS = """
+import ctypes
+import numpy as np
+import tiffin
+
+address, key, value = arguments
+store = tiffin.connect(address, timeout=30) if address else tiffin.connect(memory="64MiB", timeout=30)
+if not address:
+    store.put(key, value)
+view = store.view(key)
+assert view.is_borrowed and bytes(view) == value
+print("viewed", flush=True)
+ctypes.memset(np.frombuffer(view, dtype=np.uint8).ctypes.data, 0, 8)
+print("stored", flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_store_through_the_address_of_a_view_ends_the_process(cluster, is_embedded):
+    key = f"read-only {is_embedded}"
+    with tiffin.connect(cluster, timeout=30) as other:
+        other.put(key, VALUE)
+        address = None if is_embedded else cluster
+        status, output = helpers.end_of(STORE_THROUGH_ADDRESS, address, key, VALUE)
+        assert (status, output) == (-signal.SIGSEGV, "viewed\n")
+        assert other.get(key) == VALUE
+
+
+@pytest.mark.parametrize("arguments", [["--isolate"], []])
+def test_other_process_maps_isolated_memory_for_reading_only(arguments):
+    with helpers.up("--memory", "64MiB", *arguments) as (address, _):
+        with tiffin.connect(address, timeout=30) as store:
+            store.put("k", VALUE)
+            assert store.view("k").is_borrowed
+            maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+            permissions = {line.split()[1] for line in maps if "tiffin-data" in line}
+            assert permissions == ({"r--s"} if arguments else {"r--s", "rw-s"})
+            written = store.stats().traffic
+            assert (written.tcp_written if arguments else written.shm_written) >= len(VALUE)
 
 
 def test_view_can_be_stored(store, view):

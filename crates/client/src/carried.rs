@@ -1,4 +1,5 @@
-//! Sends the bytes of small objects inside the commit that names them, to nodes without shared memory.
+//! Sends the bytes of small objects inside the commit that names them, to nodes whose memory this client does
+//! not write itself.
 //!
 //! That saves a round trip on the data connection. When only the commit is left to do, the session is told
 //! that the bytes are written, and requests the commit next. If the commit is repeated, it carries the
@@ -109,7 +110,7 @@ fn may_be_carried(
     writes.iter().map(len).fold(0, u64::saturating_add) <= CARRIED_BYTES_MAX
         && writes.iter().all(|(_, item, _)| session.is_asked_next(*item, segment))
         && writes.iter().all(|(_, item, _)| puts.get(*item).is_some_and(is_on_host))
-        && inner.nodes.current_route(segment).is_some_and(|it| it.can_stall())
+        && inner.nodes.current_route(segment).is_some_and(|it| !it.writes_in_place())
 }
 
 /// Whether the processor can read the bytes.

@@ -357,7 +357,7 @@ fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Opti
     }
 }
 
-/// Writes everything for one node; if its memory is mapped here, only the first part.
+/// Writes everything for one node; if this client writes into its memory itself, only the first part.
 async fn write(
     inner: &Inner,
     puts: &[Put<'_>],
@@ -379,8 +379,7 @@ async fn write(
             return Done::Written(results.collect(), None);
         }
     };
-    let is_mapped = route.attachment().is_some();
-    let left = if is_mapped { leave_for_later(puts, &mut writes) } else { Vec::new() };
+    let left = if route.writes_in_place() { leave_for_later(puts, &mut writes) } else { Vec::new() };
     let op = |(_, item, reservation): &ToWrite| WriteOp {
         slot: reservation.location.slot.0,
         stamp: reservation.location.stamp.0,

@@ -74,6 +74,8 @@ enum DataPath {
     Local(Local, Arc<Attachment>),
     Disk(Arc<dyn LocalDisk>, Arc<Counters>),
     Shm(Shm),
+    /// The memory may only be read: bytes are written through the socket.
+    ReadOnly(Shm, Tcp),
     Tcp(Tcp),
 }
 
@@ -92,7 +94,7 @@ impl OpenRoute {
     pub(crate) fn way(&self) -> Way {
         match self.data_path {
             DataPath::Local(..) | DataPath::Disk(..) => Way::Local,
-            DataPath::Shm(_) => Way::SharedMemory,
+            DataPath::Shm(_) | DataPath::ReadOnly(..) => Way::SharedMemory,
             DataPath::Tcp(_) => Way::Tcp,
         }
     }
@@ -107,10 +109,15 @@ impl OpenRoute {
         }
     }
 
+    /// Whether this client writes into the node's memory itself, not through a socket.
+    pub(crate) fn writes_in_place(&self) -> bool {
+        matches!(self.data_path, DataPath::Local(..) | DataPath::Shm(_))
+    }
+
     pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
         match &self.data_path {
             DataPath::Local(_, attachment) => Some(attachment),
-            DataPath::Shm(shm) => Some(shm.attachment()),
+            DataPath::Shm(shm) | DataPath::ReadOnly(shm, _) => Some(shm.attachment()),
             DataPath::Tcp(_) | DataPath::Disk(..) => None,
         }
     }
@@ -147,7 +154,7 @@ impl OpenRoute {
                 self.counted(ops, since, read)
             }
             DataPath::Local(local, _) => self.unless_gone(local.read(ops, deadline.instant()).await),
-            DataPath::Shm(shm) => shm.read(ops, deadline.instant()).await,
+            DataPath::Shm(shm) | DataPath::ReadOnly(shm, _) => shm.read(ops, deadline.instant()).await,
         }
     }
 
@@ -172,7 +179,7 @@ impl OpenRoute {
                 let read = disk.read(ops, Some(epoch), counters, deadline.instant()).await;
                 return self.counted(ops, since, read);
             }
-            DataPath::Local(..) | DataPath::Shm(_) => (),
+            DataPath::Local(..) | DataPath::Shm(_) | DataPath::ReadOnly(..) => (),
         }
         let uses = || ops.iter().map(|op| (op.slot, op.stamp));
         let stale = || vec![Err(TransferError::Stale); ops.len()];
@@ -189,7 +196,9 @@ impl OpenRoute {
         let sources = ops.iter().flat_map(|op| &op.sources);
         let _span = transfer_span("write", self, sources.map(|it| it.len() as u64));
         match &self.data_path {
-            DataPath::Tcp(tcp) => tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await,
+            DataPath::Tcp(tcp) | DataPath::ReadOnly(_, tcp) => {
+                tcp.write_with(ops, blocking() == Blocking::Now, deadline.instant()).await
+            }
             // Only its node writes to a disk.
             DataPath::Disk(..) => vec![Err(TransferError::Stale); ops.len()],
             DataPath::Local(local, _) => self.unless_gone(local.write(ops, deadline.instant()).await),
@@ -237,19 +246,15 @@ impl OpenRoute {
     fn control(&self) -> Option<&ControlReader> {
         match &self.data_path {
             DataPath::Local(local, _) => Some(local.control()),
-            DataPath::Shm(shm) => Some(shm.attachment().reader()),
+            DataPath::Shm(shm) | DataPath::ReadOnly(shm, _) => Some(shm.attachment().reader()),
             DataPath::Tcp(_) | DataPath::Disk(..) => None,
         }
     }
 
-    /// The bytes of a slot in place, if they are mapped and contiguous. The caller holds a view at the
-    /// node.
+    /// The bytes of a slot in place, if they are mapped and contiguous. The caller holds a view at the node.
+    /// Also the memory of a node in this process is seen through a read-only mapping.
     pub(crate) fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
-        match &self.data_path {
-            DataPath::Local(local, _) => local.view(slot, stamp),
-            DataPath::Shm(shm) => shm.view(slot, stamp),
-            DataPath::Tcp(_) | DataPath::Disk(..) => None,
-        }
+        self.attachment()?.view(slot, stamp)
     }
 
     /// A stopped node of this process no longer changes stamps, so its stamps prove nothing.
@@ -348,6 +353,10 @@ fn data_path(context: &RouteContext, info: &NodeInfo, attached: Option<Arc<Attac
     match &context.own_memory {
         Some(memory) if memory.geometry().segment == info.segment.0 => {
             DataPath::Local(Local::new(Arc::clone(memory), counters), attachment)
+        }
+        _ if attachment.is_read_only() => {
+            let tcp = Tcp::new(info.data.clone(), identity, Arc::clone(&counters));
+            DataPath::ReadOnly(Shm::new(attachment, counters), tcp)
         }
         _ => DataPath::Shm(Shm::new(attachment, counters)),
     }

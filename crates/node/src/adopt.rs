@@ -53,7 +53,7 @@ pub struct Adopted {
     pub instance: u64,
     /// The cluster; zero if it is not known.
     pub cluster: ClusterId,
-    /// No stamp from here on was used.
+    /// No stamp with this number or a greater one was used.
     pub stamp_high_water: u64,
     /// Every slot in use, in order.
     pub slots: Vec<Found>,
@@ -110,7 +110,8 @@ impl Node {
         let mut stamps = BTreeSet::new();
         for found in adopted.slots {
             let stamp = found.record.stamp;
-            if stamp.0 >= adopted.stamp_high_water || !stamps.insert(stamp) {
+            let is_used = config.stamp_key.number(stamp) < adopted.stamp_high_water;
+            if !is_used || !stamps.insert(stamp) {
                 let what = "its stamp belongs to another use";
                 return Err(Damage::Slot { slot: found.slot, what });
             }

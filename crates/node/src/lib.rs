@@ -22,6 +22,7 @@ mod fetch;
 mod link;
 mod metadata;
 mod slots;
+mod stamp_key;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use link::{Link, Waiting};
 pub use metadata::{SLOT_BYTES, Table, TableRange};
 use slots::{AttributesSet, Identity, Slots};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
+pub use stamp_key::StampKey;
 
 use tiffin_types::{
     ANSWER_EXTENTS_MAX, BATCH_ITEMS_MAX, ClientId, ClusterId, ConnId, Extent, RequestId, Reservation,
@@ -74,6 +76,8 @@ pub struct NodeConfig {
     pub restores: bool,
     /// Maximum number of extents of one object.
     pub extents_max: usize,
+    /// The secret from which its stamps follow. Memory that is adopted keeps its key.
+    pub stamp_key: StampKey,
     /// For the simulation only.
     pub sabotage: Sabotage,
 }
@@ -193,7 +197,7 @@ pub enum Effect {
     Restore(Vec<Extent>),
     /// Records or names are written there from now on: it needs memory.
     Back(TableRange),
-    /// Store that no stamp from this one on was used.
+    /// Store that no stamp with this number or a greater one was used.
     StampHighWater(u64),
     /// Store the master and the cluster that the memory belongs to. The epoch is written last.
     Epoch {

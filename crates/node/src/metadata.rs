@@ -558,6 +558,7 @@ mod tests {
             chunks_free,
             restores: false,
             extents_max: 1,
+            stamp_key: crate::StampKey::from_bytes([0; 16]),
             sabotage: Sabotage::None,
         }
     }

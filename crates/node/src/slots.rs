@@ -16,6 +16,7 @@
 //! use of the slot has ended.
 
 mod expiry;
+mod offers;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -41,8 +42,6 @@ const STAMPS_PER_MARK: u64 = 1 << 16;
 pub const EXTENTS_INLINE: usize = 2;
 /// Mean length of the names on a page of the inventory: keys may be long, messages are bounded.
 const NAME_BYTES_MEAN_MAX: usize = 1 << 10;
-/// Minimum number of offers that are recalled at a time if something other than bytes is missing.
-const RECALLS_MIN: usize = 16;
 /// Bytes of one extent in the heap.
 const EXTENT_BYTES: u64 = 16;
 
@@ -111,6 +110,8 @@ pub(super) struct Identity {
 #[derive(Clone, Debug)]
 struct Slot {
     stamp: Stamp,
+    /// The number of the stamp: later uses have greater ones.
+    number: u64,
     state: SlotState,
     len: u64,
     extents: Vec<Extent>,
@@ -162,10 +163,11 @@ pub(super) struct Slots {
     /// The memory of `retired` by namespace, and whether it has changed since it was last reported.
     held_by: BTreeMap<Box<str>, u64>,
     held_has_changed: bool,
-    next_stamp: u64,
+    /// Number of the next stamp.
+    next_number: u64,
     stamp_high_water: u64,
-    /// Slots that are offered, the oldest first.
-    offers: BTreeMap<Stamp, SlotId>,
+    /// The offered uses by the number of their stamp, so the oldest first.
+    offers: BTreeMap<u64, SlotRef>,
     offered: u64,
     granted: u64,
     committed: u64,
@@ -175,8 +177,8 @@ pub(super) struct Slots {
     freed: u64,
     /// No new object is accepted.
     drains: bool,
-    /// Stamps below this one were used by an earlier process, and clients may have views of these uses that
-    /// this process does not know of. Zero if there are none.
+    /// Stamps with smaller numbers were used by an earlier process, and clients may have views of these uses
+    /// that this process does not know of. Zero if there are none.
     unlisted_below: u64,
 }
 
@@ -190,7 +192,7 @@ impl Slots {
             retired: BTreeMap::new(),
             held_by: BTreeMap::new(),
             held_has_changed: false,
-            next_stamp: 1,
+            next_number: 1,
             stamp_high_water: 1,
             offers: BTreeMap::new(),
             offered: 0,
@@ -205,12 +207,12 @@ impl Slots {
         }
     }
 
-    /// The first stamp that was never used, in memory that an earlier process has used. Views of older uses
-    /// may be unknown until [`Self::all_views_are_listed`].
+    /// The number of the first stamp that was never used, in memory that an earlier process has used. Views of
+    /// older uses may be unknown until [`Self::all_views_are_listed`].
     pub(super) fn adopt_stamps(&mut self, high_water: u64) {
-        (self.next_stamp, self.stamp_high_water, self.unlisted_below) = (high_water, high_water, high_water);
+        (self.next_number, self.stamp_high_water, self.unlisted_below) = (high_water, high_water, high_water);
         if sabotaged!(self.config.sabotage, ReuseStamps) {
-            (self.next_stamp, self.stamp_high_water) = (1, 1);
+            (self.next_number, self.stamp_high_water) = (1, 1);
         }
     }
 
@@ -242,6 +244,7 @@ impl Slots {
             effects.push_back(Effect::Park { slot: at });
             return true;
         };
+        let number = self.config.stamp_key.number(record.stamp);
         match state {
             SlotState::Committed => {
                 self.committed += allocation;
@@ -249,12 +252,13 @@ impl Slots {
             }
             SlotState::Offered(_) => {
                 self.offered += allocation;
-                self.offers.insert(record.stamp, at);
+                self.offers.insert(number, SlotRef { slot: at, stamp: record.stamp });
             }
             SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted += allocation,
         }
         let slot = Slot {
             stamp: record.stamp,
+            number,
             state,
             len: record.len,
             extents: record.extents.clone(),
@@ -374,16 +378,17 @@ impl Slots {
             allocation = self.allocate(item, pieces_max, effects);
         }
         let Allocation { slot, extents, heap, attributes } = allocation?;
-        let stamp = self.mint(effects);
+        let (stamp, number) = self.mint(effects);
         match state {
             SlotState::Offered(_) => {
                 self.offered += space_of(&extents);
-                self.offers.insert(stamp, slot);
+                self.offers.insert(number, SlotRef { slot, stamp });
             }
             _ => self.granted += space_of(&extents),
         }
         let reserved = Slot {
             stamp,
+            number,
             state,
             len: item.len,
             extents: extents.clone(),
@@ -454,45 +459,6 @@ impl Slots {
     /// Sets whether it rejects new objects.
     pub(super) fn set_drains(&mut self, drains: bool) {
         self.drains = drains;
-    }
-
-    /// All offers, the oldest first.
-    pub(super) fn offers(&self) -> Vec<SlotRef> {
-        self.offers.iter().map(|(&stamp, &slot)| SlotRef { slot, stamp }).collect()
-    }
-
-    /// The offers to recall next for `len` bytes, a record or a name without space: the oldest, and as many
-    /// as are needed.
-    pub(super) fn offers_for(&self, len: u64) -> Vec<SlotRef> {
-        let mut short = space_for(len).unwrap_or(u64::MAX).saturating_sub(self.space.free());
-        let mut slot_refs = Vec::new();
-        for (&stamp, &slot) in &self.offers {
-            if short == 0 && slot_refs.len() >= RECALLS_MIN {
-                break;
-            }
-            let slot_ref = SlotRef { slot, stamp };
-            short = short.saturating_sub(self.get(slot_ref).map_or(0, |it| space_of(&it.extents)));
-            slot_refs.push(slot_ref);
-        }
-        slot_refs
-    }
-
-    /// An offer was claimed: it is an ordinary reservation now.
-    pub(super) fn claim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
-        let Some(slot) = self.get_mut(slot_ref) else { return };
-        let SlotState::Offered(client) = slot.state else { return };
-        slot.state = SlotState::Reserved(client);
-        effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
-        self.count_claim(slot_ref);
-    }
-
-    /// An offer is reserved from now on, or has a later state.
-    fn count_claim(&mut self, slot_ref: SlotRef) {
-        if self.offers.remove(&slot_ref.stamp).is_some() {
-            let bytes = self.get(slot_ref).map_or(0, |it| space_of(&it.extents));
-            self.offered -= bytes;
-            self.granted += bytes;
-        }
     }
 
     /// The state of this use of the slot, if it is valid.
@@ -675,7 +641,7 @@ impl Slots {
                 self.objects -= 1;
             }
             SlotState::Offered(_) => {
-                self.offers.remove(&slot_ref.stamp);
+                self.offers.remove(&slot.number);
                 self.offered -= allocation;
             }
             SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= allocation,
@@ -755,7 +721,8 @@ impl Slots {
     fn is_in_use(&self, slot_ref: SlotRef) -> bool {
         let is_held =
             self.use_counts.contains_key(&slot_ref) && !sabotaged!(self.config.sabotage, IgnoreViews);
-        is_held || slot_ref.stamp.0 < self.unlisted_below
+        let is_from_before = |it: Stamp| self.config.stamp_key.number(it) < self.unlisted_below;
+        is_held || self.unlisted_below > 0 && is_from_before(slot_ref.stamp)
     }
 
     /// Keeps the memory of a retired use.
@@ -803,15 +770,15 @@ impl Slots {
         self.slots.get_mut(slot_ref.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == slot_ref.stamp)
     }
 
-    /// A stamp that was never used. The mark is advanced before a stamp beyond it is used.
-    fn mint(&mut self, effects: &mut VecDeque<Effect>) -> Stamp {
-        let stamp = self.next_stamp;
-        if stamp >= self.stamp_high_water {
-            self.stamp_high_water = stamp + STAMPS_PER_MARK;
+    /// A stamp that was never used, and its number. The mark is advanced before a number beyond it is used.
+    fn mint(&mut self, effects: &mut VecDeque<Effect>) -> (Stamp, u64) {
+        let number = self.next_number;
+        if number >= self.stamp_high_water {
+            self.stamp_high_water = number + STAMPS_PER_MARK;
             effects.push_back(Effect::StampHighWater(self.stamp_high_water));
         }
-        self.next_stamp += 1;
-        Stamp(stamp)
+        self.next_number += 1;
+        (self.config.stamp_key.stamp(number), number)
     }
 }
 

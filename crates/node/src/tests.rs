@@ -41,6 +41,7 @@ impl Bench {
             chunks_free: 2,
             restores: false,
             extents_max: tiffin_types::EXTENTS_MAX,
+            stamp_key: StampKey::from_bytes(*b"sixteen letters!"),
             sabotage: Sabotage::None,
         };
         let (claimed, recalls) = (BTreeSet::new(), Vec::new());

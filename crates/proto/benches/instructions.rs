@@ -139,6 +139,7 @@ fn node_side() {
         chunks_free: 8,
         restores: false,
         extents_max: EXTENTS_MAX,
+        stamp_key: node::StampKey::from_bytes([7; 16]),
         sabotage: Sabotage::None,
     };
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));

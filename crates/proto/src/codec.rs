@@ -630,8 +630,8 @@ macro_rules! names {
     )*};
 }
 
-counts! { Stamp(u64), SlotId(u32), RequestId(u64) }
-names! { SegmentId, ClientId, ClusterId }
+counts! { SlotId(u32), RequestId(u64) }
+names! { SegmentId, ClientId, ClusterId, Stamp }
 
 /// Enums without contents: a varint. The first case is the default. An unknown number is an error, or the
 /// case after `else`.

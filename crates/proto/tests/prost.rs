@@ -70,7 +70,7 @@ struct WireLocation {
     segment: u64,
     #[prost(uint32, tag = "2")]
     slot: u32,
-    #[prost(uint64, tag = "3")]
+    #[prost(fixed64, tag = "3")]
     stamp: u64,
 }
 

@@ -6,7 +6,9 @@
 //! **Invariant:** the master refuses it, so that no object of one cluster is visible in the other; and the
 //! node keeps everything that its memory says.
 
-use tiffin_node::{Adopted, Effect, Event as CoreEvent, Found, Node, NodeConfig, SlotRecord, SlotState};
+use tiffin_node::{
+    Adopted, Effect, Event as CoreEvent, Found, Node, NodeConfig, SlotRecord, SlotState, StampKey,
+};
 use tiffin_proto::Incoming;
 use tiffin_types::{
     ClusterId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, Extent, Generation, SegmentId, SlotId, Stamp,
@@ -22,6 +24,8 @@ use crate::{
 
 /// Its name.
 const NAME: &str = "foreigner";
+/// The secret of its stamps.
+const STAMP_KEY: [u8; StampKey::BYTES] = *b"another cluster!";
 /// The name of the invariant.
 const INVARIANT: &str = "identity";
 /// Maximum pause between two attempts to join.
@@ -49,6 +53,7 @@ impl World {
             chunks_free: 2,
             restores: true,
             extents_max: EXTENTS_MAX,
+            stamp_key: StampKey::from_bytes(STAMP_KEY),
             sabotage: self.sabotage,
         };
         // Some of its masters started more often than those of this cluster, some less often.
@@ -172,7 +177,7 @@ fn found(key: u8, epoch: u64) -> Found {
         slot: SlotId(u32::from(key)),
         is_retired: false,
         record: SlotRecord {
-            stamp: Stamp(1 + at),
+            stamp: StampKey::from_bytes(STAMP_KEY).stamp(1 + at),
             state: SlotState::Committed,
             generation: Generation { epoch: epoch + 1000, counter: 1 + at },
             len: unit,

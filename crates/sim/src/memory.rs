@@ -43,7 +43,7 @@ pub(crate) struct Memory {
     /// For a disk: the names of its copies.
     names: BTreeMap<Stamp, Name>,
     heap: Vec<u8>,
-    /// The claim words: the use that was offered or withdrawn last, and its state.
+    /// The claim words: the last use of the slot, and its state.
     claims: BTreeMap<SlotId, (Stamp, Claim)>,
     /// The retired uses whose memory is still in use, by slot.
     parked: BTreeMap<SlotId, SlotRecord>,
@@ -59,7 +59,7 @@ pub(crate) struct Memory {
     pub(crate) epoch: u64,
     pub(crate) instance: u64,
     pub(crate) cluster: ClusterId,
-    /// No stamp from here on was used.
+    /// No stamp with this number or a greater one was used.
     pub(crate) stamp_high_water: u64,
     /// The journal of the ledger: the messages of this connection, which the master has recorded in memory
     /// that outlives both.
@@ -225,10 +225,13 @@ impl Memory {
         is_offered
     }
 
-    /// The master withdraws a use, unless the word is that of a later one.
+    /// The master withdraws a use, unless the word is that of another one.
     pub(crate) fn withdraw_use(&mut self, slot_ref: SlotRef) {
-        if self.claims.get(&slot_ref.slot).is_none_or(|(stamp, _)| *stamp <= slot_ref.stamp) {
-            self.claims.insert(slot_ref.slot, (slot_ref.stamp, Claim::Withdrawn));
+        if let Some((stamp, claim)) = self.claims.get_mut(&slot_ref.slot)
+            && *stamp == slot_ref.stamp
+            && !matches!(claim, Claim::Recalled)
+        {
+            *claim = Claim::Withdrawn;
         }
     }
 
@@ -250,8 +253,10 @@ impl Memory {
 
     pub(crate) fn write_slot(&mut self, slot: SlotId, record: SlotRecord) {
         let is_new = self.current(slot).is_none_or(|it| it.stamp != record.stamp);
-        if is_new && matches!(record.state, SlotState::Offered(_)) {
-            self.claims.insert(slot, (record.stamp, Claim::Offered));
+        if is_new {
+            let is_offered = matches!(record.state, SlotState::Offered(_));
+            let claim = if is_offered { Claim::Offered } else { Claim::Claimed };
+            self.claims.insert(slot, (record.stamp, claim));
         }
         self.withdraw(slot);
         self.slots.insert(SlotRef { slot, stamp: record.stamp }, record);

@@ -1,7 +1,7 @@
 //! The shell of a storage node: it executes effects in order, maintains its link to the master, and serves
 //! bytes.
 
-use tiffin_node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState};
+use tiffin_node::{Effect, Event as CoreEvent, Node, NodeConfig, SlotState, StampKey};
 use tiffin_proto::Incoming;
 use tiffin_types::{
     ClientId, ConnId, Extent, SegmentId, SlotRef,
@@ -111,6 +111,8 @@ impl World {
             chunks_free: self.plan.chunks_free,
             restores: self.plan.has_pool(node),
             extents_max: self.plan.extents_max,
+            // It must stay with the memory, and nothing in a simulation guesses.
+            stamp_key: StampKey::from_bytes(u128::from(segment.0).to_le_bytes()),
             sabotage: self.sabotage,
         };
         let mut core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };

@@ -112,7 +112,7 @@ fn check(runtime: &Runtime) {
     let bytes = vec![7; BYTES];
     put_local(runtime, &local, location, &bytes);
     node.commit(location);
-    let view = local.view(location.slot, location.stamp).unwrap();
+    let view = local.in_place(location.slot, location.stamp).unwrap();
     let mut target = vec![0; BYTES];
     let target = TargetBuf::from(&mut target[..]);
     // Both into the same memory, many times: the difference is small.

@@ -1,7 +1,8 @@
 //! Offers: reservations that a node has preallocated for a client, and may recall until they are claimed.
 //!
 //! Each slot has a *claim word* in a memory file of its own, which the node and all attached clients map
-//! writable. The node [offers](offer) a use of a slot by storing its stamp there. Before the first byte a
+//! writable. When a use of the slot [begins](begin), the node stores its stamp there: as an offer, or as one
+//! that is claimed already, because it was reserved for a writer at once. Before the first byte of an offer a
 //! writer [claims](claim) the offer; a node that lacks memory [recalls](recall) it. Both are one
 //! compare-and-swap of the same word, so exactly one of them succeeds, without a message or a clock: a
 //! stopped client holds only what it has claimed, and one that continues finds the offer gone before it
@@ -20,8 +21,10 @@
 //! object after it has sent the retire, and before it answers. From then on no reader validates that use,
 //! whenever the node applies the retire.
 //!
-//! **Invariant:** a withdrawal never changes the word of a later use. A reader loads the word before the
-//! stamp ([`is_valid`]): if the word is that of a later use already, the stamp has changed.
+//! **Invariant:** a withdrawal never changes the word of another use. Stamps have no order, so the word of
+//! every use is stored before its stamp appears; a word with another stamp is that of a later use. A reader
+//! loads the word before the stamp ([`is_valid`]): if the word is that of a later use already, the stamp has
+//! changed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,19 +34,21 @@ use crate::map::Map;
 use crate::seams::{Rule, is_broken};
 use crate::stamp::{self, Words};
 
-/// The bit of a claim word that attributes a claim. Stamps start at one and stay below.
+/// The bit of a claim word that says that the use is claimed. Stamps start at one and stay below.
 const CLAIMED: u64 = 1 << 63;
 /// The bit of a claim word that says that the use is withdrawn. Stamps stay below.
 const WITHDRAWN: u64 = 1 << 62;
 /// The claim word after a recall.
 const RECALLED: u64 = 0;
 
-/// Offers the use with this stamp. The node calls it before it writes the stamp into the slot.
-pub(crate) fn offer(words: &impl Words, at: u64, stamp: u64) {
-    assert!(stamp != RECALLED && stamp < WITHDRAWN, "stamp {stamp} cannot be offered");
+/// Begins the use with this stamp: offers it, or reserves it for a writer that need not claim it. The node
+/// calls it before it writes the stamp into the slot.
+pub(crate) fn begin(words: &impl Words, at: u64, stamp: u64, is_offered: bool) {
+    assert!(stamp != RECALLED && stamp < WITHDRAWN, "stamp {stamp} is out of range");
+    let word = if is_offered { stamp } else { stamp | CLAIMED };
     // An exchange: a withdrawal of the last use comes before it, or finds the new stamp.
     let mut found = words.load(at);
-    while let Err(other) = words.compare_and_swap(at, found, stamp) {
+    while let Err(other) = words.compare_and_swap(at, found, word) {
         found = other;
     }
 }
@@ -74,7 +79,7 @@ pub(crate) fn recall(words: &impl Words, at: u64, stamp: u64) -> bool {
 /// retire it, and may have given the slot to a later use meanwhile; then nothing changes.
 pub(crate) fn withdraw(words: &impl Words, at: u64, stamp: u64) {
     let mut found = words.load(at);
-    while found & !(CLAIMED | WITHDRAWN) <= stamp {
+    while found & !(CLAIMED | WITHDRAWN) == stamp || is_broken(Rule::WithdrawOwnUse) {
         if is_broken(Rule::WithdrawAtOnce) {
             return words.store(at, stamp | WITHDRAWN, Ordering::SeqCst);
         }
@@ -231,7 +236,8 @@ mod tests {
     const SLOT_STAMP: u64 = crate::layout::slot::STAMP;
     const ANSWERED: u64 = 1 << 20;
     const CLAIM: u64 = 1 << 21;
-    const NEXT: u64 = STAMP + 1;
+    /// Stamps have no order.
+    const NEXT: u64 = STAMP - 1;
 
     impl Model for Use {
         fn word(&self, at: u64) -> &AtomicU64 {
@@ -246,7 +252,7 @@ mod tests {
 
     /// The master withdraws a use and answers, while the node retires it and offers the slot again. A reader
     /// that has seen the answer does not read the old use, and the next writer can claim its offer.
-    fn withdraw_and_reuse() {
+    fn withdraw_and_reuse(is_offered: bool) {
         let words = Arc::new(Use([STAMP, STAMP | CLAIMED, 0].map(AtomicU64::new)));
         let master = loom::thread::spawn({
             let words = Arc::clone(&words);
@@ -265,23 +271,25 @@ mod tests {
         });
         words.store(SLOT_STAMP, 0, Ordering::SeqCst);
         words.fence(Ordering::SeqCst);
-        offer(&*words, CLAIM, NEXT);
+        begin(&*words, CLAIM, NEXT, is_offered);
         words.store(SLOT_STAMP, NEXT, Ordering::SeqCst);
         master.join().unwrap();
         reader.join().unwrap();
         assert!(claim(&*words, CLAIM, NEXT), "the withdrawal changed the word of the next use");
+        assert!(is_valid(&*words, 0, &*words, CLAIM, NEXT), "the next use was withdrawn");
     }
 
     #[test]
     fn withdrawn_use_is_not_read_after_the_answer() {
-        loom::model(withdraw_and_reuse);
+        loom::model(|| withdraw_and_reuse(true));
+        loom::model(|| withdraw_and_reuse(false));
     }
 
     #[test]
     fn withdrawal_must_be_atomic_and_checked_first() {
-        for rule in [Rule::WithdrawAtOnce, Rule::WordBeforeStamp] {
+        for rule in [Rule::WithdrawAtOnce, Rule::WordBeforeStamp, Rule::WithdrawOwnUse] {
             break_rule(Some(rule));
-            let found = catch_unwind(AssertUnwindSafe(|| loom::model(withdraw_and_reuse)));
+            let found = catch_unwind(AssertUnwindSafe(|| loom::model(|| withdraw_and_reuse(true))));
             break_rule(None);
             assert!(found.is_err(), "{rule:?}");
         }
@@ -293,7 +301,7 @@ mod tests {
             let words = Offer::offered();
             assert!(claim(&*words, WORD, STAMP) && claim(&*words, WORD, STAMP), "claiming is idempotent");
             assert!(!recall(&*words, WORD, STAMP), "a claimed offer stays");
-            offer(&*words, WORD, STAMP + 1);
+            begin(&*words, WORD, STAMP + 1, true);
             assert!(!claim(&*words, WORD, STAMP), "the old stamp claims nothing of the next use");
             assert!(recall(&*words, WORD, STAMP + 1) && !claim(&*words, WORD, STAMP + 1));
             for garbage in [1, u64::MAX, CLAIMED] {

@@ -160,8 +160,9 @@ impl ControlWriter {
         }
         if self.map.load(at + slot::STAMP) == record.stamp {
             self.assert_unmoved(index, record);
-        } else if record.state == SlotState::Offered {
-            claim::offer(&*self.claims, u64::from(index) * CLAIM_BYTES, record.stamp);
+        } else {
+            let is_offered = record.state == SlotState::Offered;
+            claim::begin(&*self.claims, u64::from(index) * CLAIM_BYTES, record.stamp, is_offered);
         }
         if u64::from(index) >= self.slots_used {
             self.slots_used = u64::from(index) + 1;
@@ -596,6 +597,13 @@ mod tests {
         writer.write_slot(1, &SlotRecord { state: SlotState::Offered, ..record(7) });
         memory.claims.withdraw(1, 5);
         assert!(reader.is_current(1, 7) && memory.claims.claim(1, 7), "a late withdrawal changes nothing");
+        // Stamps have no order: the next use may have a smaller one.
+        writer.write_slot(1, &record(3));
+        memory.claims.withdraw(1, 7);
+        memory.claims.withdraw(1, 5);
+        assert!(reader.is_current(1, 3) && !memory.is_withdrawn(1, 3));
+        memory.claims.withdraw(1, 3);
+        assert!(!reader.is_current(1, 3) && memory.is_withdrawn(1, 3));
     }
 
     #[test]

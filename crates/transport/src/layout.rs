@@ -140,6 +140,12 @@ impl Geometry {
         (slot < self.slot_count).then(|| HEADER_BYTES + u64::from(slot) * SLOT_BYTES)
     }
 
+    /// Number of slots that begin before this offset.
+    #[must_use]
+    pub fn slots_before(&self, offset: u64) -> u64 {
+        offset.saturating_sub(HEADER_BYTES).div_ceil(SLOT_BYTES).min(u64::from(self.slot_count))
+    }
+
     /// Offset of the heap.
     #[must_use]
     pub fn heap_at(&self) -> u64 {

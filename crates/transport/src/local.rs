@@ -40,10 +40,10 @@ impl Local {
         Self { memory, counters }
     }
 
-    /// The bytes of a use in place, if it still exists and is contiguous. The caller must hold a view at the
-    /// node, before this call and for as long as it reads.
+    /// The bytes of a use in the node's own mapping, if it still exists and is contiguous. That mapping is
+    /// writable: a view for callers is from [`Attachment::view`](crate::shm::Attachment::view).
     #[must_use]
-    pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
+    pub fn in_place(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         MappedRange::of(self.memory.reader(), &self.memory.data, slot, stamp)
     }
 

@@ -1,8 +1,8 @@
 //! A memory pool: the files of a node's memory in a folder of a tmpfs, where they outlive the node's process.
 //!
 //! The folder has the files `control`, `data` and `claims`, whose content is that of the memory files of a
-//! node without a pool (see `docs/format.md`), `lock`, which the running node has locked, and `ledger`, the
-//! journal of the ledger.
+//! node without a pool (see `docs/format.md`), `lock`, which the running node has locked, `ledger`, the
+//! journal of the ledger, and `stamps`, the secret from which the stamps follow.
 //!
 //! **Invariant:** one process at a time has a pool: it holds the lock until it ends, however it ends.
 //!
@@ -29,6 +29,9 @@ const DATA: &str = "data";
 const CLAIMS: &str = "claims";
 const LOCK: &str = "lock";
 const MASTER: &str = "master";
+const STAMP_KEY: &str = "stamps";
+/// Bytes of the secret from which the stamps follow.
+const STAMP_KEY_BYTES: usize = 16;
 /// Bytes that are allocated between two lines of progress.
 const ALLOCATE_BYTES: u64 = 8 << 30;
 /// The journal of the ledger, see [`journal`]; and its name while it is made.
@@ -266,7 +269,7 @@ impl Pool {
         }
         self.disown()?;
         let [journal, unfinished] = JOURNALS;
-        for name in [DATA, CLAIMS, journal, unfinished, LOCK, MASTER] {
+        for name in [DATA, CLAIMS, journal, unfinished, LOCK, MASTER, STAMP_KEY] {
             self.remove(name)?;
         }
         std::fs::remove_dir(&self.folder)
@@ -283,6 +286,23 @@ impl Pool {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// The secret from which the stamps of the segment follow. A pool without a segment gets the one that is
+    /// drawn: it must be stored before the segment is made. No client gets this file.
+    pub fn stamp_key(&self, drawn: [u8; STAMP_KEY_BYTES]) -> Result<[u8; STAMP_KEY_BYTES], PoolError> {
+        let path = self.folder.join(STAMP_KEY);
+        if self.find()?.is_none() {
+            let file = file_options().create(true).truncate(true).open(path);
+            let stored = file.and_then(|mut it| it.write_all(&drawn));
+            return stored.map(|()| drawn).map_err(|error| self.failed("writing `stamps`", error));
+        }
+        let missing = || self.invalid("`stamps` is missing or damaged, and stamps would be used twice");
+        let file = file_options().open(path).map_err(|_| missing())?;
+        let mut found = Vec::new();
+        let read = file.take(STAMP_KEY_BYTES as u64 + 1).read_to_end(&mut found);
+        read.map_err(|error| self.failed("reading `stamps`", error))?;
+        found.try_into().map_err(|_| missing())
     }
 
     /// The sizes of the segment that is there. `None` if there is none, or its creation was cut off.
@@ -453,7 +473,8 @@ mod tests {
 
     use super::*;
     use crate::control::{SlotRecord, SlotState};
-    use crate::segment::{NodeMemory, SegmentError};
+    use crate::map::{Access, Map};
+    use crate::segment::{MemoryOptions, NodeMemory, SegmentError};
 
     const GEOMETRY: Geometry =
         Geometry { segment: 0xbeef, data_bytes: 1 << 20, slot_count: 64, heap_bytes: 1 << 16 };
@@ -467,7 +488,8 @@ mod tests {
 
     fn open(folder: &Path) -> Result<(std::sync::Arc<NodeMemory>, crate::control::ControlWriter), String> {
         let pool = Pool::open(folder).map_err(|error| error.to_string())?;
-        NodeMemory::open_pool(pool, GEOMETRY, 0).map_err(|error: SegmentError| error.to_string())
+        NodeMemory::open_pool(pool, GEOMETRY, MemoryOptions::default())
+            .map_err(|error: SegmentError| error.to_string())
     }
 
     #[test]
@@ -532,7 +554,7 @@ mod tests {
         // Another process would ask for other sizes: those of the pool count.
         let pool = Pool::open(&folder).unwrap();
         let wanted = Geometry { segment: 1, data_bytes: 2 << 20, ..GEOMETRY };
-        let (memory, mut writer) = NodeMemory::open_pool(pool, wanted, 0).unwrap();
+        let (memory, mut writer) = NodeMemory::open_pool(pool, wanted, MemoryOptions::default()).unwrap();
         assert_eq!(memory.geometry(), GEOMETRY);
         let found = memory.reader().scan().unwrap();
         assert_eq!(found.iter().map(|it| it.slot).collect::<Vec<_>>(), [3, 4]);
@@ -549,6 +571,41 @@ mod tests {
         writer.write_slot(63, &SlotRecord { stamp: 11, ..SlotRecord::default() });
         memory.pool().unwrap().discard().unwrap();
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn stamp_key_stays_with_its_pool() {
+        let folder = folder("stamps");
+        let key = |drawn| Pool::open(&folder).unwrap().stamp_key([drawn; STAMP_KEY_BYTES]);
+        assert_eq!((key(1).unwrap(), key(2).unwrap()), ([1; 16], [2; 16]), "there is no segment yet");
+        drop(open(&folder).unwrap());
+        assert_eq!(key(3).unwrap(), [2; 16]);
+        let path = folder.join(STAMP_KEY);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        for bytes in [0, 15, 17] {
+            std::fs::write(&path, vec![2; bytes]).unwrap();
+            assert!(key(4).unwrap_err().to_string().contains("`stamps` is missing or damaged"));
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(key(5).unwrap_err().to_string().contains("`stamps` is missing or damaged"));
+        Pool::open(&folder).unwrap().discard().unwrap();
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn clients_of_an_isolated_pool_get_no_writable_file() {
+        let folder = folder("isolated");
+        let options = MemoryOptions { is_isolated: true, ..MemoryOptions::default() };
+        let pool = Pool::open(&folder).unwrap();
+        let (memory, _writer) = NodeMemory::open_pool(pool, GEOMETRY, options).unwrap();
+        for file in memory.descriptors(77).unwrap() {
+            assert!(Map::new(file.as_fd(), 64, Access::ReadWrite).is_err());
+            assert!(Map::new(file.as_fd(), 64, Access::ReadOnly).is_ok());
+        }
+        let held = memory.descriptors(77).unwrap();
+        assert_eq!(memory.mapping_clients().unwrap(), [77], "the kernel knows who maps it");
+        drop(held);
+        memory.pool().unwrap().discard().unwrap();
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(crate) enum Rule {
     RecallAtOnce,
     /// A withdrawal compares and swaps atomically.
     WithdrawAtOnce,
+    /// A withdrawal changes only the word of its own use.
+    WithdrawOwnUse,
     /// A reader loads the claim word before the stamp.
     WordBeforeStamp,
 }

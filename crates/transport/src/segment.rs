@@ -2,8 +2,9 @@
 //! slots.
 //!
 //! All are memory files. The control segment is sealed: a process that gets its descriptor cannot map it
-//! writable, write to it or change its size. The seals of the other two fix their size. The files of a
-//! [pool](crate::pool) outlive the process, and cannot be sealed.
+//! writable, write to it or change its size. The seals of the other two fix their size. The data segment of
+//! an *isolated* memory is sealed like the control segment. The files of a [pool](crate::pool) outlive the
+//! process, and cannot be sealed.
 //!
 //! **Invariant:** a segment is never larger than the memory that is available when it is created: otherwise
 //! the process would be killed later, under load.
@@ -22,7 +23,7 @@ use crate::available::{Available, Limit, available_memory};
 use crate::buffer::TargetBuf;
 use crate::claim::Claims;
 use crate::control::{ControlReader, ControlWriter};
-use crate::layout::{DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
+use crate::layout::{CLAIM_BYTES, DATA_BYTES_MAX, Geometry, HEADER_BYTES, HEAP_BYTES_MAX, SLOTS_MAX};
 use crate::map::{Access, Map};
 use crate::pool::{Pool, PoolError};
 use crate::populate::{self, Pages};
@@ -73,6 +74,15 @@ pub enum SegmentError {
     },
 }
 
+/// How the memory of a node is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryOptions {
+    /// Bytes that the process will need for its disks: they must be available as well.
+    pub disk_bytes: u64,
+    /// Other processes get the memory for reading only.
+    pub is_isolated: bool,
+}
+
 /// The memory of a node, mapped in its own process.
 #[derive(Debug)]
 pub struct NodeMemory {
@@ -82,6 +92,7 @@ pub struct NodeMemory {
     pub(crate) data: Arc<Map>,
     pub(crate) claims: Claims,
     reader: ControlReader,
+    is_isolated: bool,
     /// Dropped last: one of the files is locked, too.
     pool: Option<Pool>,
 }
@@ -96,13 +107,13 @@ impl NodeMemory {
 
     /// Creates a segment and its only writer.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
-        Self::create_with_disks(geometry, 0)
+        Self::create_with(geometry, MemoryOptions::default())
     }
 
-    /// The same, where the process will need `disk_bytes` more for its disks: they must be available as well.
-    pub fn create_with_disks(
+    /// The same with options.
+    pub fn create_with(
         geometry: Geometry,
-        disk_bytes: u64,
+        MemoryOptions { disk_bytes, is_isolated }: MemoryOptions,
     ) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
         check_sizes(&geometry)?;
         let mut segments = SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,7 +122,7 @@ impl NodeMemory {
         let (control_file, control) = memory_file("tiffin-control", geometry.control_bytes())?;
         seal(&control_file, CONTROL_SEALS)?;
         let (data_file, data) = memory_file("tiffin-data", geometry.data_bytes)?;
-        seal(&data_file, DATA_SEALS)?;
+        seal(&data_file, if is_isolated { CONTROL_SEALS } else { DATA_SEALS })?;
         data.prefer_huge_pages();
         control.avoid_huge_pages();
         let (claims_file, claims) = memory_file("tiffin-claims", geometry.claims_bytes())?;
@@ -121,7 +132,8 @@ impl NodeMemory {
         let claims = Claims::new(claims);
         let reader = ControlReader::new(control, geometry).with_claims(claims.clone());
         let pool = None;
-        let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
+        let memory = Self { control_file, data_file, claims_file, data, claims, reader, is_isolated, pool };
+        let memory = Arc::new(memory);
         segments.push(Arc::downgrade(&memory));
         Ok((memory, writer))
     }
@@ -132,7 +144,7 @@ impl NodeMemory {
     pub fn open_pool(
         pool: Pool,
         geometry: Geometry,
-        disk_bytes: u64,
+        MemoryOptions { disk_bytes, is_isolated }: MemoryOptions,
     ) -> Result<(Arc<Self>, ControlWriter), SegmentError> {
         check_sizes(&geometry)?;
         let found = pool.find()?;
@@ -163,7 +175,8 @@ impl NodeMemory {
         let claims = Claims::new(claims);
         let reader = ControlReader::new(control, geometry).with_claims(claims.clone());
         let pool = Some(pool);
-        let memory = Arc::new(Self { control_file, data_file, claims_file, data, claims, reader, pool });
+        let memory = Self { control_file, data_file, claims_file, data, claims, reader, is_isolated, pool };
+        let memory = Arc::new(memory);
         segments.push(Arc::downgrade(&memory));
         Ok((memory, writer))
     }
@@ -184,18 +197,22 @@ impl NodeMemory {
         lock::is_held(self.data_file.as_fd(), client)
     }
 
-    /// Descriptors for a client. Those of a pool tell the kernel that this client maps the memory: until the
-    /// last mapping and the last descriptor are gone, its lock exists, whatever becomes of this process.
+    /// Descriptors for a client: those of isolated memory are for reading only. Those of a pool tell the kernel
+    /// that this client maps the memory: until the last mapping and the last descriptor are gone, its lock
+    /// exists, whatever becomes of this process.
     pub(crate) fn descriptors(&self, client: u64) -> io::Result<[OwnedFd; 3]> {
         let files = [&self.control_file, &self.data_file, &self.claims_file];
-        let Some(_) = &self.pool else {
+        if self.pool.is_none() && !self.is_isolated {
             let [control, data, claims] = files.map(OwnedFd::try_clone);
             return Ok([control?, data?, claims?]);
-        };
+        }
+        let access = if self.is_isolated { OFlags::RDONLY } else { OFlags::RDWR };
         let [control, data, claims] = files.map(OwnedFd::as_fd);
         let control = lock::reopen(control, OFlags::RDONLY)?;
-        let (data, claims) = (lock::reopen(data, OFlags::RDWR)?, lock::reopen(claims, OFlags::RDWR)?);
-        lock::hold(data.as_fd(), client)?;
+        let (data, claims) = (lock::reopen(data, access)?, lock::reopen(claims, access)?);
+        if self.pool.is_some() {
+            lock::hold(data.as_fd(), client)?;
+        }
         Ok([control, data, claims])
     }
 
@@ -229,8 +246,12 @@ impl NodeMemory {
     }
 
     /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
-    /// later access allocates the pages again. Pages stay while a process has registered some with a device.
+    /// later access allocates the pages again. Pages stay while a process has registered some with a device, and
+    /// if the memory is sealed against writers.
     pub fn return_pages(&self, extent: Extent) {
+        if self.is_isolated && self.pool.is_none() {
+            return;
+        }
         device::unless_registered(self.data_file.as_fd(), || punch(&self.data_file, extent));
     }
 
@@ -239,10 +260,19 @@ impl NodeMemory {
         allocate(&self.data_file, extent)
     }
 
-    /// Allocates the pages of a range of the control segment. Only those of a pool can be missing: a memory
-    /// file takes them from the system when they are written.
+    /// Allocates the pages of a range of the control segment, and of the claim words of its slots. Only those
+    /// of a pool can be missing: a memory file takes them from the system when they are written.
     pub fn back(&self, extent: Extent) -> io::Result<()> {
-        if self.pool.is_some() { allocate(&self.control_file, extent) } else { Ok(()) }
+        if self.pool.is_none() {
+            return Ok(());
+        }
+        allocate(&self.control_file, extent)?;
+        let end = extent.end().unwrap_or(u64::MAX);
+        let [first, last] = [extent.offset, end].map(|it| self.geometry().slots_before(it) * CLAIM_BYTES);
+        if first == last {
+            return Ok(());
+        }
+        allocate(&self.claims_file, Extent { offset: first, len: last - first })
     }
 
     /// Allocates all pages of a pool that was adopted, except for these ranges of the data segment. If no
@@ -329,7 +359,7 @@ pub struct Fit {
     pub available: u64,
 }
 
-/// Whether [`NodeMemory::create_with_disks`] would find enough memory now.
+/// Whether [`NodeMemory::create_with`] would find enough memory now.
 pub fn check_memory(geometry: &Geometry, disk_bytes: u64) -> Result<Fit, SegmentError> {
     check_sizes(geometry)?;
     let segments = SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -476,6 +506,32 @@ mod tests {
         assert_eq!(bytes(&memory.data_file), 3 * MIB, "whole pages only");
         memory.return_pages(Extent { offset: 64, len: 4096 });
         assert_eq!(bytes(&memory.data_file), 3 * MIB, "no whole page");
+    }
+
+    /// Whether a process that has this descriptor can map the file for writing, by any of its ways.
+    fn can_write(file: &OwnedFd) -> bool {
+        let again = lock::reopen(file.as_fd(), OFlags::RDWR);
+        let files = [Some(file), again.as_ref().ok()];
+        let mut maps = files.into_iter().flatten().map(|it| Map::new(it.as_fd(), 4096, Access::ReadWrite));
+        maps.any(|it| it.is_ok())
+    }
+
+    #[test]
+    fn isolated_memory_cannot_be_mapped_for_writing() {
+        let geometry = Geometry { segment: 1, data_bytes: 1 << 20, slot_count: 4, heap_bytes: 4096 };
+        for is_isolated in [false, true] {
+            let options = MemoryOptions { is_isolated, ..MemoryOptions::default() };
+            let (memory, _writer) = NodeMemory::create_with(geometry, options).unwrap();
+            let [control, data, claims] = memory.descriptors(7).unwrap();
+            assert_eq!((can_write(&control), can_write(&data)), (false, !is_isolated));
+            assert_eq!(Map::new(claims.as_fd(), 32, Access::ReadWrite).is_ok(), !is_isolated);
+            let extent = Extent { offset: 4096, len: 5 };
+            crate::copy::copy_in(b"bytes", memory.targets(&[extent]).unwrap()[0]);
+            let seen = Map::new(data.as_fd(), 1 << 20, Access::ReadOnly).unwrap();
+            let mut bytes = [0; 5];
+            crate::copy::copy_out(seen.source(extent).unwrap(), &mut bytes);
+            assert_eq!(&bytes, b"bytes", "the node itself writes");
+        }
     }
 
     #[test]

@@ -116,7 +116,7 @@ async fn run(task: OsString) {
             assert_eq!(shm.read(&[op], behavior::soon()).await, [Ok(())]);
             behavior::assert_pattern(stamp, 0, &bytes);
             assert!(!attachment.is_writable(), "a reader has no writable mapping");
-            assert_eq!(shm.view(slot, stamp).and_then(|view| view.to_vec()), Some(bytes));
+            assert_eq!(shm.attachment().view(slot, stamp).and_then(|view| view.to_vec()), Some(bytes));
             assert_all_mappings_stay_here();
             assert_control_is_closed_to_writers(node_pid);
             print("read");
@@ -194,7 +194,7 @@ async fn other_process_writes_and_reads_mapped_memory() {
     node.node.commit(location);
     let counters = Arc::new(Counters::default());
     let local = tiffin_transport::local::Local::new(Arc::clone(node.node.memory()), counters);
-    let written = local.view(location.slot, location.stamp).and_then(|view| view.to_vec()).unwrap();
+    let written = local.in_place(location.slot, location.stamp).and_then(|view| view.to_vec()).unwrap();
     behavior::assert_pattern(location.stamp, 0, &written);
 
     let (status, output) = Client::start(node.task("read", location), None).end();

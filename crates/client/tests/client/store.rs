@@ -5,6 +5,7 @@ use tiffin_client::{
     PutEffect, PutOptions, ResolveOptions, SourceBuf, TargetBuf, Way,
 };
 use tiffin_embedded::Embedded;
+use tiffin_server::NodeConfig;
 
 use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
 
@@ -96,6 +97,17 @@ async fn shared_memory_sends_no_byte_through_a_socket() {
     let served = &cluster.nodes[0].counters().served;
     assert_eq!((served.read(), served.written()), (0, 0));
     assert_eq!(client.routes()[0].why, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn isolated_memory_is_read_in_place_and_written_by_a_socket() {
+    let mut cluster = Cluster::start(&[], "").await;
+    cluster.add_with(NodeConfig { memory: 64 << 20, isolate: true, ..NodeConfig::default() }).await;
+    let client = cluster.client().await;
+    round_trips(&client, Way::SharedMemory).await;
+    let counters = client.counters();
+    assert!(counters.shm.read() > 0 && counters.tcp.written() > 0);
+    assert_eq!((counters.tcp.read(), counters.shm.written()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -234,6 +246,31 @@ async fn embedded_store_is_accessed_directly() {
     assert!(counters.local.read() > 0 && counters.local.written() > 0);
     assert_eq!((counters.shm.written(), counters.tcp.written()), (0, 0));
     store.stop(soon()).await.unwrap();
+}
+
+/// The permissions of this process for the memory at an address.
+fn permissions_at(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let permissions = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(start)..number(end)).contains(&address).then(|| rest[..4].to_owned())
+    };
+    maps.lines().find_map(permissions).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn views_cannot_be_written() {
+    let store = Embedded::start(64 << 20).await.unwrap();
+    let cluster = Cluster::one(64 << 20).await;
+    let keys = [key("k")];
+    for client in [&store.client, &cluster.client().await] {
+        only(client.put(&[Put::new(keys[0].clone(), b"committed")], soon()).await).unwrap();
+        let view = only(client.view(&keys, soon()).await).unwrap();
+        assert!(view.is_borrowed());
+        assert_eq!(permissions_at(view.bytes().unwrap().as_ptr().addr()), "r--s");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

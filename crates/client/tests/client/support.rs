@@ -39,7 +39,7 @@ impl Cluster {
         self.add_with(NodeConfig { memory, ..NodeConfig::default() }).await;
     }
 
-    async fn add_with(&mut self, config: NodeConfig) {
+    pub(crate) async fn add_with(&mut self, config: NodeConfig) {
         let (master, name) = (self.master.address().clone(), format!("node-{}", self.nodes.len()));
         let config = NodeConfig { master: master.into(), name, ..config };
         let node = NodeServer::start(config).await.unwrap();

@@ -451,6 +451,8 @@ pub struct NodeConfig {
     pub advertise: Option<String>,
     /// See [`StorageArgs::shared_memory`].
     pub shared_memory: bool,
+    /// See [`StorageArgs::isolate`].
+    pub isolate: bool,
     /// See [`StorageArgs::populate`].
     pub populate: bool,
     /// See [`StorageArgs::ssd`].
@@ -687,6 +689,7 @@ impl Default for NodeConfig {
             data_listen: None,
             advertise: None,
             shared_memory: true,
+            isolate: false,
             populate: true,
             ssd: Vec::new(),
             pool: None,

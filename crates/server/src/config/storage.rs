@@ -35,6 +35,18 @@ pub struct StorageArgs {
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 
+    /// Whether other processes may map the memory for reading only: they write through the data socket, so that
+    /// none can change the objects of another. Default: `off`.
+    #[arg(
+        long,
+        env = "TIFFIN_NODE_ISOLATE",
+        value_name = "SWITCH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "on"
+    )]
+    pub isolate: Option<Switch>,
+
     /// Whether the node allocates all pages of its memory soon after it starts, so that no put waits for
     /// that. Default: `on`.
     #[arg(long, env = "TIFFIN_NODE_POPULATE", value_name = "SWITCH")]
@@ -73,7 +85,7 @@ pub enum PoolEnd {
 impl StorageArgs {
     pub(super) fn over(self, file: &SettingsFile) -> Self {
         let (mut args, said) = (self, file.storage.clone());
-        fill!(args from said: memory, name, advertise, shared_memory, populate, pool, pool_on_stop);
+        fill!(args from said: memory, name, advertise, shared_memory, isolate, populate, pool, pool_on_stop);
         if args.ssd.is_empty() {
             args.ssd = said.ssd;
         }
@@ -86,6 +98,7 @@ impl StorageArgs {
             name: self.name.unwrap_or_default(),
             advertise: self.advertise,
             shared_memory: self.shared_memory.unwrap_or(Switch::On) == Switch::On,
+            isolate: self.isolate == Some(Switch::On),
             populate: self.populate.unwrap_or(Switch::On) == Switch::On,
             ssd: self.ssd,
             pool: self.pool.and_then(OffOr::into_option),

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tiffin_measure::Series;
-use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES};
+use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES, StampKey};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{ClientCertificates, Greeting, Masters, NODE_SERVICE, Outbox, TlsClient, TlsServer};
 use tiffin_trace::{Name, TraceContext};
@@ -651,7 +651,7 @@ fn disk_bytes(config: &NodeConfig) -> u64 {
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-fn core_config(geometry: &Geometry, restores: bool) -> CoreConfig {
+fn core_config(geometry: &Geometry, stamp_key: StampKey, restores: bool) -> CoreConfig {
     CoreConfig {
         segment: SegmentId(geometry.segment),
         capacity: geometry.data_bytes,
@@ -661,6 +661,7 @@ fn core_config(geometry: &Geometry, restores: bool) -> CoreConfig {
         chunks_free: CHUNKS_FREE,
         restores,
         extents_max: EXTENTS_MAX,
+        stamp_key,
         sabotage: Sabotage::default(),
     }
 }

@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tiffin_node::{Event, Node};
+use tiffin_node::{Event, Node, StampKey};
 use tiffin_proto::Incoming;
 use tiffin_proto::frame::Decoder;
 use tiffin_transport::control::ControlWriter;
 use tiffin_transport::layout::Geometry;
 use tiffin_transport::pool::Pool;
-use tiffin_transport::segment::{NodeMemory, SegmentError};
+use tiffin_transport::segment::{MemoryOptions, NodeMemory, SegmentError};
 use tiffin_types::message::{MasterToMember, Request, Settle};
 use tiffin_types::{ClientId, SegmentId};
 
@@ -44,10 +44,12 @@ pub(super) struct Opened {
 
 /// Makes the memory of a node, or adopts it. A new one has this segment.
 pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, StartError> {
-    let (wanted, disks) = (geometry(segment, config.memory), disk_bytes(config));
+    let wanted = geometry(segment, config.memory);
+    let options = MemoryOptions { disk_bytes: disk_bytes(config), is_isolated: config.isolate };
     let create = || -> Result<Opened, StartError> {
-        let (memory, writer) = NodeMemory::create_with_disks(wanted, disks)?;
-        let core = Node::new(core_config(&wanted, false));
+        let (memory, writer) = NodeMemory::create_with(wanted, options)?;
+        let stamp_key = StampKey::from_bytes(draw_bytes()?);
+        let core = Node::new(core_config(&wanted, stamp_key, false));
         Ok(Opened { memory, writer, core, mapped_by: BTreeSet::new() })
     };
     let Some(folder) = &config.pool else { return create() };
@@ -58,7 +60,7 @@ pub(super) fn open(config: &NodeConfig, segment: SegmentId) -> Result<Opened, St
         folder.clone()
     };
     let is_new = !Pool::exists(&folder);
-    match open_in(&folder, segment, wanted, disks) {
+    match open_in(&folder, segment, wanted, options) {
         Ok(opened) => {
             if let Some(Err(error)) = opened.memory.pool().map(|it| it.set_master(&master)) {
                 tracing::warn!(path = %folder.display(), %error, "the address of the master is not stored");
@@ -98,9 +100,16 @@ fn choose(first: &Path, old: Option<PathBuf>, master: &str) -> PathBuf {
 }
 
 /// Makes or adopts the pool in this folder.
-fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> Result<Opened, StartError> {
+pub(super) fn open_in(
+    folder: &Path,
+    segment: SegmentId,
+    wanted: Geometry,
+    options: MemoryOptions,
+) -> Result<Opened, StartError> {
     let pool = Pool::open(folder).map_err(SegmentError::from)?;
-    let (memory, writer) = NodeMemory::open_pool(pool, wanted, disks)?;
+    let stamp_key = pool.stamp_key(draw_bytes()?).map_err(SegmentError::from)?;
+    let stamp_key = StampKey::from_bytes(stamp_key);
+    let (memory, writer) = NodeMemory::open_pool(pool, wanted, options)?;
     let found = memory.geometry();
     let invalid = |what: String| match memory.pool() {
         Some(pool) => StartError::from(SegmentError::from(pool.invalid(what))),
@@ -110,8 +119,8 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
     adopted.ledger = unread(&memory)?;
     let mapped_by: BTreeSet<_> = adopted.clients.iter().copied().collect();
     let (slots, clients) = (adopted.slots.len(), mapped_by.len());
-    let core =
-        Node::adopt(core_config(&found, true), adopted).map_err(|damage| invalid(damage.to_string()))?;
+    let core = Node::adopt(core_config(&found, stamp_key, true), adopted);
+    let core = core.map_err(|damage| invalid(damage.to_string()))?;
     let withheld: Vec<_> = core.withheld().map(records::extent).collect();
     let in_use: Vec<_> = core.backed().map(|it| records::in_control(&memory, it)).collect();
     memory.settle_pool(&withheld, &in_use)?;
@@ -128,6 +137,13 @@ fn open_in(folder: &Path, segment: SegmentId, wanted: Geometry, disks: u64) -> R
         );
     }
     Ok(Opened { memory, writer, core, mapped_by })
+}
+
+fn draw_bytes() -> Result<[u8; StampKey::BYTES], StartError> {
+    let draw = || host::draw().map(u128::from);
+    let failed = |source| StartError::System { what: "drawing a random number", source };
+    let (low, high) = (draw().map_err(failed)?, draw().map_err(failed)?);
+    Ok((high << 64 | low).to_le_bytes())
 }
 
 /// The messages that the journal of the ledger has. Those that cannot be decoded are left out: a master of
@@ -258,9 +274,10 @@ mod tests {
     fn node_finds_its_own_pool_among_those_of_its_name() {
         let shm = tempfile::tempdir_in("/dev/shm").unwrap();
         let (first, old) = (shm.path().join("name-n"), shm.path().join("127.0.0.1:1/n"));
+        let options = MemoryOptions::default();
         let make = |folder: &Path, master: &str| {
             let (memory, _) =
-                NodeMemory::open_pool(Pool::open(folder).unwrap(), geometry(SegmentId(1), 1 << 20), 0)
+                NodeMemory::open_pool(Pool::open(folder).unwrap(), geometry(SegmentId(1), 1 << 20), options)
                     .unwrap();
             memory.pool().unwrap().set_master(master).unwrap();
             memory

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tiffin_node::extent::FreeSpace;
 use tiffin_transport::control::{ControlWriter, SlotRecord, SlotState};
 use tiffin_transport::layout::Geometry;
-use tiffin_transport::segment::NodeMemory;
+use tiffin_transport::segment::{MemoryOptions, NodeMemory};
 use tiffin_transport::{self as transport, tcp};
 use tiffin_types::{Extent, SegmentId};
 
@@ -55,7 +55,9 @@ impl Staging {
             slot_count: STAGE_SLOTS,
             heap_bytes: BLOCK_BYTES,
         };
-        match NodeMemory::create(geometry) {
+        // Only the disk writes there.
+        let options = MemoryOptions { is_isolated: true, ..MemoryOptions::default() };
+        match NodeMemory::create_with(geometry, options) {
             Ok((memory, writer)) => {
                 let (space, slots) = (FreeSpace::new(STAGE_BYTES), (0..STAGE_SLOTS).collect());
                 let state = Mutex::new(StageState { writer, space, slots, stamps: 0 });

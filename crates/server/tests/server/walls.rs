@@ -1,5 +1,6 @@
 //! Tokens limit what their holders may do, on every socket and every page.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -170,6 +171,43 @@ async fn reserved_memory_is_not_sent_to_any_client() {
     assert_eq!(read_at(&client, store.info(), at, 4096).await, Err(TransferError::Stale));
     assert!(matches!(place.commit("new", 4096).await, CommitOutcome::Stored(_)));
     assert_eq!(read_at(&client, store.info(), at, 4096).await, Ok(vec![1; 4096]));
+}
+
+/// Every client may read all that there is, so only the stamps keep a guess from succeeding.
+#[tokio::test(flavor = "multi_thread")]
+async fn guessed_slots_and_stamps_give_nothing() {
+    const GUESSES: u64 = 4096;
+    let store = Walled::start().await;
+    let token = store.token("all", &BOTH, &[]).await;
+    let client = store.client(1, &token, "default").await;
+    let names: Vec<_> = (0..16).map(|it| format!("k{it}")).collect();
+    for name in &names {
+        client.put(name, b"a secret", Way::Tcp).await;
+    }
+    let reserved = client.place("reserved", 8, Way::Tcp).await;
+    let mut known = vec![reserved.reservation.location];
+    for name in &names {
+        known.push(location(&client, name).await);
+    }
+    let stamps: BTreeSet<_> = known.iter().map(|it| it.stamp.0).collect();
+    assert_eq!(stamps.len(), known.len());
+    // All small numbers, and what is near the stamps that the attacker knows.
+    let near = stamps.iter().flat_map(|it| [it.wrapping_sub(1), it + 1, it ^ 1 << 61, it << 1]);
+    let guesses: BTreeSet<_> = (0..GUESSES).chain(near).filter(|it| !stamps.contains(it)).collect();
+    let (id, info) = (client.hello.client.0, store.info());
+    let identity = Identity { client: id, segment: info.segment.0, token };
+    let tcp = Tcp::new(info.data.clone(), identity, Default::default());
+    let pairs: Vec<_> = guesses.iter().flat_map(|stamp| (0..4).map(|slot| (slot, *stamp))).collect();
+    let mut bytes = vec![[0; 8]; pairs.len()];
+    let mut ops = Vec::new();
+    for (&(slot, stamp), bytes) in pairs.iter().zip(&mut bytes) {
+        ops.push(ReadOp { slot, stamp, offset: 0, targets: vec![TargetBuf::from(&mut bytes[..])] });
+    }
+    let outcomes = tcp.read(&ops, patient()).await;
+    drop(ops);
+    assert!(outcomes.iter().all(|it| *it == Err(TransferError::Stale)));
+    assert!(bytes.iter().all(|it| *it == [0; 8]));
+    assert_eq!(read_at(&client, info, known[1], 8).await.as_deref(), Ok(&b"a secret"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -19,7 +19,7 @@ use crate::forks::{Changing, PrivateFile};
 use crate::map::{Access, Map};
 use crate::mapped::Writable;
 use crate::segment::{CONTROL_SEALS, DATA_SEALS};
-use crate::{Instant, TOKEN_BYTES_MAX, TransferError, peer, pool, populate};
+use crate::{Instant, MappedRange, TOKEN_BYTES_MAX, TransferError, peer, pool, populate};
 
 /// Why a node's memory could not be mapped. The data socket may still work.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +73,7 @@ pub struct Attachment {
     data: Arc<Map>,
     data_file: PrivateFile,
     claims_file: PrivateFile,
+    is_read_only: bool,
     /// Writable mappings of the data and the claim words, made at the first write.
     writable: OnceLock<(Arc<Map>, Claims)>,
     mapping: Mutex<()>,
@@ -109,10 +110,24 @@ impl Attachment {
         !peer::is_closed(self.socket.as_fd())
     }
 
+    /// Whether the node lets this client read only: then bytes are written through its data socket.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
     /// Whether a writable mapping exists.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable.get().is_some()
+    }
+
+    /// The bytes of a use in place, if it still exists and is contiguous. The mapping is read-only: a store
+    /// through its address ends the process. The caller must hold a view at the node, before this call and for
+    /// as long as it reads.
+    #[must_use]
+    pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
+        MappedRange::of(&self.reader, &self.data, slot, stamp)
     }
 
     pub(crate) fn data(&self) -> &Arc<Map> {
@@ -189,9 +204,11 @@ async fn connect(name: &str, segment: u64, client: u64, token: &str) -> Result<A
     let claims = map_claims(&claims_file, reader.geometry().claims_bytes(), Access::ReadOnly);
     let reader = reader.with_claims(Claims::new(claims.map_err(|what| unusable(&what))?));
     populate::existing(&data, &data_file);
+    let is_read_only = fcntl_getfl(&data_file).map_err(|error| unreachable(error.into()))?;
+    let is_read_only = is_read_only & OFlags::ACCMODE == OFlags::RDONLY;
     let socket = PrivateFile::new(stream.into_std().map_err(unreachable)?, &Changing::begin());
     let (name, writable, mapping) = (name.to_owned(), OnceLock::new(), Mutex::new(()));
-    Ok(Attachment { name, socket, reader, data, data_file, claims_file, writable, mapping })
+    Ok(Attachment { name, socket, reader, data, data_file, claims_file, is_read_only, writable, mapping })
 }
 
 /// Asks for descriptors, and receives the answer.

@@ -11,7 +11,7 @@
 
 mod client;
 mod server;
-mod wire;
+pub(crate) mod wire;
 
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ use crate::device::has_device;
 use crate::local::moved;
 use crate::map::Map;
 use crate::{
-    Capability, Counters, Instant, MappedRange, Outcome, Outcomes, ReadOp, TransferError, Transport, WriteOp,
-    mapped,
+    Capability, Counters, Instant, Outcome, Outcomes, ReadOp, TransferError, Transport, WriteOp, mapped,
 };
 
 /// Reaches the memory of a node on the same host.
@@ -45,13 +44,6 @@ impl Shm {
     #[must_use]
     pub fn attachment(&self) -> &Arc<Attachment> {
         &self.attachment
-    }
-
-    /// The bytes of a use in place, if it still exists and is contiguous. The caller must hold a view at the
-    /// node, before this call and for as long as it reads.
-    #[must_use]
-    pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
-        MappedRange::of(self.attachment.reader(), self.attachment.data(), slot, stamp)
     }
 
     /// A dead node no longer withdraws stamps, so its segment proves nothing.
