@@ -29,6 +29,7 @@ pub(crate) async fn run(
     let config = master.args.resolve(&context.common, &context.file);
     let config = config.map_err(|error| Failure::new("config", error))?;
     tiffin_server::host::raise_file_limit();
+    let scheme = if config.tls.has_server() { "https" } else { "http" };
     let starting = async { MasterServer::start(config).await.map_err(|error| serve::explain(&error)) };
     let Some(server) = serve::start(starting, &mut signals, console).await? else { return Ok(STATUS_OK) };
     let address = server.address().to_string();
@@ -36,7 +37,7 @@ pub(crate) async fn run(
     if console.json {
         console.value(&json!({ "master": address, "http": http, "epoch": server.epoch() }))?;
     } else {
-        let pages = http.map_or_else(String::new, |http| format!(", pages at http://{http}/metrics"));
+        let pages = http.map_or_else(String::new, |http| format!(", pages at {scheme}://{http}/metrics"));
         console.text(format!("master is up at {address}{pages}"))?;
     }
     Ok(serve::until_stopped(

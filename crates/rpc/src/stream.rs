@@ -160,7 +160,8 @@ impl Stream {
     /// A frame as it goes into the socket.
     pub(crate) fn seal(&self, frame: Vec<u8>) -> Result<Vec<u8>, TlsError> {
         match &self.layer {
-            Layer::Plain | Layer::Wanted(_) => Ok(frame),
+            Layer::Plain => Ok(frame),
+            Layer::Wanted(_) => Err(TlsError::Wanted),
             Layer::Tls(secure, _) => secure.seal(&frame),
         }
     }
@@ -383,9 +384,7 @@ impl Listener {
             ListenerKind::Unix(listener) => Stream::from_unix(listener.accept().await?.0),
         }
     }
-}
 
-impl Listener {
     fn accepted(&self, stream: TcpStream) -> io::Result<Stream> {
         let stream = Stream::from_tcp(stream)?;
         let layer = self.tls.clone().map_or(Layer::Plain, Layer::Wanted);

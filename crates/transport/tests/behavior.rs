@@ -99,7 +99,7 @@ async fn through_tcp() {
     assert_eq!(counters.shm.read() + counters.local.read(), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn through_tls() {
     let counters = Arc::new(Counters::default());
     let folder = tempfile::tempdir().expect("a folder");
