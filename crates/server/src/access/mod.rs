@@ -18,6 +18,7 @@ mod file;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -74,6 +75,16 @@ impl Holder {
 
     pub(crate) fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is ended.
+    pub(crate) async fn ended(&self) {
+        let mut end = pin!(self.end.notified());
+        // From now on no end is missed.
+        end.as_mut().enable();
+        if !self.is_ended() {
+            end.await;
+        }
     }
 
     /// Whether its token is valid at this time.

@@ -82,7 +82,13 @@ impl Caller {
 
     /// The body, which ends when the token does.
     pub(super) fn while_valid<B>(self, body: B) -> WhileValid<B> {
-        WhileValid { caller: self, body }
+        let holder = self.0.clone();
+        let ended = Box::pin(async move {
+            if let Some(holder) = holder {
+                holder.ended().await;
+            }
+        });
+        WhileValid { caller: self, ended, body }
     }
 
     fn is_valid(&self) -> bool {
@@ -99,6 +105,7 @@ impl Caller {
 /// A body that may last longer than the token of its reader.
 pub(super) struct WhileValid<B> {
     caller: Caller,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     body: B,
 }
 
@@ -110,11 +117,10 @@ impl<B: HttpBody + Unpin> HttpBody for WhileValid<B> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        match polled {
-            Poll::Ready(Some(_)) if !self.caller.is_valid() => Poll::Ready(None),
-            polled => polled,
+        if !self.caller.is_valid() || self.ended.as_mut().poll(context).is_ready() {
+            return Poll::Ready(None);
         }
+        Pin::new(&mut self.body).poll_frame(context)
     }
 }
 

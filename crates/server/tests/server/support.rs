@@ -226,8 +226,8 @@ pub(crate) async fn http(
     let mut stream = TcpStream::connect(address.to_string()).await.unwrap();
     let len = body.len();
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len}\r\n{headers}\
-         \r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len}\r\n\
+         {headers}\r\n{body}"
     );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
