@@ -26,6 +26,7 @@ pub(crate) fn raise_start(py: Python<'_>, error: &EmbeddedError) -> PyErr {
                 StartError::Access(_)
                 | StartError::Config(_)
                 | StartError::Tenants(_)
+                | StartError::Tls(_)
                 | StartError::Memory(_)
                 | StartError::Etcd(_)
                 | StartError::Disk(_)

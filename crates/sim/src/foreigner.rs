@@ -11,7 +11,7 @@ use tiffin_node::{
 };
 use tiffin_proto::Incoming;
 use tiffin_types::{
-    ClusterId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, Extent, Generation, SegmentId, SlotId, Stamp,
+    ClusterId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, Extent, Generation, SegmentId, SlotId,
     message::{AdmitCluster, ClientToMaster, Hello, NodeInfo, Reply, Role, VERSION_MAJOR, VERSION_MINOR},
 };
 
