@@ -89,15 +89,15 @@ def test_store_through_the_address_of_a_view_ends_the_process(cluster, is_embedd
 
 @pytest.mark.parametrize("arguments", [["--isolate"], []])
 def test_other_process_maps_isolated_memory_for_reading_only(arguments):
-    with helpers.up("--memory", "64MiB", *arguments) as (address, _):
-        with tiffin.connect(address, timeout=30) as store:
-            store.put("k", VALUE)
-            assert store.view("k").is_borrowed
-            maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
-            permissions = {line.split()[1] for line in maps if "tiffin-data" in line}
-            assert permissions == ({"r--s"} if arguments else {"r--s", "rw-s"})
-            written = store.stats().traffic
-            assert (written.tcp_written if arguments else written.shm_written) >= len(VALUE)
+    up = helpers.up("--memory", "64MiB", *arguments)
+    with up as (address, _), tiffin.connect(address, timeout=30) as store:
+        store.put("k", VALUE)
+        assert store.view("k").is_borrowed
+        maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+        permissions = {line.split()[1] for line in maps if "tiffin-data" in line}
+        assert permissions == ({"r--s"} if arguments else {"r--s", "rw-s"})
+        moved = store.stats().traffic
+        assert (moved.tcp_written if arguments else moved.shared_memory_written) >= len(VALUE)
 
 
 def test_view_can_be_stored(store, view):

@@ -356,7 +356,7 @@ fn data_path(context: &RouteContext, info: &NodeInfo, attached: Option<Arc<Attac
         }
         _ if attachment.is_read_only() => {
             let tcp = Tcp::new(info.data.clone(), identity, Arc::clone(&counters));
-            DataPath::ReadOnly(Shm::new(attachment, counters), tcp)
+            DataPath::ReadOnly(Shm::new(attachment, counters), tcp.secured(context.tls.clone()))
         }
         _ => DataPath::Shm(Shm::new(attachment, counters)),
     }

@@ -126,11 +126,17 @@ fn committed_objects_are_announced_with_attributes() {
 #[test]
 fn stamps_are_not_used_again() {
     let mut bench = Bench::new();
-    let old = bench.put(UNIT);
-    bench.retire(old);
-    bench.restart(&[]);
-    bench.rejoin(Registered::default());
-    assert!(bench.put(UNIT).stamp > old.stamp);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..20 {
+            let location = bench.put(UNIT);
+            assert!(!seen.contains(&location.stamp));
+            seen.push(location.stamp);
+            bench.retire(location);
+        }
+        bench.restart(&[]);
+        bench.rejoin(Registered::default());
+    }
 }
 
 #[test]
@@ -414,6 +420,8 @@ fn damaged_memory_is_refused_with_the_slot() {
     let mut low = good.clone();
     low.stamp_high_water = 1;
     assert!(matches!(Node::adopt(config, low), Err(Damage::Slot { .. })));
+    let other_key = NodeConfig { stamp_key: crate::StampKey::from_bytes([9; 16]), ..config };
+    assert!(matches!(Node::adopt(other_key, good.clone()), Err(Damage::Slot { .. })), "stamps could repeat");
     let small = NodeConfig { chunks_free: 0, capacity: 2 * UNIT, ..config };
     assert_eq!(Node::adopt(small, good).err(), Some(Damage::Space));
 }

@@ -213,7 +213,12 @@ impl Disk {
     /// A disk with the copies that were found in its log.
     #[must_use]
     pub fn new(config: DiskConfig, recovered: Vec<Record>) -> Self {
-        let stamps = recovered.iter().map(|it| it.slot_ref.stamp.0 + 1).max().unwrap_or(0).max(config.stamps);
+        let stamps = recovered
+            .iter()
+            .map(|it| it.slot_ref.stamp.0.saturating_add(1))
+            .max()
+            .unwrap_or(0)
+            .max(config.stamps);
         let copy = |record: Record| (record.slot_ref.stamp, Copy::new(State::Stored, record));
         let copies: BTreeMap<_, _> = recovered.into_iter().map(copy).collect();
         Self {
