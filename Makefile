@@ -20,7 +20,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: bench-fairness bench-security chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
@@ -158,6 +158,23 @@ bench: .venv-bench/wheels .venv-peer/ready ## Compare with the official Mooncake
 	$(if $(TORCH),.venv-peer/bin/pip install -q --disable-pip-version-check numpy && .venv-peer/bin/python $(INSTALL_TORCH))
 	.venv-bench/bin/python bench --ours .venv-bench/bin/python --peer .venv-peer/bin/python \
 	  --tiffin .venv-bench/bin/tiffin --output bench-out $(ARGS)
+
+# These run on a machine without network, from a copied tree with `dist`; torch is that of the machine's Python.
+PEER_LIBRARIES := libibverbs.so.1 libnl-3.so.200 libnl-route-3.so.200
+bench-copy: dist/.built .venv/ready ## Collect in dist what `bench-copied` needs: the wheels, and libraries of the official one
+	@bash bench/peer-needs.sh
+	rm -rf dist/bench && mkdir -p dist/bench
+	.venv/bin/pip download -q --disable-pip-version-check --no-deps -d dist/bench -r bench/requirements.txt -r bench/requirements-peer.txt
+	for it in $(PEER_LIBRARIES); do cp -L "$$(ldconfig -p | sed -n "s/.* => \(.*\/$$it\)$$/\1/p" | head -1)" dist/bench; done
+
+OFFLINE := -q --disable-pip-version-check --no-index --no-deps
+bench-copied: ## Compare with the official wheel, with the wheels that `bench-copy` has collected (ARGS='--case "1 MiB"')
+	rm -rf .venv-bench-copied .venv-peer-copied
+	$(PYTHON) -m venv --system-site-packages .venv-bench-copied && $(PYTHON) -m venv --system-site-packages .venv-peer-copied
+	.venv-bench-copied/bin/python -m pip install $(OFFLINE) dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl dist/bench/xxhash-*.whl
+	.venv-peer-copied/bin/python -m pip install $(OFFLINE) dist/bench/mooncake_transfer_engine_*.whl
+	LD_LIBRARY_PATH=$(CURDIR)/dist/bench .venv-bench-copied/bin/python bench --ours .venv-bench-copied/bin/python \
+	  --peer .venv-peer-copied/bin/python --tiffin .venv-bench-copied/bin/tiffin --output bench-out $(ARGS)
 
 bench-check: ## How far calls, copies, the stamp check and the data socket are from the floor of this machine
 	$(CARGO) bench --locked -p tiffin-rpc --bench round_trip

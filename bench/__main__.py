@@ -35,7 +35,7 @@ GROUPS = {
 SLICES_DROPPED = 2
 
 
-def measure(stores, repetitions, slices, until, progress, samples):
+def measure(stores, cases, repetitions, slices, until, progress, samples):
     """Run all repetitions of one group. No slice starts after `until`; all cases get the same number."""
     for store in stores:
         store.start()
@@ -49,7 +49,7 @@ def measure(stores, repetitions, slices, until, progress, samples):
             if time.monotonic() > end and number > SLICES_DROPPED:
                 break
             turn = number % len(stores)
-            for case in rows.CASES:
+            for case in cases:
                 if number >= SLICES_DROPPED and number % case.every:
                     continue
                 for store in stores[turn:] + stores[:turn]:
@@ -64,6 +64,7 @@ def compare(arguments, folder, progress):
     samples, idle = judge.Samples(), {}
     pythons = {"tiffin": arguments.ours, "mooncake": arguments.peer}
     groups = {name: GROUPS[name] for name in arguments.group or GROUPS}
+    cases = [case for case in rows.CASES if case.name in (arguments.case or [case.name])]
     end = time.monotonic() + arguments.seconds_max
     for index, (name, members) in enumerate(groups.items()):
         stores = [Store(side, shape, pythons[side], folder) for side, shape in members if pythons[side]]
@@ -71,7 +72,7 @@ def compare(arguments, folder, progress):
         now = time.monotonic()
         try:
             until = now + (end - now) / (len(groups) - index)
-            measure(stores, arguments.repetitions, arguments.slices, until, progress, samples)
+            measure(stores, cases, arguments.repetitions, arguments.slices, until, progress, samples)
         finally:
             for store in stores:
                 store.stop()
@@ -110,6 +111,12 @@ def parse():
     parser.add_argument("--slices", type=int, default=16, help="turns per case and repetition (16)")
     parser.add_argument(
         "--group", action="append", choices=GROUPS, help="run only this group; may be repeated"
+    )
+    parser.add_argument(
+        "--case",
+        action="append",
+        choices=[it.name for it in rows.CASES],
+        help="measure only this case; likewise",
     )
     parser.add_argument("--seconds-max", type=float, default=480, help="start no slice after this time (480)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")

@@ -394,6 +394,7 @@ pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
         chunks_free: 2,
         restores: false,
         extents_max: crate::EXTENTS_MAX,
+        stamp_key: node::StampKey::from_bytes([5; 16]),
         sabotage: Sabotage::None,
     }
 }
