@@ -74,7 +74,7 @@ impl Load {
             Self::List => drop(client.list(Pattern::All, soon()).await.unwrap()),
             Self::Regex => {
                 let pattern = Pattern::Regex("^object-(0|1)*9+(2|3)$".to_owned());
-                drop(client.list_with(pattern, ListOptions::default(), soon()).await.unwrap());
+                drop(client.list_with(pattern, &ListOptions::default(), soon()).await.unwrap());
             }
             Self::DeletePattern => {
                 let puts: Vec<_> = batches.doomed.iter().map(|key| Put::new(key.clone(), b"x")).collect();
