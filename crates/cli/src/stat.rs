@@ -377,7 +377,6 @@ fn as_json(stat: &Cluster, routes: &[Route]) -> Value {
             "bytes": it.bytes,
             "used": it.used,
             "reserved": it.granted,
-            "held": it.held,
             "quota": it.quota,
             "guaranteed": it.guaranteed,
             "samples": it.samples,

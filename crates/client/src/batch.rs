@@ -6,8 +6,8 @@ use tiffin_types::{BATCH_ITEMS_MAX, BATCH_KEY_BYTES_MAX};
 
 use crate::Error;
 
-/// Maximum number of items per message: replies are larger than requests, and must fit as well. And the master
-/// serves others between two messages.
+/// Maximum number of items per message: replies are larger than requests, and must fit as well. And the
+/// master serves others between two messages.
 const ITEMS_MAX: usize = 1 << 12;
 const _: () = assert!(ITEMS_MAX <= BATCH_ITEMS_MAX / 4);
 

@@ -154,8 +154,8 @@ impl Clients {
         reservations.into_iter().flatten().filter(|slot_ref| known.binary_search(slot_ref).is_err()).collect()
     }
 
-    /// Whether a client may view an object of `space` bytes, where `capacity` bytes are not reserved. A further
-    /// view of the same object, and the first view of a client, are always allowed.
+    /// Whether a client may view an object of `space` bytes, where `capacity` bytes are not reserved. A
+    /// further view of the same object, and the first view of a client, are always allowed.
     pub(super) fn may_view(
         &self,
         client: ClientId,

@@ -30,8 +30,11 @@ impl Node {
         let drains = self.leaves || self.drain_job.is_some();
         self.slots.set_drains(drains);
         if self.link.is_member() {
-            let told =
-                Released { usage: self.slots.usage(), held: self.slots.held_by(), ..Released::default() };
+            let told = Released {
+                usage: self.slots.usage(),
+                held: self.slots.held().by_namespace(),
+                ..Released::default()
+            };
             self.link.tell_of_ends(told, &mut self.effects);
         }
         let offers = self.slots.offers();

@@ -214,6 +214,16 @@ pub fn cut(extents: &[Extent], offset: u64, len: u64) -> Option<Vec<Extent>> {
     (left == 0 && (skip == 0 || len == 0)).then_some(parts)
 }
 
+/// The memory of these extents.
+pub(super) fn space_of(extents: &[Extent]) -> u64 {
+    extents.iter().filter_map(|it| space_for(it.len)).sum()
+}
+
+/// A list of extents as it is stored in the heap.
+pub(super) fn spill(extents: &[Extent]) -> Vec<u8> {
+    extents.iter().flat_map(|it| [it.offset.to_le_bytes(), it.len.to_le_bytes()]).flatten().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -19,6 +19,7 @@ pub mod disk;
 mod drain;
 pub mod extent;
 mod fetch;
+mod held;
 mod link;
 mod metadata;
 mod slots;
@@ -30,6 +31,7 @@ mod tests_adopt;
 #[cfg(test)]
 mod tests_offers;
 mod transfers;
+mod views;
 
 use std::collections::VecDeque;
 
@@ -50,7 +52,7 @@ use tiffin_types::{
     message::{
         Allocate, Allocated, AttributesItem, ClientToNode, Commit, CommitItem, CommitOutcome, DecideItem,
         DrainJob, DrainReport, FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal,
-        Released, Reply, Settle, Settled, Shortage, Usage, Views, wrong_direction,
+        Released, Reply, Settle, Settled, Shortage, Usage, wrong_direction,
     },
     sabotage::{self, Sabotage, sabotaged},
 };
@@ -365,10 +367,10 @@ impl Node {
     fn report_space(&mut self, freed_before: u64, is_answered: bool) {
         let grew = freed_before < self.slots.freed() && !is_answered;
         // What is held is charged to its namespace, so that the next put there finds it.
-        let is_held = self.slots.take_held_change();
+        let is_held = self.slots.held().take_change();
         if (grew || is_held || !self.released.is_empty()) && self.link.is_member() {
             let slot_refs = std::mem::take(&mut self.released);
-            let (usage, held) = (self.slots.usage(), self.slots.held_by());
+            let (usage, held) = (self.slots.usage(), self.slots.held().by_namespace());
             self.link.tell_of_ends(Released { slot_refs, usage, held }, &mut self.effects);
         }
     }
@@ -550,36 +552,6 @@ impl Node {
         }
     }
 
-    fn begin_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
-        // A view concerns mapped memory; a client that copies through a socket needs none. The client has
-        // the location from the master, which may have published the object before this node received the
-        // settle.
-        let is_there = self.clients.maps(client) && self.slots.state(slot_ref).is_some();
-        let begins = is_there && self.may_view(client, slot_ref);
-        if begins {
-            self.clients.begin_view(client, slot_ref, self.slots.space(slot_ref));
-            self.slots.begin_use(slot_ref);
-        }
-        begins
-    }
-
-    /// Whether a client may keep this memory in use. A client beyond its share copies the object instead.
-    fn may_view(&mut self, client: ClientId, slot_ref: SlotRef) -> bool {
-        let (space, usage) = (self.slots.space(slot_ref), self.slots.usage());
-        let capacity = self.slots.capacity().saturating_sub(usage.granted);
-        let may = self.clients.may_view(client, slot_ref, (space, capacity))
-            || sabotaged!(self.config.sabotage, ViewEverything);
-        self.views_refused += u64::from(!may);
-        may
-    }
-
-    fn end_view(&mut self, client: ClientId, slot_ref: SlotRef) {
-        // A view that ended with its client may be ended again by a late message.
-        if self.clients.end_view(client, slot_ref) {
-            self.slots.end_use(slot_ref, &mut self.effects);
-        }
-    }
-
     fn closed(&mut self, conn: ConnId) {
         let Some(client) = self.clients.close(conn) else { return };
         if sabotaged!(self.config.sabotage, SilenceIsDeath) {
@@ -658,11 +630,6 @@ impl Node {
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));
-    }
-
-    fn views(&self, slot_ref: SlotRef) -> Views {
-        let views = self.clients.views(slot_ref);
-        Views { sends: self.slots.use_count(slot_ref).saturating_sub(views.count), ..views }
     }
 
     /// Reserves or offers memory for the remaining items, and replies. If something is missing, it recalls

@@ -163,12 +163,12 @@ impl Node {
 
     pub(super) fn beat(&mut self) {
         if self.link.is_member() {
-            let viewers = self.clients.viewers_of(self.slots.retired());
+            let viewers = self.clients.viewers_of(self.slots.held().iter());
             let beat = Heartbeat {
                 usage: self.slots.usage(),
                 viewers,
                 measured: Vec::new(),
-                held: self.slots.held_by(),
+                held: self.slots.held().by_namespace(),
                 views_refused: self.views_refused,
             };
             self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);

@@ -21,10 +21,9 @@ mod offers;
 use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{
-    ClientId, EXTENT_ALIGN, Extent, Generation, HELD_NAMESPACES_MAX, Key, Location, Reservation, SlotId,
-    SlotRef, Stamp,
+    ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
     attributes::Attributes,
-    message::{AllocateItem, HeldBy, Record, Resource, Shortage, Usage},
+    message::{AllocateItem, Record, Resource, Shortage, Usage},
     sabotage::sabotaged,
     space_for,
 };
@@ -33,7 +32,8 @@ use super::{
     Effect, NodeConfig,
     metadata::{Metadata, TableRange},
 };
-use crate::extent::{FreeSpace, cut};
+use crate::extent::{FreeSpace, cut, space_of, spill};
+use crate::held::{Held, Retired};
 
 /// Stamps are reserved in runs of this length, so that the mark that must survive a restart is rarely
 /// written.
@@ -142,15 +142,6 @@ struct Allocation {
     attributes: Extent,
 }
 
-/// Memory of a retired object that is still referenced.
-#[derive(Clone, Debug)]
-struct Retired {
-    extents: Vec<Extent>,
-    heap: [Extent; 2],
-    /// The namespace that pays for it; `None` if the object never had a name.
-    namespace: Option<Box<str>>,
-}
-
 /// The table. Effects are pushed in the order in which memory must change.
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -159,10 +150,7 @@ pub(super) struct Slots {
     space: FreeSpace,
     metadata: Metadata,
     use_counts: BTreeMap<SlotRef, u32>,
-    retired: BTreeMap<SlotRef, Retired>,
-    /// The memory of `retired` by namespace, and whether it has changed since it was last reported.
-    held_by: BTreeMap<Box<str>, u64>,
-    held_has_changed: bool,
+    retired: Held,
     /// Number of the next stamp.
     next_number: u64,
     stamp_high_water: u64,
@@ -171,7 +159,6 @@ pub(super) struct Slots {
     offered: u64,
     granted: u64,
     committed: u64,
-    held: u64,
     objects: u64,
     /// Number of times that something was freed.
     freed: u64,
@@ -189,16 +176,13 @@ impl Slots {
             space: FreeSpace::new(config.capacity),
             metadata: Metadata::new(&config),
             use_counts: BTreeMap::new(),
-            retired: BTreeMap::new(),
-            held_by: BTreeMap::new(),
-            held_has_changed: false,
+            retired: Held::default(),
             next_number: 1,
             stamp_high_water: 1,
             offers: BTreeMap::new(),
             offered: 0,
             granted: 0,
             committed: 0,
-            held: 0,
             objects: 0,
             freed: 0,
             drains: false,
@@ -239,7 +223,7 @@ impl Slots {
         let Some(state) = state else {
             let slot_ref = SlotRef { slot: at, stamp: record.stamp };
             let namespace = identity.map(|it| it.namespace.into_boxed_str());
-            self.hold(slot_ref, Retired { extents: record.extents.clone(), heap, namespace });
+            self.retired.insert(slot_ref, Retired { extents: record.extents.clone(), heap, namespace });
             // It may have died between the record and the stamp.
             effects.push_back(Effect::Park { slot: at });
             return true;
@@ -284,7 +268,8 @@ impl Slots {
     /// Every client that may have had views at an earlier process has listed them, or is gone.
     pub(super) fn all_views_are_listed(&mut self, effects: &mut VecDeque<Effect>) {
         if std::mem::take(&mut self.unlisted_below) > 0 {
-            let unused: Vec<_> = self.retired.keys().filter(|it| !self.is_in_use(**it)).copied().collect();
+            let unused: Vec<_> =
+                self.retired.iter().map(|it| it.0).filter(|it| !self.is_in_use(*it)).collect();
             unused.into_iter().for_each(|slot_ref| self.reclaim(slot_ref, effects));
         }
     }
@@ -302,7 +287,7 @@ impl Slots {
 
     /// Whether this use stands, or is retired and its memory is not reused yet.
     pub(super) fn keeps(&self, slot_ref: SlotRef) -> bool {
-        self.get(slot_ref).is_some() || self.retired.contains_key(&slot_ref)
+        self.get(slot_ref).is_some() || self.retired.contains(slot_ref)
     }
 
     /// Bytes for objects, also of a node that takes no new ones.
@@ -317,11 +302,11 @@ impl Slots {
             free: if self.drains { 0 } else { self.free() },
             granted: self.granted,
             committed: self.committed,
-            held: self.held,
+            held: self.retired.bytes(),
             objects: self.objects,
             offered: self.offered,
             metadata: self.metadata.charged(),
-            unlisted: if self.unlisted_below > 0 { self.held } else { 0 },
+            unlisted: if self.unlisted_below > 0 { self.retired.bytes() } else { 0 },
             // Offers can be recalled, so any name may fit.
             name_max: self.offers.is_empty().then(|| self.metadata.name_max(&self.space)),
         }
@@ -591,37 +576,19 @@ impl Slots {
         AttributesSet::Written
     }
 
-    /// The memory of retired objects by namespace, most first, and as many as a report names.
-    pub(super) fn held_by(&self) -> Vec<HeldBy> {
-        let held = |(namespace, bytes): (&Box<str>, &u64)| HeldBy {
-            namespace: namespace.to_string(),
-            bytes: *bytes,
-        };
-        let mut all: Vec<_> = self.held_by.iter().map(held).collect();
-        all.sort_by_key(|it| std::cmp::Reverse(it.bytes));
-        all.truncate(HELD_NAMESPACES_MAX);
-        all
-    }
-
-    /// Whether that has changed since this was last asked.
-    pub(super) fn take_held_change(&mut self) -> bool {
-        std::mem::take(&mut self.held_has_changed)
+    /// Retired objects that are still referenced.
+    pub(super) fn held(&mut self) -> &mut Held {
+        &mut self.retired
     }
 
     /// The memory of a use that stands or is retired.
     pub(super) fn space(&self, slot_ref: SlotRef) -> u64 {
-        let of_retired = || self.retired.get(&slot_ref).map(|it| &it.extents);
-        self.get(slot_ref).map(|it| &it.extents).or_else(of_retired).map_or(0, |it| space_of(it))
+        self.get(slot_ref).map_or_else(|| self.retired.space(slot_ref), |it| space_of(&it.extents))
     }
 
     /// Number of views, sends and stores of this use of the slot.
     pub(super) fn use_count(&self, slot_ref: SlotRef) -> u64 {
         self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count))
-    }
-
-    /// Retired objects that are still referenced, and their memory.
-    pub(super) fn retired(&self) -> impl Iterator<Item = (SlotRef, u64)> + '_ {
-        self.retired.iter().map(|(slot_ref, retired)| (*slot_ref, space_of(&retired.extents)))
     }
 
     /// Withdraws the stamp, and frees the memory, or keeps it until the last reference ends. Returns
@@ -649,7 +616,7 @@ impl Slots {
         let namespace = slot.identity.map(|it| it.namespace.into_boxed_str());
         let memory = Retired { extents: slot.extents, heap: [slot.heap, slot.attributes], namespace };
         if stays {
-            self.hold(slot_ref, memory);
+            self.retired.insert(slot_ref, memory);
         } else {
             self.free_memory(slot_ref.slot, &memory, effects);
         }
@@ -711,7 +678,7 @@ impl Slots {
 
     /// Panics with the numbers if the accounting is inconsistent.
     pub(super) fn assert_balance(&self) {
-        let used = self.granted + self.committed + self.held;
+        let used = self.granted + self.committed + self.retired.bytes();
         let sum = self.free() + used + self.metadata.charged();
         assert_eq!(sum, self.space.capacity(), "the accounting is inconsistent: {:?}", self.usage());
         self.metadata.assert_paid();
@@ -725,31 +692,9 @@ impl Slots {
         is_held || self.unlisted_below > 0 && is_from_before(slot_ref.stamp)
     }
 
-    /// Keeps the memory of a retired use.
-    fn hold(&mut self, slot_ref: SlotRef, memory: Retired) {
-        let space = space_of(&memory.extents);
-        self.held += space;
-        if let Some(namespace) = &memory.namespace {
-            *self.held_by.entry(namespace.clone()).or_default() += space;
-            self.held_has_changed = true;
-        }
-        self.retired.insert(slot_ref, memory);
-    }
-
     /// Frees the memory of a retired use.
     fn reclaim(&mut self, slot_ref: SlotRef, effects: &mut VecDeque<Effect>) {
-        let Some(memory) = self.retired.remove(&slot_ref) else { return };
-        let space = space_of(&memory.extents);
-        self.held -= space;
-        if let Some(namespace) = &memory.namespace
-            && let Some(held) = self.held_by.get_mut(namespace)
-        {
-            *held -= space;
-            self.held_has_changed = true;
-            if *held == 0 {
-                self.held_by.remove(namespace);
-            }
-        }
+        let Some(memory) = self.retired.remove(slot_ref) else { return };
         effects.push_back(Effect::Reclaim { slot: slot_ref.slot });
         self.free_memory(slot_ref.slot, &memory, effects);
     }
@@ -782,8 +727,9 @@ impl Slots {
     }
 }
 
-fn space_of(extents: &[Extent]) -> u64 {
-    extents.iter().filter_map(|it| space_for(it.len)).sum()
+/// Bytes of an object's list of extents in the heap.
+fn spilled_bytes(extents: &[Extent]) -> u64 {
+    if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 }
 }
 
 fn record(slot: &Slot) -> SlotRecord {
@@ -804,15 +750,6 @@ fn record(slot: &Slot) -> SlotRecord {
         writer: slot.state.writer(),
         hard_pin: identity.is_some_and(|it| !it.attributes.pins.is_empty()),
     }
-}
-
-/// Bytes of an object's list of extents in the heap.
-fn spilled_bytes(extents: &[Extent]) -> u64 {
-    if extents.len() > EXTENTS_INLINE { extents.len() as u64 * EXTENT_BYTES } else { 0 }
-}
-
-fn spill(extents: &[Extent]) -> Vec<u8> {
-    extents.iter().flat_map(|it| [it.offset.to_le_bytes(), it.len.to_le_bytes()]).flatten().collect()
 }
 
 /// The effect that writes an object's name after its spilled extents; `None` if the name is longer than its

@@ -1,10 +1,10 @@
 //! The turnstile in front of a core: few requests of clients are decided at a time, and when more wait, the
 //! clients take turns ([`Turns`]).
 //!
-//! A connection's task enters before it passes a request to the core, and leaves when the core has decided. As
-//! long as there is a free place, entering and leaving are one atomic operation each. Otherwise the task waits
-//! without a thread, so that a client with many connections does not occupy the threads of the others, and
-//! reads no further request meanwhile. Members do not queue: what they report is part of every client's
+//! A connection's task enters before it passes a request to the core, and leaves when the core has decided.
+//! As long as there is a free place, entering and leaving are one atomic operation each. Otherwise the task
+//! waits without a thread, so that a client with many connections does not occupy the threads of the others,
+//! and reads no further request meanwhile. Members do not queue: what they report is part of every client's
 //! request.
 //!
 //! **Invariant:** a place that becomes free goes to a request that waits, if there is one.

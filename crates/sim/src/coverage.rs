@@ -157,8 +157,6 @@ points! {
     PutLacksKeySpace,
     /// A put finds free memory in too many pieces.
     PutLacksContiguous,
-    /// A put finds that its client has its share.
-    PutLacksShare,
     /// A put finds no node.
     PutNoNode,
     /// A node takes bytes of the data segment for records or names.

@@ -349,9 +349,7 @@ impl World {
             };
             charged.extend(self.charged_namespaces(&effect));
             self.check_offers(&effect);
-            if let Effect::Reply(conn, _, reply) = &effect {
-                self.check_walls(*conn, reply);
-            }
+            self.check_walls(&effect);
             self.record_probe(&effect, segment);
             self.check_evicted(now, &effect, segment);
             if let Effect::Reply(conn, id, Reply::Reserved(reserved)) = &effect {

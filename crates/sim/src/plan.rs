@@ -96,8 +96,8 @@ pub(crate) struct Plan {
     /// Percentage of puts with a TTL, and the longest one.
     pub(crate) ttl_percent: u64,
     pub(crate) ttl_ms_max: u64,
-    /// Percentage of all memory that is guaranteed to the second namespace; zero for no such minimum. Then half
-    /// of the clients are in each namespace, and those of the first take what they can.
+    /// Percentage of all memory that is guaranteed to the second namespace; zero for no such minimum. Then
+    /// half of the clients are in each namespace, and those of the first take what they can.
     pub(crate) guaranteed_percent: u64,
     /// There are two masters with a common store. Clients only put, get and delete a few names.
     pub(crate) has_standby: bool,
@@ -249,8 +249,8 @@ impl Plan {
         }
     }
 
-    /// In some worlds the clients of two namespaces are hostile to each other, and one namespace has a guaranteed
-    /// minimum. It is in the master's state folder, which is not lost there.
+    /// In some worlds the clients of two namespaces are hostile to each other, and one namespace has a
+    /// guaranteed minimum. It is in the master's state folder, which is not lost there.
     pub(crate) fn draw_hostility(&mut self, rng: &mut Rng) {
         let is_other = self.has_standby || self.has_disks() || self.has_little_metadata || self.has_foreigner;
         if is_other || !rng.percent(15) {

@@ -1,9 +1,9 @@
 //! Whose request is next, so that none of many clients waits for another one's load.
 //!
-//! Requests wait in one queue per *flow* (a client), and flows belong to *groups* (namespaces). Groups share in
-//! equal parts, and so do the flows of a group: start-time fair queueing, on both levels. A group or flow that
-//! was served gets a later tag, by the cost of what was served; the one with the smallest tag is next. One that
-//! had nothing to do gets the tag of the present: idleness earns nothing, and a burst owes nothing.
+//! Requests wait in one queue per *flow* (a client), and flows belong to *groups* (namespaces). Groups share
+//! in equal parts, and so do the flows of a group: start-time fair queueing, on both levels. A group or flow
+//! that was served gets a later tag, by the cost of what was served; the one with the smallest tag is next.
+//! One that had nothing to do gets the tag of the present: idleness earns nothing, and a burst owes nothing.
 //!
 //! - *share*: of two flows that always wait, neither is served more than the other, but for one request.
 //! - *cost*: a batch counts by its items, so that a large one does not weigh the same as a small one.

@@ -193,8 +193,8 @@ fn every_mutant_is_noticed() {
     }
 }
 
-/// What was served of each flow when the first one has got `wanted` units, in groups: `(group, flow)`, how many
-/// requests it keeps waiting, and their cost.
+/// What was served of each flow when the first one has got `wanted` units, in groups: `(group, flow)`, how
+/// many requests it keeps waiting, and their cost.
 fn shares(sabotage: Sabotage, flows: &[((u64, u64), usize, u64)], wanted: u64) -> Vec<u64> {
     let mut turns = Turns::new(sabotage);
     for (at, (who, count, cost)) in flows.iter().enumerate().rev() {

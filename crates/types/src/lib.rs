@@ -52,11 +52,12 @@ pub const VIEWERS_MAX: usize = 16;
 /// One client may hold this many times the memory that nothing holds.
 pub const SHARE_PARTS: u64 = 15;
 
-/// Whether a client that holds `own` bytes may hold `more`, if all clients then hold `all` of `capacity` bytes.
+/// Whether a client that holds `own` bytes may hold `more`, if all clients then hold `all` of `capacity`
+/// bytes.
 ///
-/// The bound is a dynamic threshold: one client gets at most 15 of 16 parts, each further one 15 of 16 parts of the
-/// rest, so that none gets nothing, without a setting. A client that holds nothing may hold one object of any
-/// size, because otherwise that object could not be stored at all.
+/// The bound is a dynamic threshold: one client gets at most 15 of 16 parts, each further one 15 of 16 parts
+/// of the rest, so that none gets nothing, without a setting. A client that holds nothing may hold one
+/// object of any size, because otherwise that object could not be stored at all.
 #[must_use]
 pub const fn is_within_share(own: u64, more: u64, all: u64, capacity: u64) -> bool {
     own == 0 || own.saturating_add(more) <= SHARE_PARTS.saturating_mul(capacity.saturating_sub(all))

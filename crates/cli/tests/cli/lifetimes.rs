@@ -121,9 +121,12 @@ fn namespace_respects_its_quota() {
     let stat = store.run(["stat"]).text();
     let row = stat.lines().find(|line| line.starts_with("small")).unwrap_or_default();
     let words: Vec<_> = row.split_whitespace().collect();
-    assert_eq!(words.join(" "), "small 1 1000 B 1.0 KiB 0 B 1.0 KiB 0 0 - 0", "{stat}");
+    assert_eq!(words.join(" "), "small 1 1000 B 1.0 KiB 0 B 1.0 KiB - 0 0 - 0", "{stat}");
     run(&["quota", "--none"]).ok();
     run(&["put", "b", "--value", "y"]).ok();
+    let guaranteed = run(&["quota", "--guaranteed", "1KiB"]).text();
+    assert!(guaranteed.contains("no quota, 1.0 KiB guaranteed"), "{guaranteed}");
+    assert_eq!(run(&["quota", "--no-guaranteed", "--json"]).json()["guaranteed"], serde_json::json!(null));
 }
 
 #[test]

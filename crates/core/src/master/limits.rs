@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{
-    Caller, Master, Objects, OpId,
+    Caller, Context, Master, OpId,
     catalog::NamespaceIndex,
     context::guarantees::GUARANTEES_MAX,
     objects::history::{HISTORY_BYTES_MAX, HISTORY_MAX},
@@ -217,46 +217,44 @@ pub(super) fn oversize(request: &ClientToMaster, sabotage: Sabotage) -> Option<R
     })
 }
 
-impl Objects {
-    /// Refuses a batch that would exceed the number of reservations of its client or namespace, or of pins.
-    pub(super) fn refuse_too_many(&mut self, caller: &Caller, reserve: &Reserve) -> Option<Reply> {
-        let copies = |it: &ReserveItem| u64::from(it.options.replicas).max(u64::from(reserve.spare)).max(1);
-        let more = reserve.items.iter().map(copies).fold(0, u64::saturating_add);
-        let (of_client, of_namespace) = self.cx.quotas.counts(caller.client, caller.namespace);
-        let limits = self.cx.config.limits;
-        let is_checked = !sabotaged!(self.cx.config.sabotage, ReserveAnyNumber);
-        let counts = &mut self.cx.limits;
-        let (who, reached, count) = if of_client.saturating_add(more) > limits.reservations_client_max {
-            ("client", &mut counts.reservations_client, of_client)
-        } else if of_namespace.saturating_add(more) > limits.reservations_namespace_max {
-            ("namespace", &mut counts.reservations_namespace, of_namespace)
-        } else {
-            return self.refuse_pins(caller.namespace, reserve);
-        };
-        if !is_checked {
-            return None;
-        }
-        *reached += 1;
-        let message = format!("the {who} has {count} reservations; {more} more would exceed the limit");
-        Some(refuse(Reason::Busy, &message))
+/// Refuses a batch that would exceed the number of reservations of its client or namespace, or of pins.
+pub(super) fn refuse_too_many(cx: &mut Context, caller: &Caller, reserve: &Reserve) -> Option<Reply> {
+    let copies = |it: &ReserveItem| u64::from(it.options.replicas).max(u64::from(reserve.spare)).max(1);
+    let more = reserve.items.iter().map(copies).fold(0, u64::saturating_add);
+    let (of_client, of_namespace) = cx.quotas.counts(caller.client, caller.namespace);
+    let limits = cx.config.limits;
+    let is_checked = !sabotaged!(cx.config.sabotage, ReserveAnyNumber);
+    let counts = &mut cx.limits;
+    let (who, reached, count) = if of_client.saturating_add(more) > limits.reservations_client_max {
+        ("client", &mut counts.reservations_client, of_client)
+    } else if of_namespace.saturating_add(more) > limits.reservations_namespace_max {
+        ("namespace", &mut counts.reservations_namespace, of_namespace)
+    } else {
+        return refuse_pins(cx, caller.namespace, reserve);
+    };
+    if !is_checked {
+        return None;
     }
+    *reached += 1;
+    let message = format!("the {who} has {count} reservations; {more} more would exceed the limit");
+    Some(refuse(Reason::Busy, &message))
+}
 
-    fn refuse_pins(&mut self, namespace: NamespaceIndex, reserve: &Reserve) -> Option<Reply> {
-        let pinned = reserve.items.iter().filter(|it| it.options.hard_pin).count() as u64;
-        if pinned == 0 || self.has_pins_left(namespace, pinned) {
-            return None;
-        }
-        Some(refuse(Reason::Busy, "the namespace would have too many pins: end some first"))
+fn refuse_pins(cx: &mut Context, namespace: NamespaceIndex, reserve: &Reserve) -> Option<Reply> {
+    let pinned = reserve.items.iter().filter(|it| it.options.hard_pin).count() as u64;
+    if pinned == 0 || has_pins_left(cx, namespace, pinned) {
+        return None;
     }
+    Some(refuse(Reason::Busy, "the namespace would have too many pins: end some first"))
+}
 
-    /// Whether a namespace may have so many more pins.
-    pub(super) fn has_pins_left(&mut self, namespace: NamespaceIndex, more: u64) -> bool {
-        let pins = self.cx.catalog.namespace(namespace).map_or(0, |it| it.pins);
-        let has = pins.saturating_add(more) <= self.cx.config.limits.pins_namespace_max
-            || sabotaged!(self.cx.config.sabotage, PinAnyNumber);
-        self.cx.limits.pins += u64::from(!has);
-        has
-    }
+/// Whether a namespace may have so many more pins.
+pub(super) fn has_pins_left(cx: &mut Context, namespace: NamespaceIndex, more: u64) -> bool {
+    let pins = cx.catalog.namespace(namespace).map_or(0, |it| it.pins);
+    let has = pins.saturating_add(more) <= cx.config.limits.pins_namespace_max
+        || sabotaged!(cx.config.sabotage, PinAnyNumber);
+    cx.limits.pins += u64::from(!has);
+    has
 }
 
 impl Master {

@@ -6,7 +6,9 @@
 //!
 //! **Invariant:** no module has state of a namespace that is forgotten, other than the history of removals.
 
-use super::{Master, Objects, QuotaStat, catalog::NamespaceIndex, pending_retires::PendingRetire};
+use super::{
+    Master, Objects, QuotaStat, catalog::NamespaceIndex, context::guarantees, pending_retires::PendingRetire,
+};
 use crate::{
     message::{NamespaceStat, Reason, Refusal},
     sabotage::sabotaged,
@@ -105,7 +107,7 @@ impl Objects {
             && has_reports
             && !self.cx.connections.has_clients_in(index)
             && !self.cx.quotas.knows(index)
-            && self.cx.held(index) == 0
+            && guarantees::held(&self.cx, index) == 0
             && !self.cx.waiting.has_any_in(index)
             && !self.streams.has_any_in(index)
             && self.cx.pending_retires.after(index, &PendingRetire::default()).next().is_none()

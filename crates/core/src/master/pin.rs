@@ -6,6 +6,7 @@ use super::{
     Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
     delete::Answer,
+    limits::has_pins_left,
     refuse,
 };
 use crate::{
@@ -106,7 +107,7 @@ impl Objects {
         }
         if on {
             let namespace = object.namespace();
-            if attributes.pins.len() >= ATTRIBUTES_MAX || !self.has_pins_left(namespace, 1) {
+            if attributes.pins.len() >= ATTRIBUTES_MAX || !has_pins_left(&mut self.cx, namespace, 1) {
                 return PinOutcome::TooMany;
             }
             attributes.pins.push(owner.to_owned());

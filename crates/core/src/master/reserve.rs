@@ -16,9 +16,10 @@ use super::{
     Caller, Context, Objects, OpId, Wait,
     catalog::{Eviction, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     context::{
-        guarantees::Spared,
+        guarantees::{self, Spared},
         quotas::{Charge, QueueKey, Quotas, Terms},
     },
+    limits,
     members::{Member, Standing},
     placement::{Wish, rank},
     refuse,
@@ -101,7 +102,7 @@ impl Reservations {
             let reply = refuse(Reason::Invalid, "the batch names more than one stream");
             return o.cx.reply(conn, id, reply);
         }
-        if let Some(refusal) = o.refuse_too_many(caller, &reserve) {
+        if let Some(refusal) = limits::refuse_too_many(&mut o.cx, caller, &reserve) {
             return o.cx.reply(conn, id, refusal);
         }
         let look = |request| self.first_look(o, caller, request, spare > 0);
@@ -314,7 +315,7 @@ impl Reservations {
                 Some(AllocateItem { len: request.len, name_len, attributes_len })
             });
             let (client, offered) = (reserving.caller.client, reserving.spare > 0);
-            let keep = o.cx.keeps_free(node, reserving.caller.namespace);
+            let keep = guarantees::keeps_free(&o.cx, node, reserving.caller.namespace);
             let allocate = Allocate { client, items: items.collect(), offered, keep };
             // A candidate is connected, so this cannot fail.
             let asked = o.cx.ask(node, MasterToMember::Allocate(allocate), Wait::Allocate(op, indexes));
@@ -348,10 +349,8 @@ impl Reservations {
         let whose = (reserving.caller.label.as_str(), &item.request.key);
         let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
-        if first && !o.cx.is_within_share(reserving.caller.client, charge) {
-            o.cx.limits.reserved_share += 1;
-            let (usage, never) = (self.total_usage(o), false);
-            let full = ReserveOutcome::Full(Full { usage, lacks: Resource::Share, never });
+        if first && !guarantees::is_within_share(&o.cx, reserving.caller.client, charge) {
+            let full = self.beyond_share(o);
             return self.finish(o, reserving, index, full);
         }
         if first && let Err(quota) = o.within_quota(namespace, charge, whose, may_wait) {
@@ -362,7 +361,8 @@ impl Reservations {
         let lack = |node: NodeIndex| o.lack(node, item.refusals.get(&node), need);
         let mut chosen = Vec::new();
         for &node in &candidates {
-            let has_bytes = o.cx.left_on(node, namespace).is_some_and(|left| need.bytes <= left);
+            let has_bytes =
+                guarantees::left_on(&o.cx, node, namespace).is_some_and(|left| need.bytes <= left);
             if chosen.len() < wanted && has_bytes && lack(node).is_met() {
                 chosen.push(node);
             }
@@ -377,21 +377,7 @@ impl Reservations {
                 chosen.push(node);
             }
         }
-        let whose = chosen.iter().filter_map(|&node| {
-            let item = reserving.items.get(index)?;
-            Some(charge_at(&reserving.caller, node, &item.request))
-        });
-        whose.for_each(|it| o.cx.quotas.plan(it));
-        let mut needs_recall = false;
-        for &node in &chosen {
-            if let Some(member) = o.cx.members.get_mut(node) {
-                needs_recall |= need.bytes > member.unoffered();
-                member.free = member.free.saturating_sub(need.bytes);
-            }
-        }
-        if let Some(item) = reserving.items.get_mut(index) {
-            item.needs_recall = needs_recall;
-        }
+        plan_on(&mut o.cx, reserving, index, (&chosen, need.bytes));
         if let Some(item) = reserving.items.get(index).filter(|_| chosen.is_empty()) {
             let full = self.full(o, item, need);
             return self.finish(o, reserving, index, full);
@@ -496,7 +482,7 @@ impl Reservations {
     /// Answers, or joins the queue if there is no space yet and time to wait for it.
     fn end_reserve(&mut self, o: &mut Objects, op: OpId, mut reserving: Reserving) {
         let is_there = o.cx.connections.is_open(reserving.conn);
-        if is_there && o.cx.now < reserving.deadline && reserving.items.iter().any(may_fit_later) {
+        if is_there && o.cx.now < reserving.deadline && may_wait_for_more(&reserving.items) {
             let is_new = !reserving.queued;
             let asked = (reserving.conn, reserving.id);
             let entered = if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) };
@@ -568,6 +554,12 @@ impl Reservations {
         Vec::new()
     }
 
+    /// Its client has its share of the memory.
+    fn beyond_share(&self, o: &mut Objects) -> ReserveOutcome {
+        o.cx.limits.reserved_share += 1;
+        ReserveOutcome::Full(Full { usage: self.total_usage(o), lacks: Resource::Share, never: false })
+    }
+
     fn total_usage(&self, o: &Objects) -> Usage {
         let mut total = Usage::default();
         for (_, member) in
@@ -627,8 +619,8 @@ impl Objects {
         let Some((mut free, usage)) = self.cx.members.get(node).map(|it| (it.free, it.usage)) else {
             return false;
         };
-        let need = self.cx.free_needed(node, namespace, bytes, free);
-        let mut spared = self.cx.spared_from(namespace, node);
+        let need = guarantees::free_needed(&self.cx, node, namespace, bytes, free);
+        let mut spared = guarantees::spared_from(&self.cx, namespace, node);
         let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node, &spared));
         if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
             return false;
@@ -643,7 +635,7 @@ impl Objects {
         let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
         let (mut shrinks, mut evicts) = (0, false);
         while free + shrinks < need || !lack.is_met() {
-            let Some(victim) = self.next_victim(node, on_disk_only, &mut spared) else { break };
+            let Some(victim) = next_victim(self, node, on_disk_only, &mut spared) else { break };
             if let Some(object) = self.cx.catalog.get(victim) {
                 free += space_for(object.len()).unwrap_or(0);
                 shrinks = usage.metadata.min(shrinks + overhead);
@@ -670,25 +662,12 @@ impl Objects {
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules =
             Eviction { soft_pinned_too, on_disk_only: !self.floors.has_space(), ..Eviction::default() };
-        let unshielded = self.cx.evictable_for(node, rules, spared);
+        let unshielded = guarantees::evictable_for(&self.cx, node, rules, spared);
         let is_free = |it: &Object| !spared.has(it.namespace());
         unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |it, on| on == node && is_free(it)))
     }
 
-    /// The next object that may leave a node.
-    fn next_victim(&self, node: NodeIndex, on_disk_only: bool, spared: &mut Spared) -> Option<ObjectIndex> {
-        loop {
-            let victim = self.next_victim_but(node, on_disk_only, spared)?;
-            let object = self.cx.catalog.get(victim)?;
-            let (namespace, space) = (object.namespace(), object.space_of_one());
-            if spared.allows(namespace, space) {
-                spared.count(namespace, space);
-                return Some(victim);
-            }
-        }
-    }
-
-    /// The same, of all but these namespaces.
+    /// The next object that may leave a node, of all but these namespaces.
     fn next_victim_but(&self, node: NodeIndex, on_disk_only: bool, spared: &Spared) -> Option<ObjectIndex> {
         let on_disk_only = on_disk_only || !self.floors.has_space();
         let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
@@ -707,6 +686,19 @@ impl Objects {
         })?;
         let pinned = self.cx.catalog.get(victim).is_some_and(|it| it.hard_pin());
         (!(samples_too && pinned)).then_some(victim)
+    }
+}
+
+/// The next object that may leave a node.
+fn next_victim(o: &Objects, node: NodeIndex, on_disk_only: bool, spared: &mut Spared) -> Option<ObjectIndex> {
+    loop {
+        let victim = o.next_victim_but(node, on_disk_only, spared)?;
+        let object = o.cx.catalog.get(victim)?;
+        let (namespace, space) = (object.namespace(), object.space_of_one());
+        if spared.allows(namespace, space) {
+            spared.count(namespace, space);
+            return Some(victim);
+        }
     }
 }
 
@@ -733,6 +725,19 @@ fn charge(request: &ReserveItem) -> u64 {
     space_for(request.len).unwrap_or(u64::MAX).saturating_add(elsewhere)
 }
 
+/// Counts the memory that is about to be requested from these nodes.
+fn plan_on(cx: &mut Context, reserving: &mut Reserving, index: usize, (nodes, bytes): (&[NodeIndex], u64)) {
+    let Some(item) = reserving.items.get_mut(index) else { return };
+    item.needs_recall = false;
+    for &node in nodes {
+        if let Some(member) = cx.members.get_mut(node) {
+            item.needs_recall |= bytes > member.unoffered();
+            member.free = member.free.saturating_sub(bytes);
+        }
+        cx.quotas.plan(charge_at(&reserving.caller, node, &item.request));
+    }
+}
+
 /// The same, for one copy on a node.
 fn charge_at(caller: &Caller, node: NodeIndex, request: &ReserveItem) -> Charge {
     let memory = space_for(request.len).unwrap_or(u64::MAX);
@@ -752,8 +757,6 @@ fn has_space(item: &Item) -> bool {
 /// A put waits in its queue. One whose client has its share waits in a queue of that client: it must not hold
 /// up the others.
 fn enter_queue(quotas: &mut Quotas, op: OpId, reserving: &mut Reserving) {
-    let lacks_share =
-        |it: &Item| matches!(&it.done, Some(ReserveOutcome::Full(full)) if full.lacks == Resource::Share);
     let (namespace, client) = (reserving.caller.namespace, reserving.caller.client);
     let queue_key = match reserving.items.iter().any(lacks_share) {
         true => (namespace, format!("{SHARE_QUEUE}{}", client.0)),
@@ -768,6 +771,17 @@ fn enter_queue(quotas: &mut Quotas, op: OpId, reserving: &mut Reserving) {
     }
     quotas.queue(queue_key.clone(), op);
     reserving.queue_key = queue_key;
+}
+
+/// Whether its client has its share, so that an item gets nothing.
+fn lacks_share(item: &Item) -> bool {
+    matches!(&item.done, Some(ReserveOutcome::Full(full)) if full.lacks == Resource::Share)
+}
+
+/// Whether waiting may help. A batch that takes the share of its client itself would wait for its own end.
+fn may_wait_for_more(items: &[Item]) -> bool {
+    let has_some = items.iter().any(has_space);
+    items.iter().any(|it| may_fit_later(it) && !(has_some && lacks_share(it)))
 }
 
 /// Whether an item lacks space now and may find it later.

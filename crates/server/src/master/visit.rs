@@ -67,25 +67,11 @@ impl Host for Shared {
             .await;
         }
         if hello.role == Role::Ledger {
-            let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
-            // A ledger needs a Unix socket: across a network, delivery is not certain.
-            if matches!(outbox.peer(), Peer::Unix { .. }) {
-                let ledger = Ledger::open(outbox, &hello).await;
-                self.lock().ledgers.insert(segment, ledger);
-            }
-            // A welcomed node opens its first connection, which takes the ledger.
-            let (_, mut inbox) = greeting.welcome(welcome);
-            // A node sends nothing on a ledger.
-            while inbox.next().await.is_some() {}
-            let mut state = self.lock();
-            if state.ledgers.get(&segment).is_some_and(Ledger::is_closed) {
-                state.ledgers.remove(&segment);
-            }
-            return;
+            return self.serve_ledger(greeting, welcome).await;
         }
-        // The core knows the client before the welcome, because a welcomed client opens lanes.
         let is_client = hello.role == Role::Client;
         let who = (turnstile::group(&hello.namespace), hello.client.0);
+        // The core knows the client before the welcome, because a welcomed client opens lanes.
         let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
         else {
             return;
@@ -107,6 +93,27 @@ impl Host for Shared {
                 }
                 Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
             }
+        }
+    }
+}
+
+impl Shared {
+    /// Keeps the ledger of a node until it is closed.
+    async fn serve_ledger(&self, greeting: Greeting, welcome: Welcome) {
+        let hello = greeting.hello.clone();
+        let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
+        // A ledger needs a Unix socket: across a network, delivery is not certain.
+        if matches!(outbox.peer(), Peer::Unix { .. }) {
+            let ledger = Ledger::open(outbox, &hello).await;
+            self.lock().ledgers.insert(segment, ledger);
+        }
+        // A welcomed node opens its first connection, which takes the ledger.
+        let (_, mut inbox) = greeting.welcome(welcome);
+        // A node sends nothing on a ledger.
+        while inbox.next().await.is_some() {}
+        let mut state = self.lock();
+        if state.ledgers.get(&segment).is_some_and(Ledger::is_closed) {
+            state.ledgers.remove(&segment);
         }
     }
 }

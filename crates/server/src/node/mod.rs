@@ -238,8 +238,7 @@ impl NodeServer {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
         }
         shared.disks_are_open(&disks);
-        // The disks are set once, here.
-        let _set = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
+        let _set_once = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
         let info = &shared.info;
         tracing::info!(
             name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,

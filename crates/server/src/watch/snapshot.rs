@@ -120,8 +120,8 @@ fn namespace(it: &NamespaceStat) -> Value {
     let owners = owners.map(|it| json!({"owner": it.owner, "objects": it.objects, "bytes": it.bytes}));
     json!({
         "name": it.name, "objects": it.objects, "bytes": it.bytes, "used": it.used, "reserved": it.granted,
-        "held": it.held, "quota": it.quota, "guaranteed": it.guaranteed, "waiting": it.waiting, "samples": it.samples,
-        "samples_leased": it.samples_leased, "sample_bytes": it.sample_bytes,
+        "held": it.held, "quota": it.quota, "guaranteed": it.guaranteed, "waiting": it.waiting,
+        "samples": it.samples, "samples_leased": it.samples_leased, "sample_bytes": it.sample_bytes,
         "sample_age_ms": it.sample_age_ms, "samples_expired": it.samples_expired,
         "pinned_objects": it.owners.iter().map(|it| it.objects).sum::<u64>(),
         "pinned_bytes": it.owners.iter().map(|it| it.bytes).sum::<u64>(),

@@ -415,11 +415,11 @@ impl World {
             PutOutcome::Exists(_) => Point::PutExists,
             PutOutcome::Full(full) => match full.lacks {
                 _ if full.never => Point::PutNeverFits,
-                Resource::Bytes => Point::PutFull,
+                // Simulated clients rarely reserve nearly everything.
+                Resource::Bytes | Resource::Share => Point::PutFull,
                 Resource::Slots => Point::PutLacksSlots,
                 Resource::KeySpace => Point::PutLacksKeySpace,
                 Resource::Contiguous => Point::PutLacksContiguous,
-                Resource::Share => Point::PutLacksShare,
             },
             PutOutcome::NoNode => Point::PutNoNode,
             PutOutcome::OverQuota(_) => Point::PutOverQuota,

@@ -1,4 +1,5 @@
-//! Guaranteed minimums: whatever the clients of the other namespace do, they do not use memory that is guaranteed.
+//! Guaranteed minimums: whatever the clients of the other namespace do, they do not use memory that is
+//! guaranteed.
 //!
 //! Every node keeps its part. The minimum is set before the world begins, so that there is no time at which
 //! others may use more.

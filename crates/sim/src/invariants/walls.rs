@@ -1,17 +1,19 @@
-//! Walls between namespaces: no answer to a client contains an object of another namespace. The names are the same
-//! in both, so an object is recognized by its generation.
+//! Walls between namespaces: no answer to a client contains an object of another namespace. The names are
+//! the same in both, so an object is recognized by its generation.
 
+use tiffin_core::master::Effect;
 use tiffin_types::{
-    ConnId, Generation,
+    Generation,
     message::{LeaseOutcome, Reply, ResolveOutcome, Why},
 };
 
 use crate::world::World;
 
 impl World {
-    /// An answer to a client.
-    pub(crate) fn check_walls(&mut self, conn: ConnId, reply: &Reply) {
-        let asker = self.conns.get(&conn).filter(|it| it.greeted && it.segment.is_none());
+    /// Checks an answer of the master to a client.
+    pub(crate) fn check_walls(&mut self, effect: &Effect) {
+        let Effect::Reply(conn, _, reply) = effect else { return };
+        let asker = self.conns.get(conn).filter(|it| it.greeted && it.segment.is_none());
         let Some(namespace) = asker.map(|it| it.namespace) else { return };
         let named = generations(reply);
         let name_of = |it: &Generation| self.oracle.objects.get(it).map(|it| it.name);

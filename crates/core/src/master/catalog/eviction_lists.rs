@@ -440,8 +440,8 @@ impl Catalog {
     ///   `since`.
     /// - An ended lease alone protects nothing.
     ///
-    /// Objects of `spared` namespaces stay. `is_promoted` says which objects were promoted and not read since. `None` if the objects are not
-    /// enough.
+    /// Objects of `spared` namespaces stay. `is_promoted` says which objects were promoted and not read
+    /// since. `None` if the objects are not enough.
     pub(in crate::master) fn cold_victims(
         &self,
         scope: Scope,

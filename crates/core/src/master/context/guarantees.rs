@@ -23,129 +23,128 @@ use crate::{
 /// Maximum number of namespaces with a guaranteed minimum: every put looks at each of them.
 pub(in crate::master) const GUARANTEES_MAX: usize = 64;
 
-impl Context {
-    /// Memory on a node that an object of this namespace must leave free, because others have a right to it.
-    pub(in crate::master) fn kept_from(&self, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
-        if self.quotas.guaranteed().is_empty() || sabotaged!(self.config.sabotage, TakeGuaranteed) {
-            return 0;
-        }
-        let others = self.quotas.guaranteed().keys().filter(|it| **it != namespace);
-        let unused = |it: &NamespaceIndex| self.part_of(*it, node).saturating_sub(self.used_on(*it, node));
-        others.map(unused).fold(0, u64::saturating_add)
+/// Memory on a node that an object of this namespace must leave free, because others have a right to it.
+pub(in crate::master) fn kept_from(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
+    if cx.quotas.guaranteed().is_empty() || sabotaged!(cx.config.sabotage, TakeGuaranteed) {
+        return 0;
     }
+    let others = cx.quotas.guaranteed().keys().filter(|it| **it != namespace);
+    let unused = |it: &NamespaceIndex| part_of(cx, *it, node).saturating_sub(used_on(cx, *it, node));
+    others.map(unused).fold(0, u64::saturating_add)
+}
 
-    /// Free memory on a node that an object of this namespace may take.
-    pub(in crate::master) fn left_on(&self, node: NodeIndex, namespace: NamespaceIndex) -> Option<u64> {
-        Some(self.members.get(node)?.free.saturating_sub(self.kept_from(namespace, node)))
-    }
+/// Free memory on a node that an object of this namespace may take.
+pub(in crate::master) fn left_on(cx: &Context, node: NodeIndex, namespace: NamespaceIndex) -> Option<u64> {
+    Some(cx.members.get(node)?.free.saturating_sub(kept_from(cx, namespace, node)))
+}
 
-    /// Free memory that there must be on a node before an object of `bytes` bytes goes there. Where too little
-    /// is kept, an object takes the place of twice as many bytes, and no more: one put must not evict a
-    /// whole node.
-    pub(in crate::master) fn free_needed(
-        &self,
-        node: NodeIndex,
-        namespace: NamespaceIndex,
-        bytes: u64,
-        free: u64,
-    ) -> u64 {
-        let most = bytes.max(free.saturating_add(bytes.saturating_mul(2)));
-        bytes.saturating_add(self.kept_from(namespace, node)).min(most)
-    }
+/// Free memory that there must be on a node before an object of `bytes` bytes goes there. Where too little
+/// is kept, an object takes the place of twice as many bytes, and no more: one put must not evict a
+/// whole node.
+pub(in crate::master) fn free_needed(
+    cx: &Context,
+    node: NodeIndex,
+    namespace: NamespaceIndex,
+    bytes: u64,
+    free: u64,
+) -> u64 {
+    let most = bytes.max(free.saturating_add(bytes.saturating_mul(2)));
+    bytes.saturating_add(kept_from(cx, namespace, node)).min(most)
+}
 
-    /// The free memory that a node must have left after it has allocated what was planned there, as far as it had
-    /// that much before.
-    pub(in crate::master) fn keeps_free(&self, node: NodeIndex, namespace: NamespaceIndex) -> u64 {
-        let free = self.members.get(node).map_or(0, |it| it.free);
-        self.kept_from(namespace, node).min(free)
-    }
+/// The free memory that a node must have left after it has allocated what was planned there, as far as it had
+/// that much before.
+pub(in crate::master) fn keeps_free(cx: &Context, node: NodeIndex, namespace: NamespaceIndex) -> u64 {
+    let free = cx.members.get(node).map_or(0, |it| it.free);
+    kept_from(cx, namespace, node).min(free)
+}
 
-    /// Whether a client may reserve that much more. The others must get memory, too, if it stops.
-    pub(in crate::master) fn is_within_share(&self, client: ClientId, space: u64) -> bool {
-        let memory = self.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
-        let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
-        self.quotas.is_within_share(client, space, capacity)
-            || sabotaged!(self.config.sabotage, ReserveEverything)
-    }
+/// Whether a client may reserve that much more. The others must get memory, too, if it stops.
+pub(in crate::master) fn is_within_share(cx: &Context, client: ClientId, space: u64) -> bool {
+    let memory = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
+    let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
+    cx.quotas.is_within_share(client, space, capacity) || sabotaged!(cx.config.sabotage, ReserveEverything)
+}
 
-    /// Whether objects of other namespaces must not be evicted there for one of this namespace: those that
-    /// use no more than their part. For each of the others with a minimum: how much may leave.
-    pub(in crate::master) fn spared_from(&self, namespace: NamespaceIndex, node: NodeIndex) -> Spared {
-        if self.quotas.guaranteed().is_empty() || sabotaged!(self.config.sabotage, EvictGuaranteed) {
-            return Spared::default();
-        }
-        let others = self.quotas.guaranteed().keys().filter(|it| **it != namespace);
-        let above =
-            |it: &NamespaceIndex| (*it, self.used_on(*it, node).saturating_sub(self.part_of(*it, node)));
-        Spared(others.map(above).collect())
+/// Whether objects of other namespaces must not be evicted there for one of this namespace: those that
+/// use no more than their part. For each of the others with a minimum: how much may leave.
+pub(in crate::master) fn spared_from(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> Spared {
+    if cx.quotas.guaranteed().is_empty() || sabotaged!(cx.config.sabotage, EvictGuaranteed) {
+        return Spared::default();
     }
+    let others = cx.quotas.guaranteed().keys().filter(|it| **it != namespace);
+    let above = |it: &NamespaceIndex| (*it, used_on(cx, *it, node).saturating_sub(part_of(cx, *it, node)));
+    Spared(others.map(above).collect())
+}
 
-    /// Upper bound of the bytes that eviction for a namespace could free on a node.
-    pub(in crate::master) fn evictable_for(&self, node: NodeIndex, rules: Eviction, spared: &Spared) -> u64 {
-        let all = self.catalog.evictable(Scope::Node(node), self.now, rules);
-        let excess = spared.0.iter().map(|(namespace, above)| {
-            let scope = Scope::NamespaceOn(*namespace, node);
-            self.catalog.evictable(scope, self.now, rules).saturating_sub(*above)
-        });
-        all.saturating_sub(excess.fold(0, u64::saturating_add))
-    }
+/// Upper bound of the bytes that eviction for a namespace could free on a node.
+pub(in crate::master) fn evictable_for(
+    cx: &Context,
+    node: NodeIndex,
+    rules: Eviction,
+    spared: &Spared,
+) -> u64 {
+    let all = cx.catalog.evictable(Scope::Node(node), cx.now, rules);
+    let excess = spared.0.iter().map(|(namespace, above)| {
+        let scope = Scope::NamespaceOn(*namespace, node);
+        cx.catalog.evictable(scope, cx.now, rules).saturating_sub(*above)
+    });
+    all.saturating_sub(excess.fold(0, u64::saturating_add))
+}
 
-    /// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink.
-    fn part_of(&self, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
-        let Some(guaranteed) = self.quotas.guaranteed().get(&namespace) else { return 0 };
-        let ready = self.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
-        let capacity: u128 = ready.map(|(_, it)| u128::from(it.usage.capacity)).sum();
-        let asked: u128 = self.quotas.guaranteed().values().map(|it| u128::from(*it)).sum();
-        let own = self.members.get(node).map_or(0, |it| it.usage.capacity);
-        // The product of two 64-bit sizes fits.
-        let part = u128::from(*guaranteed) * u128::from(own) / capacity.max(asked).max(1);
-        u64::try_from(part).unwrap_or(u64::MAX)
-    }
+/// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink.
+fn part_of(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
+    let Some(guaranteed) = cx.quotas.guaranteed().get(&namespace) else { return 0 };
+    let ready = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
+    let capacity: u128 = ready.map(|(_, it)| u128::from(it.usage.capacity)).sum();
+    let asked: u128 = cx.quotas.guaranteed().values().map(|it| u128::from(*it)).sum();
+    let own = cx.members.get(node).map_or(0, |it| it.usage.capacity);
+    // The product of two 64-bit sizes fits.
+    let part = u128::from(*guaranteed) * u128::from(own) / capacity.max(asked).max(1);
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
 
-    /// Memory of a node that a namespace uses: objects, reservations, and removed objects in view.
-    fn used_on(&self, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
-        let held = self.members.get(node).map_or(0, |it| it.held(namespace));
-        let objects = self.catalog.space_on(namespace, node);
-        objects.saturating_add(self.quotas.granted_on(namespace, node)).saturating_add(held)
-    }
+/// Memory of a node that a namespace uses: objects and reservations. Removed objects in view do not count:
+/// the node frees them before the master knows, and others would get that memory.
+fn used_on(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
+    cx.catalog.space_on(namespace, node).saturating_add(cx.quotas.granted_on(namespace, node))
+}
 
-    /// Memory of removed objects of a namespace that is still viewed or copied, on all nodes.
-    pub(in crate::master) fn held(&self, namespace: NamespaceIndex) -> u64 {
-        self.members.iter().map(|(_, it)| it.held(namespace)).fold(0, u64::saturating_add)
-    }
+/// Memory of removed objects of a namespace that is still viewed or copied, on all nodes.
+pub(in crate::master) fn held(cx: &Context, namespace: NamespaceIndex) -> u64 {
+    cx.members.iter().map(|(_, it)| it.held(namespace)).fold(0, u64::saturating_add)
+}
 
-    /// Why a policy may not change like this, if it may not.
-    pub(in crate::master) fn forbids(
-        &mut self,
-        namespace: NamespaceIndex,
-        change: &PolicyChange,
-    ) -> Option<Reply> {
-        let before = self.quotas.policy(namespace).cloned().unwrap_or_default();
-        let after = before.changed(change);
-        let guaranteed = after.guaranteed.filter(|it| *it > 0)?;
-        if after.quota.is_some_and(|quota| guaranteed > quota) {
-            let problem = "the guaranteed minimum of a namespace exceeds its quota";
-            return Some(refuse(Reason::Invalid, problem));
-        }
-        let others = self.quotas.guaranteed().iter().filter(|it| *it.0 != namespace);
-        if others.clone().count() >= GUARANTEES_MAX {
-            self.limits.guarantees += 1;
-            let problem =
-                format!("{GUARANTEES_MAX} namespaces have a guaranteed minimum, which is the limit");
-            return Some(refuse(Reason::Busy, &problem));
-        }
-        let sum = others.map(|it| *it.1).fold(guaranteed, u64::saturating_add);
-        let memory = self.members.iter().filter(|(_, it)| !it.is_disk());
-        let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
-        let is_new = change.guaranteed.is_some() && !change.keep_guaranteed;
-        (is_new && sum > capacity).then(|| {
-            let problem = format!(
-                "the guaranteed minimums of all namespaces would have {sum} bytes together, but the nodes have \
-                 {capacity}"
-            );
-            refuse(Reason::Invalid, &problem)
-        })
+/// Why a policy may not change like this, if it may not.
+pub(in crate::master) fn forbids(
+    cx: &mut Context,
+    namespace: NamespaceIndex,
+    change: &PolicyChange,
+) -> Option<Reply> {
+    let before = cx.quotas.policy(namespace).cloned().unwrap_or_default();
+    let after = before.changed(change);
+    let guaranteed = after.guaranteed.filter(|it| *it > 0)?;
+    if after.quota.is_some_and(|quota| guaranteed > quota) {
+        let problem = "the guaranteed minimum of a namespace exceeds its quota";
+        return Some(refuse(Reason::Invalid, problem));
     }
+    let others = cx.quotas.guaranteed().iter().filter(|it| *it.0 != namespace);
+    if others.clone().count() >= GUARANTEES_MAX {
+        cx.limits.guarantees += 1;
+        let problem = format!("{GUARANTEES_MAX} namespaces have a guaranteed minimum, which is the limit");
+        return Some(refuse(Reason::Busy, &problem));
+    }
+    let sum = others.map(|it| *it.1).fold(guaranteed, u64::saturating_add);
+    let memory = cx.members.iter().filter(|(_, it)| !it.is_disk());
+    let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
+    let is_new = change.guaranteed.is_some() && !change.keep_guaranteed;
+    (is_new && sum > capacity).then(|| {
+        let problem = format!(
+            "the guaranteed minimums of all namespaces would have {sum} bytes together, but the nodes have \
+             {capacity}"
+        );
+        refuse(Reason::Invalid, &problem)
+    })
 }
 
 /// Namespaces whose objects stay on a node when another namespace needs memory there.

@@ -371,7 +371,8 @@ impl Context {
     /// Bytes that a namespace uses, with reservations, and removed objects that are still in view.
     pub(in crate::master) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
-        let held = if sabotaged!(self.config.sabotage, ViewForFree) { 0 } else { self.held(namespace) };
+        let held =
+            if sabotaged!(self.config.sabotage, ViewForFree) { 0 } else { guarantees::held(self, namespace) };
         committed.saturating_add(self.quotas.granted(namespace)).saturating_add(held)
     }
 

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Context, cluster::Cluster};
+use super::{Context, cluster::Cluster, guarantees};
 use crate::{
     ConnId, Key, RequestId, SlotRef,
     master::{
@@ -231,7 +231,7 @@ impl Master {
                 refuse(Reason::Busy, "too many namespaces have a policy: reset those that are not needed");
             return self.objects.cx.reply(conn, id, reply);
         }
-        if let Some(refusal) = self.objects.cx.forbids(namespace, change) {
+        if let Some(refusal) = guarantees::forbids(&mut self.objects.cx, namespace, change) {
             return self.objects.cx.reply(conn, id, refusal);
         }
         let before = self.objects.cx.quotas.policy(namespace).cloned().unwrap_or_default();

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use super::Objects;
 use crate::{
     Key,
-    master::catalog::{Eviction, NamespaceIndex, Pinned, Scope},
+    master::{
+        catalog::{Eviction, NamespaceIndex, Pinned, Scope},
+        context::guarantees,
+    },
     message::{HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Quota},
     sabotage::sabotaged,
 };
@@ -95,7 +98,7 @@ impl Objects {
             bytes: namespace.bytes,
             used: self.cx.used(index),
             granted: self.cx.quotas.granted(index),
-            held: self.cx.held(index),
+            held: guarantees::held(&self.cx, index),
             quota: self.cx.quotas.policy(index).and_then(|it| it.quota),
             guaranteed: self.cx.quotas.policy(index).and_then(|it| it.guaranteed),
             max_hold_ms: self.cx.quotas.policy(index).and_then(|it| it.max_hold_ms),

@@ -194,8 +194,8 @@ fn pins_are_bounded_in_number() {
     assert_eq!(numbers_of_pins(Sabotage::None), (2, 1));
 }
 
-/// How many of three leases a client gets where two are the limit, and then another one of the namespace, where
-/// three are.
+/// How many of three leases a client gets where two are the limit, and then another one of the namespace,
+/// where three are.
 fn numbers_of_leases(sabotage: Sabotage) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {
         (it.limits.leases_client_max, it.limits.leases_namespace_max) = (2, 3);
@@ -227,8 +227,8 @@ fn leases_are_bounded_in_number() {
     assert_eq!(numbers_of_leases(Sabotage::None), (2, 1));
 }
 
-/// A node of 16 units of which 8 are guaranteed to `default`: how many of 16 pinned objects the other namespace
-/// can store, and how many of 8 the first one can store after that.
+/// A node of 16 units of which 8 are guaranteed to `default`: how many of 16 pinned objects the other
+/// namespace can store, and how many of 8 the first one can store after that.
 fn stored_beside_a_hog(sabotage: Sabotage) -> (usize, usize) {
     let mut cluster = Cluster::with(&[16 * UNIT], |it| it.sabotage = sabotage);
     cluster.join(HOG, "hog");

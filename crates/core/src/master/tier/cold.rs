@@ -4,7 +4,7 @@ use super::Tier;
 use crate::master::{
     EvictionCause,
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
-    context::Context,
+    context::{Context, guarantees},
 };
 use crate::{Tick, sabotage::sabotaged, space_for};
 
@@ -20,12 +20,12 @@ impl Tier {
         requested: Tick,
     ) -> bool {
         let mut free = cx.members.get(node).map_or(0, |it| it.free);
-        let need = bytes.saturating_add(cx.kept_from(namespace, node));
+        let need = bytes.saturating_add(guarantees::kept_from(cx, namespace, node));
         if free >= need {
             return true;
         }
         // Promotions are a convenience: objects of other namespaces with a minimum never make way for them.
-        let spared: Vec<_> = cx.spared_from(namespace, node).all().collect();
+        let spared: Vec<_> = guarantees::spared_from(cx, namespace, node).all().collect();
         let possible = free.saturating_add(cx.catalog.on_disk_space(node)) >= need;
         if !possible {
             return false;
@@ -80,7 +80,7 @@ impl Tier {
     /// limit applies.
     pub(super) fn could_begin(&self, cx: &Context, index: ObjectIndex, node: NodeIndex, need: u64) -> bool {
         let Some(object) = cx.catalog.get(index) else { return false };
-        let free = cx.left_on(node, object.namespace()).unwrap_or(0);
+        let free = guarantees::left_on(cx, node, object.namespace()).unwrap_or(0);
         let unread = cx.catalog.on_disk_unread_space(node);
         let has_path = super::promote::path(cx, index).is_some_and(|it| it.1 == node);
         has_path

@@ -24,7 +24,7 @@ use super::{Tier, fetch::Fetches, shield::Shields, sketch::Sketch, waiting::Memo
 use crate::master::{
     Notice, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
-    context::{Context, quotas::Charge},
+    context::{Context, guarantees, quotas::Charge},
     pending_retires::Name,
 };
 use crate::{
@@ -374,7 +374,7 @@ impl Tier {
         };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
-        let keep = cx.keeps_free(node, namespace);
+        let keep = guarantees::keeps_free(cx, node, namespace);
         let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false, keep };
         // A ready node is connected, so this cannot fail.
         cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));

@@ -24,7 +24,7 @@ use super::{
 use crate::master::{
     Notice,
     catalog::{NodeIndex, Object, ObjectIndex},
-    context::Context,
+    context::{Context, guarantees},
     members::{Member, Standing},
     pending_retires::Name,
 };
@@ -282,7 +282,7 @@ impl Tier {
         // Only what is protected displaces others, and only such as a disk has, too.
         let has_quota = cx.quota_left(namespace) >= need
             || is_protected && self.free_cold_quota(cx, namespace, need, cx.now);
-        let has_memory = cx.left_on(node, namespace).is_some_and(|left| left >= need)
+        let has_memory = guarantees::left_on(cx, node, namespace).is_some_and(|left| left >= need)
             || is_protected && has_quota && self.free_cold_memory(cx, node, (namespace, need), cx.now);
         if !has_quota || !has_memory {
             self.repairs.throttle.finish(cx.now.0, token, End::Cancelled);
@@ -403,7 +403,7 @@ impl Tier {
         let wait = match self.repair_path(cx, object) {
             Err(wait) => wait,
             Ok(_) if cx.quota_left(object.namespace()) < need => CopyWait::Quota,
-            Ok((_, node)) if cx.left_on(node, object.namespace()).is_none_or(|it| it < need) => {
+            Ok((_, node)) if guarantees::left_on(cx, node, object.namespace()).is_none_or(|it| it < need) => {
                 CopyWait::Memory
             }
             Ok(_) => CopyWait::Turn,
