@@ -15,8 +15,8 @@ const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Makes and renews the certificates of a cluster, with a CA of its own.
 ///
-/// `create` writes `ca.pem`, `server.pem` and `client.pem` with their keys. Every server gets `server.pem` and
-/// `server.key`, every client `ca.pem`; keep `ca.key` elsewhere. Processes read the files again when they
+/// `create` writes `ca.pem`, `server.pem` and `client.pem` with their keys. Every server gets `server.pem`
+/// and `server.key`, every client `ca.pem`; keep `ca.key` elsewhere. Processes read the files again when they
 /// change, so renewal needs no restart.
 #[derive(Debug, Args)]
 pub(crate) struct Certs {

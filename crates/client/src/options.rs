@@ -103,8 +103,8 @@ pub struct ConnectOptions {
     pub address: String,
     /// The shared secret; empty if none is set.
     pub token: String,
-    /// With a CA, TCP connections are encrypted, and lead only to servers whose certificate it has signed. The
-    /// certificate is shown to servers that ask. The files are read again when they change.
+    /// With a CA, TCP connections are encrypted, and lead only to servers whose certificate it has signed.
+    /// The certificate is shown to servers that ask. The files are read again when they change.
     pub tls: TlsFiles,
     /// The namespace of all keys.
     pub namespace: String,

@@ -57,8 +57,8 @@ impl Secure {
         Ok((Self(Mutex::new(session)), early))
     }
 
-    /// Appends what has arrived, at least `wanted` bytes if so many have; `WouldBlock` if nothing has, zero at
-    /// the end. If it is less, nothing is left in the socket.
+    /// Appends what has arrived, at least `wanted` bytes if so many have; `WouldBlock` if nothing has, zero
+    /// at the end. If it is less, nothing is left in the socket.
     pub(crate) fn try_read(&self, stream: &Stream, buffer: &mut Vec<u8>, wanted: usize) -> io::Result<usize> {
         let mut session = self.lock();
         let before = buffer.len();

@@ -1,4 +1,4 @@
-//! A private CA for one cluster: a folder with its certificate and key, and with those of servers and clients.
+//! A private CA for one cluster: a folder with its certificate and key, and those of servers and clients.
 //!
 //! One certificate is for all servers, because the same files then serve every host; it names all hosts.
 //!
@@ -54,7 +54,8 @@ const PEM_COLUMNS: usize = 64;
 pub enum CaError {
     /// A file exists already.
     #[error(
-        "`{}` exists\n\nhint: choose another folder, or renew the certificates there with `tiffin certs renew`",
+        "`{}` exists\n\nhint: choose another folder, or renew the certificates there with \
+         `tiffin certs renew`",
         .0.display()
     )]
     Exists(PathBuf),

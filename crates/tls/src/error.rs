@@ -74,18 +74,20 @@ impl TlsError {
                 "check the port; if that server has no certificate, connect without `tls_ca` (TIFFIN_TLS_CA)"
             }
             Self::Wanted => {
-                "name the file with the CA of its certificate: `--tls-ca` (TIFFIN_TLS_CA), or `tls_ca` in Python"
+                "name the file with the CA of its certificate: `--tls-ca` (TIFFIN_TLS_CA), or `tls_ca` in \
+                 Python"
             }
             Self::Closed => {
                 "check that the server speaks TLS (`--tls-cert`), and whether its log says why it closed the \
                  connection"
             }
             Self::UnknownCa => {
-                "name the file with the CA of that server's certificate: `--tls-ca` (TIFFIN_TLS_CA), or `tls_ca` \
-                 in Python"
+                "name the file with the CA of that server's certificate: `--tls-ca` (TIFFIN_TLS_CA), or \
+                 `tls_ca` in Python"
             }
             Self::WrongName { .. } => {
-                "connect to a host that the certificate names, or add the host with `tiffin certs renew --host`"
+                "connect to a host that the certificate names, or add the host with `tiffin certs renew \
+                 --host`"
             }
             Self::Expired => "renew it with `tiffin certs renew`; if it is valid, check this machine's clock",
             Self::NotYetValid => "check the clocks of both machines, and when the certificate begins",

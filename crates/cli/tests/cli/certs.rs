@@ -55,21 +55,8 @@ fn store_with_certificates_of_one_command_speaks_only_tls() {
         [&["get", "k", "--tls-ca", &client_ca, "--tls-cert", &cert, "--tls-key", &key][..], &far].concat(),
     );
     assert!(got.ok().starts_with(value.as_bytes()));
-    // The pages by HTTPS.
-    let http = master.ready["http"].as_str().unwrap();
     master.run([&["why", "k"][..], &secured].concat()).ok();
-    let health = |more: &[&str]| {
-        let mut command = std::process::Command::new("curl");
-        command.args(["-sS", "--cacert", &client_ca, "-w", " %{http_code}"]).args(more);
-        ran(command, b"").stdout
-    };
-    let url = |path: &str| format!("https://{http}{path}");
-    if std::process::Command::new("curl").arg("--version").output().is_ok() {
-        assert!(health(&[&url("/health")]).ends_with(b" 200"));
-        assert!(health(&[&url("/metrics")]).ends_with(b" 403"));
-        assert!(health(&[&url("/metrics"), "--cert", &cert, "--key", &key]).ends_with(b" 200"));
-        assert!(health(&[&format!("http://{http}/health")]).ends_with(b" 400"));
-    }
+    pages_are_served_by_https(master.ready["http"].as_str().unwrap(), [&client_ca, &cert, &key]);
 
     for (args, expected) in [
         (&[][..], "it accepts only TLS"),
@@ -96,6 +83,22 @@ fn store_with_certificates_of_one_command_speaks_only_tls() {
     let error = ran(plain, b"").error();
     assert!(error["message"].as_str().unwrap().contains("it accepts only TLS"), "{error}");
     drop((node, master));
+}
+
+fn pages_are_served_by_https(http: &str, [ca, cert, key]: [&str; 3]) {
+    let get = |more: &[&str]| {
+        let mut command = std::process::Command::new("curl");
+        command.args(["-sS", "--cacert", ca, "-w", " %{http_code}"]).args(more);
+        ran(command, b"").stdout
+    };
+    if std::process::Command::new("curl").arg("--version").output().is_err() {
+        return;
+    }
+    let url = |path: &str| format!("https://{http}{path}");
+    assert!(get(&[&url("/health")]).ends_with(b" 200"));
+    assert!(get(&[&url("/metrics")]).ends_with(b" 403"));
+    assert!(get(&[&url("/metrics"), "--cert", cert, "--key", key]).ends_with(b" 200"));
+    assert!(get(&[&format!("http://{http}/health")]).ends_with(b" 400"));
 }
 
 #[test]

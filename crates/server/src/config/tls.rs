@@ -64,7 +64,8 @@ pub(super) fn check_node(files: &TlsFiles, has_sockets: bool) -> Result<(), Conf
         )),
         (false, true) if has_sockets => Some((
             "tls_ca is set and tls_cert is not: the node's own sockets would be without TLS",
-            "give the node a certificate for servers: `--tls-cert`, `--tls-key` (TIFFIN_TLS_CERT, TIFFIN_TLS_KEY)",
+            "give the node a certificate for servers: `--tls-cert` and `--tls-key` (TIFFIN_TLS_CERT, \
+             TIFFIN_TLS_KEY)",
         )),
         _ => None,
     };

@@ -28,7 +28,7 @@ use std::time::Duration;
 use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES, StampKey};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{ClientCertificates, Greeting, Masters, NODE_SERVICE, Outbox, TlsClient, TlsServer};
+use tiffin_rpc::{Greeting, Masters, NODE_SERVICE, Outbox, TlsClient};
 use tiffin_trace::{Name, TraceContext};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
@@ -175,13 +175,10 @@ impl NodeServer {
     /// The same, with counters for moved bytes that the caller can read.
     pub async fn start_with(config: NodeConfig, counters: Arc<Counters>) -> Result<Self, StartError> {
         config.check()?;
-        let failed = |source| StartError::System { what: "drawing a random number", source };
-        let drawn = SegmentId(host::draw().map_err(failed)?);
-        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, drawn)?;
+        let tls = TlsClient::open(&config.tls)?;
+        let pool::Opened { memory, writer, core, mapped_by } = pool::open(&config, draw_segment()?)?;
         let geometry = memory.geometry();
-        let tls = TlsServer::open(&config.tls, ClientCertificates::Required)?;
-        let client_tls = TlsClient::open(&config.tls)?;
-        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment), tls.clone()).await?;
+        let (sockets, mut info) = bind(&config, SegmentId(geometry.segment)).await?;
         info.outlives = memory.pool().is_some();
         let door = Door::new(Access::new(&config.token, config.access_file.as_deref())?, false);
         let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
@@ -210,7 +207,7 @@ impl NodeServer {
             info,
             master: config.master.clone(),
             token: config.token.clone(),
-            tls: client_tls,
+            tls,
             attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
             memory,
             counters,
@@ -232,7 +229,7 @@ impl NodeServer {
         if config.populate {
             populate(&shared, &config);
         }
-        let mut tasks = spawn(&shared, sockets, tls, (heard, fetched));
+        let mut tasks = spawn(&shared, sockets, heard, fetched);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
@@ -665,6 +662,11 @@ fn core_config(geometry: &Geometry, stamp_key: StampKey, restores: bool) -> Core
     }
 }
 
+fn draw_segment() -> Result<SegmentId, StartError> {
+    let failed = |source| StartError::System { what: "drawing a random number", source };
+    host::draw().map(SegmentId).map_err(failed)
+}
+
 fn geometry(segment: SegmentId, memory: u64) -> Geometry {
     let data_bytes = memory - memory % PAGE_BYTES;
     let objects = (data_bytes + CHUNKS_FREE * CHUNK_BYTES) / OBJECT_BYTES_MIN;
@@ -705,8 +707,8 @@ fn populate(shared: &Arc<Shared>, config: &NodeConfig) {
 fn spawn(
     shared: &Arc<Shared>,
     sockets: Sockets,
-    tls: Option<TlsServer>,
-    (heard, fetched): (mpsc::Receiver<shm::Event>, mpsc::Receiver<FetchItem>),
+    heard: mpsc::Receiver<shm::Event>,
+    fetched: mpsc::Receiver<FetchItem>,
 ) -> JoinSet<()> {
     let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
     let watch = &shared.supervisor;
@@ -722,7 +724,7 @@ fn spawn(
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
-        handles.push(tasks.spawn(watch.watch("the data socket", server.run_with(listener, tls))));
+        handles.push(tasks.spawn(watch.watch("the data socket", server.run_with(listener, sockets.tls))));
     }
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));

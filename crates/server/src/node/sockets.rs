@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, UdpSocket};
 
-use tiffin_rpc::{Address, ListenError, Listener, TlsServer};
+use tiffin_rpc::{Address, ClientCertificates, ListenError, Listener, TlsServer};
 use tiffin_transport::shm;
 use tiffin_types::SegmentId;
 use tiffin_types::message::NodeInfo;
@@ -17,18 +17,17 @@ pub(super) struct Sockets {
     pub(super) bytes: Option<TcpListener>,
     pub(super) local: Option<Listener>,
     pub(super) memory: Option<UnixListener>,
+    /// Of the TCP sockets.
+    pub(super) tls: Option<TlsServer>,
 }
 
 /// Binds all sockets, and returns their addresses.
-pub(super) async fn bind(
-    config: &NodeConfig,
-    segment: SegmentId,
-    tls: Option<TlsServer>,
-) -> Result<(Sockets, NodeInfo), StartError> {
-    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
+pub(super) async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
+    let tls = TlsServer::open(&config.tls, ClientCertificates::Required)?;
+    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None, tls };
     let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
     if let Some(listen) = &config.listen {
-        let listener = Listener::bind_with(listen, tls).await?;
+        let listener = Listener::bind_with(listen, sockets.tls.clone()).await?;
         let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));
         let (bytes, data) = bind_data(&data).await?;
         info.tcp = advertised(listener.local_address(), config).to_string();
