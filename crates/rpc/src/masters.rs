@@ -356,7 +356,7 @@ pub async fn superseded(masters: &Masters, epoch: u64, via: &Via, token: &str, h
     if masters.single().is_some() {
         return std::future::pending().await;
     }
-    let client = ClientId(host::draw().unwrap_or(1).max(1));
+    let client = ClientId((host::draw().unwrap_or(1) >> 1).max(1));
     let namespace = NAMESPACE_DEFAULT.to_owned();
     let label = "looks for the leader".to_owned();
     let hello = Hello { token: token.to_owned(), client, namespace, label, ..Hello::default() };

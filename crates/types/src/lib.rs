@@ -123,8 +123,8 @@ pub struct ClientId(pub u64);
 impl ClientId {
     /// The client that reserves memory for promotions.
     pub const PROMOTER: Self = Self(u64::MAX);
-    /// The greatest id that a client may choose. Greater ones are reserved, and 0 is none.
-    pub const CHOSEN_MAX: Self = Self(i64::MAX as u64 - 1);
+    /// The greatest id that a client may choose. The one above is reserved, and 0 is none.
+    pub const CHOSEN_MAX: Self = Self(Self::PROMOTER.0 - 1);
 
     /// Whether a client may choose this id.
     #[must_use]
