@@ -18,8 +18,8 @@ pub use mutate::Mutator;
 /// A decoder: its name, a function that decodes and asserts what must hold then, and valid inputs.
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
-/// Mutated inputs for each decoder.
-pub const INPUTS: usize = 6000;
+/// Mutated inputs for each decoder, where a decoder takes microseconds.
+const INPUTS: usize = 6000;
 /// Bytes of memory that any input may take.
 const MEMORY_BYTES_MIN: usize = 256 << 10;
 /// Bytes of memory for each byte of the input. Two bytes can encode an item of a list, which has some hundred
@@ -31,12 +31,20 @@ const MEMORY_PER_BYTE_MAX: usize = 1024;
 /// # Panics
 /// If a decoder panics or takes too much memory, with the input.
 pub fn run(targets: &[Target]) {
+    run_times(targets, INPUTS);
+}
+
+/// The same with so many mutations for each decoder.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_times(targets: &[Target], inputs: usize) {
     for (name, decode, seeds) in targets {
         let seeds = seeds();
         assert!(!seeds.is_empty(), "`{name}` has no valid input to begin with");
         seeds.iter().for_each(|seed| check(name, *decode, seed));
         let mut mutator = Mutator::new(name, &seeds);
-        (0..INPUTS).for_each(|_| check(name, *decode, &mutator.next_input()));
+        (0..inputs).for_each(|_| check(name, *decode, &mutator.next_input()));
     }
 }
 

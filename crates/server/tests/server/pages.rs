@@ -48,7 +48,7 @@ async fn exchange(address: &Address, bytes: &[u8]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn mutated_requests_end_a_connection_at_most() {
     const REQUESTS: usize = 1500;
-    let Cluster { client, http, .. } = cluster().await;
+    let Cluster { master: _master, node: _node, client, http } = cluster().await;
     client.put("k", b"value", Way::Tcp).await;
     let head = |line: &str, rest: &str| format!("{line} HTTP/1.1\r\nHost: h\r\n{rest}\r\n").into_bytes();
     let body = "{\"name\": \"a\", \"quota\": 1048576}";
