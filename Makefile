@@ -20,7 +20,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
@@ -57,9 +57,11 @@ check-unit: # All tests of the Rust crates, tidy and doc examples among them; th
 check-docs: # Every link in a doc comment leads somewhere
 	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items
 
-check-deny: # Licences, bans and sources; `tidy` checks the licences too, for machines without cargo-deny
+check-deny: # Licences, bans, sources, and advisories where their database can be had; `tidy` checks the licences too, for machines without cargo-deny
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) deny --offline check licenses bans sources; \
+	  (set -x; $(CARGO) deny --offline check licenses bans sources) && \
+	  if $(CARGO) deny fetch db 2>/dev/null; then (set -x; $(CARGO) deny --offline check advisories); \
+	  else echo 'the database of advisories cannot be fetched; they were not checked'; fi; \
 	else echo 'cargo-deny is not installed; only the licence test of tidy ran'; fi
 
 check-instructions: # The hot paths take no more instructions than they did; skipped, and said so, where valgrind cannot be had
@@ -300,6 +302,12 @@ miri: ## Look for undefined behaviour in allocator, attributes, ranges and copy 
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test --locked -p tiffin-types -p tiffin-node --lib
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p tiffin-transport --lib -- \
 	  buffer:: copy:: tcp::frame:: shm::wire:: tests::a_range
+
+fuzz: ## Fuzz one decoder without end (needs cargo-fuzz and nightly Rust); TARGET=frames, ARGS='-max_total_time=60'
+	@$(CARGO) +nightly fuzz --version >/dev/null 2>&1 || { \
+	  printf 'error: cargo-fuzz is not installed\n\nhint: `cargo install cargo-fuzz`, and `rustup toolchain install nightly`\n' >&2; exit 1; }
+	$(CARGO) run -q --manifest-path fuzz/Cargo.toml --bin seeds
+	$(CARGO) +nightly fuzz run $(or $(TARGET),frames) -- $(ARGS)
 
 fmt: .venv/ready ## Format everything
 	$(CARGO) fmt --all

@@ -1,6 +1,7 @@
 """Headers, manifests and names of stored tensors, and writing tensors, all without torch."""
 
 import ctypes
+import random
 import struct
 import sys
 
@@ -93,6 +94,28 @@ def test_headers_of_all_types_can_be_read(dtype):
 )
 def test_invalid_headers_are_refused(wrong):
     assert parse_header(wrong, 304 + 24) is None
+
+
+def test_mutated_headers_are_refused_or_consistent():
+    chance = random.Random(7)
+    shard = Header(0, (2, 3), (4, 3), (Axis("tp", 0, 2, 0),), is_shard=True).to_bytes()
+    manifest = Manifest(0, 0, 2, (4, 6)).to_bytes()
+    found = 0
+    for _ in range(20_000):
+        wrong = bytearray(chance.choice([HEADER, shard, manifest]))
+        for _ in range(chance.randint(1, 3)):
+            number = chance.choice([0, 1, 5, 9, 304, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+            size = chance.choice([1, 2, 4, 8])
+            at = chance.randrange(0, len(wrong) - 8, size)
+            wrong[at : at + size] = number.to_bytes(8, "little")[:size]
+        total = chance.choice([304 + 24, 304, 0, 2**40])
+        header = parse_header(bytes(wrong), total)
+        if header is not None:
+            found += 1
+            assert header.data_offset + header.data_bytes == total
+        parsed = parse_manifest(bytes(wrong))
+        assert parsed is None or 0 <= parsed.split_dim < len(parsed.shape)
+    assert found > 100
 
 
 def test_size_of_the_object_must_be_exact():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import random
 import subprocess
 import sys
 import types
@@ -13,6 +14,8 @@ import tiffin
 from tiffin import _tensors
 from tiffin.features import DTYPES, FeatureSpec, FeatureStore, SampleRef
 from tiffin.features.records import to_number, to_pair
+
+import helpers
 
 #: The names that torch has for types of elements, without those of quantized tensors; and DLPack's of floats.
 _TORCH = """bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex32
@@ -138,6 +141,22 @@ def test_ref_survives_json_msgpack_pickle_and_a_column(features):
             features.release(handle)
         assert to_number(to_pair(number)) == number
     assert features.health()["resident_samples"] == 0
+
+
+def test_mutated_refs_are_refused_with_the_reason():
+    spec = FeatureSpec("x", (2, 3), "bfloat16")
+    good = SampleRef("s", "run", feature_specs={"x": spec}, metadata={"generation": 7}).to_json().encode()
+    chance = random.Random(7)
+    refused = 0
+    for text in helpers.mutations(chance, good, 5000):
+        try:
+            assert isinstance(SampleRef.from_json(text), SampleRef)
+        except ValueError:
+            refused += 1
+    assert 500 < refused < 5000
+    for record in ([], 7, None, {}, {"sample_id": 7}, {"sample_id": "s", "feature_specs": [1]}):
+        with pytest.raises(ValueError, match="invalid sample reference"):
+            SampleRef.from_dict(record)
 
 
 def test_generations_of_current_masters_fit_63_bits():

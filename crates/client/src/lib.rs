@@ -91,6 +91,8 @@ mod cached;
 mod carried;
 mod chores;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod get;
 mod hedge;
 mod inner;

@@ -9,6 +9,8 @@
 #[macro_use]
 pub mod codec;
 pub mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod keys;
 mod messages;
 mod state;

@@ -21,6 +21,8 @@
 pub mod access;
 pub mod config;
 pub mod events;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod http;
 mod listen;
 pub mod master;

@@ -65,7 +65,7 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-fn parse(text: &str) -> Result<Quotas, String> {
+pub(crate) fn parse(text: &str) -> Result<Quotas, String> {
     let mut version = None;
     let mut has_tenants = false;
     let mut items: Vec<(Option<String>, Option<u64>)> = Vec::new();

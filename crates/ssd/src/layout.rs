@@ -548,7 +548,7 @@ fn decode_notes(compact: &[u8]) -> Option<Vec<Note>> {
     rest.is_empty().then_some(notes)
 }
 
-fn seed(log: u64, kind: u8, flags: u8) -> u64 {
+pub(crate) fn seed(log: u64, kind: u8, flags: u8) -> u64 {
     log ^ (u64::from(kind) << 8 | u64::from(flags))
 }
 

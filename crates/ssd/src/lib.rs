@@ -28,6 +28,8 @@
 pub mod bench;
 mod disk_log;
 mod engine;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod jobs;
 mod layout;
 mod log;

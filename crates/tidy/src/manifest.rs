@@ -8,11 +8,12 @@ use crate::tree::File;
 const TEST_MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
 
 /// Allowed dependencies of each crate. They only point down: bytes and decisions meet in the shells.
-pub const DIRECTION: [(&str, &[&str]); 30] = [
+pub const DIRECTION: [(&str, &[&str]); 31] = [
     ("tiffin-sabotage", &[]),
     ("tiffin-history", &[]),
     ("tiffin-measure", &[]),
     ("tiffin-sim-runner", &[]),
+    ("tiffin-smoke", &[]),
     ("tiffin-throttle", &["tiffin-sabotage"]),
     ("tiffin-types", &["tiffin-measure", "tiffin-sabotage"]),
     ("tiffin-session", &["tiffin-sabotage", "tiffin-types"]),

@@ -26,6 +26,13 @@ fn unsafe_modules_exist_and_contain_unsafe() {
 }
 
 #[test]
+fn security_document_lists_the_unsafe_modules() {
+    let document = fs::read_to_string(tree::root().join("SECURITY.md")).unwrap();
+    let table = source::unsafe_table();
+    assert!(document.contains(&table), "the table of unsafe modules in SECURITY.md is not this:\n\n{table}");
+}
+
+#[test]
 fn every_document_is_reachable_from_the_readme() {
     expect_none(&links::check(&tree::files(&tree::root()).unwrap()));
 }

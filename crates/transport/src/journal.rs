@@ -115,6 +115,11 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<Vec<u8>>> {
     let id = read_id(&file)?;
     let mut ring = vec![0; RING_BYTES as usize];
     file.read_exact_at(&mut ring, HEADER_BYTES)?;
+    Ok(messages(&ring, id))
+}
+
+/// The messages of the valid records of a ring, in order.
+fn messages(ring: &[u8], id: u64) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut at = 0;
     while let Some(rest) = ring.get(at..).filter(|it| !it.is_empty()) {
@@ -126,7 +131,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<Vec<u8>>> {
         at += (RECORD_HEADER_BYTES + bytes.len()).next_multiple_of(ALIGN as usize);
     }
     found.sort_by_key(|it| it.0);
-    Ok(found.into_iter().map(|it| it.1).collect())
+    found.into_iter().map(|it| it.1).collect()
 }
 
 fn parse(rest: &[u8], id: u64) -> Option<(u64, &[u8])> {
@@ -137,6 +142,41 @@ fn parse(rest: &[u8], id: u64) -> Option<(u64, &[u8])> {
     let summed = summed.get(..RECORD_HEADER_BYTES - 8 + bytes.len())?;
     let is_whole = XxHash3_64::oneshot_with_seed(id, summed) == u64::from_le_bytes(*sum);
     is_whole.then_some((u64::from_le_bytes(*sequence), bytes))
+}
+
+/// For the decoders in `fuzz`.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz {
+    use super::*;
+
+    const ID: u64 = 7;
+
+    /// Records with the right checksum, so that the other fields are reached.
+    pub(crate) fn read(ring: &[u8]) {
+        let mut sealed = ring.to_vec();
+        if let Some((sum, rest)) = sealed.split_first_chunk_mut::<8>()
+            && let Some(len) = rest.get(8..16).and_then(|it| it.first_chunk()).copied()
+            && let Some(summed) = usize::try_from(u64::from_le_bytes(len))
+                .ok()
+                .and_then(|it| rest.get(..(RECORD_HEADER_BYTES - 8).checked_add(it)?))
+        {
+            *sum = XxHash3_64::oneshot_with_seed(ID, summed).to_le_bytes();
+        }
+        for ring in [ring, &sealed] {
+            assert!(messages(ring, ID).iter().map(Vec::len).sum::<usize>() <= ring.len());
+        }
+    }
+
+    pub(crate) fn rings() -> Vec<Vec<u8>> {
+        let record = |sequence: u64, message: &[u8]| {
+            let summed = [&sequence.to_le_bytes(), &(message.len() as u64).to_le_bytes(), message].concat();
+            let sum = XxHash3_64::oneshot_with_seed(ID, &summed).to_le_bytes();
+            let mut record = [&sum[..], &summed].concat();
+            record.resize(record.len().next_multiple_of(ALIGN as usize), 0);
+            record
+        };
+        vec![vec![0; 256], record(1, b""), [record(2, b"message"), record(1, &[9; 200])].concat()]
+    }
 }
 
 fn read_id(file: &File) -> io::Result<u64> {

@@ -38,6 +38,8 @@ pub mod device_rates;
 pub mod faults;
 mod fields;
 mod forks;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod hedge;
 pub mod journal;
 pub mod layout;

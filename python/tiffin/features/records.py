@@ -99,10 +99,17 @@ class SampleRef:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SampleRef:
         """The record of a mapping, as `dataclasses.asdict` makes it."""
-        fields = {name: value for name, value in record.items() if name in _REF_FIELDS}
-        specs = fields.get("feature_specs") or {}
-        fields["feature_specs"] = {name: _spec(spec) for name, spec in specs.items()}
-        return cls(**fields)
+        try:
+            fields = {name: value for name, value in record.items() if name in _REF_FIELDS}
+            specs = fields.get("feature_specs") or {}
+            fields["feature_specs"] = {name: _spec(spec) for name, spec in specs.items()}
+            ref = cls(**fields)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"invalid sample reference: {error}") from error
+        for name, kind in _REF_KINDS.items():
+            if not isinstance(vars(ref)[name], kind):
+                raise ValueError(f"invalid sample reference: `{name}` is not of type `{kind.__name__}`")
+        return ref
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +123,8 @@ class FeatureHandle:
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _REF_FIELDS = frozenset(field.name for field in dataclasses.fields(SampleRef))
+#: The types of the fields that are read here.
+_REF_KINDS = {"sample_id": str, "feature_store_uri": str, "schema_version": int, "metadata": Mapping}
 _SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(FeatureSpec))
 
 

@@ -647,6 +647,19 @@ fn disk_bytes(config: &NodeConfig) -> u64 {
     config.ssd.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
+/// Opens a pool as a node does, and closes it.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn fuzz_pool(folder: &std::path::Path, segment: u64, memory: u64) -> Result<(), StartError> {
+    let wanted = geometry(SegmentId(segment), memory);
+    pool::open_in(folder, SegmentId(segment), wanted, segment::MemoryOptions::default()).map(drop)
+}
+
+/// The sizes of such a pool.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn fuzz_geometry(segment: u64, memory: u64) -> Geometry {
+    geometry(SegmentId(segment), memory)
+}
+
 fn core_config(geometry: &Geometry, stamp_key: StampKey, restores: bool) -> CoreConfig {
     CoreConfig {
         segment: SegmentId(geometry.segment),

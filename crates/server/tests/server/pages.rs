@@ -8,6 +8,8 @@ use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tiffin_types::SegmentId;
 use tiffin_types::message::{ClientToMaster, PolicyChange, Reply};
 use tiffin_types::saved::{Saved, SavedMember};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 struct Cluster {
@@ -30,6 +32,44 @@ async fn cluster() -> Cluster {
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     let http = master.http_address().unwrap().clone();
     Cluster { master, node, client, http }
+}
+
+/// Sends bytes to the pages, and reads what they answer, or a part of it if they wait for more.
+async fn exchange(address: &Address, bytes: &[u8]) {
+    let mut stream = TcpStream::connect(address.to_string()).await.unwrap();
+    // The server may close the connection at any time.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.shutdown().await;
+    let (mut answer, mut stream) = (Vec::new(), stream.take(1 << 20));
+    let read = stream.read_to_end(&mut answer);
+    let _ = tokio::time::timeout_at(patient(), read).await.expect("the connection is closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutated_requests_end_a_connection_at_most() {
+    const REQUESTS: usize = 1500;
+    let Cluster { master: _master, node: _node, client, http } = cluster().await;
+    client.put("k", b"value", Way::Tcp).await;
+    let head = |line: &str, rest: &str| format!("{line} HTTP/1.1\r\nHost: h\r\n{rest}\r\n").into_bytes();
+    let body = "{\"name\": \"a\", \"quota\": 1048576}";
+    let length = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+    let post = |path: &str| [head(&format!("POST {path}"), &length), body.into()].concat();
+    let seeds = [
+        head("GET /api/tiffin/why?key=k%2f&namespace=default", "Authorization: Bearer x\r\n"),
+        head("GET /batch_query_keys?keys=k,l", "Connection: close\r\n"),
+        head("GET /query_key?key=k", "Accept: application/json\r\nCookie: session=1\r\n"),
+        head("GET /query_segment?segment=node%20one", ""),
+        head("GET /metrics", "Accept-Encoding: gzip\r\n"),
+        post("/login"),
+        post("/api/v1/tenant_quotas"),
+        post("/api/v1/drain_jobs"),
+    ];
+    let mut mutator = tiffin_smoke::Mutator::new("http", &seeds);
+    for _ in 0..REQUESTS {
+        exchange(&http, &mutator.next_input()).await;
+    }
+    assert_eq!(get(&http, "/health").await.0, 200);
+    assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"value"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -127,6 +127,31 @@ impl Answer {
     }
 }
 
+/// For the decoders in `fuzz`.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz {
+    use super::*;
+
+    pub(crate) fn decode(bytes: &[u8]) {
+        if let Some(Ok(request)) = bytes.first_chunk().map(Request::decode) {
+            assert!(request.token_bytes <= TOKEN_BYTES_MAX);
+        }
+        if let Some(Ok(answer)) = bytes.first_chunk().map(Answer::decode) {
+            assert!(answer.reason_bytes <= REASON_BYTES_MAX);
+        }
+    }
+
+    pub(crate) fn seeds() -> Vec<Vec<u8>> {
+        let geometry = Geometry { segment: 1, data_bytes: 4096, slot_count: 1, heap_bytes: 64 };
+        vec![
+            Request::encode(7, 9, "secret", Wanted::Memory),
+            Request::encode(7, 9, "", Wanted::Claims),
+            Answer::accepted(ATTACH_VERSION, &geometry, Wanted::Memory),
+            Answer::refused("no"),
+        ]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

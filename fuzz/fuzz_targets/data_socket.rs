@@ -1,0 +1,5 @@
+//! See `crates/transport/src/fuzz.rs`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tiffin_fuzz::decode("data_socket", bytes));
