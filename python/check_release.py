@@ -25,8 +25,7 @@ import zipfile
 
 EXTRAS = ["lmcache", "numpy", "sglang", "torch", "vllm"]
 SMOKE = """
-import sys, sysconfig, tiffin
-assert not (sysconfig.get_config_var("Py_GIL_DISABLED") and sys._is_gil_enabled()), "the GIL was enabled"
+import sys, tiffin
 with tiffin.connect(memory="64MiB") as store:
     store["k"] = b"hello"
     assert store["k"] == b"hello" and len(store) == 1
