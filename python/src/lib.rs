@@ -54,7 +54,9 @@ use pyo3::types::PyDict;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-#[pymodule]
+// Classes are frozen or guarded by PyO3, and what they share is atomic or behind a lock, so that a
+// free-threaded interpreter need not enable the GIL for this module.
+#[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;
