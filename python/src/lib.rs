@@ -54,9 +54,9 @@ use pyo3::types::PyDict;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-// Classes are frozen or guarded by PyO3, and what they share is atomic or behind a lock, so that a
-// free-threaded interpreter need not enable the GIL for this module.
-#[pymodule(gil_used = false)]
+// PyO3's default says the opposite. A free-threaded interpreter enables the GIL for this module, because no
+// test has run without one.
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;
