@@ -268,6 +268,7 @@ def look(server: Server, node: subprocess.Popen, temporary: str, folder: Path) -
         browser.run(f"document.querySelector('#why [name=key]').value = {json.dumps(HOSTILE)}")
         browser.run("document.querySelector('#why').requestSubmit()")
         browser.until("document.getElementById('why-answer').textContent.includes('exists: generation')")
+        browser.until("document.getElementById('holders').textContent.includes('pinned')")
         browser.run("document.querySelector('#nodes tr.opens').click()")
         browser.until("document.querySelector('#nodes tr.inner') !== null")
         # The page changes by itself when the node dies.

@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
@@ -192,6 +193,10 @@ impl Tensor {
 
     /// Takes the tensor out of its capsule, which is marked as used.
     fn open(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
+        /// A capsule belongs to the thread that marks it first. Without a GIL, two threads that got the same
+        /// one could otherwise both find it unused. No code of Python runs while it is locked.
+        static TAKING: Mutex<()> = Mutex::new(());
+        let _only_one = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let py = capsule.py();
         let pointer = |name: &CStr| {
             // SAFETY: the capsule is alive and the name a C string. A capsule of that name holds such a
@@ -218,7 +223,7 @@ impl Tensor {
                 ));
             }
         };
-        // SAFETY: as above; the interpreter is attached, so no other thread changes the struct meanwhile.
+        // SAFETY: as above; no other thread takes the struct, or changes it, meanwhile.
         let (start, len, layout) = unsafe { measure(py, &*raw)? };
         // From here on this code must release the memory.
         // SAFETY: the capsule is alive, and the name is static.

@@ -54,7 +54,9 @@ use pyo3::types::PyDict;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-#[pymodule]
+// PyO3's default says the opposite. A free-threaded interpreter enables the GIL for this module, because no
+// test has run without one.
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;

@@ -47,7 +47,7 @@ fn facts(document: &Document) -> String {
     let versions = versions.collect::<Vec<_>>().join(", ");
     let cores = if machine.cores == 1 { "core" } else { "cores" };
     let lines = [
-        ("What", versions),
+        ("Version", versions),
         ("When", format!("{}, in {:.0} s", document.made, document.seconds)),
         (
             "Where",

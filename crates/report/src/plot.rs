@@ -265,7 +265,9 @@ pub(crate) fn number(value: f64) -> String {
     let text = match value {
         _ if value >= 100.0 => format!("{value:.0}"),
         _ if value >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        _ if value >= 0.1 || value <= 0.0 => format!("{value:.2}"),
+        // Two digits that count.
+        _ => format!("{value:.*}", (1.0 - value.log10().floor()) as usize),
     };
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     format!("{text}{tail}")
@@ -284,6 +286,11 @@ mod tests {
         assert_eq!(orders(7.0, 7.0), [5.0, 10.0]);
         for (value, text) in [(0.0, "0"), (0.25, "0.25"), (10.0, "10"), (1234.0, "1234"), (2.5e6, "2.5 M")] {
             assert_eq!(number(value), text);
+        }
+        for (value, text) in
+            [(0.1, "0.1"), (0.05, "0.05"), (0.0342, "0.034"), (0.001, "0.001"), (2e-5, "0.00002")]
+        {
+            assert_eq!(number(value), text, "a small value is not shown as 0");
         }
     }
 

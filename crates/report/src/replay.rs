@@ -59,7 +59,7 @@ pub fn page(
         ("Trace", origin.trace.as_str()),
         ("Requests", &requests),
         ("Command", &origin.command),
-        ("What", &origin.version),
+        ("Version", &origin.version),
         ("When", &origin.made),
     ];
     frame(TITLE, &facts(lines), &text)

@@ -39,7 +39,7 @@ pub(super) fn transparent_huge_pages() -> Check {
     transparent_huge_pages_of(std::fs::read_to_string(path).ok().as_deref())
 }
 
-/// Size of `/dev/shm`. A store does not use it, but the workers of a trainer do.
+/// Size of `/dev/shm`. Nodes with a name keep their memory pools there, and workers of a trainer use it.
 pub(super) fn shm_folder() -> Check {
     let found = statvfs("/dev/shm").map(|fs| fs.f_frsize.saturating_mul(fs.f_blocks));
     shm_folder_of(found.map_err(io::Error::from))
@@ -98,11 +98,11 @@ fn transparent_huge_pages_of(setting: Option<&str>) -> Check {
 
 fn shm_folder_of(found: io::Result<u64>) -> Check {
     const NAME: &str = "/dev/shm";
-    let hint = "for the workers of a torch DataLoader, mount more, \
+    let hint = "for memory pools of nodes, and the workers of a torch DataLoader, mount more, \
                 or `docker run --shm-size=8g`";
     match found {
         Ok(bytes) if bytes >= SHM_BYTES_ENOUGH => {
-            Check::ok(NAME, format!("{} (a store does not use it)", show::size(bytes)))
+            Check::ok(NAME, format!("{}, for memory pools of nodes", show::size(bytes)))
         }
         Ok(bytes) => Check::limited(NAME, format!("only {}", show::size(bytes)), hint),
         Err(error) => Check::limited(NAME, format!("missing: {error}"), hint),

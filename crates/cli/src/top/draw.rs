@@ -32,13 +32,16 @@ const NUMBER_WIDTH_MIN: u16 = 11;
 
 /// Draws everything.
 pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
-    // In a low terminal the list comes first: the keys, the tiers and the names of the lists give way.
+    // In a low terminal the list comes first: the outcomes, the keys, the tiers and the names of the lists
+    // give way, in this order.
     let height = frame.area().height;
     let line = |least: u16| Constraint::Length(u16::from(height >= least));
-    let [top, gauges, tabs, body, keys] =
-        Layout::vertical([line(4), line(6), line(5), Constraint::Fill(1), line(7)]).areas(frame.area());
+    let [top, gauges, results, tabs, body, keys] =
+        Layout::vertical([line(4), line(6), line(9), line(5), Constraint::Fill(1), line(7)])
+            .areas(frame.area());
     frame.render_widget(title(state), top);
     draw_tiers(&state.snapshot, frame, gauges);
+    frame.render_widget(Paragraph::new(outcomes(&state.snapshot)).dim(), results);
     let titles = TABS.iter().enumerate().map(|(at, it)| format!("{} {}", at + 1, it.title));
     frame.render_widget(Tabs::new(titles).select(state.tab).padding(" ", " ").divider(""), tabs);
     if state.is_help {
@@ -73,6 +76,26 @@ fn title(state: &State) -> Paragraph<'static> {
     );
     let spans = vec![Span::from("tiffin ").bold(), Span::styled(word, style), Span::from(facts)];
     Paragraph::new(Line::from(spans))
+}
+
+/// Where lookups found objects, what became of promoted ones, and what was evicted, since the master started.
+fn outcomes(snapshot: &Value) -> String {
+    let [lookups, prefetch, evictions] = ["lookups", "prefetch", "evictions"].map(|it| &snapshot[it]);
+    let causes = evictions["causes"].as_array().into_iter().flatten();
+    let evicted: u64 = causes.map(|it| number(it, "objects")).sum();
+    format!(
+        "lookups {}: memory {}, disk {}, not found {}   promoted {}: used {}, unused {}, late {}   \
+         evicted {evicted}, unread {}",
+        number(lookups, "total"),
+        number(lookups, "memory"),
+        number(lookups, "disk"),
+        number(lookups, "missed"),
+        number(prefetch, "promoted"),
+        number(prefetch, "used"),
+        number(prefetch, "unused"),
+        number(prefetch, "late"),
+        number(evictions, "unread"),
+    )
 }
 
 fn draw_tiers(snapshot: &Value, frame: &mut Frame<'_>, area: Rect) {
@@ -213,6 +236,11 @@ mod tests {
                 {"tier": "memory", "capacity": 1 << 30, "used": 1 << 29},
                 {"tier": "disk", "capacity": 0},
             ],
+            "lookups": {"total": 9, "memory": 5, "disk": 3, "missed": 1},
+            "prefetch": {"promoted": 4, "used": 2, "unused": 1, "late": 6},
+            "evictions": {
+                "causes": [{"cause": "memory", "objects": 7}, {"cause": "quota", "objects": 1}], "unread": 2,
+            },
             "nodes": [
                 {"name": "alpha", "tier": "memory", "state": "ok", "used": 10, "capacity": 100, "objects": 7,
                  "transfers": [
@@ -260,6 +288,11 @@ mod tests {
             &mut state,
             &["tiffin ready", "epoch 3", "up 1m 1s", "memory 50 %", "alpha", "not reachable", "90 %"],
         );
+        shows(
+            &mut state,
+            &["lookups 9: memory 5, disk 3, not found 1", "promoted 4: used 2, unused 1, late 6"],
+        );
+        shows(&mut state, &["evicted 8, unread 2"]);
         assert!(!screen(&mut state).contains('\u{1b}'), "a name cannot control the terminal");
         shows(&mut state, &["beta\\u{1b}[31m"]);
         for (tab, words) in [
@@ -306,6 +339,7 @@ mod tests {
         let mut state = State::new(snapshot());
         for (width, height, shown, hidden) in [
             (40, 10, vec!["alpha", "memory", "not reachable", "tiffin ready"], vec!["capacity"]),
+            (40, 8, vec!["alpha", "memory 50 %", "quit"], vec!["lookups"]),
             (40, 4, vec!["alpha", "tiffin ready"], vec!["quit"]),
             (20, 5, vec!["alpha", "1 nodes"], vec!["quit", "50 %", "state"]),
             (12, 2, vec!["alpha"], vec!["tiffin"]),

@@ -421,7 +421,14 @@ fn tiers(page: &mut Page, stat: &Stat) {
     let [(name, help, level), counters @ ..] = stat.tier.named();
     page.gauge(&format!("tiffin_tier_{name}"), help, level);
     for (name, help, count) in counters {
-        page.counter(&format!("tiffin_tier_{name}_total"), help, count);
+        match name {
+            "waited_ms" => page.seconds_counter(
+                "tiffin_tier_waited_seconds_total",
+                "Time that batches waited for promotions",
+                count,
+            ),
+            _ => page.counter(&format!("tiffin_tier_{name}_total"), help, count),
+        }
     }
     let [short, running, counters @ ..] = stat.copies.named();
     for (name, help, level) in [short, running] {
@@ -554,6 +561,12 @@ impl Page {
     fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.head(name, "counter", &[], help);
         self.sample(name, &[], value);
+    }
+
+    /// A counter of milliseconds, in seconds.
+    fn seconds_counter(&mut self, name: &str, help: &str, ms: u64) {
+        self.head(name, "counter", &[], help);
+        let _ = writeln!(self.text, "{name} {}.{:03}", ms / 1000, ms % 1000);
     }
 
     /// The samples of a histogram of durations, in seconds.
