@@ -191,8 +191,8 @@ impl Slots {
         }
     }
 
-    /// The number of the first stamp that was never used, in memory that an earlier process has used. Views of
-    /// older uses may be unknown until [`Self::all_views_are_listed`].
+    /// The number of the first stamp that was never used, in memory that an earlier process has used. Views
+    /// of older uses may be unknown until [`Self::all_views_are_listed`].
     pub(super) fn adopt_stamps(&mut self, high_water: u64) {
         (self.next_number, self.stamp_high_water, self.unlisted_below) = (high_water, high_water, high_water);
         if sabotaged!(self.config.sabotage, ReuseStamps) {

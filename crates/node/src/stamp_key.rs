@@ -7,7 +7,7 @@
 //! The permutation is a Feistel network of 62 bits, the size of a stamp. Its round function is SipHash-1-3.
 //! Four rounds suffice in theory, for a perfect round function and few known stamps; there are six.
 //!
-//! **Invariant:** `number(stamp(n)) == n` for every number from 1 to [`STAMPS_MAX`] - 1, and no stamp is zero.
+//! **Invariant:** `number(stamp(n)) == n` for every number from 1 to [`STAMPS_MAX`] - 1. No stamp is zero.
 //! **Invariant:** the key is in no memory that clients map, and in no message.
 
 use std::fmt;

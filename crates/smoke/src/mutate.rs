@@ -1,5 +1,5 @@
-//! Mutations of valid inputs: flipped bits, cut and doubled ranges, parts of other inputs, large numbers where a
-//! length may be.
+//! Mutations of valid inputs: flipped bits, cut and doubled ranges, parts of other inputs, and large numbers
+//! where a length may be.
 
 /// The largest input that mutations make.
 const INPUT_BYTES_MAX: usize = 64 << 10;

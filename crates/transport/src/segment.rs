@@ -197,9 +197,9 @@ impl NodeMemory {
         lock::is_held(self.data_file.as_fd(), client)
     }
 
-    /// Descriptors for a client: those of isolated memory are for reading only. Those of a pool tell the kernel
-    /// that this client maps the memory: until the last mapping and the last descriptor are gone, its lock
-    /// exists, whatever becomes of this process.
+    /// Descriptors for a client: those of isolated memory are for reading only. Those of a pool tell the
+    /// kernel that this client maps the memory: until the last mapping and the last descriptor are gone, its
+    /// lock exists, whatever becomes of this process.
     pub(crate) fn descriptors(&self, client: u64) -> io::Result<[OwnedFd; 3]> {
         let files = [&self.control_file, &self.data_file, &self.claims_file];
         if self.pool.is_none() && !self.is_isolated {
@@ -246,8 +246,8 @@ impl NodeMemory {
     }
 
     /// Returns the whole pages of this range of the data segment to the system. The range must be unused; a
-    /// later access allocates the pages again. Pages stay while a process has registered some with a device, and
-    /// if the memory is sealed against writers.
+    /// later access allocates the pages again. Pages stay while a process has registered some with a device,
+    /// and if the memory is sealed against writers.
     pub fn return_pages(&self, extent: Extent) {
         if self.is_isolated && self.pool.is_none() {
             return;

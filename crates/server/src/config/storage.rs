@@ -35,8 +35,8 @@ pub struct StorageArgs {
     #[arg(long, env = "TIFFIN_NODE_SHARED_MEMORY", value_name = "SWITCH")]
     pub shared_memory: Option<Switch>,
 
-    /// Whether other processes may map the memory for reading only: they write through the data socket, so that
-    /// none can change the objects of another. Default: `off`.
+    /// Whether other processes may map the memory for reading only: they write through the data socket, so
+    /// that none can change the objects of another. Default: `off`.
     #[arg(
         long,
         env = "TIFFIN_NODE_ISOLATE",

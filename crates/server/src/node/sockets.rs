@@ -35,8 +35,8 @@ pub(super) async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Soc
         sockets.requests = Some(listener);
         sockets.bytes = Some(bytes);
     } else if !config.ssd.is_empty() || config.isolate {
-        // Objects on a disk are requested through a socket, and isolated memory is written through one, also by
-        // clients that map the memory.
+        // Objects on a disk are requested through a socket, and isolated memory is written through one, also
+        // by clients that map the memory.
         let (bytes, data) = bind_data(&loopback()).await?;
         info.data = data.to_string();
         sockets.bytes = Some(bytes);

@@ -123,8 +123,8 @@ impl Attachment {
     }
 
     /// The bytes of a use in place, if it still exists and is contiguous. The mapping is read-only: a store
-    /// through its address ends the process. The caller must hold a view at the node, before this call and for
-    /// as long as it reads.
+    /// through its address ends the process. The caller must hold a view at the node, before this call and
+    /// for as long as it reads.
     #[must_use]
     pub fn view(&self, slot: u32, stamp: u64) -> Option<MappedRange> {
         MappedRange::of(&self.reader, &self.data, slot, stamp)
