@@ -115,7 +115,8 @@ class Namespace(NamedTuple):
     objects: int
     #: Their size in bytes, each object counted once.
     size: int
-    #: The bytes that it uses, with all copies, reservations, and removed objects in view. A quota limits this number.
+    #: The bytes that it uses, with all copies, reservations, and removed objects in view. A quota limits this
+    #: number.
     used: int = 0
     #: The quota in bytes; `None` for no limit.
     quota: int | None = None

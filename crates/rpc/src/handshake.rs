@@ -116,23 +116,9 @@ pub struct Greeting {
 impl Greeting {
     /// Waits for the hello. A peer that is silent, or speaks another protocol or major version, is
     /// disconnected here, with a line in the log; then there is nothing to do.
-    pub async fn receive(mut stream: Stream, deadline: Instant) -> Option<Self> {
+    pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {
         let peer = stream.peer();
-        match timeout_at(deadline, stream.welcome()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) if TlsError::of(&error) == Some(&TlsError::Plaintext) => {
-                refuse_plaintext(stream, deadline).await;
-                return None;
-            }
-            Ok(Err(error)) => {
-                log_failed(peer, &error);
-                return None;
-            }
-            Err(_) => {
-                tracing::warn!(%peer, "disconnected: it did not complete the TLS handshake in time");
-                return None;
-            }
-        }
+        let stream = shake(stream, deadline).await?;
         let (outbox, mut inbox) = mailbox::split(stream, Side::Accepting, HELLO_BYTES_MAX);
         let refuse = |reason, message| Refusal { reason, message };
         let refusal = match timeout_at(deadline, inbox.receive()).await {
@@ -214,6 +200,24 @@ impl Greeting {
     pub fn peer(&self) -> Peer {
         self.inbox.peer()
     }
+}
+
+/// Completes the TLS handshake, if there is one. If it fails, the reason is in the log, and the peer is told
+/// if it can understand.
+async fn shake(mut stream: Stream, deadline: Instant) -> Option<Stream> {
+    let peer = stream.peer();
+    match timeout_at(deadline, stream.welcome()).await {
+        Ok(Ok(())) => return Some(stream),
+        Ok(Err(error)) if TlsError::of(&error) == Some(&TlsError::Plaintext) => {
+            refuse_plaintext(stream, deadline).await;
+        }
+        Ok(Err(error)) => log_failed(peer, &error),
+        Err(_) if permits_line() => {
+            tracing::warn!(%peer, "disconnected: it did not complete the TLS handshake in time");
+        }
+        Err(_) => {}
+    }
+    None
 }
 
 /// Tells a client without TLS why it is not accepted.

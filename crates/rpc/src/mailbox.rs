@@ -491,7 +491,7 @@ impl Inbox {
         if let Some(readable) = &self.readable {
             return Ok(Arc::clone(readable));
         }
-        let readable = Arc::new(Readable::new(&self.shared.stream)?);
+        let readable = Arc::new(Readable::new(self.shared.stream.socket())?);
         self.readable = Some(Arc::clone(&readable));
         Ok(readable)
     }
@@ -635,7 +635,7 @@ impl Shared {
 
 /// Writes until the queue is empty.
 async fn flush(shared: Arc<Shared>) {
-    while writable(&shared.stream).await.is_ok() {
+    while writable(shared.stream.socket()).await.is_ok() {
         if *shared.closed.borrow() {
             return;
         }

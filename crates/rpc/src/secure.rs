@@ -31,7 +31,7 @@ pub(crate) struct Secure(Mutex<Session>);
 impl Secure {
     /// Carries out the handshake. Returns the bytes that came with its end.
     pub(crate) async fn shake(stream: &Stream, mut session: Session) -> io::Result<(Self, Vec<u8>)> {
-        let readable = Readable::new(stream)?;
+        let readable = Readable::new(stream.socket())?;
         let mut out = Vec::new();
         loop {
             let shaken = session.shake(&mut out);
@@ -123,7 +123,7 @@ async fn send_all(stream: &Stream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.try_write(&[io::IoSlice::new(bytes)]) {
             Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => writable(stream).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => writable(stream.socket()).await?,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

@@ -12,15 +12,13 @@ use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
-use crate::Stream;
-
 /// Tells tasks when a stream can be read, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Readable(AsyncFd<Arc<OwnedFd>>);
 
 impl Readable {
-    pub(crate) fn new(stream: &Stream) -> io::Result<Self> {
-        register(Arc::clone(stream.socket()), Interest::READABLE).map(Self)
+    pub(crate) fn new(socket: &Arc<OwnedFd>) -> io::Result<Self> {
+        register(Arc::clone(socket), Interest::READABLE).map(Self)
     }
 
     /// Waits until there is something to read, or the stream has ended.
@@ -33,9 +31,9 @@ impl Readable {
 }
 
 /// Waits until bytes can be written. That is rare: only while a peer is slow.
-pub(crate) async fn writable(stream: &Stream) -> io::Result<()> {
+pub(crate) async fn writable(socket: &OwnedFd) -> io::Result<()> {
     // A second descriptor, because the first may be watched for reading.
-    let again = Arc::new(stream.socket().try_clone()?);
+    let again = Arc::new(socket.try_clone()?);
     register(again, Interest::WRITABLE)?.writable().await.map(drop)
 }
 

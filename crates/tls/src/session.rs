@@ -124,7 +124,7 @@ impl Session {
         let ended = loop {
             match self.step(out, &mut |plain| early.extend_from_slice(plain)) {
                 Ok(Next::Again | Next::Opened) => {}
-                Ok(Next::Ready) => break Ok(true),
+                Ok(Next::Ready) => break self.check_whole().map(|()| true),
                 Ok(Next::Blocked) => break Ok(false),
                 Ok(Next::Ended) => break Err(TlsError::Closed),
                 Err(error) => break Err(error),
@@ -146,7 +146,8 @@ impl Session {
             match self.step(&mut pending, plain) {
                 Ok(Next::Again) => {}
                 Ok(Next::Opened) => break Ok(true),
-                Ok(Next::Blocked | Next::Ready | Next::Ended) => break Ok(false),
+                Ok(Next::Blocked | Next::Ready) => break self.check_whole().map(|()| false),
+                Ok(Next::Ended) => break Ok(false),
                 Err(error) => break Err(error),
             }
         };
@@ -218,10 +219,23 @@ impl Session {
         next
     }
 
+    /// Fails if a received record was processed, but is still needed: it has a part of a handshake message.
+    /// After the handshake no peer of ours sends such parts, and nothing could be sealed until the rest came.
+    fn check_whole(&self) -> Result<(), TlsError> {
+        let waiting = self.incoming.get(self.start..self.end).unwrap_or_default();
+        let &[_, _, _, high, low, ref rest @ ..] = waiting else { return Ok(()) };
+        match rest.len() >= usize::from(u16::from_be_bytes([high, low])) {
+            true => Err(TlsError::Other("a handshake message came in parts after the handshake".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// The same bytes as before are passed in, because a part of a handshake message may be in them.
     fn explain(&mut self, out: &mut Vec<u8>) -> Result<Next, TlsError> {
+        let waiting = self.incoming.get_mut(self.start..self.end).unwrap_or_default();
         match &mut self.side {
-            Side::Client(it) => advance(it.process_tls_records(&mut []), Write::Nothing, out, &mut |_| {}).1,
-            Side::Server(it) => advance(it.process_tls_records(&mut []), Write::Nothing, out, &mut |_| {}).1,
+            Side::Client(it) => advance(it.process_tls_records(waiting), Write::Nothing, out, &mut |_| {}).1,
+            Side::Server(it) => advance(it.process_tls_records(waiting), Write::Nothing, out, &mut |_| {}).1,
         }
     }
 }

@@ -7,7 +7,7 @@
 use tiffin_node::SlotState;
 use tiffin_types::{ClientId, space_for};
 
-use crate::{coverage::Point, node::name_in_heap, world::World};
+use crate::{node::name_in_heap, world::World};
 
 /// The namespace with the minimum.
 const GUARANTEED: u8 = 1;
@@ -22,7 +22,6 @@ impl World {
         let of_client = |id: ClientId| self.clients.iter().find(|it| it.id == id).map(|it| it.namespace);
         for shell in self.nodes.iter().filter(|it| it.core.is_some()) {
             let Some(memory) = self.memories.get(&shell.segment) else { continue };
-            self.coverage.hit(Point::CheckedGuaranteed);
             let others = memory.slots().filter(|(_, record)| {
                 let namespace = match record.state {
                     SlotState::Reserved(client) => of_client(client),

@@ -59,8 +59,12 @@ pub(in crate::master) fn keeps_free(cx: &Context, node: NodeIndex, namespace: Na
     kept_from(cx, namespace, node).min(free)
 }
 
-/// Whether a client may reserve that much more. The others must get memory, too, if it stops.
+/// Whether a client may reserve that much more. The others must get memory, too, if it stops. Without a
+/// guaranteed minimum nothing says that the memory is shared, and one client may reserve all of it.
 pub(in crate::master) fn is_within_share(cx: &Context, client: ClientId, space: u64) -> bool {
+    if cx.quotas.guaranteed().is_empty() {
+        return true;
+    }
     let memory = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
     let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
     cx.quotas.is_within_share(client, space, capacity) || sabotaged!(cx.config.sabotage, ReserveEverything)

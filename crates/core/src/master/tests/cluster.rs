@@ -383,6 +383,11 @@ pub(in crate::master) fn generation(counter: u64) -> Generation {
     Generation { epoch: 5, counter }
 }
 
+/// The key of the stamps of all nodes.
+pub(super) fn stamp_key() -> node::StampKey {
+    node::StampKey::from_bytes([5; 16])
+}
+
 /// The sizes of a node of the tests.
 pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
     NodeConfig {
@@ -394,7 +399,7 @@ pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
         chunks_free: 2,
         restores: false,
         extents_max: crate::EXTENTS_MAX,
-        stamp_key: node::StampKey::from_bytes([5; 16]),
+        stamp_key: stamp_key(),
         sabotage: Sabotage::None,
     }
 }

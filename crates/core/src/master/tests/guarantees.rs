@@ -71,6 +71,13 @@ impl Cluster {
         self.ask(ClientToMaster::SetPolicy(PolicyChange::NONE.guaranteed(Some(bytes))))
     }
 
+    /// Another namespace has the least possible minimum, so that clients get a share each.
+    fn share(&mut self) {
+        let namespace = self.master.objects.cx.catalog.intern("other");
+        let policy = Policy { guaranteed: Some(1), ..Policy::default() };
+        self.master.objects.cx.quotas.set_policy(namespace, policy);
+    }
+
     fn puts_from(&mut self, conn: ConnId, options: PutOptions, count: usize) -> usize {
         (0..count).filter(|at| self.put_from(conn, &format!("{conn:?} {at}"), options.clone())).count()
     }
@@ -86,6 +93,7 @@ fn lacks(outcome: &ReserveOutcome) -> Option<Resource> {
 /// How many of 32 units, one request each, one client gets, and how many of 4 another one gets after that.
 fn reserved_by_two(sabotage: Sabotage) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+    cluster.share();
     [HOG, SECOND].into_iter().for_each(|conn| cluster.join(conn, "hog"));
     let mut reserve = |conn, count: usize| {
         let spaces = (0..count).map(|at| cluster.reserve_from(conn, &[&format!("{at}")], plain()).remove(0));
@@ -98,6 +106,7 @@ fn reserved_by_two(sabotage: Sabotage) -> (usize, usize) {
 fn stopped_client_leaves_memory_to_others() {
     assert_eq!(reserved_by_two(Sabotage::None), (30, 1), "15 of 16 parts, and then 15 of 16 of the rest");
     let mut cluster = Cluster::new(&[32 * UNIT]);
+    cluster.share();
     cluster.join(HOG, "hog");
     (0..30).for_each(|at| _ = cluster.reserve_from(HOG, &[&at.to_string()], plain()));
     let refused = cluster.reserve_from(HOG, &["more"], plain()).remove(0);

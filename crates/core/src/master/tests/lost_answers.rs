@@ -251,7 +251,7 @@ fn retire_of_an_announced_copy_is_owed_until_received() {
     // The first node announces its old copy, and its link breaks before it receives the retire.
     cluster.register_in_vain();
     let (conn, _) = cluster.register(0);
-    let slot_ref = SlotRef { slot: SlotId(0), stamp: Stamp(1) };
+    let slot_ref = SlotRef { slot: SlotId(0), stamp: super::cluster::stamp_key().stamp(1) };
     let record = Record {
         slot_ref,
         namespace: "default".into(),
