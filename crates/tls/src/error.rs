@@ -171,13 +171,15 @@ fn plain_name(name: &str) -> String {
 fn of_alert(alert: AlertDescription) -> TlsError {
     match alert {
         AlertDescription::CertificateRequired => TlsError::CertificateWanted,
-        AlertDescription::UnknownCA => TlsError::Refused("its CA is unknown there".to_owned()),
+        // The second comes from a peer whose own CA has the same name as the one that signed.
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            TlsError::Refused("its CA is unknown there".to_owned())
+        }
         AlertDescription::CertificateExpired => TlsError::Refused("it has expired".to_owned()),
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate
         | AlertDescription::CertificateRevoked
-        | AlertDescription::CertificateUnknown
-        | AlertDescription::DecryptError => TlsError::Refused(format!("{alert:?}")),
+        | AlertDescription::CertificateUnknown => TlsError::Refused(format!("{alert:?}")),
         AlertDescription::ProtocolVersion => TlsError::Version,
         other => TlsError::Other(format!("the peer ended the connection: {other:?}")),
     }
