@@ -103,6 +103,8 @@ def written() -> str:
             if node.module == "collections.abc":
                 names = [ast.alias(name) for name in sorted({*ABSTRACT, *(it.name for it in names)})]
             imports += [ast.ImportFrom(node.module, names, node.level)] if names else []
+    # As ruff sorts them.
+    imports.sort(key=lambda it: (1, "") if isinstance(it, ast.ImportFrom) else (0, it.names[0].name))
     ours = [node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)]
     ours += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     names = [ast.alias(name) for name in sorted(ours) if name in used]

@@ -263,9 +263,10 @@ def test_connections_are_bounded(monkeypatch):
         first, _second = connect(), connect()
         assert fetch(port, "GET", "/")[2] == b"fine", "beyond the limit the oldest is closed"
         assert first.recv(1) == b""
-        slow = [connect() for _ in range(2)]
-        for it in slow:
-            it.sendall(b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n")
+        slow = []
+        for _ in range(2):
+            slow.append(connect())
+            slow[-1].sendall(b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n")
             assert begun.acquire(timeout=SECONDS_MAX)
         assert connect().recv(1) == b"", "both places are served"
         may_end.set()

@@ -80,7 +80,10 @@ fn store_with_certificates_of_one_command_speaks_only_tls() {
         "--master",
         master.address(),
     ]);
-    let error = ran(plain, b"").error();
+    let refused = ran(plain, b"");
+    // The log is there, too.
+    let error: serde_json::Value = serde_json::from_str(refused.stderr.lines().last().unwrap()).unwrap();
+    let error = &error["error"];
     assert!(error["message"].as_str().unwrap().contains("it accepts only TLS"), "{error}");
     drop((node, master));
 }

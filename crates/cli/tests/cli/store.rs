@@ -190,6 +190,7 @@ fn json_output_of_every_command() {
           "namespaces": [
             {
               "bytes": 3,
+              "guaranteed": null,
               "holders": [],
               "max_hold_ms": null,
               "name": "default",
