@@ -75,11 +75,10 @@ impl Held {
 
     /// The sums by namespace, most first, as many as a report names.
     pub(super) fn by_namespace(&self) -> Vec<HeldBy> {
-        let held = |(namespace, bytes): (&Box<str>, &u64)| HeldBy {
-            namespace: namespace.to_string(),
-            bytes: *bytes,
-        };
-        let mut all: Vec<_> = self.by_namespace.iter().map(held).collect();
+        let each = self.by_namespace.iter();
+        let mut all: Vec<_> = each
+            .map(|(namespace, bytes)| HeldBy { namespace: namespace.to_string(), bytes: *bytes })
+            .collect();
         all.sort_by_key(|it| std::cmp::Reverse(it.bytes));
         all.truncate(HELD_NAMESPACES_MAX);
         all

@@ -3,7 +3,7 @@
 use tiffin_types::attributes::{Attributes, Consumption, Expiry, SampleAttributes};
 use tiffin_types::message::{
     ClientToMaster, ClientToNode, Commit, CommitItem, Delete, Hello, PutOptions, Reply, Request, Reserve,
-    ReserveItem, Stat,
+    ReserveItem,
 };
 use tiffin_types::saved::{Saved, SavedMember};
 use tiffin_types::{Key, RequestId, SegmentId, SlotId, SlotRef, Stamp};
@@ -73,7 +73,7 @@ fn frame_seeds() -> Vec<Vec<u8>> {
         ClientToNode::Commit(Commit { items: vec![commit], wait_ms: 5 }).into(),
         ClientToNode::KeepViews(vec![SlotRef::default(); 3]).into(),
     ];
-    let replies = [Reply::Done, Reply::Stat(Box::new(Stat::default())), Reply::ViewsBegun(vec![true, false])];
+    let replies = [Reply::Done, Reply::Stat(Box::default()), Reply::ViewsBegun(vec![true, false])];
     let requests = requests.iter().filter_map(|it| encode_request(RequestId(1), it).ok());
     requests.chain(replies.iter().filter_map(|it| encode_reply(RequestId(2), it).ok())).collect()
 }

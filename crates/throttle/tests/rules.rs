@@ -1,5 +1,7 @@
 //! Tests of each rule, and of all rules after every step of a seeded run, which notices every mutant.
 
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
+
 use std::collections::BTreeMap;
 
 use rand::RngExt;

@@ -168,7 +168,10 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
 
 /// Which contents some paths have: it changes with every replacement.
 #[derive(Debug, PartialEq, Eq)]
-struct Version(Vec<Option<(u64, u64, u64, i64, i64)>>);
+struct Version(Vec<Option<FileVersion>>);
+
+/// Device, inode, size, and the seconds and nanoseconds of the last change.
+type FileVersion = (u64, u64, u64, i64, i64);
 
 impl Version {
     fn of(files: &TlsFiles) -> Self {

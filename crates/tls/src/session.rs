@@ -221,6 +221,7 @@ impl Session {
 
     /// Fails if a received record was processed, but is still needed: it has a part of a handshake message.
     /// After the handshake no peer of ours sends such parts, and nothing could be sealed until the rest came.
+    #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
     fn check_whole(&self) -> Result<(), TlsError> {
         let waiting = self.incoming.get(self.start..self.end).unwrap_or_default();
         let &[_, _, _, high, low, ref rest @ ..] = waiting else { return Ok(()) };

@@ -1,8 +1,6 @@
 //! Every message is decoded to what was encoded, also between neighbouring minor versions. Messages beyond
 //! a limit are rejected on both sides.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
-
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

@@ -2,8 +2,6 @@
 //! flipped, spliced and given a new checksum. Nothing may panic, and memory must stay in proportion to the
 //! bytes. `fuzz/` does the same without an end.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
-
 use std::cell::Cell;
 
 use proptest::strategy::{Strategy, ValueTree};
