@@ -73,6 +73,11 @@ impl Held {
         self.bytes
     }
 
+    /// The memory that one namespace pays for.
+    pub(super) fn of(&self, namespace: &str) -> u64 {
+        self.by_namespace.get(namespace).copied().unwrap_or(0)
+    }
+
     /// The sums by namespace, most first, as many as a report names.
     pub(super) fn by_namespace(&self) -> Vec<HeldBy> {
         let each = self.by_namespace.iter();

@@ -41,7 +41,7 @@ use fetch::Fetches;
 pub(crate) use link::serves;
 use link::{Link, Waiting};
 pub use metadata::{SLOT_BYTES, Table, TableRange};
-use slots::{AttributesSet, Identity, Slots};
+use slots::{AttributesSet, Identity, Slots, Whose};
 pub use slots::{EXTENTS_INLINE, SlotRecord, SlotState};
 pub use stamp_key::StampKey;
 
@@ -635,12 +635,15 @@ impl Node {
     /// Reserves or offers memory for the remaining items, and replies. If something is missing, it recalls
     /// offers first and continues after that.
     fn allocate(&mut self, mut allocating: Allocating) {
-        let Allocate { client, offered, keep, .. } = allocating.allocate;
+        let Allocate { client, offered, .. } = allocating.allocate;
         let state = if offered { SlotState::Offered(client) } else { SlotState::Reserved(client) };
+        self.slots.count_guaranteed(&allocating.allocate.guarantees);
         while let Some(&item) = allocating.allocate.items.get(allocating.items.len()) {
             let used: usize = allocating.items.iter().flatten().map(|it| it.extents.len()).sum();
             let left = ANSWER_EXTENTS_MAX.saturating_sub(used);
-            let reservation = self.slots.reserve(state, item, (left, keep), &mut self.effects);
+            let Allocate { namespace, guarantees, evicted, .. } = &mut allocating.allocate;
+            let mut whose = Whose { namespace, guarantees, evicted };
+            let reservation = self.slots.reserve(state, item, (left, &mut whose), &mut self.effects);
             match &reservation {
                 Ok(it) => self.clients.reserved(client, it.location.slot_ref()),
                 Err(_) if offered || sabotaged!(self.config.sabotage, NeverRecall) => (),
@@ -656,6 +659,7 @@ impl Node {
             allocating.short.extend(reservation.as_ref().err());
             allocating.items.push(reservation.ok());
         }
+        self.slots.note_guarantees(&allocating.allocate.guarantees);
         let reply = Reply::Allocated(Allocated {
             items: allocating.items,
             usage: self.slots.usage(),

@@ -16,6 +16,7 @@
 //! use of the slot has ended.
 
 mod expiry;
+mod guarantees;
 mod offers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,6 +29,8 @@ use tiffin_types::{
     space_for,
 };
 
+use self::guarantees::Guarantees;
+pub(crate) use self::guarantees::Whose;
 use super::{
     Effect, NodeConfig,
     metadata::{Metadata, TableRange},
@@ -121,6 +124,8 @@ struct Slot {
     attributes: Extent,
     generation: Generation,
     identity: Option<Box<Identity>>,
+    /// The namespace that it is reserved for, if that has a guaranteed minimum.
+    owner: Option<Box<str>>,
 }
 
 /// The result of storing attributes with an object.
@@ -151,6 +156,7 @@ pub(super) struct Slots {
     metadata: Metadata,
     use_counts: BTreeMap<SlotRef, u32>,
     retired: Held,
+    guarantees: Guarantees,
     /// Number of the next stamp.
     next_number: u64,
     stamp_high_water: u64,
@@ -177,6 +183,7 @@ impl Slots {
             metadata: Metadata::new(&config),
             use_counts: BTreeMap::new(),
             retired: Held::default(),
+            guarantees: Guarantees::default(),
             next_number: 1,
             stamp_high_water: 1,
             offers: BTreeMap::new(),
@@ -250,6 +257,7 @@ impl Slots {
             attributes: record.attributes,
             generation: record.generation,
             identity: identity.map(Box::new),
+            owner: None,
         };
         if self.slots.len() <= at.0 as usize {
             self.slots.resize(at.0 as usize + 1, None);
@@ -340,22 +348,20 @@ impl Slots {
         self.space.free() + self.metadata.reclaimable() + self.offered
     }
 
-    /// Reserves or offers space for one replica, in at most `pieces_max` extents, and leaves `keep` bytes
-    /// free. Fails with what is missing.
+    /// Reserves or offers space for one replica, in at most `pieces_max` extents. Fails with what is missing.
     pub(super) fn reserve(
         &mut self,
         state: SlotState,
         item: AllocateItem,
-        (pieces_max, keep): (usize, u64),
+        (pieces_max, whose): (usize, &mut Whose<'_>),
         effects: &mut VecDeque<Effect>,
     ) -> Result<Reservation, Shortage> {
         if self.drains {
             let bytes = space_for(item.len).unwrap_or(u64::MAX);
             return Err(Shortage { resource: Resource::Bytes, amount: bytes, bytes, never: true });
         }
-        let wanted = space_for(item.len).unwrap_or(u64::MAX).saturating_add(keep);
-        if keep > 0 && wanted > self.free() {
-            return Err(self.short_of(Resource::Bytes, wanted - self.free(), item));
+        if !whose.guarantees.is_empty() {
+            self.check_guarantees(whose, item)?;
         }
         let mut allocation = self.allocate(item, pieces_max, effects);
         if allocation.is_err() && self.metadata.reclaimable() > 0 {
@@ -364,6 +370,7 @@ impl Slots {
         }
         let Allocation { slot, extents, heap, attributes } = allocation?;
         let (stamp, number) = self.mint(effects);
+        let state_is_offer = matches!(state, SlotState::Offered(_));
         match state {
             SlotState::Offered(_) => {
                 self.offered += space_of(&extents);
@@ -381,7 +388,9 @@ impl Slots {
             attributes,
             generation: Generation::default(),
             identity: None,
+            owner: Some(whose.namespace).filter(|it| !it.is_empty() && !state_is_offer).map(Box::from),
         };
+        self.guarantees.add(reserved.namespace(), space_of(&extents));
         if extents.len() > EXTENTS_INLINE {
             effects.push_back(Effect::Heap { offset: heap.offset, bytes: spill(&extents) });
         }
@@ -468,7 +477,7 @@ impl Slots {
         effects: &mut VecDeque<Effect>,
     ) -> bool {
         let ignores_writer = sabotaged!(self.config.sabotage, CommitWithoutFence);
-        let Some(slot) = self.get_mut(slot_ref) else { return false };
+        let Some(slot) = get_mut(&mut self.slots, slot_ref) else { return false };
         let mine = match slot.state {
             SlotState::Reserved(client) | SlotState::Offered(client) => {
                 writer.is_none_or(|it| it == client) || ignores_writer
@@ -488,7 +497,11 @@ impl Slots {
         if !attributes.is_empty() {
             effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes: attributes });
         }
-        slot.identity = Some(Box::new(identity));
+        let space = space_of(&slot.extents);
+        let owner = slot.owner.take();
+        let namespace = slot.identity.insert(Box::new(identity)).namespace.as_str();
+        self.guarantees.subtract(owner.as_deref(), space);
+        self.guarantees.add(Some(namespace), space);
         slot.state = SlotState::Prepared;
         effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
         self.count_claim(slot_ref);
@@ -613,6 +626,7 @@ impl Slots {
             }
             SlotState::Reserved(_) | SlotState::Ending | SlotState::Prepared => self.granted -= allocation,
         }
+        self.guarantees.subtract(slot.namespace(), allocation);
         let namespace = slot.identity.map(|it| it.namespace.into_boxed_str());
         let memory = Retired { extents: slot.extents, heap: [slot.heap, slot.attributes], namespace };
         if stays {
@@ -712,7 +726,7 @@ impl Slots {
     }
 
     fn get_mut(&mut self, slot_ref: SlotRef) -> Option<&mut Slot> {
-        self.slots.get_mut(slot_ref.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == slot_ref.stamp)
+        get_mut(&mut self.slots, slot_ref)
     }
 
     /// A stamp that was never used, and its number. The mark is advanced before a number beyond it is used.
@@ -725,6 +739,10 @@ impl Slots {
         self.next_number += 1;
         (self.config.stamp_key.stamp(number), number)
     }
+}
+
+fn get_mut(slots: &mut [Option<Slot>], slot_ref: SlotRef) -> Option<&mut Slot> {
+    slots.get_mut(slot_ref.slot.0 as usize)?.as_mut().filter(|slot| slot.stamp == slot_ref.stamp)
 }
 
 /// Bytes of an object's list of extents in the heap.

@@ -122,7 +122,7 @@ impl Bench {
             client: WRITER,
             items: vec![AllocateItem { len, name_len: 20, attributes_len: 0 }],
             offered: false,
-            keep: 0,
+            ..Allocate::default()
         };
         match self.master(MasterToMember::Allocate(allocate)) {
             Reply::Allocated(mut allocated) => allocated.items.remove(0),
@@ -222,7 +222,7 @@ fn stamp_mark_is_ahead_of_every_stamp() {
         client: WRITER,
         items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
-        keep: 0,
+        ..Allocate::default()
     };
     node.handle(Event::MasterRequest(RequestId(1), MasterToMember::Allocate(allocate)));
     let mark = node.effects.iter().position(|it| matches!(it, Effect::StampHighWater(2..)));
@@ -435,7 +435,7 @@ fn unconnected_client_ends_by_the_masters_message() {
         client: ClientId(8),
         items: vec![AllocateItem { len: 1, name_len: 1, attributes_len: 0 }],
         offered: false,
-        keep: 0,
+        ..Allocate::default()
     };
     bench.master(MasterToMember::Allocate(allocate));
     assert_eq!(bench.free(), 7);
@@ -623,7 +623,7 @@ fn missing_memory_slots_or_heap_is_a_reply() {
         client: WRITER,
         items: vec![AllocateItem { len: 1, name_len: 2000, attributes_len: 0 }],
         offered: false,
-        keep: 0,
+        ..Allocate::default()
     };
     let Reply::Allocated(allocated) = bench.master(MasterToMember::Allocate(allocate)) else { panic!() };
     assert_eq!(allocated.items, [None]);

@@ -205,7 +205,7 @@ fn unclaimed_offers_are_recalled_and_claimed_ones_stay() {
         client: WRITER,
         items,
         offered: true,
-        keep: 0,
+        ..Allocate::default()
     })) {
         Reply::Allocated(it) => it.items.into_iter().flatten().map(|it| it.location).collect::<Vec<_>>(),
         other => panic!("{other:?}"),

@@ -15,7 +15,12 @@ const OTHER: ClientId = ClientId(8);
 impl Bench {
     fn allocate(&mut self, client: ClientId, lens: &[u64], offered: bool) -> Vec<Option<Reservation>> {
         let items = lens.iter().map(|&len| AllocateItem { len, name_len: 20, attributes_len: 0 }).collect();
-        match self.master(MasterToMember::Allocate(Allocate { client, items, offered, keep: 0 })) {
+        match self.master(MasterToMember::Allocate(Allocate {
+            client,
+            items,
+            offered,
+            ..Allocate::default()
+        })) {
             Reply::Allocated(allocated) => {
                 assert_eq!(allocated.usage, self.node.usage());
                 allocated.items
@@ -105,7 +110,7 @@ fn missing_slots_and_names_recall_offers_too() {
     // The heap of 1024 bytes has space for two such names.
     let item = AllocateItem { len: 1, name_len: 400, attributes_len: 0 };
     let allocate = |client, offered| {
-        MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered, keep: 0 })
+        MasterToMember::Allocate(Allocate { client, items: vec![item; 2], offered, ..Allocate::default() })
     };
     bench.master(allocate(WRITER, true));
     let Reply::Allocated(allocated) = bench.master(allocate(OTHER, false)) else { panic!() };
@@ -127,7 +132,7 @@ fn missing_space_for_attributes_recalls_offers() {
             client: WRITER,
             items: vec![item; 2],
             offered: true,
-            keep: 0,
+            ..Allocate::default()
         });
         let Reply::Allocated(offers) = bench.master(offer) else { panic!() };
         let offers: Vec<_> = offers.items.iter().flatten().map(|it| it.location.slot_ref()).collect();

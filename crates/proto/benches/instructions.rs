@@ -145,8 +145,14 @@ fn node_side() {
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));
     node.handle(node::Event::Opened { conn, client, namespace: "default".into() });
     let item = AllocateItem { len: 4096, name_len: 71, attributes_len: 0 };
-    let allocate =
-        || MasterToMember::Allocate(Allocate { client, items: vec![item; 128], offered: false, keep: 0 });
+    let allocate = || {
+        MasterToMember::Allocate(Allocate {
+            client,
+            items: vec![item; 128],
+            offered: false,
+            ..Allocate::default()
+        })
+    };
     let mut reserved = Vec::new();
     measured("a node allocates 128 objects", || {
         for at in 0..REPEATS {

@@ -10,13 +10,13 @@ use tiffin_types::message::{
     CopyStat, CopyWait, Decide, DecideItem, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
     DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Evicted,
     Evictions, Exists, Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
-    Heartbeat, Held, HeldBy, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased, List,
-    ListItem, Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists, OpenStream,
-    OwnerStat, Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome, Presence,
-    PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal, Register,
-    Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved, Resolve,
-    ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store, StreamEnd,
-    StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    Guarantee, Heartbeat, Held, HeldBy, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased,
+    List, ListItem, Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists,
+    OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome,
+    Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal,
+    Register, Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved,
+    Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store,
+    StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -162,7 +162,8 @@ message! {
     Decide { 1 => items, 2 => wait_ms }
     Replacement { 1 => generation, 2 => nodes, 3 => replaced }
     DecideItem { 1 => namespace, 2 => item, 3 => client }
-    Allocate { 1 => client, 2 => items, 3 => offered, 4 => keep }
+    Allocate { 1 => client, 2 => items, 3 => offered, 4 => namespace, 5 => guarantees, 6 => evicted }
+    Guarantee { 1 => namespace, 2 => bytes }
     AllocateItem { 1 => len, 2 => name_len, 3 => attributes_len }
     Allocated { 1 => items, 2 => usage, 3 => short }
     Settle { 1 => commit, 2 => abort, 3 => retire }

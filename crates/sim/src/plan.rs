@@ -109,7 +109,7 @@ pub(crate) struct Plan {
 }
 
 /// How many of the worlds that may be hostile are. None yet: see what is exempt in `docs/simulation.md`.
-const HOSTILE_PERCENT: u64 = 0;
+const HOSTILE_PERCENT: u64 = 15;
 
 impl Plan {
     pub(crate) fn draw(rng: &mut Rng) -> Self {

@@ -64,6 +64,8 @@ struct Reserving {
     items: Vec<Item>,
     /// Nodes that have not replied yet in this round.
     outstanding: u32,
+    /// The bytes that were evicted on each node for this round.
+    evicted: BTreeMap<NodeIndex, u64>,
     /// How long it may wait for space.
     deadline: Tick,
     /// Whether it is in the queue for space.
@@ -116,6 +118,7 @@ impl Reservations {
             spare,
             items,
             outstanding: 0,
+            evicted: BTreeMap::new(),
             deadline: o.cx.now.after(if spare > 0 { 0 } else { reserve.wait_ms }),
             queued: false,
             queue_key: (caller.namespace, stream),
@@ -315,8 +318,10 @@ impl Reservations {
                 Some(AllocateItem { len: request.len, name_len, attributes_len })
             });
             let (client, offered) = (reserving.caller.client, reserving.spare > 0);
-            let keep = guarantees::keeps_free(&o.cx, node, reserving.caller.namespace);
-            let allocate = Allocate { client, items: items.collect(), offered, keep };
+            let (namespace, guarantees) = guarantees::at_node(&o.cx, node, reserving.caller.namespace);
+            let evicted = reserving.evicted.remove(&node).unwrap_or(0);
+            let items = items.collect();
+            let allocate = Allocate { client, items, offered, namespace, guarantees, evicted };
             // A candidate is connected, so this cannot fail.
             let asked = o.cx.ask(node, MasterToMember::Allocate(allocate), Wait::Allocate(op, indexes));
             reserving.outstanding += u32::from(asked.is_some());
@@ -372,8 +377,9 @@ impl Reservations {
         if chosen.is_empty() && first {
             let candidates: Vec<_> = candidates.into_iter().map(|node| (node, lack(node))).collect();
             let made = o.make_space_somewhere(&candidates, (namespace, need.bytes), whose, may_wait);
-            if let (Some(node), Some(item)) = (made, reserving.items.get_mut(index)) {
+            if let (Some((node, evicted)), Some(item)) = (made, reserving.items.get_mut(index)) {
                 item.refusals.entry(node).and_modify(Refused::freed);
+                *reserving.evicted.entry(node).or_default() += evicted;
                 chosen.push(node);
             }
         }
@@ -588,11 +594,14 @@ impl Objects {
         (namespace, need): (NamespaceIndex, u64),
         whose: (&str, &Key),
         may_wait: bool,
-    ) -> Option<NodeIndex> {
+    ) -> Option<(NodeIndex, u64)> {
         let wanted = (namespace, need);
-        let lossless = candidates.iter().find(|&&it| self.make_space(it, wanted, whose, true));
-        if let Some((node, _)) = lossless {
-            return Some(*node);
+        let made = |master: &mut Self, on_disk_only| {
+            let mut each = candidates.iter();
+            each.find_map(|&it| Some((it.0, master.make_space(it, wanted, whose, on_disk_only)?)))
+        };
+        if let Some(lossless) = made(self, true) {
+            return Some(lossless);
         }
         let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUndemoted);
         // A need that is not for bytes is for a slot or for name space. Any object that leaves frees both.
@@ -603,37 +612,34 @@ impl Objects {
         if waits && candidates.iter().any(|(node, _)| is_awaited(self, *node)) {
             return None;
         }
-        let made = candidates.iter().find(|&&it| self.make_space(it, wanted, whose, false));
-        made.map(|(node, _)| *node)
+        made(self, false)
     }
 
-    /// Evicts on one node until an object fits there. Evicts nothing if all evictable objects together are
-    /// too small.
+    /// Evicts on one node until an object fits there, and returns how many bytes. Evicts nothing if all
+    /// evictable objects together are too small.
     fn make_space(
         &mut self,
         (node, mut lack): (NodeIndex, Lack),
         (namespace, bytes): (NamespaceIndex, u64),
         whose: (&str, &Key),
         on_disk_only: bool,
-    ) -> bool {
-        let Some((mut free, usage)) = self.cx.members.get(node).map(|it| (it.free, it.usage)) else {
-            return false;
-        };
+    ) -> Option<u64> {
+        let (mut free, usage) = self.cx.members.get(node).map(|it| (it.free, it.usage))?;
         let need = guarantees::free_needed(&self.cx, node, namespace, bytes, free);
         let mut spared = guarantees::spared_from(&self.cx, namespace, node);
         let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node, &spared));
         if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
-            return false;
+            return None;
         }
         // What is evicted there is freed when clients of the node's earlier process have listed their views.
         // Enough to wait for has been evicted already.
         let waits_for_lists = usage.unlisted > 0 && usage.unlisted >= need;
         if waits_for_lists && !sabotaged!(self.cx.config.sabotage, EvictUnlisted) {
-            return false;
+            return None;
         }
         // The records and names of evicted objects are freed too, as far as the node does not reuse them.
         let overhead = usage.metadata.checked_div(usage.objects).unwrap_or(0);
-        let (mut shrinks, mut evicts) = (0, false);
+        let (mut shrinks, mut evicts, before) = (0, false, free);
         while free + shrinks < need || !lack.is_met() {
             let Some(victim) = next_victim(self, node, on_disk_only, &mut spared) else { break };
             if let Some(object) = self.cx.catalog.get(victim) {
@@ -649,7 +655,7 @@ impl Objects {
         }
         // When nothing is left to evict, only the node knows how much memory that has freed.
         let may_fit = evicts && need <= free + usage.metadata;
-        may_fit || (need <= free && lack.is_met())
+        (may_fit || (need <= free && lack.is_met())).then_some(free - before)
     }
 
     /// Upper bound of the bytes that eviction could free on a node.

@@ -50,7 +50,7 @@ pub use member_to_master::{
     Announce, Announced, Decide, DecideItem, Heartbeat, HeldBy, MemberReply, MemberToMaster, Record,
     Register, Registered, Released, Viewer,
 };
-pub use space::{Allocate, AllocateItem, Allocated, Full, Quota, Resource, Shortage, Usage};
+pub use space::{Allocate, AllocateItem, Allocated, Full, Guarantee, Quota, Resource, Shortage, Usage};
 pub use stat::{
     CACHED_READS_MAX, CachedReads, CopyStat, Evicted, Evictions, HOLDERS_MAX, Held, Holder, NamespaceStat,
     NodeStat, OWNERS_MAX, OwnerStat, STREAMS_LISTED_MAX, Stat,

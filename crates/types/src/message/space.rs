@@ -98,9 +98,21 @@ pub struct Allocate {
     /// The items are offers, see [`Reserve::spare`](super::Reserve::spare): no other offer is recalled for
     /// them.
     pub offered: bool,
-    /// The free bytes that must be left, because other namespaces have a right to them. What the master has
-    /// evicted may be in view, so that only the node knows how much is free.
-    pub keep: u64,
+    /// The namespace that this is for, if it has a guaranteed minimum.
+    pub namespace: String,
+    /// The node's part of every guaranteed minimum.
+    pub guarantees: Vec<Guarantee>,
+    /// The bytes of the objects that were evicted there for these items.
+    pub evicted: u64,
+}
+
+/// A node's part of the memory that is guaranteed to a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Guarantee {
+    /// The namespace.
+    pub namespace: String,
+    /// The bytes.
+    pub bytes: u64,
 }
 
 /// The space for one copy.

@@ -4,7 +4,7 @@
 //! that part stays free: puts, promotions and new copies of other namespaces do not take it, and do not evict
 //! its objects for more. So the minimum can be had although other namespaces pin, view or reserve all they
 //! have. No memory is taken back: a minimum that is set while others use the memory is reached as their puts
-//! evict more than they need.
+//! evict more than they need. The master plans for that with what it knows; each node has the last word.
 //!
 //! **Invariant:** without a guaranteed minimum, nothing here costs more than one comparison.
 
@@ -16,7 +16,7 @@ use crate::{
         members::Standing,
         refuse,
     },
-    message::{PolicyChange, Reason, Reply},
+    message::{Guarantee, PolicyChange, Reason, Reply},
     sabotage::sabotaged,
 };
 
@@ -29,7 +29,9 @@ pub(in crate::master) fn kept_from(cx: &Context, namespace: NamespaceIndex, node
         return 0;
     }
     let others = cx.quotas.guaranteed().keys().filter(|it| **it != namespace);
-    let unused = |it: &NamespaceIndex| part_of(cx, *it, node).saturating_sub(used_on(cx, *it, node));
+    let held = |it: NamespaceIndex| cx.members.get(node).map_or(0, |member| member.held(it));
+    let used = |it: NamespaceIndex| used_on(cx, it, node).saturating_add(held(it));
+    let unused = |it: &NamespaceIndex| part_of(cx, *it, node).saturating_sub(used(*it));
     others.map(unused).fold(0, u64::saturating_add)
 }
 
@@ -52,11 +54,18 @@ pub(in crate::master) fn free_needed(
     bytes.saturating_add(kept_from(cx, namespace, node)).min(most)
 }
 
-/// The free memory that a node must have left after it has allocated what was planned there, as far as it had
-/// that much before.
-pub(in crate::master) fn keeps_free(cx: &Context, node: NodeIndex, namespace: NamespaceIndex) -> u64 {
-    let free = cx.members.get(node).map_or(0, |it| it.free);
-    kept_from(cx, namespace, node).min(free)
+/// What a node must know to keep its part of every minimum: the namespace that memory is for, if it has a
+/// minimum, and the parts.
+pub(in crate::master) fn at_node(
+    cx: &Context,
+    node: NodeIndex,
+    namespace: NamespaceIndex,
+) -> (String, Vec<Guarantee>) {
+    let all = cx.quotas.guaranteed();
+    let name = |it: NamespaceIndex| cx.catalog.namespace_name(it).to_owned();
+    let of = all.contains_key(&namespace).then(|| name(namespace)).unwrap_or_default();
+    let part = |it: &NamespaceIndex| Guarantee { namespace: name(*it), bytes: part_of(cx, *it, node) };
+    (of, all.keys().map(part).collect())
 }
 
 /// Whether a client may reserve that much more. The others must get memory, too, if it stops. Without a
@@ -108,8 +117,7 @@ fn part_of(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// Memory of a node that a namespace uses: objects and reservations. Removed objects in view do not count:
-/// the node frees them before the master knows, and others would get that memory.
+/// Memory of a node that a namespace uses: objects and reservations. Removed objects in view do not count.
 fn used_on(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
     cx.catalog.space_on(namespace, node).saturating_add(cx.quotas.granted_on(namespace, node))
 }

@@ -99,9 +99,10 @@ struct Grant {
 }
 
 impl Grant {
-    /// Bytes of the node's memory.
+    /// Bytes of the node's memory. That of a reservation without a client is counted with its object, which
+    /// has it as a copy that is not complete.
     fn memory(&self) -> u64 {
-        self.terms.as_ref().and_then(|it| space_for(it.len)).unwrap_or(self.space)
+        self.terms.as_ref().map_or(0, |it| space_for(it.len).unwrap_or(self.space))
     }
 
     fn charge(&self, node: NodeIndex) -> Charge {
@@ -218,6 +219,10 @@ impl Quotas {
                 entry.remove();
             }
         }
+        self.unplan_memory(at);
+    }
+
+    fn unplan_memory(&mut self, at: Charge) {
         if let Some(granted) = self.granted_on.get_mut(&(at.namespace, at.node)) {
             *granted = granted.saturating_sub(at.memory);
         }
@@ -233,7 +238,11 @@ impl Quotas {
         terms: Option<Terms>,
         stream: Option<(StreamIndex, u64)>,
     ) {
-        self.grants.insert((node, slot_ref), Grant { namespace, who, space, offered: false, terms });
+        let grant = Grant { namespace, who, space, offered: false, terms };
+        if terms.is_none() {
+            self.unplan_memory(Charge { memory: space, ..grant.charge(node) });
+        }
+        self.grants.insert((node, slot_ref), grant);
         if let Some(stream) = stream {
             self.streamed.insert((node, slot_ref), stream);
         }

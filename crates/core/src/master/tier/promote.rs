@@ -374,10 +374,11 @@ impl Tier {
         };
         self.promotions.running.insert(generation, promoting);
         let items = allocation(cx, index).into_iter().collect();
-        let keep = guarantees::keeps_free(cx, node, namespace);
-        let allocate = Allocate { client: ClientId::PROMOTER, items, offered: false, keep };
+        let (namespace, guarantees) = guarantees::at_node(cx, node, namespace);
+        let client = ClientId::PROMOTER;
+        let allocate = Allocate { client, items, namespace, guarantees, ..Allocate::default() };
         // A ready node is connected, so this cannot fail.
-        cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (namespace, need)));
+        cx.ask(node, MasterToMember::Allocate(allocate), Wait::PromoteSpace(id, (charge.namespace, need)));
     }
 
     /// A client no longer wants an object. The promotion ends if no other client wants it and its bytes are

@@ -296,9 +296,18 @@ pub(super) fn allocate() -> impl Strategy<Value = Allocate> {
         name_len,
         attributes_len,
     });
-    (number(), vec(item, 0..20), any::<bool>(), number()).prop_map(|(client, items, offered, keep)| {
-        Allocate { keep, client: ClientId(client), items, offered }
-    })
+    let guarantee = (text(), number()).prop_map(|(namespace, bytes)| Guarantee { namespace, bytes });
+    let whose = (text(), vec(guarantee, 0..4), number());
+    (number(), vec(item, 0..20), any::<bool>(), whose).prop_map(
+        |(client, items, offered, (namespace, guarantees, evicted))| Allocate {
+            client: ClientId(client),
+            items,
+            offered,
+            namespace,
+            guarantees,
+            evicted,
+        },
+    )
 }
 
 pub(super) fn reserve_outcome() -> impl Strategy<Value = ReserveOutcome> {
