@@ -29,6 +29,8 @@ mod tests;
 #[cfg(test)]
 mod tests_adopt;
 #[cfg(test)]
+mod tests_guarantees;
+#[cfg(test)]
 mod tests_offers;
 mod transfers;
 mod views;

@@ -166,6 +166,9 @@ points! {
     /// Such bytes cannot be given back, because there is no memory for them.
     NotRestored,
     /// A promise was checked: memory that is guaranteed to a namespace is not used by another one.
+    CheckedGuaranteed,
+    /// A client has its share of the memory, and its put waits.
+    ShareWaited,
     /// A promise was checked: `Full` is answered only when nothing is left to evict.
     CheckedFull,
     /// An object is written to a disk.

@@ -151,6 +151,8 @@ pub(crate) struct QueuedPut {
     pub(crate) arrival: u64,
     /// It may wait.
     pub(crate) waits: bool,
+    /// Its client had its share of the memory. Others need not wait for it.
+    pub(crate) is_beyond_share: bool,
 }
 
 /// Reasons for removals that the current event of the master gives.
@@ -252,6 +254,8 @@ pub(crate) struct Oracle {
     /// Puts that arrived while others waited for space.
     pub(crate) put_queue: BTreeMap<(ConnId, RequestId), QueuedPut>,
     pub(crate) arrivals: u64,
+    /// The most nodes that the master has counted on at a time, dead ones included.
+    pub(crate) nodes_counted: u64,
     /// Puts of one object that do not wait, with none waiting before them.
     pub(crate) single_puts: BTreeMap<(ConnId, RequestId), SinglePut>,
     /// Number of evictions, and of allocations at nodes.

@@ -108,7 +108,7 @@ pub(crate) struct Plan {
     pub(crate) client_leaves_percent: u64,
 }
 
-/// How many of the worlds that may be hostile are. None yet: see what is exempt in `docs/simulation.md`.
+/// How many of the worlds that may be hostile are.
 const HOSTILE_PERCENT: u64 = 15;
 
 impl Plan {

@@ -327,6 +327,7 @@ impl World {
         self.handle_event(event);
         self.check_books();
         self.check_guaranteed();
+        self.note_shares();
         self.check_membership();
         self.check_tier();
         self.check_foreigner();

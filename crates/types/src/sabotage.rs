@@ -245,6 +245,8 @@ tiffin_sabotage::variants! {
         AnswerUnconfirmed: "answers wait until leadership is confirmed";
         /// A master of several counts a write that was refused, because another one leads, as durable.
         TrustRefused: "a refused write of the state is not durable";
+        /// A node gives memory that is guaranteed to one namespace to another, and the master plans it.
+        TakeGuaranteed: "a guaranteed minimum stays free for its namespace";
     }
     /// Mutants that the tests of `session` must notice: simulated clients make no pauses.
     OF_CLIENTS {
@@ -322,8 +324,6 @@ tiffin_sabotage::variants! {
         LeaseAnyNumber: "the leases of a client and of a namespace are bounded";
         /// The master lets a namespace have any number of pins.
         PinAnyNumber: "the pins of a namespace are bounded";
-        /// The master gives memory that is guaranteed to one namespace to another.
-        TakeGuaranteed: "a guaranteed minimum stays free for its namespace";
         /// The master evicts guaranteed objects of other namespaces.
         EvictGuaranteed: "objects within a guaranteed minimum are not evicted for others";
         /// The master does not charge removed objects that are in view.

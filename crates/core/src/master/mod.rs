@@ -546,6 +546,11 @@ impl Master {
         available.collect()
     }
 
+    /// The puts that wait because their clients have their share of the memory. For tests and simulations.
+    pub fn waits_for_share(&self) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
+        self.reservations.waits_for_share()
+    }
+
     /// Number of operations that wait.
     #[must_use]
     pub fn waiting_count(&self) -> usize {

@@ -86,6 +86,12 @@ struct Item {
 }
 
 impl Reservations {
+    /// The puts that wait in the queue of their client.
+    pub(super) fn waits_for_share(&self) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
+        let waiting = self.all.values().chain(self.parked.values()).filter(|it| it.queued);
+        waiting.filter(|it| it.queue_key.1.starts_with(SHARE_QUEUE)).map(|it| (it.conn, it.id))
+    }
+
     pub(super) fn reserve(
         &mut self,
         o: &mut Objects,

@@ -129,6 +129,18 @@ impl Slots {
     }
 }
 
+#[cfg(test)]
+impl Slots {
+    pub(crate) fn counted_namespaces(&self) -> usize {
+        self.guarantees.used.len()
+    }
+
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn sabotage(&mut self, rule: tiffin_types::sabotage::Sabotage) {
+        self.config.sabotage = rule;
+    }
+}
+
 impl Slot {
     /// The namespace that its memory counts for, if it is known.
     pub(super) fn namespace(&self) -> Option<&str> {

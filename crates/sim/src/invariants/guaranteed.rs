@@ -7,7 +7,7 @@
 use tiffin_node::SlotState;
 use tiffin_types::{ClientId, space_for};
 
-use crate::{node::name_in_heap, world::World};
+use crate::{coverage::Point, node::name_in_heap, world::World};
 
 /// The namespace with the minimum.
 const GUARANTEED: u8 = 1;
@@ -18,10 +18,16 @@ impl World {
         if self.plan.guaranteed_percent == 0 {
             return;
         }
-        let part = self.plan.guaranteed() / self.plan.nodes as u64;
+        if let Some(master) = &self.master {
+            let counted = master.stat().nodes.iter().filter(|it| it.alive).count() as u64;
+            self.oracle.nodes_counted = self.oracle.nodes_counted.max(counted);
+        }
+        // A dead node counts until the master knows that it is dead, although another one has taken its place.
+        let part = self.plan.guaranteed() / self.oracle.nodes_counted.max(self.plan.nodes as u64);
         let of_client = |id: ClientId| self.clients.iter().find(|it| it.id == id).map(|it| it.namespace);
         for shell in self.nodes.iter().filter(|it| it.core.is_some()) {
             let Some(memory) = self.memories.get(&shell.segment) else { continue };
+            self.coverage.hit(Point::CheckedGuaranteed);
             let others = memory.slots().filter(|(_, record)| {
                 let namespace = match record.state {
                     SlotState::Reserved(client) => of_client(client),

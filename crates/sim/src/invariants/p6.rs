@@ -232,7 +232,8 @@ impl Oracle {
         self.arrivals += 1;
         if others_wait {
             let waits = reserve.wait_ms > 0;
-            self.put_queue.insert(to, QueuedPut { namespace, arrival: self.arrivals, waits });
+            let put = QueuedPut { namespace, arrival: self.arrivals, waits, is_beyond_share: false };
+            self.put_queue.insert(to, put);
         }
     }
 
@@ -254,7 +255,7 @@ impl Oracle {
         }
         coverage.hit(Point::CheckedOrder);
         let before = |it: &&QueuedPut| it.namespace == served.namespace && it.arrival < served.arrival;
-        let overtaken = self.put_queue.values().filter(|it| it.waits).find(before);
+        let overtaken = self.put_queue.values().filter(|it| it.waits && !it.is_beyond_share).find(before);
         if let Some(overtaken) = overtaken.map(|it| format!("{it:?}")) {
             self.fail("p5", || format!("{served:?} got space before {overtaken}"));
         } else if !served.waits {
@@ -329,11 +330,24 @@ impl World {
         }
     }
 
-    /// Whether puts wait for space in a namespace.
+    /// Whether puts wait for space in a namespace, and not for the share of their client.
     pub(crate) fn puts_wait(&self, namespace: u8) -> bool {
         let Some(master) = &self.master else { return false };
         let name = keyspace::namespace_name(namespace);
-        master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > 0)
+        let is_in_it = |conn: ConnId| self.conns.get(&conn).is_some_and(|it| it.namespace == namespace);
+        let of_share = master.waits_for_share().filter(|it| is_in_it(it.0)).count() as u64;
+        master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > of_share)
+    }
+
+    /// Notes which puts wait because their clients have their share.
+    pub(crate) fn note_shares(&mut self) {
+        let Some(master) = self.master.as_ref().filter(|_| self.plan.guaranteed_percent > 0) else { return };
+        for to in master.waits_for_share() {
+            self.coverage.hit(Point::ShareWaited);
+            if let Some(put) = self.oracle.put_queue.get_mut(&to) {
+                put.is_beyond_share = true;
+            }
+        }
     }
 
     /// Limits were changed: all limits of the namespace must be those that were set last.

@@ -105,10 +105,11 @@ pub(in crate::master) fn evictable_for(
     all.saturating_sub(excess.fold(0, u64::saturating_add))
 }
 
-/// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink.
+/// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink. A node that is
+/// away gives no memory, so the others keep its part.
 fn part_of(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
     let Some(guaranteed) = cx.quotas.guaranteed().get(&namespace) else { return 0 };
-    let ready = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
+    let ready = cx.members.iter().filter(|(node, it)| cx.is_ready(*node) && !it.is_disk());
     let capacity: u128 = ready.map(|(_, it)| u128::from(it.usage.capacity)).sum();
     let asked: u128 = cx.quotas.guaranteed().values().map(|it| u128::from(*it)).sum();
     let own = cx.members.get(node).map_or(0, |it| it.usage.capacity);
