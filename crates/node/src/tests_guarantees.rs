@@ -99,6 +99,7 @@ fn removed_objects_in_view_count_for_their_namespace() {
     let (mut bench, minimum) = (Bench::new(), [("default", 3), ("", 0)]);
     let own = bench.request("default", minimum, 3, 0).unwrap();
     bench.store("default", own, 3);
+    bench.handle(Event::Mapped(WRITER));
     bench.client(ClientToNode::BeginViews(vec![own]));
     bench.remove(own);
     assert_eq!(bench.node.usage().held, 3 * UNIT);
