@@ -546,11 +546,6 @@ impl Master {
         available.collect()
     }
 
-    /// The puts that wait because their clients have their share of the memory. For tests and simulations.
-    pub fn waits_for_share(&self) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
-        self.reservations.waits_for_share()
-    }
-
     /// Number of operations that wait.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
@@ -781,4 +776,9 @@ fn unregistered() -> Reply {
 
 fn refuse(reason: Reason, message: &str) -> Reply {
     Reply::Refused(Refusal { reason, message: message.to_owned() })
+}
+
+/// The puts that wait because their clients have their share of the memory. For tests and simulations.
+pub fn waits_for_share(master: &Master) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
+    reserve::waits_for_share(&master.reservations)
 }

@@ -7,17 +7,21 @@
 //! Rounds end: a node is not asked again for an item if it refused twice although no eviction was needed,
 //! or if nothing can be evicted there.
 
+mod share;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+pub(super) use self::share::waits_for_share;
+use self::share::{enter_queue, lacks_share};
 use super::{
     Caller, Context, Objects, OpId, Wait,
     catalog::{Eviction, NamespaceIndex, NodeIndex, Object, ObjectIndex},
     context::{
         guarantees::{self, Spared},
-        quotas::{Charge, QueueKey, Quotas, Terms},
+        quotas::{Charge, QueueKey, Terms},
     },
     limits,
     members::{Member, Standing},
@@ -39,9 +43,6 @@ use crate::{
 
 /// One part in this many of a node's memory stays free of offers, so that few puts must recall one.
 const UNOFFERED_SHARE: u64 = 8;
-
-/// The name of the queue of a client that has its share, without the client. No stream has such a name.
-const SHARE_QUEUE: &str = "\0share of client ";
 
 /// All reservations in progress.
 #[derive(Debug, Default)]
@@ -86,12 +87,6 @@ struct Item {
 }
 
 impl Reservations {
-    /// The puts that wait in the queue of their client.
-    pub(super) fn waits_for_share(&self) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
-        let waiting = self.all.values().chain(self.parked.values()).filter(|it| it.queued);
-        waiting.filter(|it| it.queue_key.1.starts_with(SHARE_QUEUE)).map(|it| (it.conn, it.id))
-    }
-
     pub(super) fn reserve(
         &mut self,
         o: &mut Objects,
@@ -764,30 +759,6 @@ fn in_stream(request: &ReserveItem) -> u64 {
 
 fn has_space(item: &Item) -> bool {
     matches!(item.done, Some(ReserveOutcome::Space(_)))
-}
-
-/// A put waits in its queue. One whose client has its share waits in a queue of that client: it must not hold
-/// up the others.
-fn enter_queue(quotas: &mut Quotas, op: OpId, reserving: &mut Reserving) {
-    let (namespace, client) = (reserving.caller.namespace, reserving.caller.client);
-    let queue_key = match reserving.items.iter().any(lacks_share) {
-        true => (namespace, format!("{SHARE_QUEUE}{}", client.0)),
-        false => reserving.queue_key.clone(),
-    };
-    let is_there = reserving.queued && queue_key == reserving.queue_key;
-    if is_there {
-        return;
-    }
-    if std::mem::replace(&mut reserving.queued, true) {
-        quotas.leave_queue(&reserving.queue_key, op);
-    }
-    quotas.queue(queue_key.clone(), op);
-    reserving.queue_key = queue_key;
-}
-
-/// Whether its client has its share, so that an item gets nothing.
-fn lacks_share(item: &Item) -> bool {
-    matches!(&item.done, Some(ReserveOutcome::Full(full)) if full.lacks == Resource::Share)
 }
 
 /// Whether waiting may help. A batch that takes the share of its client itself would wait for its own end.

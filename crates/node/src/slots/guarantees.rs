@@ -1,12 +1,12 @@
-//! Guaranteed minimums at a node: its part of each namespace's minimum stays free for that namespace, as far as
-//! the namespace does not use it.
+//! Guaranteed minimums at a node: its part of each namespace's minimum stays free for that namespace, as far
+//! as the namespace does not use it.
 //!
 //! The node decides, because only it knows what its memory is used for at the moment: what the master has
 //! removed may be freed already, or still be in view.
 //!
-//! A minimum that is set, or raised, while others use the memory is missing there. Nothing is taken back: until
-//! it is reached, an object of another namespace takes the place of objects that were evicted for it. So it is
-//! reached as the master evicts more than it requests.
+//! A minimum that is set, or raised, while others use the memory is missing there. Nothing is taken back:
+//! until it is reached, an object of another namespace takes the place of objects that were evicted for it.
+//! So it is reached as the master evicts more than it requests.
 
 use std::collections::BTreeMap;
 
@@ -38,8 +38,8 @@ pub(super) struct Guarantees {
     /// The memory of each namespace that had a minimum when it was last looked at. Offers and retired uses
     /// are not included.
     used: BTreeMap<Box<str>, u64>,
-    /// The memory that was in use beyond what was guaranteed, when memory was last requested. Objects may take
-    /// the place of evicted ones up to this amount only, because others may have taken that place already.
+    /// The memory that was in use beyond what was guaranteed, when memory was last requested. Objects may
+    /// take the place of evicted ones up to this amount only: others may have taken that place already.
     last: u64,
 }
 
@@ -64,8 +64,8 @@ impl Guarantees {
 }
 
 impl Slots {
-    /// Whether an object leaves every minimum that is guaranteed to another namespace. `evicted` bytes left for
-    /// it, and for others that are requested with it.
+    /// Whether an object leaves every minimum that is guaranteed to another namespace. `evicted` bytes left
+    /// for it, and for others that are requested with it.
     pub(super) fn check_guarantees(
         &self,
         Whose { namespace, guarantees, evicted }: &mut Whose<'_>,

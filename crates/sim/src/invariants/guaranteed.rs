@@ -22,7 +22,8 @@ impl World {
             let counted = master.stat().nodes.iter().filter(|it| it.alive).count() as u64;
             self.oracle.nodes_counted = self.oracle.nodes_counted.max(counted);
         }
-        // A dead node counts until the master knows that it is dead, although another one has taken its place.
+        // A dead node counts until the master knows that it is dead, although another one has taken its
+        // place.
         let part = self.plan.guaranteed() / self.oracle.nodes_counted.max(self.plan.nodes as u64);
         let of_client = |id: ClientId| self.clients.iter().find(|it| it.id == id).map(|it| it.namespace);
         for shell in self.nodes.iter().filter(|it| it.core.is_some()) {

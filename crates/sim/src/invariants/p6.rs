@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use tiffin_core::master::{Effect, Master};
+use tiffin_core::master::{Effect, Master, waits_for_share};
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, Tick,
     attributes::Consumption,
@@ -335,14 +335,14 @@ impl World {
         let Some(master) = &self.master else { return false };
         let name = keyspace::namespace_name(namespace);
         let is_in_it = |conn: ConnId| self.conns.get(&conn).is_some_and(|it| it.namespace == namespace);
-        let of_share = master.waits_for_share().filter(|it| is_in_it(it.0)).count() as u64;
+        let of_share = waits_for_share(master).filter(|it| is_in_it(it.0)).count() as u64;
         master.stat().namespaces.iter().any(|it| it.name == name && it.waiting > of_share)
     }
 
     /// Notes which puts wait because their clients have their share.
     pub(crate) fn note_shares(&mut self) {
         let Some(master) = self.master.as_ref().filter(|_| self.plan.guaranteed_percent > 0) else { return };
-        for to in master.waits_for_share() {
+        for to in waits_for_share(master) {
             self.coverage.hit(Point::ShareWaited);
             if let Some(put) = self.oracle.put_queue.get_mut(&to) {
                 put.is_beyond_share = true;

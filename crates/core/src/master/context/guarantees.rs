@@ -63,7 +63,7 @@ pub(in crate::master) fn at_node(
 ) -> (String, Vec<Guarantee>) {
     let all = cx.quotas.guaranteed();
     let name = |it: NamespaceIndex| cx.catalog.namespace_name(it).to_owned();
-    let of = all.contains_key(&namespace).then(|| name(namespace)).unwrap_or_default();
+    let of = if all.contains_key(&namespace) { name(namespace) } else { String::new() };
     let part = |it: &NamespaceIndex| Guarantee { namespace: name(*it), bytes: part_of(cx, *it, node) };
     (of, all.keys().map(part).collect())
 }
@@ -105,8 +105,8 @@ pub(in crate::master) fn evictable_for(
     all.saturating_sub(excess.fold(0, u64::saturating_add))
 }
 
-/// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink. A node that is
-/// away gives no memory, so the others keep its part.
+/// The part of a namespace's minimum that a node keeps. Minimums that exceed all memory shrink. A node that
+/// is away gives no memory, so the others keep its part.
 fn part_of(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
     let Some(guaranteed) = cx.quotas.guaranteed().get(&namespace) else { return 0 };
     let ready = cx.members.iter().filter(|(node, it)| cx.is_ready(*node) && !it.is_disk());

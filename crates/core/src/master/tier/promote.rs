@@ -441,6 +441,12 @@ impl Tier {
             return self.end_promotion(cx, id.generation, End::Failed);
         };
         let (index, (source, from), len) = (promoting.index, promoting.from, promoting.bytes);
+        // The node has reported a copy meanwhile.
+        if cx.catalog.get(index).is_some_and(|it| it.is_on(node)) {
+            cx.quotas.unplan(charge);
+            cx.abort_all(vec![(node, slot_ref)]);
+            return self.end_promotion(cx, id.generation, End::Resident);
+        }
         promoting.slot_ref = Some(slot_ref);
         cx.quotas.grant(node, slot_ref, (namespace, LabelIndex::default()), need, None, None);
         if !sabotaged!(cx.config.sabotage, PromoteUnseen) {
@@ -574,7 +580,7 @@ impl Tier {
             }
         }
         cx.quotas.note_change();
-        self.promotions.fetches.wake(cx, generation, end == End::Done);
+        self.promotions.fetches.wake(cx, generation, matches!(end, End::Done | End::Resident));
     }
 
     /// Checks internal consistency.
