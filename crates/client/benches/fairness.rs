@@ -4,6 +4,9 @@
 //! A client of one namespace asks for one key at a time, from a master and a node in a process of their own
 //! threads. Beside it, clients of another namespace do one thing in a loop. Each row is what the first client
 //! sees: its calls per second, and how long they take.
+//!
+//! The second table is about the node's data socket: the first client gets one object of 64 KiB at a time, the
+//! other reads 4 MiB at a time over many connections. The third is about a disk.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing, reason = "a benchmark")]
 
@@ -118,10 +121,7 @@ fn main() {
             assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
         }
     });
-    println!(
-        "{:<42} {:>9} {:>9} {:>9} {:>9} {:>9}",
-        "beside", "calls/s", "p50 us", "p99 us", "p99.9 us", "max us"
-    );
+    heading("exists of one key, beside");
     let victim = Builder::new_current_thread().enable_all().build().unwrap();
     for (load, name) in Load::ALL {
         let stop = Arc::new(AtomicBool::new(false));
@@ -142,11 +142,21 @@ fn main() {
         let mut times = victim.block_on(measure(&address, Duration::from_secs(seconds)));
         stop.store(true, Ordering::Relaxed);
         tasks.into_iter().for_each(|task| loads.block_on(task).unwrap());
-        times.sort_unstable();
-        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
-        let rate = times.len() as u64 / seconds;
-        println!("{name:<42} {rate:>9} {:>9} {:>9} {:>9} {:>9}", at(0.5), at(0.99), at(0.999), at(1.0));
+        row(name, &mut times, seconds);
     }
+    drop((master, _node));
+    bytes::main(seconds);
+}
+
+fn heading(what: &str) {
+    println!("{what:<42} {:>9} {:>9} {:>9} {:>9} {:>9}", "calls/s", "p50 us", "p99 us", "p99.9 us", "max us");
+}
+
+fn row(name: &str, times: &mut [Duration], seconds: u64) {
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
+    let rate = times.len() as u64 / seconds;
+    println!("{name:<42} {rate:>9} {:>9} {:>9} {:>9} {:>9}", at(0.5), at(0.99), at(0.999), at(1.0));
 }
 
 async fn measure(address: &str, time: Duration) -> Vec<Duration> {
@@ -182,4 +192,139 @@ fn runtime(threads: usize) -> Runtime {
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
+}
+
+/// The tables about bytes.
+mod bytes {
+    use tiffin_client::{GetInto, GetOptions, Patience};
+    use tiffin_server::config::{Engine, SsdConfig, TierConfig};
+    use tiffin_transport::tcp::{Identity, Tcp};
+    use tiffin_transport::{ReadOp, TargetBuf, Transport as _};
+    use tiffin_types::Location;
+    use tiffin_types::message::{Demotion, Policy};
+
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+    const SMALL: usize = 64 * KIB;
+    const LARGE: usize = 4096 * KIB;
+    /// The objects of the other client: more than the memory.
+    const LARGE_COUNT: usize = 96;
+
+    pub(super) fn main(seconds: u64) {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let server = runtime(2);
+        let (master, node) = server.block_on(start(folder.path()));
+        let address = master.address().to_string();
+        let loads = runtime(2);
+        let (memory, disk) = loads.block_on(put_all(&address));
+        let data = node.info().data.clone();
+        let victim = Builder::new_current_thread().enable_all().build().unwrap();
+        for (is_on_disk, what) in
+            [(false, "get of 64 KiB, beside"), (true, "get of 64 KiB from a disk, beside")]
+        {
+            heading(what);
+            let objects = Arc::new(if is_on_disk { disk.clone() } else { memory.clone() });
+            let name = if is_on_disk { "cold" } else { "mine" };
+            for connections in [0, 4, 64] {
+                let stop = Arc::new(AtomicBool::new(false));
+                let hogs: Vec<_> = (0..connections)
+                    .map(|at| loads.spawn(hog(data.clone(), Arc::clone(&objects), at, Arc::clone(&stop))))
+                    .collect();
+                let time = Duration::from_secs(seconds);
+                let mut times = victim.block_on(measure(&address, name, time));
+                stop.store(true, Ordering::Relaxed);
+                let bytes: usize = hogs.into_iter().map(|it| loads.block_on(it).unwrap()).sum();
+                let rate = bytes as u64 / seconds >> 20;
+                row(&format!("reads on {connections} connections, {rate} MiB/s"), &mut times, seconds);
+            }
+        }
+        drop((master, node));
+    }
+
+    /// Reads all objects in turn on one connection; all are those of one client. Returns the bytes.
+    async fn hog(data: String, objects: Arc<Vec<Location>>, at: usize, stop: Arc<AtomicBool>) -> usize {
+        let identity = Identity { client: 77, segment: objects[0].segment.0, token: String::new() };
+        let tcp = match objects[0].slot_ref().is_on_disk() {
+            true => Tcp::to_disk(data, identity, Arc::default(), None),
+            false => Tcp::new(data, identity, Arc::default()),
+        };
+        let (mut buffer, mut bytes) = (vec![0; LARGE], 0);
+        for location in objects.iter().cycle().skip(at) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let targets = vec![TargetBuf::from(&mut buffer[..])];
+            let (slot, stamp) = (location.slot.0, location.stamp.0);
+            let ops = [ReadOp { slot, stamp, offset: 0, targets }];
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+            let outcomes = tcp.read(&ops, deadline).await;
+            bytes += if outcomes[0].is_ok() { LARGE } else { 0 };
+        }
+        bytes
+    }
+
+    async fn measure(address: &str, name: &str, time: Duration) -> Vec<Duration> {
+        let client = connect(address, "victim").await;
+        let key = Key::new(name.as_bytes()).unwrap();
+        let (mut times, mut buffer) = (Vec::new(), vec![0; SMALL]);
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            let began = Instant::now();
+            let item = [GetInto::new(key.clone(), &mut buffer)];
+            let got = client.get_into(&item, GetOptions::default(), soon()).await.remove(0).unwrap();
+            assert_eq!(got.len, SMALL as u64);
+            times.push(began.elapsed());
+        }
+        times
+    }
+
+    async fn start(folder: &std::path::Path) -> (MasterServer, NodeServer) {
+        let tier = TierConfig { promote_on_hit: false, ..TierConfig::default() };
+        let master = MasterServer::start(MasterConfig { tier, ..MasterConfig::default() }).await.unwrap();
+        let ssd = vec![SsdConfig { path: folder.join("log"), size: 4 * MEMORY, engine: Engine::Auto }];
+        let address = master.address().clone().into();
+        let config = NodeConfig { master: address, memory: MEMORY, ssd, ..NodeConfig::default() };
+        let node = NodeServer::start(config).await.unwrap();
+        node.joined(tokio::time::Instant::now() + Duration::from_secs(60)).await.unwrap();
+        (master, node)
+    }
+
+    /// Puts the objects of both clients. Returns those of the other one that are in memory, and those that are
+    /// only on the disk.
+    async fn put_all(address: &str) -> (Vec<Location>, Vec<Location>) {
+        let policy = Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() };
+        let victim = connect(address, "victim").await;
+        victim.set_policy(policy.clone().into(), soon()).await.unwrap();
+        put(&victim, "cold", SMALL).await;
+        let hog = connect(address, "hogs").await;
+        hog.set_policy(policy.into(), soon()).await.unwrap();
+        let keys: Vec<_> =
+            (0..LARGE_COUNT).map(|at| Key::new(format!("large-{at}").as_bytes()).unwrap()).collect();
+        for at in 0..LARGE_COUNT {
+            put(&hog, &format!("large-{at}"), LARGE).await;
+        }
+        put(&victim, "mine", SMALL).await;
+        let options = ResolveOptions { locate: true, ..ResolveOptions::default() };
+        let infos = hog.resolve(&keys, options, soon()).await;
+        let locations = |it: tiffin_client::Info| it.replicas.into_iter().map(|it| it.location).collect();
+        let replicas = infos.into_iter().map(|it| -> Vec<Location> { locations(it.unwrap().unwrap()) });
+        let (mut memory, mut disk) = (Vec::new(), Vec::new());
+        for replicas in replicas {
+            match replicas.iter().find(|it| !it.slot_ref().is_on_disk()) {
+                Some(it) => memory.push(*it),
+                None => disk.extend(replicas),
+            }
+        }
+        assert!(!memory.is_empty() && !disk.is_empty(), "the memory is smaller than the objects");
+        let cold = victim.resolve(&[Key::new(b"cold").unwrap()], options, soon()).await.remove(0);
+        assert!(cold.unwrap().unwrap().replicas.iter().all(|it| it.location.slot_ref().is_on_disk()));
+        (memory, disk)
+    }
+
+    async fn put(client: &Client, name: &str, len: usize) {
+        let bytes: Vec<_> = (0..len).map(|at| (at / 7) as u8).collect();
+        let put = [Put::new(Key::new(name.as_bytes()).unwrap(), &bytes)];
+        client.put_with(&put, Patience::UntilDeadline, soon()).await.remove(0).unwrap();
+    }
 }

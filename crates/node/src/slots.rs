@@ -390,7 +390,9 @@ impl Slots {
             identity: None,
             owner: Some(whose.namespace).filter(|it| !it.is_empty() && !state_is_offer).map(Box::from),
         };
-        self.guarantees.add(reserved.namespace(), space_of(&extents));
+        if self.guarantees.counts_any() {
+            self.guarantees.add(reserved.namespace(), space_of(&extents));
+        }
         if extents.len() > EXTENTS_INLINE {
             effects.push_back(Effect::Heap { offset: heap.offset, bytes: spill(&extents) });
         }
@@ -497,11 +499,13 @@ impl Slots {
         if !attributes.is_empty() {
             effects.push_back(Effect::Heap { offset: slot.attributes.offset, bytes: attributes });
         }
-        let space = space_of(&slot.extents);
+        slot.identity = Some(Box::new(identity));
         let owner = slot.owner.take();
-        let namespace = slot.identity.insert(Box::new(identity)).namespace.as_str();
-        self.guarantees.subtract(owner.as_deref(), space);
-        self.guarantees.add(Some(namespace), space);
+        if self.guarantees.counts_any() {
+            let space = space_of(&slot.extents);
+            self.guarantees.subtract(owner.as_deref(), space);
+            self.guarantees.add(slot.namespace(), space);
+        }
         slot.state = SlotState::Prepared;
         effects.push_back(Effect::Slot { slot: slot_ref.slot, record: record(slot) });
         self.count_claim(slot_ref);

@@ -4,7 +4,7 @@
 //! driving thread and must not block. Dropping a [`DiskLog`] waits until all operations have been answered
 //! and the kernel uses no memory of theirs.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
 use crate::place::{OpenError, Place, end_of};
 use crate::sabotage::Sabotage;
 use crate::types::{
-    Answer, AppendError, ChangeError, Event, Fault, FaultKind, OpId, ReadError, Record, RecordId, Recovery,
-    Span, StageId, Stats,
+    Answer, AppendError, ChangeError, Event, Fault, FaultKind, OpId, ReadError, Reader, Record, RecordId,
+    Recovery, Span, StageId, Stats,
 };
 
 /// The maximum number of queued requests.
@@ -108,7 +108,7 @@ struct Request {
 /// An input with a timeout instead of a deadline.
 enum Asked {
     Append { op: OpId, record: Record, sums: Arc<[u64]>, within: Duration },
-    Read { op: OpId, id: RecordId, span: Span, within: Duration, is_ahead: bool },
+    Read { op: OpId, id: RecordId, span: Span, within: Duration, reader: Reader },
     SetAttributes { op: OpId, id: RecordId, attributes: Vec<u8>, protected: bool, within: Duration },
     Forget { op: OpId, ids: Vec<RecordId>, within: Duration },
     Flush { op: OpId, within: Duration },
@@ -162,7 +162,7 @@ impl DiskLog {
             jobs: Jobs::new(engine, buffers, Arc::clone(&file)),
             inbox: Arc::clone(&inbox),
             ops: BTreeMap::new(),
-            ahead: BTreeSet::new(),
+            readers: BTreeMap::new(),
             stages: BTreeMap::new(),
             listen: Box::new(listen),
             started: Instant::now(),
@@ -221,28 +221,16 @@ impl DiskLog {
         within: Duration,
         done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
     ) -> OpId {
-        self.read_with(false, id, span, into, within, done)
+        self.read_for(Reader::default(), id, span, into, within, done)
     }
 
-    /// The same for a prefetch. Where reads queue up, those that a client waits for overtake a limited number
-    /// of times.
+    /// The same for one of several clients: where reads queue up, they take turns.
     ///
     /// # Panics
     /// When the memory has another length than the span.
-    pub fn read_ahead(
+    pub fn read_for(
         &self,
-        id: RecordId,
-        span: Span,
-        into: Pieces,
-        within: Duration,
-        done: impl FnOnce(Result<u64, ReadError>) + Send + 'static,
-    ) -> OpId {
-        self.read_with(true, id, span, into, within, done)
-    }
-
-    fn read_with(
-        &self,
-        is_ahead: bool,
+        reader: Reader,
         id: RecordId,
         span: Span,
         into: Pieces,
@@ -254,7 +242,7 @@ impl DiskLog {
         let reply: Reply = Box::new(|answer| {
             done(if let Answer::Read(result) = answer { result } else { Err(ReadError::Busy) });
         });
-        self.inbox.ask(Asked::Read { op, id, span, within, is_ahead }, Some(into), Some(reply));
+        self.inbox.ask(Asked::Read { op, id, span, within, reader }, Some(into), Some(reply));
         op
     }
 
@@ -388,8 +376,8 @@ struct Driver {
     log: Log,
     inbox: Arc<Inbox>,
     ops: BTreeMap<OpId, (Option<Pieces>, Option<Reply>)>,
-    /// Prefetches.
-    ahead: BTreeSet<OpId>,
+    /// Who the reads are for.
+    readers: BTreeMap<OpId, Reader>,
     stages: BTreeMap<StageId, Arc<Buffer>>,
     listen: Listener,
     started: Instant,
@@ -487,9 +475,9 @@ impl Driver {
                 Asked::Append { op, record, sums, within } => {
                     (op, Input::Append { op, record, sums, deadline: due(within) })
                 }
-                Asked::Read { op, id, span, within, is_ahead } => {
-                    if is_ahead {
-                        self.ahead.insert(op);
+                Asked::Read { op, id, span, within, reader } => {
+                    if reader != Reader::default() {
+                        self.readers.insert(op, reader);
                     }
                     (op, Input::Read { op, id, span, deadline: due(within) })
                 }
@@ -518,15 +506,15 @@ impl Driver {
                 }
                 Effect::Sync { io } => self.jobs.add(io, Work::Sync),
                 Effect::Read { io, at, len, into } => {
-                    let is_ahead = matches!(&into, Into::Op { op, .. } if self.ahead.contains(op));
+                    let of_op = |op| self.readers.get(op).copied();
+                    let reader = if let Into::Op { op, .. } = &into { of_op(op) } else { None };
                     let dest = self.dest(into, len);
-                    let work = Work::Read { at, len, dest };
-                    if is_ahead { self.jobs.add_ahead(io, work) } else { self.jobs.add(io, work) }
+                    self.jobs.add_for(io, Work::Read { at, len, dest }, reader.unwrap_or_default());
                 }
                 Effect::Copy { to, from, .. } => self.copy(landed.as_ref(), to, from),
                 Effect::Unstage { stage } => drop(self.stages.remove(&stage)),
                 Effect::Answer { op, answer } => {
-                    self.ahead.remove(&op);
+                    self.readers.remove(&op);
                     if let Some((_, Some(reply))) = self.ops.remove(&op) {
                         reply(answer);
                     }

@@ -3,16 +3,21 @@
 //! Bytes move straight from and to the memory of the caller where it is aligned, else through aligned buffers
 //! that are registered with the kernel. The memory of a job is kept until its last operation has ended, even
 //! if its caller has given up.
+//!
+//! Reads that wait take turns: a client that asks for much more than the disk can read delays the others by
+//! its share only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use tiffin_throttle::Turns;
+
 use crate::engine::{Engine, Outcome, RAWS_MAX, Raw};
 use crate::layout::{BLOCK, CHUNK_BYTES, blocks_up};
 use crate::log::{Checks, Done};
 use crate::memory::{Buffer, Pieces, Run};
-use crate::types::{Fault, FaultKind, IoId, Span};
+use crate::types::{Fault, FaultKind, IoId, Reader, Span};
 
 /// The number of aligned buffers of 1 MiB, for unaligned memory.
 pub(crate) const BUFFERS: usize = 32;
@@ -21,11 +26,17 @@ const WRITE_BUFFERS_MAX: usize = 16;
 /// Smaller runs are copied into one buffer instead of written one by one.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
+/// The cost of a small read, in blocks: what a disk could read in the same time.
+const READ_COST_MIN: u64 = 4;
 /// The number of reads that may overtake the next prefetch.
 const PASSED_MAX: usize = 8;
 /// The maximum bytes of reads in flight. More make no disk faster; beyond the queue of the device the kernel
 /// blocks a thread for each.
 const READING_BYTES_MAX: u64 = 64 << 20;
+/// The same while several clients read: those in flight cannot be overtaken by the next client.
+const READING_SHARED_BYTES_MAX: u64 = 16 << 20;
+/// A client that has read so much without another in between is alone.
+const ALONE_BYTES: u64 = 256 << 20;
 /// The same for prefetches: reads in flight cannot be overtaken by those that a client waits for.
 const READING_AHEAD_BYTES_MAX: u64 = 16 << 20;
 
@@ -91,15 +102,54 @@ pub(crate) struct Ended {
     pub(crate) landed: Option<Pieces>,
 }
 
+/// Reads that wait, in the order of their turns.
+#[derive(Default)]
+struct Reads {
+    /// The one that is being issued, and for whom.
+    first: Option<(IoId, Reader)>,
+    turns: Turns<(IoId, Reader)>,
+    /// Whose read was issued last, and how many bytes since that of another.
+    last: Option<Reader>,
+    since_other: Option<u64>,
+}
+
+impl Reads {
+    fn push(&mut self, reader: Reader, len: u64, io: IoId) {
+        self.turns.push((reader.group, reader.client), (len / BLOCK).max(READ_COST_MIN), (io, reader));
+    }
+
+    /// Whether several clients have read lately.
+    fn is_shared(&self) -> bool {
+        self.since_other.is_some_and(|bytes| bytes < ALONE_BYTES)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && self.turns.is_empty()
+    }
+
+    fn front(&mut self) -> Option<IoId> {
+        self.first = self.first.or_else(|| self.turns.pop());
+        self.first.map(|it| it.0)
+    }
+
+    /// All operations of the first one were issued.
+    fn issued(&mut self, len: u64) {
+        let reader = self.first.take().map(|it| it.1);
+        let is_other = self.last.is_some() && self.last != reader;
+        self.since_other = if is_other { Some(0) } else { self.since_other.map(|it| it.saturating_add(len)) };
+        self.last = reader;
+    }
+}
+
 /// All jobs, and the buffers.
 pub(crate) struct Jobs {
     // Dropped before the buffers, which it may have registered with the kernel.
     engine: Box<dyn Engine>,
     file: Arc<OwnedFd>,
     jobs: BTreeMap<IoId, Job>,
-    reads: VecDeque<IoId>,
+    reads: Reads,
     /// Prefetches, and how many reads have overtaken the next one.
-    reads_ahead: VecDeque<IoId>,
+    reads_ahead: Reads,
     passed: usize,
     writes: VecDeque<IoId>,
     flying: BTreeMap<u64, Flying>,
@@ -118,8 +168,8 @@ impl Jobs {
             file,
             engine,
             jobs: BTreeMap::new(),
-            reads: VecDeque::new(),
-            reads_ahead: VecDeque::new(),
+            reads: Reads::default(),
+            reads_ahead: Reads::default(),
             passed: 0,
             writes: VecDeque::new(),
             flying: BTreeMap::new(),
@@ -133,15 +183,11 @@ impl Jobs {
     }
 
     pub(crate) fn add(&mut self, io: IoId, work: Work) {
-        self.queue(io, work, false);
+        self.add_for(io, work, Reader::default());
     }
 
-    /// Adds a prefetch.
-    pub(crate) fn add_ahead(&mut self, io: IoId, work: Work) {
-        self.queue(io, work, true);
-    }
-
-    fn queue(&mut self, io: IoId, work: Work, is_ahead: bool) {
+    /// Adds a read for somebody.
+    pub(crate) fn add_for(&mut self, io: IoId, work: Work, reader: Reader) {
         let len = match &work {
             Work::Read { len, .. } => *len,
             Work::Write { sources, .. } => sources.iter().map(Source::len).sum(),
@@ -152,8 +198,8 @@ impl Jobs {
             _ => Vec::new(),
         };
         match &work {
-            Work::Read { .. } if is_ahead => self.reads_ahead.push_back(io),
-            Work::Read { .. } => self.reads.push_back(io),
+            Work::Read { .. } if reader.is_ahead => self.reads_ahead.push(reader, len, io),
+            Work::Read { .. } => self.reads.push(reader, len, io),
             Work::Write { .. } | Work::Sync => self.writes.push_back(io),
         }
         self.jobs.insert(io, Job { work, len, next: 0, flying: 0, fault: None, corrupt: false, bytes });
@@ -177,12 +223,16 @@ impl Jobs {
     fn issue_read(&mut self) -> bool {
         // Prefetches are overtaken, but not forever: a client may wait for them by now.
         let is_ahead = self.reads.is_empty() || self.passed >= PASSED_MAX && !self.reads_ahead.is_empty();
-        let bytes_max = if is_ahead { READING_AHEAD_BYTES_MAX } else { READING_BYTES_MAX };
+        let bytes_max = match () {
+            () if is_ahead => READING_AHEAD_BYTES_MAX,
+            () if self.reads.is_shared() => READING_SHARED_BYTES_MAX,
+            () => READING_BYTES_MAX,
+        };
         if self.reading_bytes >= bytes_max {
             return false;
         }
         let queue = if is_ahead { &mut self.reads_ahead } else { &mut self.reads };
-        let Some(io) = queue.front().copied() else { return false };
+        let Some(io) = queue.front() else { return false };
         let Some(job) = self.jobs.get_mut(&io) else { return false };
         let Work::Read { at, dest, .. } = &job.work else { return false };
         let (at, position) = (*at, job.next);
@@ -206,7 +256,7 @@ impl Jobs {
         job.next += len;
         job.flying += 1;
         if job.next == job.len {
-            queue.pop_front();
+            queue.issued(job.len);
         }
         self.passed = if is_ahead { 0 } else { self.passed + 1 };
         self.reading_bytes += run.len() as u64;
@@ -516,5 +566,107 @@ mod tests {
             assert_eq!(told.kind, kind, "{told}");
             assert!(told.to_string().contains(words) && told.to_string().contains("\n\nhint: "), "{told}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Executes one operation at a time, when it is told to.
+    #[derive(Clone, Default)]
+    struct Slow(Arc<Mutex<(VecDeque<(u64, Raw)>, VecDeque<u64>, usize)>>);
+
+    impl Engine for Slow {
+        fn submit(&mut self, token: u64, raw: Raw) {
+            self.0.lock().unwrap().0.push_back((token, raw));
+        }
+
+        fn kick(&mut self) {}
+
+        fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>) {
+            let mut inner = self.0.lock().unwrap();
+            while inner.2 > 0
+                && let Some((token, raw)) = inner.0.pop_front()
+            {
+                let Raw::Read { at, run, .. } = raw else { panic!("it only reads") };
+                inner.2 -= 1;
+                inner.1.push_back(at);
+                into.push_back((token, Ok(run.len())));
+            }
+        }
+    }
+
+    impl Slow {
+        /// Where it has read, in order.
+        fn was_read(&self) -> Vec<u64> {
+            self.0.lock().unwrap().1.iter().copied().collect()
+        }
+    }
+
+    fn jobs() -> (Jobs, Slow) {
+        let slow = Slow::default();
+        let buffers = (0..4).map(|_| Buffer::new(CHUNK_BYTES as usize)).collect();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        (Jobs::new(Box::new(slow.clone()), buffers, Arc::new(file.into())), slow)
+    }
+
+    fn execute(jobs: &mut Jobs, slow: &Slow, count: usize) {
+        for _ in 0..count {
+            jobs.issue();
+            slow.0.lock().unwrap().2 = 1;
+            while jobs.next_ended().is_some() {}
+        }
+    }
+
+    fn read(at: u64) -> Work {
+        Work::Read { at, len: CHUNK_BYTES, dest: Dest::Log }
+    }
+
+    #[test]
+    fn clients_take_turns_at_the_disk() {
+        for is_ahead in [false, true] {
+            let (mut jobs, slow) = jobs();
+            let of = |client| Reader { group: client % 2, client, is_ahead };
+            (0..100).for_each(|it| jobs.add_for(IoId(it), read(it << 32), of(1)));
+            jobs.issue();
+            // These come when the queue is long.
+            (100..103).for_each(|it| jobs.add_for(IoId(it), read(it << 32), of(2)));
+            (103..106).for_each(|it| jobs.add_for(IoId(it), read(it << 32), of(4)));
+            execute(&mut jobs, &slow, 106);
+            let order: Vec<_> = slow.was_read().into_iter().map(|it| it >> 32).collect();
+            let position = |of| order.iter().position(|it| *it == of).unwrap();
+            // One operation is issued for each that ends, so four of the first client came before. The groups
+            // take turns, and the two clients of the second group.
+            let positions: Vec<_> = (100..106).map(position).collect();
+            assert!(positions.iter().all(|it| *it < 4 + 2 * 6 + 1), "{positions:?}");
+            assert!(positions[3] < positions[1], "{positions:?}");
+            assert_eq!(order.len(), 106);
+        }
+    }
+
+    #[test]
+    fn fewer_reads_are_in_flight_while_several_clients_read() {
+        let mut reads = Reads::default();
+        let mut read = |client, len| {
+            reads.push(Reader { client, ..Reader::default() }, len, IoId(client));
+            assert_eq!(reads.front(), Some(IoId(client)));
+            reads.issued(len);
+            reads.is_shared()
+        };
+        assert!(!read(1, ALONE_BYTES) && !read(1, 1));
+        assert!(read(2, 1) && read(1, ALONE_BYTES) && read(1, ALONE_BYTES - 1));
+        assert!(!read(1, 1) && !read(1, 1));
+        assert!(read(2, 1));
+    }
+
+    #[test]
+    fn reads_of_one_client_stay_in_order() {
+        let (mut jobs, slow) = jobs();
+        (0..20).for_each(|it| jobs.add(IoId(it), read(it << 32)));
+        execute(&mut jobs, &slow, 20);
+        assert!(slow.was_read().is_sorted());
     }
 }

@@ -55,5 +55,5 @@ pub use place::OpenError;
 pub use sabotage::Sabotage;
 pub use types::{
     Answer, AppendError, ChangeError, Event, Fault, FaultKind, Generation, IoId, Left, Name, OpId, OpenFault,
-    ReadError, Record, RecordId, Recovery, Span, StageId, Stats, Tick,
+    ReadError, Reader, Record, RecordId, Recovery, Span, StageId, Stats, Tick,
 };

@@ -68,6 +68,17 @@ pub struct Span {
     pub len: u64,
 }
 
+/// Who a read is for. The clients of a group take turns, and so do the groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reader {
+    /// For example a namespace, as a number.
+    pub group: u64,
+    /// A client of it.
+    pub client: u64,
+    /// It is a prefetch: reads that a client waits for overtake it a limited number of times.
+    pub is_ahead: bool,
+}
+
 /// The kind of a disk failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {

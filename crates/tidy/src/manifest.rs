@@ -22,7 +22,7 @@ pub const DIRECTION: [(&str, &[&str]); 31] = [
     ("tiffin-gpu", &[]),
     ("tiffin-gpu-standin", &[]),
     ("tiffin-transport", &["tiffin-gpu", "tiffin-measure", "tiffin-tls"]),
-    ("tiffin-ssd", &["tiffin-sabotage"]),
+    ("tiffin-ssd", &["tiffin-sabotage", "tiffin-throttle"]),
     ("tiffin-tidy", &[]),
     ("tiffin-tls", &[]),
     ("tiffin-etcd", &[]),

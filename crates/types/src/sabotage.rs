@@ -324,6 +324,8 @@ tiffin_sabotage::variants! {
         LeaseAnyNumber: "the leases of a client and of a namespace are bounded";
         /// The master lets a namespace have any number of pins.
         PinAnyNumber: "the pins of a namespace are bounded";
+        /// Promotions that wait begin in the order in which they were requested.
+        PromoteInOrder: "promotions of namespaces take turns";
         /// The master evicts guaranteed objects of other namespaces.
         EvictGuaranteed: "objects within a guaranteed minimum are not evicted for others";
         /// The master does not charge removed objects that are in view.

@@ -50,6 +50,11 @@ impl Default for Guarantees {
 }
 
 impl Guarantees {
+    /// Whether the memory of any namespace is counted.
+    pub(super) fn counts_any(&self) -> bool {
+        !self.used.is_empty()
+    }
+
     pub(super) fn add(&mut self, namespace: Option<&str>, space: u64) {
         if let Some(used) = namespace.and_then(|it| self.used.get_mut(it)) {
             *used += space;

@@ -20,7 +20,7 @@ use tiffin_ssd as ssd;
 use tiffin_ssd::{Left, RecordId};
 use tiffin_transport::segment::NodeMemory;
 use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
-use tiffin_transport::tcp::{Fetch, FetchError, Fetched, Grant};
+use tiffin_transport::tcp::{Fetch, FetchError, FetchReader, Fetched};
 use tiffin_types::attributes::Attributes;
 use tiffin_types::message::{MemberToMaster, NodeInfo, Record, Refusal, Usage};
 use tiffin_types::sabotage::Sabotage;
@@ -36,6 +36,7 @@ use super::slot_memory;
 use super::staging::{Published, Staging};
 use crate::config::SsdConfig;
 use crate::supervise::{CoreLock, Locked};
+use crate::turnstile;
 use crate::{StartError, host};
 
 /// The namespace of the disk's own record. Clients cannot use an empty one.
@@ -202,33 +203,42 @@ impl DiskMember {
         self.log.flush().await;
     }
 
-    /// Starts to read a range of a copy, or `None` if there is no such copy.
+    /// Starts to read a range of a copy for a client, or `None` if there is no such copy.
     pub(super) fn read(
         &self,
+        client: u64,
         stamp: Stamp,
         span: ssd::Span,
         unasked: Option<u64>,
     ) -> Option<impl Future<Output = Result<ssd::Bytes, FetchError>> + Send + use<>> {
-        let id = self.find(stamp, span, unasked)?;
+        let found = self.find(client, stamp, span, unasked)?;
         let buffer = self.pool.take(span.len);
-        let reading = self.read_into(id, span, buffer.clone());
+        let reading = self.read_into(found, span, buffer.clone());
         Some(async { reading.await.map(|()| buffer.into_bytes()) })
     }
 
-    fn find(&self, stamp: Stamp, span: ssd::Span, unasked: Option<u64>) -> Option<RecordId> {
+    fn find(
+        &self,
+        client: u64,
+        stamp: Stamp,
+        span: ssd::Span,
+        unasked: Option<u64>,
+    ) -> Option<(ssd::Reader, RecordId)> {
         let state = self.lock();
         let len = state.core.readable(stamp, unasked)?;
         span.offset.checked_add(span.len).filter(|end| *end <= len)?;
-        state.ids.get(&stamp).copied()
+        let group = state.core.namespace_of(stamp).map_or(0, turnstile::group);
+        let reader = ssd::Reader { group, client, is_ahead: false };
+        Some((reader, state.ids.get(&stamp).copied()?))
     }
 
     fn read_into(
         &self,
-        id: RecordId,
+        (reader, id): (ssd::Reader, RecordId),
         span: ssd::Span,
         into: ssd::Pieces,
     ) -> impl Future<Output = Result<(), FetchError>> + Send + use<> {
-        let (reading, name) = (self.log.read(id, span, into), self.info.name.clone());
+        let (reading, name) = (self.log.read(reader, id, span, into), self.info.name.clone());
         let (measures, began) = (Arc::clone(&self.measures), Instant::now());
         async move {
             match reading.await {
@@ -250,23 +260,24 @@ impl DiskMember {
     }
 
     /// The same for a socket: through the staging segment if the client maps it and it has space.
-    pub(super) fn fetch(&self, reader: &dyn Grant, range: &RequestHead) -> Option<Fetch> {
-        let is_allowed = |namespace: Option<&str>| namespace.is_some_and(|it| reader.covers(it));
-        if !reader.is_unlimited() && !is_allowed(self.lock().core.namespace_of(Stamp(range.stamp))) {
+    pub(super) fn fetch(&self, reader: FetchReader<'_>, range: &RequestHead) -> Option<Fetch> {
+        let FetchReader { client, grant } = reader;
+        let is_allowed = |namespace: Option<&str>| namespace.is_some_and(|it| grant.covers(it));
+        if !grant.is_unlimited() && !is_allowed(self.lock().core.namespace_of(Stamp(range.stamp))) {
             return None;
         }
         let span = ssd::Span { offset: range.offset, len: range.len };
         let stage = self.stage.as_ref().filter(|_| range.kind == RequestKind::Stage);
         if let Some(extent) = stage.and_then(|it| it.take(range.len)) {
-            let id = self.find(Stamp(range.stamp), span, range.cached_epoch)?;
-            let reading = self.read_into(id, span, slot_memory::staged(&extent)?);
+            let found = self.find(client, Stamp(range.stamp), span, range.cached_epoch)?;
+            let reading = self.read_into(found, span, slot_memory::staged(&extent)?);
             return Some(Box::pin(async {
                 reading.await?;
                 extent.publish();
                 Ok(Fetched::Staged(Box::new(Published(extent))))
             }));
         }
-        let reading = self.read(Stamp(range.stamp), span, range.cached_epoch)?;
+        let reading = self.read(client, Stamp(range.stamp), span, range.cached_epoch)?;
         Some(Box::pin(async { reading.await.map(|it| Fetched::Bytes(Box::new(it))) }))
     }
 
@@ -445,7 +456,9 @@ impl DiskMember {
         // then. So the disk writes to memory that ends with the process.
         let via = self.node.memory.pool().map(|_| ssd::Pieces::zeroed(len));
         let into_memory = via.clone().unwrap_or_else(|| bytes.clone());
-        let reading = self.log.read_ahead(id, ssd::Span { offset: 0, len }, into_memory);
+        let group = state.core.namespace_of(stamp).map_or(0, turnstile::group);
+        let reader = ssd::Reader { group, client: 0, is_ahead: true };
+        let reading = self.log.read(reader, id, ssd::Span { offset: 0, len }, into_memory);
         let (disk, began) = (Arc::clone(self), Instant::now());
         self.spawn(async move {
             let read = reading.await;

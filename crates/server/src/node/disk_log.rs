@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tiffin_ssd::{
     AppendError, ChangeError, DiskLogConfig, Drive, Event, FORGET_IDS_MAX, Fault, FaultKind, Limits, OpId,
-    OpenError, Pieces, ReadError, Record, RecordId, Span, Stats,
+    OpenError, Pieces, ReadError, Reader, Record, RecordId, Span, Stats,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -106,27 +106,16 @@ impl AsyncLog {
         }
     }
 
-    /// Starts to read bytes of a record, also if the future is never polled.
+    /// Starts to read bytes of a record for somebody, also if the future is never polled.
     pub(super) fn read(
         &self,
+        reader: Reader,
         id: RecordId,
         span: Span,
         into: Pieces,
     ) -> impl Future<Output = Result<u64, ReadError>> + Send + use<> {
         let (done, ended) = oneshot::channel();
-        self.log.read(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
-        async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
-    }
-
-    /// The same for a prefetch: reads that a client waits for go first.
-    pub(super) fn read_ahead(
-        &self,
-        id: RecordId,
-        span: Span,
-        into: Pieces,
-    ) -> impl Future<Output = Result<u64, ReadError>> + Send + use<> {
-        let (done, ended) = oneshot::channel();
-        self.log.read_ahead(id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
+        self.log.read_for(reader, id, span, into, READ_TIME_MAX, |result| _ = done.send(result));
         async { ended.await.unwrap_or(Err(ReadError::Cancelled)) }
     }
 

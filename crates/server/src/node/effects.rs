@@ -347,7 +347,12 @@ impl tcp::SlotAccess for Shared {
         self.disk(segment).is_some()
     }
 
-    fn begin_fetch(&self, reader: &dyn tcp::Grant, segment: u64, range: &RequestHead) -> Option<tcp::Fetch> {
+    fn begin_fetch(
+        &self,
+        reader: tcp::FetchReader<'_>,
+        segment: u64,
+        range: &RequestHead,
+    ) -> Option<tcp::Fetch> {
         self.disk(segment)?.fetch(reader, range)
     }
 

@@ -24,6 +24,8 @@ use super::disk::DiskMember;
 
 /// Maximum number of bytes that one call reads from the disk at a time, unless one chunk is larger.
 const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+/// The program of the node, among the clients that read its disks. Ids of clients are random.
+const LOCAL_CLIENT: u64 = 0;
 
 /// Reads one disk of the node.
 struct DiskReader {
@@ -66,7 +68,7 @@ impl DiskReader {
                 let (Some(op), Some(Ok(()))) = (ops.get(at), outcomes.get(at)) else { continue };
                 in_flight_bytes += span.len;
                 let disk = self.disk.upgrade();
-                let reading = disk.map(|it| it.read(Stamp(op.stamp), span, unasked));
+                let reading = disk.map(|it| it.read(LOCAL_CLIENT, Stamp(op.stamp), span, unasked));
                 in_flight.push_back((at, span, reading));
             }
             let Some((at, span, reading)) = in_flight.pop_front() else { break };

@@ -11,10 +11,11 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
-use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server};
+use super::server::{CHUNK_TIME_MAX, FetchReader, ServeError, Served, Server};
 use super::stream::ByteStream;
 use crate::buffer::SourceBuf;
 use crate::checksum::checksum;
@@ -48,6 +49,30 @@ pub enum FetchError {
     Unreadable,
 }
 
+/// A request that was begun.
+struct Begun {
+    head: RequestHead,
+    fetch: Option<Fetch>,
+    _memory: OwnedSemaphorePermit,
+}
+
+impl<W: ByteStream> Served<W> {
+    /// Memory for a fetch, if its client may have more. Waits for it only if this connection has no fetch in
+    /// progress.
+    async fn fetch_memory(
+        &mut self,
+        bytes: u64,
+        may_wait: bool,
+    ) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
+        let memory = self.share.try_fetch(bytes);
+        if memory.is_some() || !may_wait {
+            return Ok(memory);
+        }
+        self.flush().await?;
+        Ok(self.share.fetch(bytes).await)
+    }
+}
+
 /// A fetch in progress. It continues even if the future is dropped.
 pub type Fetch = Pin<Box<dyn Future<Output = Result<Fetched, FetchError>> + Send>>;
 
@@ -58,16 +83,19 @@ impl Server {
         served: &mut Served<W>,
         segment: u64,
     ) -> Result<(), ServeError> {
-        let mut begun: VecDeque<(RequestHead, Option<Fetch>)> = VecDeque::new();
+        let mut begun: VecDeque<Begun> = VecDeque::new();
+        // A request that must wait for those before it.
+        let mut next = None;
         // Slots that the reader has not released yet.
         let mut staged: Vec<Box<dyn StagedBytes>> = Vec::new();
         loop {
-            let is_one_here = served.stream.buffered_bytes() >= REQUEST_BYTES;
+            let is_one_here = next.is_some() || served.stream.buffered_bytes() >= REQUEST_BYTES;
             if begun.is_empty() || (is_one_here && begun.len() < FETCHES_MAX) {
                 if begun.is_empty() && !is_one_here {
                     served.flush().await?;
                 }
-                let Some(head) = served.next_request().await? else { return Ok(()) };
+                let read = if next.is_some() { next.take() } else { served.next_request().await? };
+                let Some(head) = read else { return Ok(()) };
                 match head.kind {
                     // Only the node writes to its disk.
                     RequestKind::Write => {
@@ -81,16 +109,32 @@ impl Server {
                         let is_greedy = staged.len() + begun.len() >= FETCHES_MAX;
                         let kind = if is_greedy { RequestKind::Read } else { head.kind };
                         let head = RequestHead { kind, ..head };
-                        let may_read = served.grant.may_read();
-                        let fetch = || self.slots.begin_fetch(&*served.grant, segment, &head);
-                        begun.push_back((head, may_read.then(fetch).flatten()));
+                        let memory = served.fetch_memory(head.len, begun.is_empty()).await?;
+                        if let Some(memory) = memory {
+                            begun.push_back(self.begin_fetch(served, segment, (head, memory)));
+                        } else {
+                            next = Some(head);
+                        }
                     }
                 }
-                continue;
+                if next.is_none() {
+                    continue;
+                }
             }
-            let Some((head, fetch)) = begun.pop_front() else { continue };
+            let Some(Begun { head, fetch, _memory }) = begun.pop_front() else { continue };
             staged.extend(self.send_fetched(served, segment, &head, fetch).await?);
         }
+    }
+
+    fn begin_fetch<W>(
+        &self,
+        served: &Served<W>,
+        segment: u64,
+        (head, memory): (RequestHead, OwnedSemaphorePermit),
+    ) -> Begun {
+        let reader = FetchReader { client: served.client, grant: &*served.grant };
+        let fetch = || self.slots.begin_fetch(reader, segment, &head);
+        Begun { fetch: reader.grant.may_read().then(fetch).flatten(), head, _memory: memory }
     }
 
     async fn send_fetched<W: ByteStream>(

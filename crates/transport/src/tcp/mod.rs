@@ -23,10 +23,13 @@ pub mod frame;
 mod pool;
 mod secure;
 mod server;
+mod share;
 pub mod stream;
 
 pub use client::{ReadOptions, Tcp};
 pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
-pub use server::{Applied, Authorise, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess, Unlimited};
+pub use server::{
+    Applied, Authorise, FetchReader, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess, Unlimited,
+};
 pub use stream::{ByteStream, WaitMode};

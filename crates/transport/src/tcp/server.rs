@@ -1,17 +1,16 @@
 //! The node's end of the data socket.
 
-use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tiffin_measure::{Operation, Path};
 use tiffin_tls::{TlsServer, is_client_hello};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -23,6 +22,7 @@ use super::frame::{
     RequestHead, RequestKind, Status, WelcomeHead,
 };
 use super::secure;
+use super::share::{CLIENT_CONNECTIONS_MAX, Clients, Share};
 use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
@@ -83,7 +83,7 @@ pub trait SlotAccess: Send + Sync {
     /// Starts to fetch a range from a disk; `None` if there is no such copy, or it is not for this reader.
     /// [`RequestHead::cached_epoch`] as in [`Self::begin_send`]. Only for a [`RequestKind::Stage`] the bytes
     /// may be left in the staging segment.
-    fn begin_fetch(&self, reader: &dyn Grant, segment: u64, range: &RequestHead) -> Option<Fetch> {
+    fn begin_fetch(&self, reader: FetchReader<'_>, segment: u64, range: &RequestHead) -> Option<Fetch> {
         let _none = (reader, segment, range);
         None
     }
@@ -99,6 +99,15 @@ pub trait SlotAccess: Send + Sync {
 
     /// A client has closed its last connection: it can no longer access memory through this socket.
     fn closed(&self, client: u64);
+}
+
+/// Who fetches a range from a disk.
+#[derive(Clone, Copy)]
+pub struct FetchReader<'a> {
+    /// The client's id.
+    pub client: u64,
+    /// What it may do.
+    pub grant: &'a dyn Grant,
 }
 
 /// A client's request to connect.
@@ -195,15 +204,15 @@ pub struct Server {
     pub(super) counters: Arc<Counters>,
     checksums: ChecksumCache,
     pending: Arc<Pending>,
-    /// How many connections each client has.
-    open: Mutex<BTreeMap<u64, usize>>,
+    clients: Clients,
 }
 
 /// One connection: its stream, and replies that are sent together.
 pub(super) struct Served<W> {
     pub(super) stream: BufferedStream<W>,
-    client: u64,
+    pub(super) client: u64,
     pub(super) grant: Arc<dyn Grant>,
+    pub(super) share: Arc<Share>,
     /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
@@ -218,9 +227,8 @@ impl Server {
         authorise: Authorise,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        let (checksums, open, pending) =
-            (ChecksumCache::default(), Mutex::default(), Pending::new(PENDING_MAX));
-        Arc::new(Self { memory, slots, authorise, counters, checksums, pending, open })
+        let (checksums, pending) = (ChecksumCache::default(), Pending::new(PENDING_MAX));
+        Arc::new(Self { memory, slots, authorise, counters, checksums, pending, clients: Clients::default() })
     }
 
     /// Serves until the future is dropped, which ends every connection.
@@ -276,19 +284,19 @@ impl Server {
         let pending = self.pending.enter(&cut);
         let welcomed = async {
             let mut stream = BufferedStream::unauthenticated(opened.await?);
-            let (head, grant) = self.welcome(&mut stream, is_full).await?;
-            Ok::<_, ServeError>((stream, head, grant))
+            let admitted = self.welcome(&mut stream, is_full).await?;
+            Ok::<_, ServeError>((stream, admitted))
         };
-        let (mut stream, HelloHead { client, segment, .. }, grant) = tokio::select! {
+        let (mut stream, (grant, open)) = tokio::select! {
             biased;
             () = cut.notified() => return Err(ServeError::Displaced),
             welcomed = timeout(HELLO_TIME_MAX, welcomed) => welcomed??,
         };
         drop(pending);
         stream.authenticate();
-        let _open = self.open(client);
+        let (client, segment, share) = (open.client, open.segment, Arc::clone(&open.share));
         let (answers, discard) = (Vec::new(), vec![0; DISCARD_BYTES]);
-        let mut served = Served { stream, client, grant, answers, discard };
+        let mut served = Served { stream, client, grant, share, answers, discard };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
@@ -301,6 +309,8 @@ impl Server {
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
                 RequestKind::Read => {
+                    let is_small = head.len as usize <= SMALL_BYTES_MAX;
+                    let _turn = if is_small { None } else { served.begin_transfer().await? };
                     let mut begun = served.begin_send(&*self.slots, &head);
                     if begun.is_none()
                         && let Some(applied) = self.slots.apply_published(&head)
@@ -309,7 +319,7 @@ impl Server {
                         applied.await;
                         begun = served.begin_send(&*self.slots, &head);
                     }
-                    match head.len as usize <= SMALL_BYTES_MAX {
+                    match is_small {
                         true => self.send_small(&mut served, &head, begun),
                         false => self.send(&mut served, &head, begun).await?,
                     }
@@ -325,7 +335,7 @@ impl Server {
         &self,
         stream: &mut BufferedStream<impl ByteStream>,
         is_full: bool,
-    ) -> Result<(HelloHead, Arc<dyn Grant>), ServeError> {
+    ) -> Result<(Arc<dyn Grant>, Open<'_>), ServeError> {
         let bytes = stream.array(false).await?;
         let head = match HelloHead::decode(&bytes) {
             Ok(head) => head,
@@ -359,20 +369,19 @@ impl Server {
             let reason = format!("this is segment {here:016x}, not {:016x}", head.segment);
             return refuse(stream, version, Rejection::OtherSegment, reason).await;
         }
+        let Some(open) = self.open(&head) else {
+            let reason = format!("this client already has {CLIENT_CONNECTIONS_MAX} connections to it");
+            return refuse(stream, version, Rejection::Refused, reason).await;
+        };
         stream.send([SourceBuf::from(&WelcomeHead::encode(version, Ok(()), "")[..])]).await?;
-        Ok((head, grant))
+        Ok((grant, open))
     }
 
     /// Counts the client's connections; dropping the result decrements the count.
-    fn open(&self, client: u64) -> Open<'_> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(client).or_default();
-        *count += 1;
-        // Under the lock, so that the node sees openings and closings in order.
-        if *count == 1 {
-            self.slots.opened(client);
-        }
-        Open { server: self, client }
+    fn open(&self, head: &HelloHead) -> Option<Open<'_>> {
+        let (client, segment) = (head.client, head.segment);
+        let share = self.clients.open(client, segment, || self.slots.opened(client))?;
+        Some(Open { server: self, client, segment, share })
     }
 
     /// Receives the bytes of a write directly into the segment.
@@ -383,6 +392,7 @@ impl Server {
     ) -> Result<(), ServeError> {
         let began = Instant::now();
         let may_write = served.grant.may_write();
+        let _turn = served.begin_transfer().await?;
         let begun = may_write.then(|| self.slots.begin_store(served.client, head)).flatten();
         let status = if let Some(extents) = begun {
             let _guard = StoreGuard { slots: &*self.slots, head };
@@ -572,6 +582,15 @@ impl<W: ByteStream> Served<W> {
         Ok(known.unwrap_or_else(|| self.stream.hash().finish()))
     }
 
+    /// Begins a large transfer, when its client may. The replies so far do not wait for that.
+    async fn begin_transfer(&mut self) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
+        if let Some(turn) = self.share.try_transfer() {
+            return Ok(Some(turn));
+        }
+        self.flush().await?;
+        Ok(self.share.transfer().await)
+    }
+
     /// Reads and drops the bytes of a rejected write, and their checksum.
     pub(super) async fn skip(&mut self, len: u64) -> Result<(), ServeError> {
         debug_assert!(len <= CHUNK_BYTES_MAX);
@@ -611,12 +630,12 @@ async fn next_request(
     Ok(Some(RequestHead::decode(&bytes)?))
 }
 
-async fn refuse(
+async fn refuse<T>(
     stream: &mut BufferedStream<impl ByteStream>,
     version: u32,
     why: Rejection,
     reason: String,
-) -> Result<(HelloHead, Arc<dyn Grant>), ServeError> {
+) -> Result<T, ServeError> {
     stream.send([SourceBuf::from(&WelcomeHead::encode(version, Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
 }
@@ -637,17 +656,13 @@ fn prepare(stream: &TcpStream) {
 struct Open<'a> {
     server: &'a Server,
     client: u64,
+    segment: u64,
+    share: Arc<Share>,
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let mut open = self.server.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(count) = open.get_mut(&self.client) else { return };
-        *count -= 1;
-        if *count == 0 {
-            open.remove(&self.client);
-            self.server.slots.closed(self.client);
-        }
+        self.server.clients.close(self.client, self.segment, || self.server.slots.closed(self.client));
     }
 }
 

@@ -1,8 +1,10 @@
 //! What one client or namespace can take from the others: shares, guaranteed minimums, and removed objects in
 //! view.
 
-use super::*;
-use crate::message::{Commit, CommitItem, HeldBy, Policy, PolicyChange, Resource};
+use super::{test_disk::prefetch, *};
+use crate::message::{
+    Ahead, Commit, CommitItem, Demotion, HeldBy, Policy, PolicyChange, PrefetchOutcome, Resource,
+};
 
 /// A client of the namespace `hog`; [`CLIENT`] is in `default`.
 const HOG: ConnId = ConnId(20);
@@ -381,4 +383,79 @@ fn mutants_of_shares_and_minimums_are_noticed() {
     assert_eq!(numbers_of_leases(Sabotage::LeaseAnyNumber), (3, 3));
     assert_ne!(evicted_for_a_hog(Sabotage::EvictGuaranteed), (8, 8));
     assert_eq!(stored_while_in_view(Sabotage::ViewForFree), 16);
+}
+
+/// When two objects of another namespace are promoted, in the order of all promotions, while a hog prefetches
+/// six.
+fn turns_of_promotions(sabotage: Sabotage) -> [usize; 2] {
+    let throttle = tiffin_throttle::Config { keys_max: 1, ..Default::default() };
+    let mut cluster =
+        Cluster::tiered(&[16], |config| (config.sabotage, config.tier.throttle) = (sabotage, throttle));
+    cluster.demote("a", 1);
+    cluster.demote("b", 1);
+    let names: Vec<_> = (0..6).map(|it| format!("hog{it}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    demote_of_hog(&mut cluster, &names);
+    cluster.disks[0].held_up = true;
+    assert_eq!(cluster.ask_from(HOG, prefetch(&names, Ahead::All, 0)), Some(running(6)));
+    assert_eq!(cluster.ask(prefetch(&["a", "b"], Ahead::All, 0)), Some(running(2)));
+    let mut turns = [0; 2];
+    for step in 1.. {
+        let Some(effect) = cluster.disks[0].to_do.pop_front() else { break };
+        cluster.do_one(0, effect);
+        cluster.carry_out();
+        for (turn, name) in turns.iter_mut().zip(["a", "b"]) {
+            if *turn == 0 && cluster.where_is(name).0 {
+                *turn = step;
+            }
+        }
+    }
+    turns
+}
+
+/// Puts objects of the hog that are only on the disk.
+fn demote_of_hog(cluster: &mut Cluster, names: &[&str]) {
+    cluster.join(HOG, "hog");
+    let policy = Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() };
+    cluster.ask_from(HOG, ClientToMaster::SetPolicy(policy.into()));
+    assert!(names.iter().all(|it| cluster.put_from(HOG, it, plain())));
+    cluster.wait(1);
+    let namespace = cluster.master.objects.cx.catalog.intern("hog");
+    for name in names {
+        let index = cluster.master.objects.cx.catalog.find(namespace, &key(name)).unwrap();
+        assert!(cluster.leave_memory(index, None));
+    }
+    cluster.carry_out();
+}
+
+fn running(count: usize) -> Reply {
+    Reply::Prefetched(vec![PrefetchOutcome::Running; count])
+}
+
+#[test]
+fn promotions_of_namespaces_take_turns() {
+    assert_eq!(turns_of_promotions(Sabotage::None), [3, 5]);
+    assert_eq!(turns_of_promotions(Sabotage::PromoteInOrder), [7, 8]);
+}
+
+#[test]
+fn no_namespace_fills_the_queue_of_promotions() {
+    let throttle = tiffin_throttle::Config { keys_max: 1, ..Default::default() };
+    let mut cluster = Cluster::tiered(&[40], |config| {
+        (config.tier.throttle, config.tier.waiting_max) = (throttle, 18);
+    });
+    let names: Vec<_> = (0..20).map(|it| format!("a{it}")).collect();
+    names.iter().for_each(|it| cluster.demote(it, 1));
+    demote_of_hog(&mut cluster, &["hog0", "hog1"]);
+    cluster.disks[0].held_up = true;
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let Some(Reply::Prefetched(outcomes)) = cluster.ask(prefetch(&names, Ahead::All, 0)) else {
+        panic!("no answer")
+    };
+    // One runs, and of 18 places one is left for others.
+    let count = |of| outcomes.iter().filter(|it| **it == of).count();
+    assert_eq!((count(PrefetchOutcome::Running), count(PrefetchOutcome::Skipped)), (1 + 17, 2));
+    let outcomes = vec![PrefetchOutcome::Running, PrefetchOutcome::Skipped];
+    let reply = cluster.ask_from(HOG, prefetch(&["hog0", "hog1"], Ahead::All, 0));
+    assert_eq!(reply, Some(Reply::Prefetched(outcomes)));
 }

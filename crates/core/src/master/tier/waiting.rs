@@ -2,7 +2,8 @@
 //!
 //! A request waits in the queue of the node whose memory it needs, and is retried after every event. It
 //! ends when its promotion begins, when its object is gone or in memory, when its node is gone, or when its
-//! deadline passes. A node that is short of memory does not delay the promotions of others.
+//! deadline passes. A node that is short of memory does not delay the promotions of others. Namespaces take
+//! turns by bytes, so that one that prefetches much more than there is room for delays the others by its share.
 //!
 //! **Invariant:** no request waits for memory that is free, or that is used only by unread objects with a
 //! disk copy.
@@ -13,13 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Tier, promote::Begun};
 use crate::master::{
-    catalog::{NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
     context::Context,
 };
 use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, sabotage::sabotaged};
 
 /// Maximum number of requests of one node that are tried after one event.
 const TRIES_MAX: usize = 64;
+/// A namespace may have this many times the requests that may still be added: no one fills the queue.
+const SHARE_OF_FREE: usize = 15;
 /// How long a request pauses after its node refused memory that it seemed to have.
 const REFUSED_PAUSE_MS: u64 = 100;
 
@@ -29,9 +32,9 @@ struct Request {
     index: ObjectIndex,
     /// The node whose memory it needs.
     node: NodeIndex,
+    namespace: NamespaceIndex,
     need: u64,
-    /// Its number in the order of arrival.
-    number: u64,
+    turn: Turn,
     /// When it was requested, and when it is given up.
     since: Tick,
     until: Tick,
@@ -41,12 +44,27 @@ struct Request {
     wanted_by: Option<ClientId>,
 }
 
+/// The place of a request in the queue of its node: its tag, and its number in the order of arrival.
+type Turn = (u64, u64);
+
+/// The requests of one node.
+#[derive(Debug, Default)]
+struct Queue {
+    turns: BTreeMap<Turn, Generation>,
+    /// The largest tag of a request that began.
+    now: u64,
+    /// The tag of each namespace's next request: those before it need so many bytes more.
+    next: BTreeMap<NamespaceIndex, u64>,
+}
+
 /// All requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct MemoryQueue {
     requests: BTreeMap<Generation, Request>,
-    /// The same by node, in the order of arrival.
-    queues: BTreeMap<NodeIndex, BTreeMap<u64, Generation>>,
+    /// The same by node, in the order of their turns.
+    queues: BTreeMap<NodeIndex, Queue>,
+    /// How many each namespace has.
+    of_namespace: BTreeMap<NamespaceIndex, usize>,
     /// The same by deadline.
     due: BTreeSet<(Tick, Generation)>,
     next: u64,
@@ -63,7 +81,7 @@ impl MemoryQueue {
 
     /// Number of bytes that the next requests of a node wait for.
     pub(super) fn need_at(&self, node: NodeIndex) -> u64 {
-        let queue = self.queues.get(&node).into_iter().flat_map(BTreeMap::values);
+        let queue = self.queues.get(&node).into_iter().flat_map(|it| it.turns.values());
         let first = queue.take(TRIES_MAX).filter_map(|it| self.requests.get(it));
         first.map(|it| it.need).fold(0, u64::saturating_add)
     }
@@ -85,28 +103,66 @@ impl MemoryQueue {
         self.requests.get(generation).map(|it| it.since)
     }
 
+    /// Whether a namespace may have another request.
+    fn is_full(&self, cx: &Context, namespace: NamespaceIndex) -> bool {
+        let free = cx.config.tier.waiting_max.saturating_sub(self.requests.len());
+        let own = self.of_namespace.get(&namespace).copied().unwrap_or(0);
+        let is_greedy = own > free.saturating_mul(SHARE_OF_FREE);
+        free == 0 || (is_greedy && !sabotaged!(cx.config.sabotage, PromoteInOrder))
+    }
+
+    /// The turn of a new request: behind the others of its namespace, and not before now.
+    fn next_turn(&mut self, cx: &Context, node: NodeIndex, (namespace, need): (NamespaceIndex, u64)) -> Turn {
+        self.next += 1;
+        if sabotaged!(cx.config.sabotage, PromoteInOrder) {
+            return (0, self.next);
+        }
+        let queue = self.queues.entry(node).or_default();
+        let next = queue.next.entry(namespace).or_default();
+        let tag = queue.now.max(*next);
+        *next = tag.saturating_add(need);
+        (tag, self.next)
+    }
+
     fn insert(&mut self, generation: Generation, request: Request) {
-        self.queues.entry(request.node).or_default().insert(request.number, generation);
+        self.queues.entry(request.node).or_default().turns.insert(request.turn, generation);
         self.due.insert((request.until, generation));
+        *self.of_namespace.entry(request.namespace).or_default() += 1;
         self.requests.insert(generation, request);
+    }
+
+    /// A promotion begins.
+    fn begin(&mut self, generation: &Generation) {
+        if let Some(request) = self.remove(generation)
+            && let Some(queue) = self.queues.get_mut(&request.node)
+        {
+            queue.now = queue.now.max(request.turn.0);
+        }
     }
 
     fn remove(&mut self, generation: &Generation) -> Option<Request> {
         let request = self.requests.remove(generation)?;
         self.due.remove(&(request.until, *generation));
         if let Some(queue) = self.queues.get_mut(&request.node) {
-            queue.remove(&request.number);
-            if queue.is_empty() {
+            queue.turns.remove(&request.turn);
+            if queue.turns.is_empty() {
                 self.queues.remove(&request.node);
+            }
+        }
+        if let Some(count) = self.of_namespace.get_mut(&request.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_namespace.remove(&request.namespace);
             }
         }
         Some(request)
     }
 
-    /// The next request of a node after that number.
-    fn after(&self, node: NodeIndex, number: Option<u64>) -> Option<(u64, Generation)> {
-        let first = number.map_or(0, |it| it + 1);
-        self.queues.get(&node)?.range(first..).next().map(|(number, generation)| (*number, *generation))
+    /// The next request of a node after that turn.
+    fn after(&self, node: NodeIndex, turn: Option<Turn>) -> Option<(Turn, Generation)> {
+        let first = turn.map_or((0, 0), |(tag, number)| (tag, number + 1));
+        let turns = &self.queues.get(&node)?.turns;
+        turns.range(first..).next().map(|(turn, generation)| (*turn, *generation))
     }
 
     fn nodes(&self) -> Vec<NodeIndex> {
@@ -128,15 +184,15 @@ impl Tier {
         let paused_until = since.map_or(Tick(0), |_| cx.now.after(REFUSED_PAUSE_MS));
         let since = since.unwrap_or(cx.now);
         let until = since.after(cx.config.tier.memory_wait_ms);
+        let Some(namespace) = cx.catalog.get(index).map(Object::namespace) else { return self.skip() };
         let queue = &mut self.promotions.queue;
-        let is_full = queue.requests.len() >= cx.config.tier.waiting_max;
+        let is_full = queue.is_full(cx, namespace);
         let throttle = &self.promotions.throttle;
         if is_full || until <= cx.now || throttle.is_cooling(cx.now.0, u32::from(node.0)) {
             return self.skip();
         }
-        queue.next += 1;
-        let number = queue.next;
-        let request = Request { index, node, need, number, since, until, paused_until, wanted_by };
+        let turn = queue.next_turn(cx, node, (namespace, need));
+        let request = Request { index, node, namespace, need, turn, since, until, paused_until, wanted_by };
         queue.insert(generation, request);
         // A disk may be able to free memory.
         self.demotions.wake();
@@ -166,15 +222,15 @@ impl Tier {
     fn serve_promotions_at(&mut self, cx: &mut Context, node: NodeIndex) {
         let (mut last, mut too_much) = (None, u64::MAX);
         for _ in 0..TRIES_MAX {
-            let Some((number, generation)) = self.promotions.queue.after(node, last) else { return };
-            last = Some(number);
+            let Some((turn, generation)) = self.promotions.queue.after(node, last) else { return };
+            last = Some(turn);
             let Some(request) = self.promotions.queue.requests.get(&generation).copied() else { return };
             if request.need >= too_much || request.paused_until > cx.now {
                 continue;
             }
             match self.begin_promotion(cx, request.index, generation, request.wanted_by) {
                 // The fetches that wait for it continue to wait.
-                Begun::Running => _ = self.promotions.queue.remove(&generation),
+                Begun::Running => self.promotions.queue.begin(&generation),
                 Begun::NoMemory => too_much = request.need,
                 Begun::NoPath | Begun::OverQuota => (),
                 Begun::Busy => return,
@@ -210,7 +266,7 @@ impl Tier {
         let waiting = &self.promotions.queue;
         let mut next = waiting.due.first().map(|it| it.0);
         for (node, queue) in &waiting.queues {
-            let paused = queue.values().take(TRIES_MAX).filter_map(|it| waiting.requests.get(it));
+            let paused = queue.turns.values().take(TRIES_MAX).filter_map(|it| waiting.requests.get(it));
             let paused = paused.map(|it| it.paused_until).filter(|it| *it > cx.now).min();
             let cold = cx.catalog.next_cold(*node, cx.now, cx.config.tier.protect_ms);
             next = next.into_iter().chain(paused).chain(cold).min();
@@ -221,8 +277,9 @@ impl Tier {
     /// Checks internal consistency.
     pub(super) fn check_waiting_promotions(&self, cx: &Context) -> Result<(), String> {
         let waiting = &self.promotions.queue;
-        let queued: usize = waiting.queues.values().map(BTreeMap::len).sum();
-        if queued != waiting.requests.len() || waiting.due.len() != queued {
+        let queued: usize = waiting.queues.values().map(|it| it.turns.len()).sum();
+        let counted: usize = waiting.of_namespace.values().sum();
+        if queued != waiting.requests.len() || waiting.due.len() != queued || counted != queued {
             return Err(format!(
                 "accounting: {queued} promotions are queued, {} wait",
                 waiting.requests.len()
@@ -238,7 +295,7 @@ impl Tier {
             }
         }
         for queue in waiting.queues.values() {
-            let first = queue.values().next().and_then(|it| Some((it, waiting.requests.get(it)?)));
+            let first = queue.turns.values().next().and_then(|it| Some((it, waiting.requests.get(it)?)));
             let Some((generation, it)) = first.filter(|it| it.1.paused_until <= cx.now) else { continue };
             if self.could_begin(cx, it.index, it.node, it.need) {
                 return Err(format!("T20: {generation} {it:?} waits although there is memory for it"));
