@@ -235,7 +235,7 @@ mod bytes {
                 let mut times = victim.block_on(measure(&address, name, time));
                 stop.store(true, Ordering::Relaxed);
                 let bytes: usize = hogs.into_iter().map(|it| loads.block_on(it).unwrap()).sum();
-                let rate = bytes as u64 / seconds >> 20;
+                let rate = bytes / LARGE * 4 / seconds as usize;
                 row(&format!("reads on {connections} connections, {rate} MiB/s"), &mut times, seconds);
             }
         }

@@ -382,6 +382,7 @@ fn mutants_of_shares_and_minimums_are_noticed() {
     assert_eq!(numbers_of_pins(Sabotage::PinAnyNumber), (3, 3));
     assert_eq!(numbers_of_leases(Sabotage::LeaseAnyNumber), (3, 3));
     assert_ne!(evicted_for_a_hog(Sabotage::EvictGuaranteed), (8, 8));
+    assert_eq!(turns_of_promotions(Sabotage::PromoteInOrder), [7, 8]);
     assert_eq!(stored_while_in_view(Sabotage::ViewForFree), 16);
 }
 
@@ -435,7 +436,6 @@ fn running(count: usize) -> Reply {
 #[test]
 fn promotions_of_namespaces_take_turns() {
     assert_eq!(turns_of_promotions(Sabotage::None), [3, 5]);
-    assert_eq!(turns_of_promotions(Sabotage::PromoteInOrder), [7, 8]);
 }
 
 #[test]
