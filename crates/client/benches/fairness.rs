@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tiffin_client::{
     Client, ConnectOptions, Deadline, DeleteOptions, Key, ListOptions, Pattern, Put, ResolveOptions,
+    Watermark,
 };
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::runtime::{Builder, Runtime};
@@ -39,10 +40,11 @@ enum Load {
     Regex,
     DeletePattern,
     Stat,
+    Waiting,
 }
 
 impl Load {
-    const ALL: [(Self, &str); 9] = [
+    const ALL: [(Self, &str); 10] = [
         (Self::Nothing, "nothing"),
         (Self::OneHog, "one client, 16 loops of one key"),
         (Self::EightHogs, "eight clients, 16 loops each"),
@@ -52,6 +54,7 @@ impl Load {
         (Self::Regex, "list by a regular expression"),
         (Self::DeletePattern, "puts of 1,000 objects, delete by prefix"),
         (Self::Stat, "stat, 4 loops"),
+        (Self::Waiting, "16 clients with 1,000 requests that wait"),
     ];
 
     fn clients_and_loops(self) -> (usize, usize) {
@@ -60,6 +63,7 @@ impl Load {
             Self::OneHog => (1, LOOPS),
             Self::EightHogs => (8, LOOPS),
             Self::LargeBatches | Self::Stat => (1, 4),
+            Self::Waiting => (16, 1000),
             Self::Why | Self::List | Self::Regex | Self::DeletePattern => (1, 1),
         }
     }
@@ -86,6 +90,10 @@ impl Load {
                 client.delete_matching(doomed, DeleteOptions::default(), soon()).await.unwrap();
             }
             Self::Stat => drop(client.stat(soon()).await.unwrap()),
+            Self::Waiting => {
+                let never = Watermark::AtMost(0);
+                let _ = client.wait_usage(never, Deadline::after(Duration::from_secs(1))).await;
+            }
         }
     }
 }

@@ -525,6 +525,8 @@ fn fault(code: i32, raw: &Raw) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     /// A buffer that is full in the middle of a source is written as it is.
@@ -567,13 +569,6 @@ mod tests {
             assert!(told.to_string().contains(words) && told.to_string().contains("\n\nhint: "), "{told}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
 
     /// Executes one operation at a time, when it is told to.
     #[derive(Clone, Default)]
