@@ -5,8 +5,8 @@
 //! threads. Beside it, clients of another namespace do one thing in a loop. Each row is what the first client
 //! sees: its calls per second, and how long they take.
 //!
-//! The second table is about the node's data socket: the first client gets one object of 64 KiB at a time, the
-//! other reads 4 MiB at a time over many connections. The third is about a disk.
+//! The second table is about the node's data socket: the first client gets one object of 64 KiB at a time,
+//! the other reads 4 MiB at a time over many connections. The third is about a disk.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing, reason = "a benchmark")]
 
@@ -298,8 +298,8 @@ mod bytes {
         (master, node)
     }
 
-    /// Puts the objects of both clients. Returns those of the other one that are in memory, and those that are
-    /// only on the disk.
+    /// Puts the objects of both clients. Returns those of the other one that are in memory, and those that
+    /// are only on the disk.
     async fn put_all(address: &str) -> (Vec<Location>, Vec<Location>) {
         let policy = Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() };
         let victim = connect(address, "victim").await;

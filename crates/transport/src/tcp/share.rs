@@ -1,8 +1,8 @@
 //! What one client may have in progress at a data socket: the others want their share.
 //!
-//! Requests beyond it wait for those before them, over whatever number of connections they come. So clients that
-//! always ask for more get equal parts of the processors, the wire and the memory for reads of disks. Limits
-//! are those that our clients keep anyway, which therefore never wait here.
+//! Requests beyond it wait for those before them, over whatever number of connections they come. So clients
+//! that always ask for more get equal parts of the processors, the wire and the memory for reads of disks.
+//! The limits are those that our clients keep anyway, which therefore never wait here.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::pool::{DISK_STREAMS_MAX, STREAMS_MAX};
 pub(super) const CLIENT_CONNECTIONS_MAX: usize = 2 * DISK_STREAMS_MAX;
 /// Maximum number of large reads and writes of one client that are served at a time.
 const TRANSFERS_MAX: usize = STREAMS_MAX;
-/// Maximum bytes of one client's reads of disks that are in memory, in KiB: as many as a disk reads at a time.
+/// Maximum bytes of one client's reads of disks that are in memory, in KiB: what a disk reads at a time.
 const FETCHED_KIB_MAX: usize = 64 << 10;
 
 /// The part of one client.

@@ -3,7 +3,7 @@
 //! A request waits in the queue of the node whose memory it needs, and is retried after every event. It
 //! ends when its promotion begins, when its object is gone or in memory, when its node is gone, or when its
 //! deadline passes. A node that is short of memory does not delay the promotions of others. Namespaces take
-//! turns by bytes, so that one that prefetches much more than there is room for delays the others by its share.
+//! turns by bytes, so that one that prefetches too much delays the others by its share only.
 //!
 //! **Invariant:** no request waits for memory that is free, or that is used only by unread objects with a
 //! disk copy.
