@@ -1,5 +1,6 @@
 //! Notices: events that the master reports to its operator.
 
+use super::Departure;
 use crate::{ClusterId, ConnId, Key, RequestId, message::Evicted};
 
 /// An event for the operator's log and metrics.
@@ -11,6 +12,9 @@ pub enum Notice {
     NodeSilent(String),
     /// A node's connection is closed.
     NodeAway(String),
+    /// From now on a member is lost, has left, or is absent. Its objects are being removed; the notice of the
+    /// end has their number.
+    Departs(String, Departure),
     /// A member has been away for too long.
     NodeAbsent {
         /// Its name.

@@ -66,7 +66,9 @@ impl Retires {
         namespace: NamespaceIndex,
         drop: &DropPins,
     ) {
-        let pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
+        let mut pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
+        pinned.iter().for_each(|index| o.remove_departed(*index));
+        pinned.retain(|index| o.cx.catalog.get(*index).is_some());
         let count = pinned.len() as u64;
         for &index in &pinned {
             o.pin_one(index, &drop.owner, false);

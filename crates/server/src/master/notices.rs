@@ -68,6 +68,7 @@ impl Shared {
             Notice::NodeReady(_)
             | Notice::NodeSilent(_)
             | Notice::NodeAway(_)
+            | Notice::Departs(..)
             | Notice::NodeAbsent { .. }
             | Notice::NodeLost(..)
             | Notice::NodeLeft(..)
@@ -128,6 +129,7 @@ impl Shared {
                 tracing::info!(node, "node has stopped");
             }
             Notice::NodeAway(node) => tracing::warn!(node, "node is away"),
+            Notice::Departs(node, why) => tracing::debug!(node, ?why, "removing the objects of a node"),
             Notice::NodeAbsent { node, removed, kept: 0 } => {
                 tracing::warn!(node, removed, "node is absent: objects that only it has were removed");
             }
