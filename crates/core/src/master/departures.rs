@@ -10,7 +10,7 @@
 //!
 //! **Invariant:** a member returns only after its departure has ended. Its registration waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     members::{Member, Standing},
 };
 use crate::{
-    ConnId, RequestId, SegmentId,
+    ConnId, RequestId, SegmentId, SlotRef,
     attributes::Attributes,
     message::{Cause, Decide, Forgotten, Reply},
     sabotage::sabotaged,
@@ -52,6 +52,8 @@ struct Departing {
     removed: u64,
     /// The protected objects of an absent member.
     kept: u64,
+    /// The retires that a lost member owed.
+    owed: Vec<BTreeSet<SlotRef>>,
     /// The operator's request, which is answered at the end.
     asked: Option<(ConnId, RequestId)>,
     /// The version of the saved state without the member.
@@ -76,6 +78,18 @@ impl Departures {
         self.all.values().any(|it| it.segment == segment)
     }
 
+    /// Forgets at most `count` retires that a lost member owed, and returns whether these were all.
+    fn forget_owed(&mut self, node: NodeIndex, count: usize) -> bool {
+        let Some(departing) = self.all.get_mut(&node) else { return true };
+        let mut left = count;
+        for slot_refs in &mut departing.owed {
+            while left > 0 && slot_refs.pop_first().is_some() {
+                left -= 1;
+            }
+        }
+        departing.owed.iter().all(BTreeSet::is_empty)
+    }
+
     /// The one whose turn it is.
     fn next(&mut self) -> Option<NodeIndex> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
@@ -94,11 +108,13 @@ impl Objects {
         how: Departure,
         asked: Option<(ConnId, RequestId)>,
     ) -> u64 {
-        let Some(member) = self.cx.members.leave(node) else { return self.cx.erase(None) };
+        let Some(mut member) = self.cx.members.leave(node) else { return self.cx.erase(None) };
         if sabotaged!(self.cx.config.sabotage, ReuseIndex) {
             self.cx.members.release(node);
         }
         let (segment, name) = (member.info.segment, member.info.name.clone());
+        let owed = [&mut member.owed, &mut member.given_up, &mut member.told, &mut member.told_owed];
+        let owed = owed.map(std::mem::take).into();
         // It may have been absent, with objects that are not removed yet.
         let removed = self.departures.all.remove(&node).map_or(0, |it| it.removed);
         self.cx.notice(Notice::Departs(name.clone(), how));
@@ -107,7 +123,8 @@ impl Objects {
         let version = self.cx.erase(Some(member));
         self.tier.members_changed(&self.cx);
         self.reported(node);
-        self.begin(node, Departing { how, segment, name, next: Some(0), removed, kept: 0, asked, version });
+        let (next, kept) = (Some(0), 0);
+        self.begin(node, Departing { how, segment, name, next, removed, kept, owed, asked, version });
         version
     }
 
@@ -124,9 +141,8 @@ impl Objects {
             true => self.give_up_report(node),
             false => self.reported(node),
         }
-        let departing =
-            Departing { how, segment, name, next: Some(0), removed: 0, kept: 0, asked: None, version: 0 };
-        self.begin(node, departing);
+        let (next, removed, kept, owed, version) = (Some(0), 0, 0, Vec::new(), 0);
+        self.begin(node, Departing { how, segment, name, next, removed, kept, owed, asked: None, version });
     }
 
     /// A small departure ends at once, unless others are in progress: one event may begin many.
@@ -195,8 +211,14 @@ impl Objects {
                 return;
             }
         }
-        let is_over = how == Departure::Absent
-            || self.cx.quotas.end_grants_on(node, max) && self.cx.pending_retires.forget(node, max);
+        let is_over = how == Departure::Absent || {
+            let rest = [
+                self.cx.quotas.end_grants_on(node, max),
+                self.cx.pending_retires.forget(node, max),
+                self.departures.forget_owed(node, max),
+            ];
+            rest == [true; 3]
+        };
         if is_over {
             self.end_departure(node);
         }

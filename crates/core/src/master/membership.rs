@@ -300,13 +300,14 @@ fn withdraw_untold(o: &mut Objects, node: NodeIndex) -> bool {
     let Some(first) = member.untold_from.filter(|_| member.standing == Standing::Joining) else {
         return true;
     };
-    let told = std::mem::take(&mut member.told);
+    let mut told = std::mem::take(&mut member.told);
     let mut untold = Vec::new();
     let max = o.cx.config.piece_objects_max.max(1);
     let (found, next) = o.cx.catalog.page_on(node, first, max, max.saturating_mul(SCAN_FACTOR));
     for index in found {
         let Some(object) = o.cx.catalog.get(index) else { continue };
-        if !object.replicas().any(|(on, slot_ref)| on == node && told.contains(&slot_ref)) {
+        // Forgotten one by one: to forget all at the end would take time by their number.
+        if !object.replicas().any(|(on, slot_ref)| on == node && told.remove(&slot_ref)) {
             untold.extend(o.withdraw_copy(index, node));
         }
     }

@@ -144,8 +144,8 @@ pub struct QuotaStat {
     pub objects: u64,
 }
 
-/// Number of retires that fit into one message.
-pub const OWED_PAGE_MAX: usize = 1 << 16;
+/// Default maximum number of retires in one reply to a returning member.
+pub const OWED_PAGE_MAX: usize = 1 << 10;
 
 /// An input of the master.
 #[derive(Clone, Debug)]
