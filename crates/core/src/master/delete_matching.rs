@@ -16,6 +16,7 @@ use super::{
     Caller, Master, Objects, OpId,
     catalog::{NamespaceIndex, NodeIndex},
     delete::{Answer, Retires},
+    departures::depart,
     members::Standing,
     pending_retires::PendingRetire,
     refuse,
@@ -326,7 +327,7 @@ impl Master {
     /// requests, and calls again while [`Self::has_work`] says so.
     pub fn work(&mut self, now: Tick) {
         self.objects.cx.now = self.objects.cx.now.max(now);
-        self.objects.depart();
+        depart(&mut self.objects);
         // Continues what the end of a departure has made possible.
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);

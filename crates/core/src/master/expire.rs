@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use super::{
     Notice, Objects,
     catalog::{NamespaceIndex, ObjectIndex},
+    departures::remove_departed,
 };
 use crate::{
     Key, Tick,
@@ -95,7 +96,7 @@ impl Objects {
         }
         // A key may be named twice.
         let found: BTreeSet<_> = keys.filter_map(|key| self.cx.catalog.find_bytes(namespace, key)).collect();
-        found.iter().for_each(|index| self.remove_departed(*index));
+        found.iter().for_each(|index| remove_departed(self, *index));
         if is_due {
             let (catalog, now) = (&self.cx.catalog, self.cx.now);
             let is_over = |it| catalog.get(it).is_some_and(|it| catalog.expiries().is_due(it, now));

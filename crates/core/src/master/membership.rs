@@ -18,10 +18,11 @@ use std::sync::Arc;
 use super::{
     Context, Departure, Effect, Master, Notice, Objects, Wait,
     catalog::{LabelIndex, NewObject, NodeIndex},
-    departures::SCAN_FACTOR,
+    departures::{SCAN_FACTOR, give_up_member, lose_member},
     members::{Member, Members, Standing},
     pending_retires::Name,
     refuse,
+    unreported::Question,
 };
 use crate::{
     ConnId, HELD_NAMESPACES_MAX, RequestId, SegmentId, Tick, VIEWERS_MAX,
@@ -99,7 +100,7 @@ impl Membership {
             let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
             // If it is found after all, on another machine of that name, it starts empty.
             pool.into_iter().for_each(|it| o.cx.members.forget(it));
-            o.lose_member(ended, Departure::Lost, None);
+            lose_member(o, ended, Departure::Lost, None);
         }
         o.cx.connections.set_node(conn, Some(node));
         // A member that must discard its objects enters the roster only afterwards: a later master must not
@@ -426,7 +427,10 @@ impl Master {
         if self.membership.supersedes(&mut self.objects, &register) {
             return;
         }
-        let Some(register) = self.park_register(conn, id, register) else { return };
+        let is_departing = self.objects.departures.has(register.info.segment);
+        if is_departing && !sabotaged!(self.objects.cx.config.sabotage, AdmitDeparting) {
+            return self.park_question(conn, id, Question::Register(Box::new(register)), None);
+        }
         let members = &self.objects.cx.members;
         let known = members.find(register.info.segment);
         if let Some((node, old)) = known.and_then(|node| Some((node, members.get(node)?.conn?))) {
@@ -500,7 +504,7 @@ impl Master {
         self.objects.cx.connections.set_node(conn, None);
         self.forget_answers(conn);
         self.disconnect(node, conn);
-        let version = self.objects.lose_member(node, Departure::Left, None);
+        let version = lose_member(&mut self.objects, node, Departure::Left, None);
         self.objects.cx.when_saved(version, Effect::Reply(conn, id, Reply::Done));
         self.objects.cx.when_saved(version, Effect::Disconnect(conn));
     }
@@ -515,7 +519,7 @@ impl Master {
         let Some(node) = node else { return };
         self.fence(conn);
         self.disconnect(node, conn);
-        self.objects.lose_member(node, Departure::Lost, None);
+        lose_member(&mut self.objects, node, Departure::Lost, None);
     }
 
     /// The operator declares the member of that name or segment lost. A connected member is refused, and so
@@ -527,7 +531,7 @@ impl Master {
             Err(message) => return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message)),
         };
         members.forget(segment);
-        self.objects.lose_member(node, Departure::Lost, Some((conn, id)));
+        lose_member(&mut self.objects, node, Departure::Lost, Some((conn, id)));
     }
 
     pub(super) fn notice_silence(&mut self) {
@@ -546,7 +550,7 @@ impl Master {
                 Standing::Away(since)
                     if since.after(away_ms_max(&self.objects.cx, node)) <= self.objects.cx.now =>
                 {
-                    self.objects.give_up_member(node);
+                    give_up_member(&mut self.objects, node);
                 }
                 _ => (),
             }

@@ -53,12 +53,11 @@ pub use context::cluster::CLUSTER_IDS_MAX;
 pub use context::saved::POLICIES_MAX;
 use delete::Retires;
 pub use delete_matching::PIECE_OBJECTS_MAX;
-pub use departures::Departure;
 use drain::Drains;
 pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, DrainStatus};
 pub use limits::{LimitStat, LimitsConfig};
 use membership::Membership;
-pub use notice::{Eviction, EvictionCause, Notice};
+pub use notice::{Departure, Eviction, EvictionCause, Notice};
 use objects::Objects;
 use reserve::Reservations;
 use tier::{Fetched, Leaving, PromotionId};
@@ -489,7 +488,7 @@ impl Master {
     /// Checks internal consistency, and describes the first problem. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
         self.check_waiting()?;
-        self.objects.check_departures()?;
+        departures::check(&self.objects)?;
         self.objects.streams.check(&self.objects.cx)?;
         self.objects.tier.check(&self.objects.cx)
     }
@@ -696,7 +695,7 @@ impl Master {
             (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
                 let Some(decide) = self.park_decide(conn, id, node, decide) else { return };
-                self.objects.remove_decided(&decide);
+                departures::remove_decided(&mut self.objects, &decide);
                 return self.retires.decide(&mut self.objects, conn, id, node, decide);
             }
             (MemberToMaster::Released(released), Some(node)) => membership::released(o, node, &released),

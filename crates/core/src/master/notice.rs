@@ -1,7 +1,17 @@
 //! Notices: events that the master reports to its operator.
 
-use super::Departure;
 use crate::{ClusterId, ConnId, Key, RequestId, message::Evicted};
+
+/// Why the objects of a member are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Its process has ended, or the operator declared it lost.
+    Lost,
+    /// It said goodbye.
+    Left,
+    /// It has been away for too long. Its protected objects stay.
+    Absent,
+}
 
 /// An event for the operator's log and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@
 //! any of an earlier epoch. A copy from an earlier epoch decides nothing, because the missing member may
 //! have a newer one.
 //!
-//! The registration of a member whose objects are being removed (see [`super::departures`]) is deferred in the
-//! same way.
+//! The registration of a member whose objects are being removed (see [`super::departures`]) is deferred in
+//! the same way.
 //!
 //! **Invariant:** a report never brings back an object that is older than one that left the catalog since
 //! the master started. The name's *floor* is the least generation that is still accepted. That also holds for
@@ -61,7 +61,7 @@ pub(super) struct Parked {
 
 /// The requests that may depend on reports.
 #[derive(Debug)]
-enum Question {
+pub(super) enum Question {
     Client(ClientToMaster),
     /// From this node.
     Decide(NodeIndex, Decide),
@@ -336,7 +336,13 @@ impl Master {
         None
     }
 
-    fn park_question(&mut self, conn: ConnId, id: RequestId, question: Question, deadline: Option<Tick>) {
+    pub(super) fn park_question(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        question: Question,
+        deadline: Option<Tick>,
+    ) {
         let now = self.objects.cx.now;
         if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= now) {
             return self.refuse_parked(conn, id, question);
@@ -349,21 +355,6 @@ impl Master {
             self.objects.cx.deadlines.list(deadline, op);
         }
         self.parked.insert(op, Parked { conn, id, question, since: now, deadline });
-    }
-
-    /// Defers the registration of a member whose departure has not ended; otherwise returns it.
-    pub(super) fn park_register(
-        &mut self,
-        conn: ConnId,
-        id: RequestId,
-        register: Register,
-    ) -> Option<Register> {
-        let sabotage = self.objects.cx.config.sabotage;
-        if !self.objects.departures.has(register.info.segment) || sabotaged!(sabotage, AdmitDeparting) {
-            return Some(register);
-        }
-        self.park_question(conn, id, Question::Register(Box::new(register)), None);
-        None
     }
 
     /// Whether a request of that connection would wait for reports, or for a departure. For simulations.

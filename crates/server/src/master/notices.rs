@@ -64,11 +64,10 @@ impl Shared {
             Notice::Removed { namespace, key, on_disk } => {
                 self.events.iter().for_each(|it| it.push(false, namespace, key, *on_disk));
             }
-            Notice::Resumed(..) => {}
+            Notice::Resumed(..) | Notice::Departs(..) => {}
             Notice::NodeReady(_)
             | Notice::NodeSilent(_)
             | Notice::NodeAway(_)
-            | Notice::Departs(..)
             | Notice::NodeAbsent { .. }
             | Notice::NodeLost(..)
             | Notice::NodeLeft(..)
@@ -129,7 +128,6 @@ impl Shared {
                 tracing::info!(node, "node has stopped");
             }
             Notice::NodeAway(node) => tracing::warn!(node, "node is away"),
-            Notice::Departs(node, why) => tracing::debug!(node, ?why, "removing the objects of a node"),
             Notice::NodeAbsent { node, removed, kept: 0 } => {
                 tracing::warn!(node, removed, "node is absent: objects that only it has were removed");
             }
@@ -176,7 +174,8 @@ impl Shared {
             | Notice::PutGivenUp { .. }
             | Notice::Stored { .. }
             | Notice::Removed { .. }
-            | Notice::Resumed(..) => {}
+            | Notice::Resumed(..)
+            | Notice::Departs(..) => {}
         }
     }
 }

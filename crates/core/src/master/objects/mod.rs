@@ -5,6 +5,7 @@
 //! Operations such as reservations and deletes are built on top of this, and are independent of those
 //! modules.
 
+pub(in crate::master) mod departing;
 pub(in crate::master) mod floors;
 pub(in crate::master) mod history;
 mod quota;
@@ -12,6 +13,7 @@ pub(in crate::master) mod unwritten;
 
 use std::sync::Arc;
 
+use departing::Departures;
 use floors::Floors;
 use history::History;
 use unwritten::Unwritten;
@@ -20,7 +22,6 @@ use super::{
     EvictionCause,
     catalog::{NodeIndex, ObjectIndex},
     context::Context,
-    departures::Departures,
     leases::Leases,
     pending_retires::Name,
     stream::Streams,
